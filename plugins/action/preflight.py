@@ -15,6 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import EXTENDER, Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
@@ -37,9 +38,13 @@ ARGUMENTS: JsonObject = {
     "image_archive": {"type": "path", "default": ""},
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
+    "allocation": {"type": "str", "default": EXTENDER},
+    "values": {"type": "dict", "default": {}},
+    "capacity": {"type": "bool"},
+    "slices": {"type": "list", "elements": "dict", "default": []},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
 
 # The options of module container_runtime by the variables of role runtime.
 RUNTIME = {
@@ -70,13 +75,21 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, sources[name], hostvars[name]) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
-        options = Options(**{**{name: params[name] for name in OPTIONS}, "memory_limit": limit})
+        claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"], _slices(params["slices"]))
+        given = {name: params[name] for name in OPTIONS}
+        options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
         if params["cluster"] is not None and params["image_delivery"] == delivery.IMPORT:
             found += _archive(params["image_archive"], params["image"])
         if params["image_delivery"] == delivery.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
+
+
+def _slices(found: t.Iterable[JsonObject]) -> list[tuple[str, str]]:
+    """Return driver and node of ResourceSlices; those of no single node have an empty one."""
+    specs = [one.get("spec") or {} for one in found]
+    return [(str(spec.get("driver", "")), str(spec.get("nodeName") or "")) for spec in specs]
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:

@@ -28,6 +28,10 @@ options:
         (RV(sharing_pods)), because the change would invalidate their shares.
     type: str
     choices: [GiB, MiB]
+  sharing_pods:
+    description: Whether to read the pods that hold shares in any case.
+    type: bool
+    default: false
   scheduler:
     description: Detect how the cluster runs its scheduler, with these options. Unset, the scheduler isn't detected.
     type: dict

@@ -56,6 +56,7 @@ SCHEDULER_OPTIONS: JsonObject = {
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "memory_unit": {"type": "str", "choices": ["GiB", "MiB"]},
+    "sharing_pods": {"type": "bool", "default": False},
     "scheduler": {"type": "dict", "options": SCHEDULER_OPTIONS},
 }
 
@@ -257,7 +258,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     version = str(kube.version().get("gitVersion", ""))
     nodes = kube.list_all("v1", "Node")
     scheduler = detect(kube, params["scheduler"], nodes, version) if params["scheduler"] is not None else None
-    found = cluster.collect(kube, nodes, version, params["memory_unit"])
+    found = cluster.collect(kube, nodes, version, params["memory_unit"], bool(params.get("sharing_pods")))
     return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
 
 
