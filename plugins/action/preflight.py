@@ -41,7 +41,6 @@ ARGUMENTS: JsonObject = {
     "allocation": {"type": "str", "default": EXTENDER},
     "values": {"type": "dict", "default": {}},
     "capacity": {"type": "bool"},
-    "slices": {"type": "list", "elements": "dict", "default": []},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
@@ -75,7 +74,7 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, sources[name], hostvars[name]) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
-        claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"], _slices(params["slices"]))
+        claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"])
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
@@ -84,12 +83,6 @@ class ActionModule(ShareAction):
         if params["image_delivery"] == delivery.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
-
-
-def _slices(found: t.Iterable[JsonObject]) -> list[tuple[str, str]]:
-    """Return driver and node of ResourceSlices; those of no single node have an empty one."""
-    specs = [one.get("spec") or {} for one in found]
-    return [(str(spec.get("driver", "")), str(spec.get("nodeName") or "")) for spec in specs]
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:

@@ -84,11 +84,6 @@ options:
   capacity:
     description: Whether the API server keeps the capacity that a claim asks for. Unset where it wasn't asked.
     type: bool
-  slices:
-    description: The cluster's ResourceSlices.
-    type: list
-    elements: dict
-    default: []
   ignore:
     description: Ids of findings that do not stop the run; V(id@host) for one host only.
     type: list

@@ -8,16 +8,21 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
+from .._contracts import claim_templates
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from .._kube.errors import KubeError
 from .nodes import node_unit
 
 if t.TYPE_CHECKING:
     # Its import takes long, and DirectLists may do without it.
     from .._kube.client import Kube
 
+# The first release whose kube-apiserver and kube-scheduler divide a device by claims (gate DRAConsumableCapacity).
+CLAIMS_SINCE = (1, 36)
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.
 ANNOTATIONS = ("kubegpu.share/", "hami.io/", "4pd.io/")
@@ -50,12 +55,20 @@ class SharingPod(t.TypedDict):
     units: int
 
 
+class AnnouncedSlice(t.TypedDict):
+    """The driver that announces devices of a node by a ResourceSlice."""
+
+    driver: str
+    node: str
+
+
 class ClusterState(t.TypedDict):
-    """The cluster's version and nodes; ``sharing_pods`` is None where they were not read."""
+    """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read."""
 
     version: str
     nodes: list[ClusterNode]
     sharing_pods: list[SharingPod] | None
+    slices: list[AnnouncedSlice] | None
 
 
 def collect(
@@ -70,14 +83,39 @@ def collect(
     :param nodes: the API's Node objects.
     :param version: the API server's version.
     :param memory_unit: the unit that the nodes will count in. Pods are read only where a node counts in another unit
-        now, because changing the unit would invalidate their shares.
+        now, because changing the unit would invalidate their shares. Without a unit the slices aren't read either.
     :param sharing_pods: pods are read in any case.
     """
     pods: list[SharingPod] | None = None
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
     if sharing_pods or (memory_unit is not None and units):
         pods = [_pod(pod) for pod in kube.list_all("v1", "Pod", field_selector=UNFINISHED) if contract.counts(pod)]
-    return {"version": version, "nodes": [_node(node) for node in nodes], "sharing_pods": pods}
+    return {
+        "version": version,
+        "nodes": [_node(node) for node in nodes],
+        "sharing_pods": pods,
+        "slices": None if memory_unit is None else _slices(kube, version),
+    }
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return major and minor number of a version; zeros for one that has none."""
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def _slices(kube: Kube, version: str) -> list[AnnouncedSlice] | None:
+    """Return which drivers announce devices; None where no share can be one, or the user may not read them."""
+    if release(version) < CLAIMS_SINCE:
+        return None
+    try:
+        found = kube.list_all(claim_templates.API_VERSION, "ResourceSlice")
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        return None
+    specs = [one["spec"] for one in found]
+    return [{"driver": str(spec["driver"]), "node": str(spec.get("nodeName") or "")} for spec in specs]
 
 
 def _pod(pod: JsonObject) -> SharingPod:

@@ -9,18 +9,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing as t
 
-from .._allocation.cluster import ClusterNode, ClusterState, SharingPod
+from .._allocation.cluster import CLAIMS_SINCE, ClusterNode, ClusterState, release
 from .._contracts import claim_templates
 from .._contracts import gpushare as contract
 from .findings import NOTE, PROBLEM, Finding
 
 EXTENDER, DRA = "extender", "dra"
 GATE = "DRAConsumableCapacity"
-# The first release whose kube-apiserver and kube-scheduler have the gate on.
-SINCE = (1, 36)
 # NVIDIA's driver for dynamic resource allocation, which announces whole cards.
 NVIDIA = "gpu.nvidia.com"
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
@@ -50,15 +47,11 @@ class Claims:
     :param allocation: the variable ``gpushare_allocation``.
     :param values: of the variables in ``POSSIBLE``.
     :param capacity: whether the API server keeps the capacity that a claim asks for; None if it wasn't asked.
-    :param slices: driver and node of each ResourceSlice.
-    :param pods: that hold shares by the extender.
     """
 
     allocation: str = EXTENDER
     values: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
     capacity: bool | None = None
-    slices: t.Sequence[tuple[str, str]] = ()
-    pods: t.Sequence[SharingPod] = ()
 
 
 def examine(claims: Claims, cluster: ClusterState, shared: t.Collection[str]) -> t.Iterator[Finding]:
@@ -80,8 +73,9 @@ def examine(claims: Claims, cluster: ClusterState, shared: t.Collection[str]) ->
             fields={"dra": DRA, "extender": EXTENDER},
         )
     nodes = [node for node in cluster["nodes"] if node["name"] in shared]
-    yield from _twice(claims, nodes, by_claims)
-    foreign = {node for driver, node in claims.slices if driver == NVIDIA}
+    slices = cluster["slices"] or ()
+    yield from _twice(claims, cluster, nodes)
+    foreign = {one["node"] for one in slices if one["driver"] == NVIDIA}
     for node in nodes:
         if node["name"] in foreign:
             yield Finding(
@@ -95,9 +89,8 @@ def examine(claims: Claims, cluster: ClusterState, shared: t.Collection[str]) ->
 
 
 def _served(claims: Claims, version: str) -> t.Iterator[Finding]:
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    fields = {"version": version, "gate": GATE, "since": ".".join(map(str, SINCE)), "extender": EXTENDER}
-    if not numbers or (int(numbers[1]), int(numbers[2])) < SINCE:
+    fields = {"version": version, "gate": GATE, "since": ".".join(map(str, CLAIMS_SINCE)), "extender": EXTENDER}
+    if release(version) < CLAIMS_SINCE:
         what = "the cluster runs Kubernetes {version}, and the feature gate {gate} is on from {since}"
         action = "upgrade the cluster, or set it to {extender}"
     elif claims.capacity is False:
@@ -129,17 +122,17 @@ def _openshift(cluster: ClusterState) -> t.Iterator[Finding]:
         yield Finding("claims-unable", PROBLEM, what, "set it to {extender}", variable=VARIABLE, fields=fields)
 
 
-def _twice(claims: Claims, nodes: t.Sequence[ClusterNode], by_claims: bool) -> t.Iterator[Finding]:
+def _twice(claims: Claims, cluster: ClusterState, nodes: t.Sequence[ClusterNode]) -> t.Iterator[Finding]:
     """Report nodes on which the other allocation is at work."""
+    by_claims = claims.allocation == DRA
+    names = {node["name"] for node in nodes}
     if by_claims:
         by = "the device plugin, as resource {what}"
         found = {node["name"] for node in nodes if _announced(node) > 0}
-        holding = {pod["node"] for pod in claims.pods}
-        found |= holding & {node["name"] for node in nodes}
+        found |= {pod["node"] for pod in cluster["sharing_pods"] or ()} & names
     else:
         by = "the DRA driver {what}"
-        names = {node["name"] for node in nodes}
-        found = {node for driver, node in claims.slices if driver == claim_templates.DRIVER} & names
+        found = {one["node"] for one in cluster["slices"] or () if one["driver"] == claim_templates.DRIVER} & names
     if not found:
         return
     fields = {

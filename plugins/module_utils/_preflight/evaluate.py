@@ -187,8 +187,7 @@ def _cluster(
     options: Options, cluster: ClusterState, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
     yield from _images(options, cluster["version"])
-    claims = dataclasses.replace(options.claims, pods=cluster["sharing_pods"] or ())
-    yield from allocation.examine(claims, cluster, shared)
+    yield from allocation.examine(options.claims, cluster, shared)
     nodes = {node["name"]: node for node in cluster["nodes"]}
     for host in hosts:
         twins = [other.host for other in hosts if other.node == host.node]

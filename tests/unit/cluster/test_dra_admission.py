@@ -304,6 +304,21 @@ def _with_claims(answer):
     return answer if answer[0] == 201 and "resourceClaims" in answer[1] else None
 
 
+def test_a_quota_of_the_resource_limits_nothing(server):
+    """docs/claims.md says so; that the quota is in effect shows a resource that isn't turned."""
+    namespace = server.namespace()
+    hard = {f"requests.{MEMORY}": "1", "requests.example.org/other": "1"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}}
+    server.apply({**quota, "spec": {"hard": hard}})
+    status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas/q/status"
+    server.request("PATCH", path, status, content="application/merge-patch+json")
+    there = PODS.replace("default", namespace)
+    other = pod({"name": "c", "image": "i", "resources": {"limits": {"example.org/other": "2"}}})
+    until(lambda: "exceeded quota" in server.ask("POST", there, other)[1])
+    assert server.ask("POST", there, pod(container("c", 4)))[0] == 201
+
+
 # --------------------------------------------------------------------------- any pod
 
 UNITS = st.sampled_from([None, None, 0, "0", 1, 2, 4, "4", "2k", "4000m", "1e1", 6])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import POSSIBLE, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import examine as examine_all
@@ -15,11 +16,16 @@ from test_preflight import R615, facts, gpu_pod, node
 OURS = "gpu.kubegpu.share"
 
 
+def announced(driver, name):
+    spec = {"driver": driver, "nodeName": name}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": driver}, "spec": spec}
+
+
 def found(claims, *objects, version="v1.36.3"):
-    kube = FakeKube(*(objects or [node("gpu1"), node("cp1")]))
+    nodes = [] if any(one["kind"] == "Node" for one in objects) else [node("gpu1"), node("cp1")]
+    kube = FakeKube(*nodes, *objects)
     kube.version_answer = {"gitVersion": version}
     cluster = collect(kube, {"memory_unit": "GiB", "scheduler": None, "sharing_pods": True})
-    claims = Claims(**{**vars(claims), "pods": cluster["sharing_pods"]})
     return {one.id: one.text for one in examine(claims, cluster, {"gpu1"})}
 
 
@@ -79,20 +85,18 @@ def test_a_node_has_one_allocation():
     # A plugin that has left, and other nodes.
     left = node("gpu1", {contract.RESOURCE_MEMORY: "0"})
     other = node("gpu2", {contract.RESOURCE_MEMORY: "32"})
-    assert "two-allocations" not in found(Claims("dra", capacity=True, slices=[(OURS, "gpu1")]), left, other)
-    assert (
-        "given away by the DRA driver gpu.kubegpu.share, and extender would give them away a second time"
-        in (found(Claims(slices=[(OURS, "gpu1")]))["two-allocations"])
-    )
-    assert found(Claims(slices=[(OURS, "gpu2")])) == {}
+    assert "two-allocations" not in found(Claims("dra", capacity=True), left, other, announced(OURS, "gpu1"))
+    text = found(Claims(), announced(OURS, "gpu1"))["two-allocations"]
+    assert "given away by the DRA driver gpu.kubegpu.share, and extender would give them away a second time" in text
+    assert found(Claims(), announced(OURS, "gpu2")) == {}
 
 
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
 def test_nvidias_driver_gives_away_the_same_cards(allocation):
-    claims = Claims(allocation, capacity=True, slices=[("gpu.nvidia.com", "gpu1"), ("nic.example.org", "gpu1")])
-    text = found(claims)["foreign-plugin"]
+    claims = Claims(allocation, capacity=True)
+    text = found(claims, announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))["foreign-plugin"]
     assert text.startswith("node gpu1 has ResourceSlices of gpu.nvidia.com")
-    assert "foreign-plugin" not in found(Claims(allocation, capacity=True, slices=[("gpu.nvidia.com", "gpu2")]))
+    assert "foreign-plugin" not in found(claims, announced("gpu.nvidia.com", "gpu2"))
 
 
 def test_claims_need_no_list_of_device_ids():
@@ -108,3 +112,21 @@ def test_claims_need_no_list_of_device_ids():
 
     assert "device-list" in ids("extender")
     assert "device-list" not in ids("dra")
+
+
+def test_slices_are_read_in_one_request_where_they_may_be():
+    kube = FakeKube(node("gpu1"), announced(OURS, "gpu1"))
+    kube.version_answer = {"gitVersion": "v1.35.0"}
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] is None
+    kube.version_answer = {"gitVersion": "v1.36.0"}
+    assert collect(kube, {"memory_unit": None, "scheduler": None})["slices"] is None
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] == [{"driver": OURS, "node": "gpu1"}]
+    read = kube.list_all
+
+    def refused(api_version, kind, *rest, **more):
+        if kind == "ResourceSlice":
+            raise KubeError("may not list resourceslices", status=403)
+        return read(api_version, kind, *rest, **more)
+
+    kube.list_all = refused
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] is None
