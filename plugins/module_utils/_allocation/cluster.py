@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .._contracts import claim_templates
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .._kube.errors import KubeError
@@ -109,7 +108,7 @@ def _slices(kube: Kube, version: str) -> list[AnnouncedSlice] | None:
     if release(version) < CLAIMS_SINCE:
         return None
     try:
-        found = kube.list_all(claim_templates.API_VERSION, "ResourceSlice")
+        found = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
     except KubeError as error:
         if error.status != 403:
             raise
