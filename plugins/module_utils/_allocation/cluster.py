@@ -8,20 +8,16 @@
 
 from __future__ import annotations
 
-import re
 import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
-from .._kube.errors import KubeError
 from .nodes import node_unit
 
 if t.TYPE_CHECKING:
     # Its import takes long, and DirectLists may do without it.
     from .._kube.client import Kube
 
-# The first release whose kube-apiserver and kube-scheduler divide a device by claims (gate DRAConsumableCapacity).
-CLAIMS_SINCE = (1, 36)
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.
 ANNOTATIONS = ("kubegpu.share/", "hami.io/", "4pd.io/")
@@ -76,14 +72,16 @@ def collect(
     version: str,
     memory_unit: str | None = None,
     sharing_pods: bool = False,
+    slices: list[AnnouncedSlice] | None = None,
 ) -> ClusterState:
     """Return the cluster's version and nodes.
 
     :param nodes: the API's Node objects.
     :param version: the API server's version.
     :param memory_unit: the unit that the nodes will count in. Pods are read only where a node counts in another unit
-        now, because changing the unit would invalidate their shares. Without a unit the slices aren't read either.
+        now, because changing the unit would invalidate their shares.
     :param sharing_pods: pods are read in any case.
+    :param slices: as they were read.
     """
     pods: list[SharingPod] | None = None
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
@@ -93,28 +91,8 @@ def collect(
         "version": version,
         "nodes": [_node(node) for node in nodes],
         "sharing_pods": pods,
-        "slices": None if memory_unit is None else _slices(kube, version),
+        "slices": slices,
     }
-
-
-def release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version; zeros for one that has none."""
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-
-
-def _slices(kube: Kube, version: str) -> list[AnnouncedSlice] | None:
-    """Return which drivers announce devices; None where no share can be one, or the user may not read them."""
-    if release(version) < CLAIMS_SINCE:
-        return None
-    try:
-        found = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
-    except KubeError as error:
-        if error.status != 403:
-            raise
-        return None
-    specs = [one["spec"] for one in found]
-    return [{"driver": str(spec["driver"]), "node": str(spec.get("nodeName") or "")} for spec in specs]
 
 
 def _pod(pod: JsonObject) -> SharingPod:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._allocation.cluster import CLAIMS_SINCE, ClusterNode, ClusterState, release
+from .._allocation.cluster import ClusterNode, ClusterState
 from .._contracts import claim_templates
 from .._contracts import gpushare as contract
+from .._scheduler.detect import CLAIMS_SINCE, OPENSHIFT_LABEL, release
 from .findings import NOTE, PROBLEM, Finding
 
 EXTENDER, DRA = "extender", "dra"
 GATE = "DRAConsumableCapacity"
 # NVIDIA's driver for dynamic resource allocation, which announces whole cards.
 NVIDIA = "gpu.nvidia.com"
-OPENSHIFT_LABEL = "node.openshift.io/os_id"
 VARIABLE = "gpushare_allocation"
 # Values that claims can do; what isn't here they can't do yet.
 POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
