@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-servers bench-allocation build release
+.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -53,6 +53,9 @@ docs-site: setup  ## build the documentation as a site, in .cache/docs-site/html
 
 bench: setup  ## measure a run with nothing to do (the lab must be up, after make demo)
 	@$(PY) bench/noop.py
+
+bench-hosts: setup  ## measure how plan.yml grows up to 500 hosts, without machines (20 minutes)
+	@$(PY) bench/hosts.py --hosts 25 100 500
 
 bench-servers: setup  ## measure extender and device plugin under load (15 minutes, on an otherwise idle machine)
 	@for each in device_plugin extender_filter extender_large scheduling; do $(PY) bench/$$each.py || exit 1; done

@@ -11,19 +11,16 @@ import os
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
-from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import EXTENDER, Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import module as _container_runtime
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
 
 ARGUMENTS: JsonObject = {
     "cluster": {"type": "dict"},
@@ -45,16 +42,7 @@ ARGUMENTS: JsonObject = {
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
 
-# The options of module container_runtime by the variables of role runtime.
-RUNTIME = {
-    "runtime": "runtime_name",
-    "binary": "runtime_nvidia_binary",
-    "set_default": "runtime_set_default",
-    "cdi": "runtime_cdi",
-    "enable_cri": "runtime_enable_cri",
-    "replace_default": "runtime_replace_default",
-}
-# The result of the validation of the roles driver and toolkit.
+# What the roles driver, toolkit and runtime would refuse, as ``role_plan`` returns it.
 VALIDATED = "__preflight_validated"
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
@@ -123,7 +111,7 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
 
 def _host(name: str, source: str, variables: t.Mapping[str, t.Any]) -> Host:
     facts = variables.get("gpu_node")
-    plans = (*_refusals(name, variables), *_runtime(name, facts, variables)) if source == "gpu_nodes" and facts else ()
+    plans = tuple(_plans(name, variables)) if source == "gpu_nodes" and facts else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
     node = str(variables.get("gpu_node_name") or name)
     return Host(name, node, source, facts, _node_options(variables), plans, trouble)
@@ -133,31 +121,17 @@ def _plan_finding(id: str, severity: str, host: str, reason: object, subject: st
     return Finding(id, severity, "{reason}", host=host, fields={"reason": str(reason)}, subject=subject)
 
 
-def _refusals(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
-    """Return what the roles driver and toolkit refuse of the host."""
+def _plans(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+    """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
     validated = variables.get(VALIDATED) or {}
     for reason in (validated.get("driver_choice") or {}).get("refusals") or []:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
     for reason in validated.get("toolkit_refused") or []:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
-
-
-def _runtime(host: str, facts: GpuNode, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
-    """Make role runtime's plan and return what it refuses or warns of."""
-    given = {option: variables.get(variable) for option, variable in RUNTIME.items()}
-    params = {
-        name: spec.get("default") if given.get(name) is None else given[name]
-        for name, spec in _container_runtime.ARGUMENTS.items()
-    }
-    try:
-        plain = untagged({"runtimes": facts["runtimes"], "kubelet": facts["kubelet"], "params": params})
-        wanted = _container_runtime.options_of(plain["params"])
-        planned = make_plan(plain["params"]["runtime"], wanted, plain["runtimes"], plain["kubelet"])
-    except ShareError as error:
-        yield _plan_finding("runtime-refused", PROBLEM, host, error, "host {host}: ")
-    else:
-        for warning in planned.warnings:
-            yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: ")
+    for reason in validated.get("runtime_refused") or []:
+        yield _plan_finding("runtime-refused", PROBLEM, host, reason, "host {host}: ")
+    for warning in validated.get("runtime_warnings") or []:
+        yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: ")
 
 
 def _node_options(variables: t.Mapping[str, t.Any]) -> NodeOptions:

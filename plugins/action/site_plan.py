@@ -41,6 +41,8 @@ class ActionModule(ShareAction):
         hosts = untagged(params["hosts"])
         made = plan_host(self, variables, cluster)
         plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
+        if plan.empty and not plan.refusals:
+            plan = dataclasses.replace(plan, unverified=cluster.unverified(params))
         data = plan.result()
         self._display.display(plan.text().rstrip("\n"))
         stats = {name: value for name, value in data.items() if name != "patterns"}

@@ -18,7 +18,7 @@ extends_documentation_fragment:
   - kubegpu.share.attributes.info
 options:
   validate:
-    description: Evaluate only the validation of the roles driver and toolkit, for the preflight.
+    description: Evaluate only what the roles driver, toolkit and runtime would refuse, for the preflight.
     type: bool
     default: false
 author:
@@ -38,6 +38,16 @@ driver_choice:
   returned: with O(validate)
 toolkit_refused:
   description: Why role toolkit would refuse the machine.
+  type: list
+  elements: str
+  returned: with O(validate)
+runtime_refused:
+  description: Why role runtime would refuse the machine.
+  type: list
+  elements: str
+  returned: with O(validate)
+runtime_warnings:
+  description: What role runtime would warn of.
   type: list
   elements: str
   returned: with O(validate)

@@ -24,10 +24,14 @@ def shown(lab: Lab) -> Done:
 
 
 @pytest.fixture(scope="module")
-def taken(lab: Lab, shown: Done) -> Done:
+def taken(lab: Lab, every_test: bool, request: pytest.FixtureRequest) -> Done:
+    if every_test:
+        # Before everything is gone.
+        request.getfixturevalue("shown")
     return lab.playbook(UNINSTALL)
 
 
+@pytest.mark.long
 def test_check_mode_lists_what_is_removed(shown: Done) -> None:
     assert shown.rc == 0, shown.out[-8000:]
     for name in ("DaemonSet gpushare-system/gpushare-extender", "manifests/kube-scheduler.yaml", "kubeadm-config"):

@@ -33,7 +33,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 85),
     "image_build": (9, 35),
-    "image_import": (15, 55),
+    "image_import": (16, 70),
     "kernel_driver": (15, 50),
     "kube_scheduler": (25, 155),
     "kubeadm_config": (9, 35),

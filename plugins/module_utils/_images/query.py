@@ -13,14 +13,23 @@ import typing as t
 
 from .._host.system import System
 from .._host.systemd import unit
+from .._runtime import k3s, k3s_query, kubelet
 from .._runtime.containerd_query import UNIT
 from .names import archives
 
 
 def images_command(system: System) -> list[str]:
-    """Return the command ``ctr images`` for Kubernetes' images; ctr is in the daemon's folder."""
-    ctr = posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr")
-    return [ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
+    """Return the command ``ctr images`` for Kubernetes' images, of the containerd that the kubelet uses."""
+    found = kubelet.observe(system)
+    kind = next((one for one in (k3s.K3S, k3s.RKE2) if found and found["runtime"] == one.name), None)
+    if kind is None:
+        # In the daemon's folder.
+        ctr: tuple[str, ...] = (posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr"),)
+    else:
+        daemon = k3s_query.daemon_of(system, kind)
+        client = kind.client("ctr", daemon.binary, k3s_query.data_folder(system, kind, daemon))
+        ctr = (*client, "--address", k3s.SOCKET)
+    return [*ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
 
 
 def observe(system: System, references: t.Sequence[str]) -> dict[str, str]:

@@ -28,13 +28,13 @@ class Kind:
     """One of the two.
 
     :param units: its systemd units, that of a server first.
-    :param crictl: its own crictl.
+    :param one_binary: its clients are commands of its binary, not files of their own.
     """
 
     name: str
     title: str
     units: tuple[str, ...]
-    crictl: tuple[str, ...]
+    one_binary: bool
 
     @property
     def config(self) -> str:
@@ -56,14 +56,18 @@ class Kind:
     def record(self) -> str:
         return f"/var/lib/kubegpu-share/{self.name}.json"
 
+    def client(self, name: str, binary: str, data: str) -> tuple[str, ...]:
+        """Return the command of the client ``crictl`` or ``ctr`` that it brings along.
 
-K3S = Kind("k3s", "k3s", ("k3s.service", "k3s-agent.service"), ("k3s", "crictl"))
-RKE2 = Kind(
-    "rke2",
-    "RKE2",
-    ("rke2-server.service", "rke2-agent.service"),
-    ("/var/lib/rancher/rke2/bin/crictl",),
-)
+        :param binary: its own; empty if unknown.
+        :param data: the directory of its state.
+        """
+        return (binary or self.name, name) if self.one_binary else (posixpath.join(data, "bin", name),)
+
+
+# https://docs.rke2.io/reference/cli_tools
+K3S = Kind("k3s", "k3s", ("k3s.service", "k3s-agent.service"), True)
+RKE2 = Kind("rke2", "RKE2", ("rke2-server.service", "rke2-agent.service"), False)
 
 
 def version_of(text: str) -> str:

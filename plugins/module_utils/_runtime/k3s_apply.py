@@ -33,6 +33,7 @@ class K3sEngine(Engine):
         self.unit = daemon.name
         self.record = kind.record
         self._data = data_folder(system, kind, daemon)
+        self._crictl = kind.client("crictl", daemon.binary, self._data)
 
     def check_preconditions(self) -> None:
         if self._wanted.present:
@@ -69,4 +70,4 @@ class K3sEngine(Engine):
         }
 
     def _info(self) -> cri.CriInfo | None:
-        return cri.query(self._system, k3s.SOCKET, self._kind.crictl)
+        return cri.query(self._system, k3s.SOCKET, self._crictl)

@@ -14,6 +14,7 @@ import typing as t
 
 from .._host.system import System
 from .._host.systemd import Unit, command_line, unit
+from . import k3s
 from .containerd import release
 from .types import Kubelet
 
@@ -23,8 +24,6 @@ FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
 # Since 1.24 the kubelet supports CRI only; before, it used Docker directly by default.
 CRI_ONLY_SINCE = (1, 24)
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
-# k3s and RKE2 embed a kubelet, which uses their own containerd by default.
-RANCHER = {"k3s": ("k3s.service", "k3s-agent.service"), "rke2": ("rke2-server.service", "rke2-agent.service")}
 
 
 def observe(system: System) -> Kubelet | None:
@@ -112,21 +111,22 @@ def _version(system: System, binary: str) -> str:
 
 
 def _rancher(system: System) -> Kubelet | None:
-    for name, units in RANCHER.items():
-        if not system.exists(f"/etc/rancher/{name}") and not system.exists(f"/var/lib/rancher/{name}"):
+    """Return the section for the kubelet that k3s and RKE2 embed, which uses their own containerd by default."""
+    for kind in (k3s.K3S, k3s.RKE2):
+        if not system.exists(posixpath.dirname(kind.config)) and not system.exists(kind.data):
             continue
-        for one in units:
+        for one in kind.units:
             found = unit(system, one)
             if not found.binary:
                 continue
             endpoint = "".join(found.values("--container-runtime-endpoint")[-1:]) or _key(
-                system.read(f"/etc/rancher/{name}/config.yaml") or "", "container-runtime-endpoint"
+                system.read(kind.config) or "", "container-runtime-endpoint"
             )
             docker = "--docker" in found.arguments
             return {
                 "version": "",
-                "endpoint": endpoint or ("" if docker else "unix:///run/k3s/containerd/containerd.sock"),
-                "runtime": runtime_of(endpoint) if endpoint else "docker" if docker else name,
+                "endpoint": endpoint or ("" if docker else f"unix://{k3s.SOCKET}"),
+                "runtime": runtime_of(endpoint) if endpoint else "docker" if docker else kind.name,
                 "cgroup_driver": "",
             }
     return None

@@ -22,3 +22,11 @@ def local_path(value: t.Any) -> t.Any:
     return os.pathsep.join(
         os.path.abspath(os.path.expanduser(os.path.expandvars(part))) for part in value.split(os.pathsep) if part
     )
+
+
+def kubeconfig(value: t.Any) -> t.Any:
+    """Return the kubeconfig of a variable, or of the environment if its path is relative, as ``local_path`` does."""
+    given = next(filter(None, map(os.environ.get, ("K8S_AUTH_KUBECONFIG", "KUBECONFIG"))), "")
+    if value or all(part.startswith("/") for part in given.split(os.pathsep)):
+        return local_path(value)
+    return local_path(given)

@@ -103,6 +103,10 @@ def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, 
     return t.cast(JsonObject, result.validated_parameters)
 
 
+# What role plan keeps (tasks/unverified.yml) from a run's first change until its checks have passed.
+UNVERIFIED = {"api_version": "v1", "kind": "ConfigMap", "namespace": "kube-system", "name": "kubegpu-share-unverified"}
+
+
 class ClusterTasks:
     """Predicts the tasks that talk to the cluster."""
 
@@ -117,6 +121,15 @@ class ClusterTasks:
         """
         found = self.predict(K8S_INFO, {**_auth(options), "api_version": "v1", "kind": "Node"})
         return found["resources"] if found else None
+
+    def unverified(self, options: JsonObject) -> bool:
+        """Return whether the checks haven't passed since a run of site.yml changed something.
+
+        :param options: a task's, with those of the connection.
+        :raises ShareError: the cluster can't be read.
+        """
+        found = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
+        return any("deletionTimestamp" not in one["metadata"] for one in (found or {}).get("resources", []))
 
     def slices(self, options: JsonObject) -> list[JsonObject]:
         """Return the cluster's ResourceSlices.

@@ -104,19 +104,30 @@ def _observed(module: str, variables: t.Mapping[str, t.Any]) -> JsonObject | Non
 
 
 def validate_host(action: ActionBase, variables: JsonObject) -> JsonObject:
-    """Evaluate the validation of the roles driver and toolkit, for preflight.
+    """Evaluate what the roles driver, toolkit and runtime would refuse, for preflight.
 
     :param action: the action that evaluates.
     :param variables: of the machine.
     :raises ShareError: a variable that they need is undefined.
-    :returns: ``driver_choice``, as the filter of this name returns it, and ``toolkit_refused``, a list of reasons.
+    :returns: ``driver_choice``, as the filter of this name returns it; ``toolkit_refused`` and ``runtime_refused``,
+        lists of reasons; and ``runtime_warnings``.
     """
-    walk = Walk(AnsibleEngine(action), TaskPredictions(action), ROLES, variables)
+    engine, predict = AnsibleEngine(action), TaskPredictions(action)
+    walk = Walk(engine, predict, ROLES, variables)
     for role in ("driver", "toolkit"):
         walk.role(role, tasks="validate")
-    if walk.steps:
-        raise ShareError("; ".join(f"role {one.role} can't be validated: {one.reason}" for one in walk.steps))
-    return {"driver_choice": walk.facts["__driver_choice"], "toolkit_refused": walk.facts["__toolkit_refused"]}
+    # Role runtime has no validation of its own: its plan refuses.
+    runtime = Walk(engine, predict, ROLES, variables)
+    runtime.role("runtime")
+    unknown = [*walk.steps, *(one for one in runtime.steps if one.reason)]
+    if unknown:
+        raise ShareError("; ".join(f"role {one.role} can't be validated: {one.reason}" for one in unknown))
+    return {
+        "driver_choice": walk.facts["__driver_choice"],
+        "toolkit_refused": walk.facts["__toolkit_refused"],
+        "runtime_refused": [runtime.refusal.reason] if runtime.refusal else [],
+        "runtime_warnings": runtime.notes,
+    }
 
 
 def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks | None = None) -> JsonObject:

@@ -49,12 +49,14 @@ class SitePlan:
     :param cluster: the plan of the plays of localhost.
     :param schedulers: the hosts whose kube-scheduler is configured, in this order.
     :param verify: the checks run also where nothing changes.
+    :param unverified: the checks haven't passed since an earlier run's changes.
     """
 
     hosts: t.Mapping[str, JsonObject]
     cluster: JsonObject
     schedulers: t.Sequence[str] = ()
     verify: bool = False
+    unverified: bool = False
 
     @property
     def _parts(self) -> dict[str, JsonObject]:
@@ -113,7 +115,8 @@ class SitePlan:
                 inside = {host: plan for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
                 hosts = [host for host, plan in inside.items() if _of(plan, until)]
             found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
-        found["verify"] = [LOCALHOST] if self.verify or not self.empty else nobody(LOCALHOST)
+        found["unverified"] = nobody(LOCALHOST) if self.empty else [LOCALHOST]
+        found["verify"] = [LOCALHOST] if self.verify or self.unverified or not self.empty else nobody(LOCALHOST)
         return found
 
     def result(self) -> JsonObject:
@@ -135,6 +138,8 @@ class SitePlan:
             lines += _lines(name, plan)
         if self.empty and not self.refusals:
             lines.append(f"Nothing to change: {counted(len(self.hosts), 'machine')} and {CLUSTER} are as configured.")
+        if self.unverified:
+            lines.append("The checks haven't passed since the last change: site.yml runs them.")
         for name, hosts in self.restarts.items():
             lines.append(f"Restarts {name} on {', '.join(hosts)}.")
         if self.drained:

@@ -14,6 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._images import names, query
 from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ensure, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from fake_node import FakeNode
 from runtime_kit import show_unit
@@ -103,6 +104,28 @@ def test_refusals() -> None:
         ensure(params(), False, node(inside="other:1"))
     with pytest.raises(NotInEffect, match="unexpected media type"):
         ensure(params(), False, node(import_rc=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "client"),
+    [(K3S, "/usr/local/bin/k3s ctr"), (RKE2, "/srv/rke2/bin/ctr")],
+    ids=["k3s", "rke2"],
+)
+def test_an_import_on_a_node_of_k3s_or_rke2(kind: Kind, client: str) -> None:
+    made = node()
+    made.files[kind.config] = "data-dir: /srv/rke2\n"
+    made.answers |= {
+        "k3s": made.answers["ctr"],
+        "systemctl": lambda argv: (
+            show_unit(1, f"/usr/local/bin/{kind.name} agent")
+            if argv[2] == kind.units[1]
+            else Done(0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
+        ),
+    }
+    assert ensure(params(), False, made)["changed"] is True
+    assert query.observe(made, [REFERENCE]) == {REFERENCE: SHA}
+    address = "--address /run/k3s/containerd/containerd.sock"
+    assert all(one.startswith(f"{client} {address} ") for one in made.log if " images " in one)
 
 
 def test_without_containerd_there_are_no_images() -> None:

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import UNVERIFIED, ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from own_cluster import ROOT, controllers, own_api_server, run_playbook
 from real_apiserver import MERGE
@@ -64,8 +65,25 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))
     assert headers and headers == made
     assert objects(api) == before
+    assert UNVERIFIED["name"] not in checked.text
     assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
     assert "would be done; next: the same command without --check" in " ".join(checked.text.split())
+
+
+def test_the_record_of_a_run_without_checks_is_found_and_uninstall_removes_it(api, tmp_path):
+    tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/plan/tasks/unverified.yml")}]
+    connection = {"gpu_kubeconfig": str(api.kubeconfig)}
+
+    def found():
+        return ClusterTasks().unverified({"kubeconfig": str(api.kubeconfig)})
+
+    assert not found()
+    done = run_playbook(tmp_path, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}], **connection)
+    assert (done.rc, done.changed) == (0, 1), done.text
+    assert found()
+    done = play(api, tmp_path, "uninstall.yml")
+    assert done.rc == 0, done.text
+    assert not found(), done.text
 
 
 def hosts_of_plays(folder, planned):

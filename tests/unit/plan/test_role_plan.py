@@ -308,10 +308,11 @@ def test_one_condition_is_a_list_of_one():
     assert (listed(None), listed("a"), listed(["a"])) == ([], ["a"], ["a"])
 
 
-def test_preflight_gets_the_validation_of_both_roles_from_one_task():
-    """A refusal of the driver doesn't hide the toolkit's."""
+def test_preflight_gets_the_refusals_of_all_roles_from_one_task():
+    """A refusal of one role does not hide those of the others."""
     sections = {"toolkit": {"operator": False, "version": None}, "runtimes": {}}
     facts_of_gentoo = {**driver.HOSTS["gentoo"], "gpu_node": {**driver.HOSTS["gentoo"]["gpu_node"], **sections}}
     found = planned(host("g", toolkit_version="latest", **facts_of_gentoo), validate=True)
     assert [one for one in found["driver_choice"]["refusals"] if "which role driver has no packages for" in one]
     assert any("toolkit_version is latest" in one for one in found["toolkit_refused"])
+    assert found["runtime_refused"] == ["runtime_name: no container runtime is installed on this node"]

@@ -48,6 +48,14 @@ def test_no_play_runs_where_nothing_changes():
     assert made.text() == "Nothing to change: 2 machines and the cluster are as configured.\n"
 
 
+def test_the_checks_of_a_run_that_was_killed_follow_in_the_next():
+    made = SitePlan({"gpu1": EMPTY}, EMPTY, unverified=True)
+    assert made.empty and made.patterns()["verify"] == ["localhost"]
+    assert made.patterns()["unverified"] == "localhost:!localhost", "a run that changes nothing records nothing"
+    assert made.text().endswith("The checks haven't passed since the last change: site.yml runs them.\n")
+    assert SitePlan({"gpu1": plan(PACKAGES)}, EMPTY).patterns()["unverified"] == ["localhost"]
+
+
 def test_a_play_runs_where_its_stage_or_an_earlier_one_of_the_host_changes():
     hosts = {"gpu1": plan(PACKAGES), "gpu2": plan(RUNTIME), "cp1": plan(SCHEDULER), "cp2": EMPTY}
     made = SitePlan(hosts, EMPTY, ["cp2", "cp1"]).patterns()

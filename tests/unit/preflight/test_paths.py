@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import preflight
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import kubeconfig as kubeconfig_path
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images.archive import sha256
 from kube_api import Api, kubeconfig
@@ -35,11 +36,31 @@ def test_a_relative_archive_is_found_where_the_user_stands(tmp_path: Path, monke
     assert len(sha256("image.tar")) == 64
 
 
-def test_a_relative_kubeconfig_is_found_where_the_user_stands(tmp_path: Path) -> None:
+def test_a_relative_kubeconfig_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("K8S_AUTH_KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert kubeconfig_path("") == ""
+    monkeypatch.setenv("KUBECONFIG", "/etc/a")
+    assert kubeconfig_path("") == "", "the client finds it, after other settings of the environment"
+    monkeypatch.setenv("KUBECONFIG", "/etc/a:b")
+    assert kubeconfig_path("") == f"/etc/a:{tmp_path}/b" and kubeconfig_path("c") == f"{tmp_path}/c"
+    monkeypatch.setenv("K8S_AUTH_KUBECONFIG", "~/d")
+    assert kubeconfig_path("") == f"{Path.home()}/d" and kubeconfig_path({"users": []}) == {"users": []}
+
+
+@pytest.mark.parametrize("by_environment", [False, True], ids=["variable", "environment"])
+def test_a_relative_kubeconfig_is_found_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
     api = Api()
     api.lists = {"/api/v1/nodes": [], "/api/v1/pods": []}
     (tmp_path / "reader.kubeconfig").write_text(json.dumps(kubeconfig(api.url)))
-    given = ["-e", "gpu_kubeconfig=reader.kubeconfig", "-e", f"ansible_python_interpreter={sys.executable}"]
+    given = ["-e", f"ansible_python_interpreter={sys.executable}"]
+    if by_environment:
+        monkeypatch.setenv("KUBECONFIG", "reader.kubeconfig")
+    else:
+        given += ["-e", "gpu_kubeconfig=reader.kubeconfig"]
     try:
         code, text = run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *given)
     finally:

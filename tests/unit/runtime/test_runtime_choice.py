@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 from action_plugins import act
-from ansible_collections.kubegpu.share.plugins.action import container_runtime, preflight
+from ansible_collections.kubegpu.share.plugins.action import container_runtime
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, choose
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import plan
 from fake_node import FakeNode
 from runtime_kit import ABSENT, PRESENT, containerd_state, docker_state, show_unit
@@ -239,7 +239,3 @@ def test_a_removal_keeps_the_cri_for_the_kubelet() -> None:
     runtimes = {"containerd": containerd_state({"/etc/containerd/config.toml": text})}
     assert plan.make_plan("auto", ABSENT, runtimes, kubelet("containerd")).warnings
     assert plan.make_plan("auto", ABSENT, runtimes, kubelet("crio")).warnings == ()
-
-
-def test_preflight_plans_with_every_option_of_the_role() -> None:
-    assert set(preflight.RUNTIME) == set(ARGUMENTS) - {"state", "timeout", "observed", "plan"}

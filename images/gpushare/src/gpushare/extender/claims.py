@@ -123,7 +123,7 @@ class Claims:
     def publish_all(self, again: bool = False) -> None:
         """Write all claims of the state that aren't on their pods yet, and remove those that ended.
 
-        :param again: retry failed writes, and remove the claims of other extenders from bound pods.
+        :param again: retry failed writes, and remove the claims of other extenders from pods that left the watch.
         """
         if again:
             try:
@@ -136,7 +136,8 @@ class Claims:
                 self._failed.clear()
                 left, self._ended = self._ended, {}
             for claim in left.values():
-                if self._state.bound(claim.uid):
+                # The watch of all pods may not have the binding yet: only whether the claim is back counts.
+                if self.mirror.get(f"{claim.namespace}/{claim.name}") is None:
                     self.withdraw(claim)
         claims = {claim.uid: claim for claim in self._state.claims()}
         for claim in claims.values():
