@@ -252,6 +252,12 @@ def test_the_api_server_itself_refuses_invalid_quantities(server, wanted, senten
     assert (status, sentence in text) == (422, True), text
 
 
+def test_the_copy_of_a_turned_pod_stays_as_it_is(server):
+    """As ``kubectl debug --copy-to`` makes it."""
+    turned_once = created(server, pod(container("c", 4), initContainers=[sidecar("s", 1)]))
+    assert essence(created(server, {"metadata": {"name": "p"}, "spec": turned_once})) == essence(turned_once)
+
+
 def test_ephemeral_containers_have_no_resources(server):
     asking = {**container("e", 4), "targetContainerName": "c"}
     server.request(
