@@ -14,10 +14,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation import m
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import EXTENDER, Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
 
@@ -34,9 +35,12 @@ ARGUMENTS: JsonObject = {
     "image_archive": {"type": "path", "default": ""},
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
+    "allocation": {"type": "str", "default": EXTENDER},
+    "values": {"type": "dict", "default": {}},
+    "capacity": {"type": "bool"},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
 
 # What the roles driver, toolkit and runtime would refuse, as ``role_plan`` returns it.
 VALIDATED = "__preflight_validated"
@@ -58,7 +62,9 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         hosts = [_host(name, sources[name], hostvars[name]) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
-        options = Options(**{**{name: params[name] for name in OPTIONS}, "memory_limit": limit})
+        claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"])
+        given = {name: params[name] for name in OPTIONS}
+        options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
         if params["cluster"] is not None and params["image_delivery"] == delivery.IMPORT:
             found += _archive(params["image_archive"], params["image"])

@@ -12,7 +12,11 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
-ARGUMENTS: JsonObject = {**client.auth_arguments(), "planned": {"type": "dict"}}
+ARGUMENTS: JsonObject = {
+    **client.auth_arguments(),
+    "planned": {"type": "dict"},
+    "allocation": {"type": "str", "choices": ["extender", "dra"], "default": "extender"},
+}
 
 
 class ActionModule(ShareAction):
@@ -26,12 +30,14 @@ class ActionModule(ShareAction):
         if planned.get("summary"):
             self._display.display(Summary(**planned["summary"]).text())
             return {"changed": False, "summary": planned["summary"]}
-        nodes = ClusterTasks().nodes(params)
+        cluster = ClusterTasks()
+        nodes = cluster.nodes(params)
         if nodes is None:
             self._display.display(
                 f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
             )
             return {"changed": False, "summary": None}
-        made = summary(nodes, planned.get("plan"), bool(self._task.check_mode))
+        slices = cluster.slices(params) if params["allocation"] == "dra" else None
+        made = summary(nodes, planned.get("plan"), bool(self._task.check_mode), slices)
         self._display.display(made.text())
         return {"changed": False, "summary": dataclasses.asdict(made)}

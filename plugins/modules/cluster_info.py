@@ -26,8 +26,13 @@ options:
     description:
       - The memory unit in which the nodes will count shares. When a node counts in another unit now, the pods that hold shares are read too
         (RV(sharing_pods)), because the change would invalidate their shares.
+      - With it, the ResourceSlices are read, too.
     type: str
     choices: [GiB, MiB]
+  sharing_pods:
+    description: Whether to read the pods that hold shares in any case.
+    type: bool
+    default: false
   scheduler:
     description: Detect how the cluster runs its scheduler, with these options. Unset, the scheduler isn't detected.
     type: dict
@@ -121,6 +126,13 @@ nodes:
       type: str
 sharing_pods:
   description: Pods that hold a share of a card (namespace, name, node, units); null where they were not read.
+  type: list
+  elements: dict
+  returned: success
+slices:
+  description: >-
+    Driver and node of each ResourceSlice; null without O(memory_unit), before Kubernetes 1.36, which divides no device by claims, and where the user
+    may not list them.
   type: list
   elements: dict
   returned: success

@@ -33,6 +33,11 @@ options:
     type: str
     choices: [changes, always]
     default: changes
+  allocation:
+    description: The variable C(gpushare_allocation). With V(dra) the cards are those of the driver's ResourceSlices.
+    type: str
+    choices: [extender, dra]
+    default: extender
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path

@@ -50,27 +50,49 @@ class SharingPod(t.TypedDict):
     units: int
 
 
+class AnnouncedSlice(t.TypedDict):
+    """The driver that announces devices of a node by a ResourceSlice."""
+
+    driver: str
+    node: str
+
+
 class ClusterState(t.TypedDict):
-    """The cluster's version and nodes; ``sharing_pods`` is None where they were not read."""
+    """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read."""
 
     version: str
     nodes: list[ClusterNode]
     sharing_pods: list[SharingPod] | None
+    slices: list[AnnouncedSlice] | None
 
 
-def collect(kube: Kube, nodes: t.Sequence[JsonObject], version: str, memory_unit: str | None = None) -> ClusterState:
+def collect(
+    kube: Kube,
+    nodes: t.Sequence[JsonObject],
+    version: str,
+    memory_unit: str | None = None,
+    sharing_pods: bool = False,
+    slices: list[AnnouncedSlice] | None = None,
+) -> ClusterState:
     """Return the cluster's version and nodes.
 
     :param nodes: the API's Node objects.
     :param version: the API server's version.
     :param memory_unit: the unit that the nodes will count in. Pods are read only where a node counts in another unit
         now, because changing the unit would invalidate their shares.
+    :param sharing_pods: pods are read in any case.
+    :param slices: as they were read.
     """
     pods: list[SharingPod] | None = None
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
-    if memory_unit is not None and units:
+    if sharing_pods or (memory_unit is not None and units):
         pods = [_pod(pod) for pod in kube.list_all("v1", "Pod", field_selector=UNFINISHED) if contract.counts(pod)]
-    return {"version": version, "nodes": [_node(node) for node in nodes], "sharing_pods": pods}
+    return {
+        "version": version,
+        "nodes": [_node(node) for node in nodes],
+        "sharing_pods": pods,
+        "slices": slices,
+    }
 
 
 def _pod(pod: JsonObject) -> SharingPod:

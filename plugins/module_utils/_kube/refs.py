@@ -42,6 +42,7 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): ("clusterrolebindings", False),
     ("rbac.authorization.k8s.io/v1", "Role"): ("roles", True),
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): ("rolebindings", True),
+    ("resource.k8s.io/v1", "ResourceSlice"): ("resourceslices", False),
     ("scheduling.k8s.io/v1", "PriorityClass"): ("priorityclasses", False),
 }
 

@@ -18,6 +18,7 @@ from .._contracts import gpushare as contract
 from .._images import delivery
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
+from . import claims as allocation
 from . import node as machines
 from .findings import PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
@@ -87,6 +88,7 @@ class Options:
 
     :param nodes: nodes whose cards are shared, by their names in the cluster; empty for the hosts of gpu_nodes.
     :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
+    :param claims: who allocates the cards, and what is known of claims.
     """
 
     memory_unit: str = "GiB"
@@ -96,6 +98,7 @@ class Options:
     nodes: t.Sequence[str] = ()
     gpu_operator: bool = False
     memory_limit: str = "auto"
+    claims: allocation.Claims = dataclasses.field(default_factory=allocation.Claims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,14 +161,16 @@ def examine(
 
 def described() -> dict[str, str]:
     """Return id and meaning of every finding that can be ignored, for the documentation."""
-    return {**CLUSTER, **machines.described()}
+    return {**CLUSTER, **allocation.DESCRIBED, **machines.described()}
 
 
 def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     unit = options.memory_unit if options.memory_unit in contract.MIB_PER_UNIT else ""
     # Upstream's device plugin has no limits.
     limit = "off" if options.device_plugin_image else options.memory_limit
-    return Machine(host.host, facts, host.options, unit, limit)
+    # Only a device plugin lists devices to kubelet.
+    listed = options.claims.allocation == allocation.EXTENDER
+    return Machine(host.host, facts, host.options, unit, limit, listed)
 
 
 def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
@@ -182,6 +187,7 @@ def _cluster(
     options: Options, cluster: ClusterState, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
     yield from _images(options, cluster["version"])
+    yield from allocation.examine(options.claims, cluster, shared)
     nodes = {node["name"]: node for node in cluster["nodes"]}
     for host in hosts:
         twins = [other.host for other in hosts if other.node == host.node]

@@ -79,14 +79,18 @@ class Machine:
 
     :param unit: unit of GPU memory; empty where it is unknown.
     :param limit: gpushare_memory_limit; ``off`` where limits don't matter.
+    :param listed: a device plugin will list the units to kubelet.
     """
 
-    def __init__(self, host: str, node: GpuNode, options: NodeOptions, unit: str, limit: str) -> None:
+    def __init__(
+        self, host: str, node: GpuNode, options: NodeOptions, unit: str, limit: str, listed: bool = True
+    ) -> None:
         self.host = host
         self.node = node
         self.options = options
         self.unit = unit
         self.limit = limit
+        self.listed = listed
 
     @property
     def gpus(self) -> list[PciGpu]:
@@ -539,7 +543,7 @@ def _cards(machine: Machine) -> list[Card]:
 @check("unknown-cards")
 def _unknown_cards(machine: Machine) -> Draft | None:
     """The driver isn't loaded: the memory of the cards isn't known yet."""
-    if not machine.unit or _cards(machine):
+    if not machine.unit or not machine.listed or _cards(machine):
         return None
     return Draft(
         NOTE,
@@ -554,7 +558,7 @@ def _unknown_cards(machine: Machine) -> Draft | None:
 def _device_list(machine: Machine) -> Draft | None:
     """The memory unit makes more device IDs than kubelet accepts."""
     cards = _cards(machine)
-    size = contract.device_list_bytes(cards)
+    size = contract.device_list_bytes(cards) if machine.listed else 0
     if size <= contract.KUBELET_MESSAGE_BYTES:
         return None
     return Draft(

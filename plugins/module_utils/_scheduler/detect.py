@@ -15,7 +15,7 @@ import typing as t
 from .._allocation import cluster
 from .._core.errors import BadInput
 from .._core.types import JsonObject
-from .._kube.client import Kube, auth_arguments
+from .._kube.client import Kube, KubeError, auth_arguments
 from .._kube.refs import Ref
 from .._openshift import cluster as openshift
 from .._openshift import coreos
@@ -38,6 +38,8 @@ from .constants import (
 from .pods import is_mirror, scheduler_container
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
+# The first release whose kube-apiserver and kube-scheduler divide a device by claims (gate DRAConsumableCapacity).
+CLAIMS_SINCE = (1, 36)
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Modes and names of the distributions whose servers have a mode, by a mark of their kubelets' versions.
 SERVERS = {"+k3s": (K3S, "k3s"), "+rke2": (RKE2, "RKE2")}
@@ -56,6 +58,7 @@ SCHEDULER_OPTIONS: JsonObject = {
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "memory_unit": {"type": "str", "choices": ["GiB", "MiB"]},
+    "sharing_pods": {"type": "bool", "default": False},
     "scheduler": {"type": "dict", "options": SCHEDULER_OPTIONS},
 }
 
@@ -257,8 +260,30 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     version = str(kube.version().get("gitVersion", ""))
     nodes = kube.list_all("v1", "Node")
     scheduler = detect(kube, params["scheduler"], nodes, version) if params["scheduler"] is not None else None
-    found = cluster.collect(kube, nodes, version, params["memory_unit"])
+    unit = params["memory_unit"]
+    slices = None if unit is None else _slices(kube, version)
+    found = cluster.collect(kube, nodes, version, unit, bool(params.get("sharing_pods")), slices)
     return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return major and minor number of a version; zeros for one that has none."""
+    numbers = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:
+    """Return which drivers announce devices; None where no share can be one, or the user may not read them."""
+    if release(version) < CLAIMS_SINCE:
+        return None
+    try:
+        found = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        return None
+    specs = [one["spec"] for one in found]
+    return [{"driver": str(spec["driver"]), "node": str(spec.get("nodeName") or "")} for spec in specs]
 
 
 def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], version: str) -> DetectedScheduler:

@@ -23,6 +23,7 @@ FOLDER = "images/gpushare"
 # Files of the collection that the image takes as well, below gpushare/shared; also named in the Containerfile.
 SHARED = (
     "plugins/module_utils/_contracts/cgroup.py",
+    "plugins/module_utils/_contracts/claim_templates.py",
     "plugins/module_utils/_contracts/gpushare.py",
     "plugins/module_utils/_contracts/pod_resources.py",
     "plugins/module_utils/_contracts/protobuf.py",

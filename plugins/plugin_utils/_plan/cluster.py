@@ -15,6 +15,7 @@ import typing as t
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 from ...module_utils._allocation import stale_status
+from ...module_utils._contracts import claim_templates
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, client
@@ -129,6 +130,17 @@ class ClusterTasks:
         """
         found = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
         return any("deletionTimestamp" not in one["metadata"] for one in (found or {}).get("resources", []))
+
+    def slices(self, options: JsonObject) -> list[JsonObject]:
+        """Return the cluster's ResourceSlices.
+
+        :param options: a task's, with those of the connection.
+        :raises ShareError: they can't be read.
+        """
+        found = self._with(
+            options, lambda kube: {"resources": kube.list_all(claim_templates.API_VERSION, "ResourceSlice")}
+        )
+        return t.cast("list[JsonObject]", (found or {})["resources"])
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.

@@ -47,8 +47,22 @@ class Stage:
     serial: bool = False
 
 
+# By whom cards are allocated; the variable belongs to role gpushare, whose default no other role has.
+EXTENDER = "gpushare_allocation | default('extender') != 'dra'"
+DRA = "gpushare_allocation | default('extender') == 'dra'"
+
 STAGES = (
-    Stage("image", ("gpu_nodes", "control_plane"), (Entry("gpushare", {"gpushare_component": "image"}),)),
+    Stage(
+        "image",
+        ("gpu_nodes", "control_plane"),
+        (
+            Entry(
+                "gpushare",
+                {"gpushare_component": "image"},
+                f"{EXTENDER} or inventory_hostname in groups['gpu_nodes'] | default([])",
+            ),
+        ),
+    ),
     Stage(
         "driver",
         ("gpu_nodes",),
@@ -61,24 +75,33 @@ STAGES = (
         "extender",
         (),
         (
-            Entry("scheduler", {"scheduler_step": "openshift_access"}, "scheduler_detected.mode == 'openshift'"),
+            Entry(
+                "scheduler",
+                {"scheduler_step": "openshift_access"},
+                f"{EXTENDER} and scheduler_detected.mode == 'openshift'",
+            ),
             Entry(
                 "gpushare",
                 {"gpushare_component": "extender"},
-                "scheduler_detected.on_machines or scheduler_detected.takes_policy",
+                f"{EXTENDER} and (scheduler_detected.on_machines or scheduler_detected.takes_policy)",
             ),
         ),
     ),
     Stage("scheduler", ("kubegpu_schedulers",), (Entry("scheduler"),), serial=True),
-    Stage("cluster_scheduler", (), (Entry("scheduler", {"scheduler_step": "cluster"}),)),
+    Stage("cluster_scheduler", (), (Entry("scheduler", {"scheduler_step": "cluster"}, EXTENDER),)),
     Stage(
         "device_plugin",
         (),
         (
-            Entry("gpushare", {"gpushare_component": "gpu_operator"}, "scheduler_detected.mode == 'openshift'"),
-            Entry("gpushare", {"gpushare_component": "device_plugin"}),
+            Entry(
+                "gpushare",
+                {"gpushare_component": "gpu_operator"},
+                f"{EXTENDER} and scheduler_detected.mode == 'openshift'",
+            ),
+            Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),
     ),
+    Stage("dra", (), (Entry("gpushare", {"gpushare_component": "dra"}, DRA),)),
 )
 
 

@@ -12,11 +12,15 @@ import dataclasses
 import typing as t
 
 from ...module_utils._allocation.nodes import node_unit
+from ...module_utils._contracts import claim_templates as claims
 from ...module_utils._contracts import gpushare as contract
 from ...module_utils._core.types import JsonObject
 from .site import counted
 
 NEXT = "ansible-playbook kubegpu.share.acceptance"
+# Acceptance knows no claims yet.
+NEXT_CLAIMS = "kubectl get resourceclaims --all-namespaces"
+GIB = 1024**3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Summary:
     :param unit: ``GiB`` or ``MiB``; empty where the nodes differ or none shares a card.
     :param steps: steps of the plan; None where no plan was made.
     :param check: nothing was changed.
+    :param next: the command that follows.
     """
 
     nodes: int
@@ -36,6 +41,7 @@ class Summary:
     unit: str
     steps: int | None
     check: bool
+    next: str = NEXT
 
     def text(self) -> str:
         """Return the summary for people."""
@@ -44,24 +50,32 @@ class Summary:
             shared = f"{self.units} {self.unit}" if self.unit else counted(self.units, "unit")
             what = f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared"
         if self.steps is None:
-            return f"{what}; next: {NEXT}"
+            return f"{what}; next: {self.next}"
         if not self.steps:
-            return f"{what}; nothing changed; next: {NEXT}"
+            return f"{what}; nothing changed; next: {self.next}"
         if self.check:
             return f"{what}; {counted(self.steps, 'step')} would be done; next: the same command without --check"
-        return f"{what}; {counted(self.steps, 'step')} done; next: {NEXT}"
+        return f"{what}; {counted(self.steps, 'step')} done; next: {self.next}"
 
 
-def summary(nodes: t.Iterable[JsonObject], plan: JsonObject | None, check: bool) -> Summary:
+def summary(
+    nodes: t.Iterable[JsonObject],
+    plan: JsonObject | None,
+    check: bool,
+    slices: t.Iterable[JsonObject] | None = None,
+) -> Summary:
     """Return the summary.
 
     :param nodes: the API's Node objects.
     :param plan: the plan with which the run began, as ``SitePlan.result`` returns it; None without one.
     :param check: the run was in check mode.
+    :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
     """
+    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
+    if slices is not None:
+        return _of_slices(slices, steps, check)
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     units = {node_unit(cards) for cards in sharing}
-    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
     return Summary(
         nodes=len(sharing),
         cards=sum(map(len, sharing)),
@@ -70,3 +84,14 @@ def summary(nodes: t.Iterable[JsonObject], plan: JsonObject | None, check: bool)
         steps=steps,
         check=check,
     )
+
+
+def _of_slices(slices: t.Iterable[JsonObject], steps: int | None, check: bool) -> Summary:
+    """Return the summary of what the driver announces."""
+    ours = [one["spec"] for one in slices if one["spec"].get("driver") == claims.DRIVER]
+    devices = [device for spec in ours for device in spec.get("devices") or []]
+    sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
+    nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
+    unit = "MiB" if any(size % GIB for size in sizes) else "GiB"
+    shared = sum(sizes) // (GIB // 1024 if unit == "MiB" else GIB)
+    return Summary(len(nodes), len(devices), shared, unit if devices else "", steps, check, NEXT_CLAIMS)

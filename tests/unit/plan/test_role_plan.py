@@ -97,6 +97,18 @@ def test_a_fresh_node_is_planned_to_the_end(tmp_path):
     assert found["refusal"]["role"] == "runtime" and "no container runtime is installed" in found["refusal"]["reason"]
 
 
+def test_with_claims_a_control_plane_has_no_step(tmp_path):
+    given = {"gpushare_image_delivery": "import", "gpushare_image_archive": str(tmp_path / "none.tar")}
+    given["gpu_node"] = facts("debian-12-bare", tmp_path)
+    found = planned(host("cp1", ("control_plane",), **given))
+    assert found["refusal"]["role"] == "image", "the image would be imported there"
+    found = planned(host("cp1", ("control_plane",), gpushare_allocation="dra", **given))
+    assert (found["steps"], found["refusal"]) == ([], None)
+    # A control plane that has GPUs gets it.
+    found = planned(host("cp1", ("control_plane", "gpu_nodes"), gpushare_allocation="dra", **given))
+    assert found["refusal"]["role"] == "image"
+
+
 def plan_driver(name):
     return walk_driver(name, driver.HOSTS[name])
 

@@ -80,6 +80,14 @@ class Account:
         self._token, self._read_at = token, self._clock()
 
 
+def default_namespace() -> str:
+    """Return the namespace of the process's service account; empty outside of a pod."""
+    try:
+        return (FOLDER / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
 def _url_of_pod() -> str:
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}", "") for name in ("HOST", "PORT"))
     if not (host and port):

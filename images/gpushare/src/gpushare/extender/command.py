@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import gpushare
+from gpushare.api.account import default_namespace
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
 from gpushare.api.metrics import MeasuredKube
@@ -22,7 +23,7 @@ from gpushare.api.mirror import PAGE, Mirror
 from gpushare.api.reviews import Reviews
 from gpushare.extender.bind import Binder
 from gpushare.extender.claims import Claims
-from gpushare.extender.ledger import Ledger, default_namespace
+from gpushare.extender.ledger import Ledger
 from gpushare.extender.metrics import METRICS_PORT, Page, StateMetrics, Work
 from gpushare.extender.placement import STRATEGIES
 from gpushare.extender.preemption import Preemption

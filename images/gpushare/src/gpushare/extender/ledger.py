@@ -51,7 +51,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -86,17 +85,8 @@ UNSEEN_SECONDS = 5.0
 BEHIND_SECONDS, LIST_SECONDS = 8.0, 4.0
 # Bytes of all annotations of the Lease. The API server allows 256 KiB of names and values, for any object.
 MAX_BYTES = 250 << 10
-ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 PROBE = "gpushare-ledger-probe"
 log = logging.getLogger("gpushare.extender")
-
-
-def default_namespace() -> str:
-    """Return the namespace of the process's service account; empty outside of a pod."""
-    try:
-        return ACCOUNT_NAMESPACE.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command ``gpushare-dra-templates``: makes the claim templates that pods with shares of GPU memory name."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+
+import gpushare
+from gpushare.api.account import default_namespace
+from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.events import Events
+from gpushare.api.leader import LEASE_SECONDS, Leader
+from gpushare.api.metrics import MeasuredKube
+from gpushare.http.server import Endpoint
+from gpushare.http.service import (
+    STOP_SECONDS,
+    Service,
+    common,
+    end_process,
+    logger,
+    start_all,
+    stop_within,
+    termination_signals,
+)
+from gpushare.shared._contracts.gpushare import MIB_PER_UNIT
+from gpushare.templates.keeper import UNUSED_SECONDS, Keeper
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+
+COMPONENT = LEASE = "gpushare-dra-templates"
+# If the namespace of the service account isn't known.
+NAMESPACE = "kube-system"
+
+log = logging.getLogger("gpushare.templates")
+
+
+class Templates:
+    """All parts of the server; of several only the leader writes."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        unit: str = "GiB",
+        namespace: str = NAMESPACE,
+        identity: str = "",
+        registry: CollectorRegistry = REGISTRY,
+        backoff: tuple[float, float] = (0.2, 10.0),
+        status_socket: str = "",
+        unused: float = UNUSED_SECONDS,
+        lease_seconds: int = LEASE_SECONDS,
+    ) -> None:
+        """
+        :param kube: the client of the API.
+        :param unit: of the cluster's memory, ``GiB`` or ``MiB``.
+        :param namespace: of the Lease by which one of several servers leads.
+        :param identity: this server's name in it; by default made of the host's name.
+        :param backoff: the first and the longest pause of a watch after errors, in seconds.
+        :param status_socket: path of a Unix socket for probes and metrics; empty for none.
+        :param unused: seconds after which a template that no pod names is deleted.
+        :param lease_seconds: after which another server takes the place of a leader that is gone.
+        """
+        kube, host = MeasuredKube(kube, registry), socket.gethostname()
+        done = Counter("gpushare_templates", "Claim templates that were made, by result", ["result"], registry=registry)
+        leads = Gauge("gpushare_templates_leader", "1 while this server leads", registry=registry)
+        leads.set_function(lambda: float(self.leader.leading))
+        self.events = Events(kube, COMPONENT, host)
+        self.keeper = Keeper(
+            kube,
+            unit,
+            lambda: self.leader.leading,
+            self.events,
+            lambda result: done.labels(result).inc(),
+            backoff,
+            unused,
+        )
+        identity = identity or f"{host}_{uuid.uuid4().hex[:12]}"
+        self.leader = Leader(kube, namespace, LEASE, identity, lease_seconds, self.keeper.wake)
+        self.servers = []
+        if status_socket:
+            status = common(self.unready, registry)
+            self.servers.append(Service(f"{COMPONENT}-status", Endpoint(path=status_socket), status))
+
+    def start(self) -> None:
+        """Start the server and the threads of all parts.
+
+        :raises OSError: the socket can't be had.
+        """
+        start_all(self.servers)
+        for part in (self.events, self.leader, self.keeper):
+            part.start()
+
+    def stop(self) -> bool:
+        """Stop all parts; the Lease is given back when nothing is written any more.
+
+        :returns: whether all have ended.
+        """
+        return stop_within(
+            (STOP_SECONDS - 2, [self.keeper.stop, *(server.stop for server in self.servers)]),
+            (STOP_SECONDS, [self.leader.stop, self.events.stop]),
+        )
+
+    def unready(self) -> str | None:
+        """Return why waiting pods may get no template; None if they get one from this server or from the leader."""
+        return self.keeper.unready() or self.leader.problem or None
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; other options come from the environment, then from the defaults."""
+    env = os.environ.get
+    parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
+    parser.add_argument("--memory-unit", default=env("GPUSHARE_MEMORY_UNIT", "GiB"), help=" or ".join(MIB_PER_UNIT))
+    parser.add_argument(
+        "--lease-namespace",
+        default=env("GPUSHARE_LEASE_NAMESPACE", ""),
+        help="where the Lease is by which one of several servers leads; "
+        f"unset: the service account's namespace, else {NAMESPACE}",
+    )
+    parser.add_argument(
+        "--status-socket",
+        default=env("GPUSHARE_STATUS_SOCKET", ""),
+        help="path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none",
+    )
+    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
+    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
+    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
+    parser.add_argument(
+        "--service-account",
+        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
+        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
+    )
+    parser.add_argument("--version", action="version", version=gpushare.__version__)
+    options = parser.parse_args(arguments)
+    # argparse's choices don't check defaults, which come from the environment.
+    for name, allowed in (
+        ("memory_unit", tuple(MIB_PER_UNIT)),
+        ("log_format", ("text", "json")),
+        ("log_level", ("debug", "info", "warning", "error")),
+    ):
+        if getattr(options, name) not in allowed:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    logger("gpushare", options.log_format, options.log_level)
+    signals = termination_signals()
+    try:
+        server = Templates(
+            connect(options.api_server, options.service_account),
+            options.memory_unit,
+            options.lease_namespace or default_namespace() or NAMESPACE,
+            status_socket=options.status_socket,
+        )
+        server.start()
+    except KubeError as error:
+        log.error("%s", error)
+        return 1
+    except OSError as error:
+        log.error("can't serve: %s", error)
+        return 1
+    log.info("serving", extra={"data": {"identity": server.leader.identity}})
+    signal.sigwait(signals)
+    log.info("stopping")
+    return end_process(server.stop())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

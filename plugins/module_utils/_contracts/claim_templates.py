@@ -1,0 +1,161 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Templates of claims on GPU memory: their names, and what a name stands for.
+
+Admission turns ``aliyun.com/gpu-mem`` of a pod into a claim by template, and can neither create the template nor tell
+anybody else what is to be in it. So the name alone says it: ``gpu-mem-4``, ``gpu-mem-4-2`` for two containers of one
+card, ``gpu-mem-8.cards-2``, ``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same
+names in CEL; a test compares the two.
+
+The servers' image contains this very file. It imports only the standard library and ``_core/types.py``, and does no
+I/O.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing as t
+
+from .._core.types import JsonObject
+
+# Of the driver, of its DeviceClass, and the domain of its attributes.
+DRIVER = "gpu.kubegpu.share"
+CAPACITY = "memory"
+API_VERSION = "resource.k8s.io/v1"
+# In the pod: the claim that admission adds. In the claim: one request for each container, gpu-0 and so on.
+POD_CLAIM = "gpu-mem"
+REQUEST = "gpu-"
+PREFIX = "gpu-mem-"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "kubegpu.share"
+# Of Kubernetes: a claim's requests, and the devices that it may get.
+MOST_REQUESTS = MOST_CARDS = 32
+MOST_UNITS = 999_999_999
+# An object's name.
+NAME_LENGTH = 253
+SUFFIXES = {"GiB": "Gi", "MiB": "Mi"}
+
+# What stands for itself in a name; x begins an escape, with two hexadecimal digits.
+_PLAIN = re.compile(r"[a-wyz0-9]")
+# What a pattern of models may hold besides: these, and wildcards.
+PUNCTUATION = " *?-._/()+"
+_NUMBER = "[1-9][0-9]{0,8}"
+_PATTERNS = r"(?:[a-wyz0-9]|x[0-9a-f]{2})+(?:-(?:[a-wyz0-9]|x[0-9a-f]{2})+)*"
+_NAME = re.compile(
+    rf"{PREFIX}({_NUMBER}(?:-{_NUMBER})*)(?:\.cards-({_NUMBER}))?(?:\.models-({_PATTERNS}))?(?:\.without-({_PATTERNS}))?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a claim asks for.
+
+    :param shares: the units of each request; several requests get the same card.
+    :param cards: over how many cards of one node the only request is spread equally.
+    :param models: patterns, in lower case, of which a card's model must match one; empty for any.
+    :param excluded: patterns, in lower case, of which a card's model must match none.
+    """
+
+    shares: tuple[int, ...]
+    cards: int = 1
+    models: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def possible(self) -> bool:
+        """Whether a claim can say it."""
+        spread = self.cards == 1 or (len(self.shares) == 1 and self.shares[0] % self.cards == 0)
+        return spread and 0 < len(self.shares) <= MOST_REQUESTS and self.cards <= MOST_CARDS
+
+
+def name_of(shape: Shape) -> str:
+    """Return the name of the template for a shape."""
+    parts = [PREFIX + "-".join(map(str, shape.shares))]
+    if shape.cards > 1:
+        parts.append(f"cards-{shape.cards}")
+    for section, patterns in (("models", shape.models), ("without", shape.excluded)):
+        if patterns:
+            parts.append(f"{section}-" + "-".join(map(_escaped, patterns)))
+    return ".".join(parts)
+
+
+def shape_of(name: str) -> Shape | None:
+    """Return what a template's name stands for; None for a name that isn't one of these."""
+    found = _NAME.fullmatch(name)
+    if not found or len(name) > NAME_LENGTH:
+        return None
+    shares, cards, models, excluded = found.groups()
+    shape = Shape(tuple(map(int, shares.split("-"))), int(cards or 1), _patterns(models), _patterns(excluded))
+    # One name for one shape.
+    return shape if shape.possible and name_of(shape) == name else None
+
+
+def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
+    """Return the ResourceClaimTemplate of a name; None for a name that stands for none.
+
+    :param unit: ``GiB`` or ``MiB``, of the whole cluster.
+    """
+    shape = shape_of(name)
+    if shape is None:
+        return None
+    selectors = [{"cel": {"expression": text}} for text in _selectors(shape)]
+    requests = [
+        {
+            "name": f"{REQUEST}{number}",
+            "exactly": {
+                "deviceClassName": DRIVER,
+                "allocationMode": "ExactCount",
+                "count": shape.cards,
+                **({"selectors": selectors} if selectors else {}),
+                "capacity": {"requests": {CAPACITY: f"{share // shape.cards}{SUFFIXES[unit]}"}},
+            },
+        }
+        for number, share in enumerate(shape.shares)
+    ]
+    rule = "matchAttribute" if len(requests) > 1 else "distinctAttribute" if shape.cards > 1 else ""
+    constraints = {"constraints": [{rule: f"{DRIVER}/uuid"}]} if rule else {}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: MANAGER}},
+        "spec": {"spec": {"devices": {"requests": requests, **constraints}}},
+    }
+
+
+def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
+    """Return the names of the templates of this kind that a pod names, each once."""
+    claims = (pod.get("spec") or {}).get("resourceClaims") or []
+    names = [str(one.get("resourceClaimTemplateName") or "") for one in claims]
+    return tuple(dict.fromkeys(name for name in names if name.startswith(PREFIX) and shape_of(name) is not None))
+
+
+def _escaped(pattern: str) -> str:
+    return "".join(one if _PLAIN.fullmatch(one) else f"x{ord(one):02x}" for one in pattern)
+
+
+def _patterns(text: str | None) -> tuple[str, ...]:
+    escape = re.compile("x([0-9a-f]{2})")
+    return tuple(escape.sub(lambda found: chr(int(found[1], 16)), one) for one in text.split("-")) if text else ()
+
+
+def _selectors(shape: Shape) -> t.Iterator[str]:
+    """Return conditions in CEL for a card's model; a card without one never meets them."""
+    # A function or an optional field in between would hide the text's length, and the API server find it too complex.
+    model = f'device.attributes["{DRIVER}"].model'
+    if shape.models:
+        yield f"has({model}) && {model}.matches({_expression(shape.models)})"
+    if shape.excluded:
+        yield f'has({model}) && {model} != "" && !{model}.matches({_expression(shape.excluded)})'
+
+
+def _expression(patterns: t.Iterable[str]) -> str:
+    """Return a regular expression that matches what one of the patterns does, as text in CEL."""
+    wild = {"*": ".*", "?": "."}
+    texts = ("".join(wild.get(one) or re.escape(one) for one in pattern) for pattern in patterns)
+    return json.dumps(f"(?i)^({'|'.join(texts)})$")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbooks with gpushare_allocation: dra, by the real ansible-playbook on a real API server.
+
+No kubelet runs; the tests report the servers' pods as ready in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+
+import pytest
+from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
+from real_apiserver import MERGE, Refused
+
+PLAYBOOKS = ROOT / "playbooks"
+GIVEN = {
+    "gpushare_allocation": "dra",
+    "gpushare_nodes": ["gpu1"],
+    "gpushare_image_delivery": "registry",
+    "preflight_ignore": ["runtime"],
+    "gpushare_wait_timeout": 60,
+}
+SERVERS = ("daemonsets/gpushare-dra-driver", "deployments/gpushare-dra-templates")
+CLUSTER_WIDE = (
+    "resource.k8s.io/v1/deviceclasses",
+    "resource.k8s.io/v1/resourceslices",
+    "resource.k8s.io/v1/resourceclaimtemplates",
+    "admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+    "admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings",
+    "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "rbac.authorization.k8s.io/v1/clusterroles",
+    "rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "apps/v1/daemonsets",
+    "apps/v1/deployments",
+)
+
+
+class Cluster:
+    def __init__(self, server):
+        self.server = server
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
+
+    def play(self, folder, name, *words, **variables):
+        given = {**GIVEN, "gpu_kubeconfig": str(self.server.kubeconfig), **variables}
+        return run_playbook(folder, PLAYBOOKS / name, *words, **given)
+
+    def named(self):
+        """The names of all objects that are the collection's, by their kind."""
+        found = {}
+        for path in CLUSTER_WIDE:
+            items = self.server.request("GET", f"/apis/{path}")["items"]
+            names = {one["metadata"]["name"] for one in items}
+            mine = {name for name in names if "gpushare" in name or "gpu-mem" in name or "kubegpu" in name}
+            if mine:
+                found[path.rpartition("/")[2]] = mine
+        return found
+
+    def labels(self):
+        return self.server.request("GET", "/api/v1/nodes/gpu1")["metadata"].get("labels", {})
+
+    def has_ready_pods(self):
+        """Report the pods of both servers as ready, as far as they are deployed."""
+        for path in SERVERS:
+            at = f"/apis/apps/v1/namespaces/gpushare-system/{path}"
+            with contextlib.suppress(Refused):
+                one = self.server.request("GET", at)
+                number = one["spec"].get("replicas", 1)
+                pods = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), number)
+                if one["kind"] == "DaemonSet":
+                    pods = dict.fromkeys(
+                        (
+                            *("currentNumberScheduled", "desiredNumberScheduled", "updatedNumberScheduled"),
+                            *("numberReady", "numberAvailable"),
+                        ),
+                        1,
+                    ) | {"numberMisscheduled": 0}
+                status = {"observedGeneration": one["metadata"]["generation"], **pods}
+                if status.items() - one.get("status", {}).items():
+                    self.server.request("PATCH", f"{at}/status", {"status": status}, MERGE)
+
+    @contextlib.contextmanager
+    def kubelets(self):
+        stopped = threading.Event()
+
+        def run():
+            while not stopped.wait(0.5):
+                self.has_ready_pods()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with own_api_server() as server, controllers(server, "namespace", "garbage-collector"):
+        made = Cluster(server)
+        with made.kubelets():
+            yield made
+
+
+def words(done):
+    return " ".join(done.text.split())
+
+
+def test_the_role_deploys_and_removes_its_component(cluster, tmp_path):
+    def role(state):
+        given = {"gpushare_component": "dra", "gpushare_state": state, "gpu_kubeconfig": str(cluster.server.kubeconfig)}
+        play = {"hosts": "localhost", "gather_facts": False, "roles": [{"role": "kubegpu.share.gpushare", **given}]}
+        done = run_playbook(tmp_path, [play], **GIVEN)
+        assert done.rc == 0, done.text
+        return done
+
+    assert role("present").changed and not role("present").changed
+    assert cluster.named()["daemonsets"] == {"gpushare-dra-driver"} and cluster.labels()["gpushare"] == "true"
+    assert role("absent").changed and cluster.named() == {} and "gpushare" not in cluster.labels()
+    until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 60)
+
+
+@pytest.mark.long
+def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_path):
+    before = cluster.named()
+    planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json")
+    assert planned.rc == 0 and planned.changed == 0, planned.text
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    changes = [change for step in plan["cluster"]["steps"] for change in step["changes"]]
+    assert {step["stage"] for step in plan["cluster"]["steps"]} == {"dra"}
+    assert cluster.named() == before == {}
+
+    done = cluster.play(tmp_path, "site.yml")
+    assert done.rc == 0, done.text
+    named = cluster.named()
+    assert named["daemonsets"] == {"gpushare-dra-driver"} and named["deployments"] == {"gpushare-dra-templates"}
+    assert named["mutatingadmissionpolicies"] == {"gpushare-claims"} and named["deviceclasses"] == {"gpu.kubegpu.share"}
+    assert cluster.labels()["gpushare"] == "true"
+    for kind, name in (("DaemonSet", "dra-driver"), ("Deployment", "dra-templates")):
+        assert any(kind in change and name in change for change in changes), changes
+    # No extender, no scheduler, no device plugin was looked for or touched.
+    for other in (
+        "scheduler_mode is",
+        "extender beside each scheduler, or remove",
+        "Deploy the device plugin and wait",
+    ):
+        assert other not in done.text
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": 4}}
+    path = "/api/v1/namespaces/default/pods"
+    turned = until(lambda: cluster.server.request("POST", f"{path}?dryRun=All", pod)["spec"].get("resourceClaims"))
+    assert turned == [{"name": "gpu-mem", "resourceClaimTemplateName": "gpu-mem-4"}]
+
+    again = cluster.play(tmp_path, "site.yml")
+    assert again.rc == 0 and again.changed == 0, again.text
+    assert "0 nodes" not in again.text
+
+    # What the servers would have made.
+    pool = {"name": "gpu1", "generation": 1, "resourceSliceCount": 1}
+    capacity = {"memory": {"value": "16Gi"}}
+    spec = {"driver": "gpu.kubegpu.share", "nodeName": "gpu1", "pool": pool}
+    spec["devices"] = [{"name": f"gpu-{n}", "capacity": capacity, "allowMultipleAllocations": True} for n in range(2)]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+    cluster.server.apply({**kind, "metadata": {"name": "gpu1-gpu.kubegpu.share"}, "spec": spec})
+    requests = [{"name": "gpu-0", "exactly": {"deviceClassName": "gpu.kubegpu.share"}}]
+    ours = {"app.kubernetes.io/managed-by": "kubegpu.share"}
+    for name, labels in (("gpu-mem-4", ours), ("theirs", {})):
+        cluster.server.apply(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaimTemplate",
+                "metadata": {"name": name, "namespace": "default", "labels": labels},
+                "spec": {"spec": {"devices": {"requests": requests}}},
+            }
+        )
+    summed = cluster.play(tmp_path, "site.yml")
+    assert "1 node, 2 cards, 32 GiB shared; nothing changed; next: kubectl get resourceclaims" in words(summed)
+
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "held", "namespace": "default"},
+        "spec": {"devices": {"requests": requests}},
+    }
+    cluster.server.apply(claim)
+    result = {"request": "gpu-0", "driver": "gpu.kubegpu.share", "pool": "gpu1", "device": "gpu-0"}
+    status = {
+        "allocation": {"devices": {"results": [{**result, "consumedCapacity": {"memory": "4Gi"}, "shareID": UID}]}},
+        "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}],
+    }
+    at = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/held"
+    cluster.server.request("PATCH", f"{at}/status", {"status": status}, MERGE)
+    refused = cluster.play(tmp_path, "uninstall.yml")
+    assert refused.rc != 0 and "Pods use a share of a card on gpu1: delete them first" in words(refused)
+    cluster.server.request("PATCH", f"{at}/status", {"status": None}, MERGE)
+
+    removed = cluster.play(tmp_path, "uninstall.yml")
+    assert removed.rc == 0, removed.text
+    assert cluster.named() == {} and "gpushare" not in cluster.labels()
+    until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 60)
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+    assert [one["metadata"]["name"] for one in cluster.server.request("GET", path)["items"]] == ["theirs"]
+    assert cluster.play(tmp_path, "uninstall.yml").changed == 0
+
+
+UID = "4b0dd4a5-0001-4c0d-8000-000000000000"
+
+
+@pytest.mark.parametrize("name", ["verify", "inspect", "acceptance"])
+def test_playbooks_that_know_no_claims_refuse_in_one_sentence(cluster, tmp_path, name):
+    done = cluster.play(tmp_path, f"{name}.yml")
+    assert done.rc != 0 and done.changed == 0
+    assert f"playbooks/{name}.yml can't read claims yet: gpushare_allocation is dra, so use" in words(done)
+
+
+def test_preflight_refuses_what_claims_cannot_do(cluster, tmp_path):
+    done = cluster.play(tmp_path, "preflight.yml", gpushare_placement="spread", scheduler_mode="dedicated")
+    assert done.rc != 0 and done.changed == 0
+    for variable, value in (("gpushare_placement", "spread"), ("scheduler_mode", "dedicated")):
+        assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words(done)
+    assert "kube-scheduler has no preemption for claims" in words(done)
+
+
+@pytest.mark.long
+def test_preflight_names_the_gate_that_is_off(tmp_path):
+    with own_api_server("--feature-gates=DRAConsumableCapacity=false") as server:
+        done = Cluster(server).play(tmp_path, "preflight.yml")
+    assert done.rc != 0
+    assert "the feature gate DRAConsumableCapacity is off in kube-apiserver" in words(done), done.text

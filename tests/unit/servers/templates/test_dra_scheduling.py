@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pods with aliyun.com/gpu-mem by the real kube-scheduler, from admission to the allocated card; no kubelet runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_world import NAMESPACE, account, allocated, dra_server, node, pod, scheduling
+from gpushare.api.client import connect
+from gpushare.templates.command import Templates
+from own_cluster import until
+from prometheus_client import CollectorRegistry
+from real_apiserver import ApiServer
+
+A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 PCIe"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """With the server of templates, kube-scheduler and the controller of claims; and no node yet."""
+    with dra_server() as started, scheduling(started):
+        folder: Path = tmp_path_factory.mktemp("account")
+        templates = Templates(
+            connect(started.url, str(account(started, folder))), namespace=NAMESPACE, registry=CollectorRegistry()
+        )
+        templates.start()
+        yield started
+        assert templates.stop()
+
+
+@pytest.fixture
+def place(server: ApiServer) -> Iterator[Any]:
+    """A namespace, and nodes that go with their slices after the test."""
+    made: list[str] = []
+    space = server.namespace()
+
+    def begin(**nodes: list[str]) -> str:
+        for name, models in nodes.items():
+            node(server, name, *models)
+            made.append(name)
+        return space
+
+    yield begin
+    for one in server.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]:
+        name = one["metadata"]["name"]
+        server.request("DELETE", f"/api/v1/namespaces/{space}/pods/{name}?gracePeriodSeconds=0")
+    for name in made:
+        server.request("DELETE", f"/api/v1/nodes/{name}")
+        server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
+
+
+def run(server: ApiServer, space: str, wanted: dict[str, Any]) -> str:
+    server.request("POST", f"/api/v1/namespaces/{space}/pods", wanted)
+    return str(wanted["metadata"]["name"])
+
+
+def got(server: ApiServer, space: str, name: str) -> list[tuple[str, str, str]]:
+    return until(lambda: allocated(server, space, name), 30)
+
+
+def unschedulable(server: ApiServer, space: str, name: str) -> str:
+    """Return why kube-scheduler doesn't schedule a pod."""
+
+    def message() -> str:
+        status = server.request("GET", f"/api/v1/namespaces/{space}/pods/{name}").get("status", {})
+        said = [one for one in status.get("conditions", []) if one["type"] == "PodScheduled"]
+        return said[0].get("message", "") if said and status.get("resourceClaimStatuses") else ""
+
+    return until(message, 30)
+
+
+def test_cards_are_packed_to_the_last_gib_and_no_further(server: ApiServer, place: Any) -> None:
+    space = place(a=["", ""])
+    pods = [run(server, space, pod(f"p{number}", 5)) for number in range(6)]
+    where = [device for name in pods for _request, device, _memory in got(server, space, name)]
+    # First fit: of 16 GiB each card has three times 5.
+    assert sorted(where) == ["gpu-a-0"] * 3 + ["gpu-a-1"] * 3
+    assert got(server, space, run(server, space, pod("last", 1)))[0][1:] == ("gpu-a-0", "1Gi")
+    assert "cannot allocate all claims" in unschedulable(server, space, run(server, space, pod("beyond", 2)))
+    assert got(server, space, run(server, space, pod("other", 1)))[0][1:] == ("gpu-a-1", "1Gi")
+
+
+def test_containers_of_a_pod_get_the_same_card_each_its_share(server: ApiServer, place: Any) -> None:
+    space = place(a=["", ""])
+    got(server, space, run(server, space, pod("before", 10)))
+    init = {"name": "i", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": 4}}}
+    name = run(server, space, pod("p", 4, 3, initContainers=[init]))
+    assert got(server, space, name) == [("gpu-0", "gpu-a-1", "4Gi"), ("gpu-1", "gpu-a-1", "3Gi")]
+
+
+def test_several_cards_are_different_ones(server: ApiServer, place: Any) -> None:
+    space = place(a=["", "", ""])
+    got(server, space, run(server, space, pod("before", 14)))
+    name = run(server, space, pod("p", 8, annotations={"kubegpu.share/card-count": "2"}))
+    assert got(server, space, name) == [("gpu-0", "gpu-a-1", "4Gi"), ("gpu-0", "gpu-a-2", "4Gi")]
+    # Of one node.
+    place(b=[""])
+    beyond = run(server, space, pod("q", 4, annotations={"kubegpu.share/card-count": "4"}))
+    assert "cannot allocate all claims" in unschedulable(server, space, beyond)
+
+
+def test_models_select_cards(server: ApiServer, place: Any) -> None:
+    space = place(a=["", A100, H100])
+    wishes = {
+        "h": {"models": "*h100*"},
+        "a": {"models": "Tesla*, nvidia ?100-SXM4*"},
+        "not-a": {"exclude-models": "*A100*"},
+        "not-h": {"models": "NVIDIA*", "exclude-models": "*PCIe"},
+    }
+    found = {
+        name: got(
+            server,
+            space,
+            run(server, space, pod(name, 2, annotations={f"kubegpu.share/{key}": text for key, text in one.items()})),
+        )[0][1]
+        for name, one in wishes.items()
+    }
+    # A card of unknown model is never accepted by a list.
+    assert found == {"h": "gpu-a-2", "a": "gpu-a-1", "not-a": "gpu-a-2", "not-h": "gpu-a-1"}
+    none = run(server, space, pod("none", 2, annotations={"kubegpu.share/models": "NVIDIA A100"}))
+    assert "cannot allocate all claims" in unschedulable(server, space, none)
