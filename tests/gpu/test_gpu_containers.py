@@ -22,7 +22,7 @@ from _card import CGROUPFS, absent, facts, first, place, record, remove_groups
 from _runtime import Ran, Runtime
 from check_worlds import pod_uid
 from plugin_fakes import NODE, make_pod, until
-from test_plugin import FAULT_XID, OnCards
+from test_gpu_plugin import FAULT_XID, OnCards
 
 VISIBLE, LEGACY, LIMIT = "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "NVIDIA_GPU_MEMORY_LIMIT"
 IDENTIFIER = "4" * 64
