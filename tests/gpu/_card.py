@@ -25,6 +25,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 SYSTEMD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{unit}.slice/cri-containerd-{id}.scope"
 CGROUPFS = "kubepods/besteffort/pod{uid}/{id}"
 CRIO = "kubepods.slice/kubepods-pod{unit}.slice/crio-{id}.scope/container"
+# Where kubelet has its own, they are elsewhere: it ends the processes of pods that it doesn't know.
+TOP = "kubegpu-gpu-test/" if any((CGROUPS / one).exists() for one in ("kubepods", "kubepods.slice")) else ""
 # As module nvml_info does it.
 FACTS = """
 import json, os, sys, time
@@ -136,8 +138,7 @@ class Holders:
         script = ""
         if group:
             folder = CGROUPS / group
-            top = CGROUPS / group.partition("/")[0]
-            self._folders += [folder, *(one for one in folder.parents if one.is_relative_to(top))]
+            self._folders += absent(group)
             folder.mkdir(parents=True, exist_ok=True)
             script = f"echo $$ > {folder}/cgroup.procs && "
         command = ["sh", "-c", f'{script}exec "$@"', "sh", *before, str(self._program), str(mib)]
@@ -152,13 +153,27 @@ class Holders:
     def end(self) -> None:
         for one in self._made:
             one.kill()
-        for folder in sorted(set(self._folders), key=lambda one: -len(one.parts)):
-            for _turn in range(100):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-                    break
-                time.sleep(0.02)
+        remove_groups(self._folders)
 
 
 def place(form: str, uid: str, identifier: str) -> str:
-    return form.format(uid=uid, unit=uid.replace("-", "_"), id=identifier)
+    """The control group of a pod's container, below CGROUPS."""
+    return TOP + form.format(uid=uid, unit=uid.replace("-", "_"), id=identifier)
+
+
+def absent(group: str) -> list[Path]:
+    """Return which of a control group and those around it aren't there yet."""
+    folder = CGROUPS / group
+    around = [one for one in folder.parents if one.is_relative_to(CGROUPS) and one != CGROUPS]
+    return [one for one in (folder, *around) if not one.exists()]
+
+
+def remove_groups(folders: t.Sequence[Path]) -> None:
+    """Remove control groups whose processes have been killed."""
+    for folder in sorted(set(folders), key=lambda one: -len(one.parts)):
+        for _turn in range(100):
+            with contextlib.suppress(OSError):
+                if folder.exists():
+                    folder.rmdir()
+                break
+            time.sleep(0.02)

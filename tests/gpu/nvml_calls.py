@@ -22,7 +22,7 @@ import typing as t
 FILL = 0xA5
 PRESENT = 0  # the first card
 NOBODY = 4194303  # a PID that no process has
-XID, ALL_EVENTS = 0x8, 0xFFFF
+XID = 0x8
 RECOVERY_FIELD = 230
 HANDLE, EVENTS = "handle", "events"
 # A handle that the library never gave, for each function in a process of its own.

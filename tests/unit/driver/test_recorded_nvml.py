@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What NVIDIA's library answered on a machine with an H100, beside the lab's stand-in and what the modules know of it.
+"""What NVIDIA's library answered on machines with an H100 and an H200, beside the lab's stand-in and the modules.
 
-The recordings are those of tests/gpu/test_library.py; UUIDs, serial numbers and paths were replaced. Another card or
-driver is recorded there with $KUBEGPU_GPU_RECORD.
+The recordings are those of tests/gpu/test_gpu_library.py; UUIDs, serial numbers and paths were replaced. To record
+another card or driver, run that test with $KUBEGPU_GPU_RECORD.
 """
 
 from __future__ import annotations

@@ -411,10 +411,20 @@ class DriverNode:
     def devices(self) -> list[t.Any]:
         return [one for each in self.cluster.slices() for one in each["spec"].get("devices", [])]
 
-    def claim(self, number: int, *shares: tuple[int, str], pods: t.Sequence[int] = ()) -> dra.ClaimRef:
-        """Create an allocated claim: numbers of cards and quantities; by default for the pod of its own number."""
+    def claim(
+        self, number: int, *shares: tuple[int, str], pods: t.Sequence[int] = (), requests: t.Sequence[str] = ()
+    ) -> dra.ClaimRef:
+        """Create an allocated claim: numbers of cards and quantities; by default for the pod of its own number.
+
+        :param requests: of each share; by default they are of one request.
+        """
         results = [
-            {**result(device_name(seen(card).uuid), memory), "pool": self.cluster.node} for card, memory in shares
+            {
+                **result(device_name(seen(card).uuid), memory),
+                "pool": self.cluster.node,
+                "request": requests[at] if requests else "gpu",
+            }
+            for at, (card, memory) in enumerate(shares)
         ]
         named = [(f"pod{one}", uid(0x1000 + one)) for one in pods or (number,)]
         found = self.cluster.claim(f"claim{number}", *results, pods=named)

@@ -102,6 +102,27 @@ def test_containers_of_one_pod_hold_no_more_than_its_claims(node: DriverNode) ->
     until(lambda: node.limits.mib_of(containers[2]) == {})
 
 
+def test_each_container_has_its_own_request(node: DriverNode) -> None:
+    """One claim with a request for each container, as admission makes it: nobody gets the other's part."""
+    claim = node.claim(1, (0, "3Gi"), (0, "1Gi"), requests=("gpu-0", "gpu-1"))
+    sandbox, large, small = (node.cgroups.container(1, number) for number in range(3))
+    given = [node.environment(name) for name in node.kubelet.prepare(claim)]
+    assert [one["NVIDIA_GPU_MEMORY_LIMIT"] for one in given] == ["3072", "1024"]
+    # The toolkit has set one of them by now: the other container isn't closed.
+    node.limits.kept[FIRST, str(large)] = Limit(0, 3072 * MIB)
+    node.kubelet.pods = {"pod1": [[claim.uid], [claim.uid]]}
+    time.sleep(0.6)
+    assert node.limits.mib_of(large) == {FIRST: 3072}
+    assert node.limits.mib_of(small) == node.limits.mib_of(sandbox) == {}
+    node.limits.kept[FIRST, str(small)] = Limit(0, 1024 * MIB)
+    until(lambda: node.limits.mib_of(sandbox) == {FIRST: 1})
+    assert (node.limits.mib_of(large), node.limits.mib_of(small)) == ({FIRST: 3072}, {FIRST: 1024})
+    # One has the other's, too: the pod's limit holds for all.
+    node.limits.kept[FIRST, str(small)] = Limit(0, 3072 * MIB)
+    until(lambda: [node.limits.mib_of(folder) for folder in (sandbox, large, small)] == [{}] * 3)
+    assert node.limits.mib_of(node.cgroups.pod(1)) == {FIRST: 4096, SECOND: 1}
+
+
 def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., DriverNode]) -> None:
     node = make()
     (node.root / "nvidia").mkdir()

@@ -90,10 +90,15 @@ class Claim:
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def mib(self) -> dict[str, int]:
-        """Return its MiB by device."""
+    def mib(self, request: str = "") -> dict[str, int]:
+        """Return its MiB by device.
+
+        :param request: whose; empty for all.
+        """
         found: dict[str, int] = {}
         for one in self.shares:
+            if request not in ("", one.request):
+                continue
             found[one.device] = found.get(one.device, 0) + one.mib
         return found
 

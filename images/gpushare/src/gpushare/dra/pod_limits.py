@@ -5,8 +5,8 @@ The pod's own cgroup is there before kubelet prepares its claims, and none of it
 their first process on, with any version of the container toolkit. The toolkit's limit on a container makes that
 container see its share as the card's memory; it is read back and set again where it is another one.
 
-The driver may count only the nearest limit above a process. So where several containers of a pod have claims, the
-limits on these are removed: each would have the memory of all.
+Where several containers of a pod have claims, it isn't known which cgroup is whose. The toolkit limits each of them to
+its own request; these limits stay as long as they are that and no more than the pod's together.
 """
 
 from __future__ import annotations
@@ -58,6 +58,18 @@ def mib_by_card(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> 
         for device, mib in claim.mib().items():
             if uuid := by_device.get(device):
                 found[uuid] = found.get(uuid, 0) + mib
+    return found
+
+
+def _parts(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, set[int]]:
+    """Return the MiB that a container may have by card (UUID): those of one request."""
+    by_device = {device_name(card.uuid): card.uuid for card in cards}
+    found: dict[str, set[int]] = {}
+    for claim in claims:
+        for request in {one.request for one in claim.shares}:
+            for device, mib in claim.mib(request).items():
+                if uuid := by_device.get(device):
+                    found.setdefault(uuid, set()).add(mib)
     return found
 
 
@@ -128,14 +140,14 @@ class PodLimits:
                 continue
             self._hold(uid, key, its)
             mib, users = mib_by_card(cards, its), _users(key, its, listing)
-            for folder in self._cgroups.containers(folders[uid]) if users else ():
-                if users == 1:
-                    targets.append(Target(key, uid, os.path.basename(folder), folder, mib))
-                    continue
+            inside = self._cgroups.containers(folders[uid])
+            if users == 1:
+                targets += [Target(key, uid, os.path.basename(folder), folder, mib) for folder in inside]
+            elif users > 1:
                 try:
-                    self._enforcer.inherit(cards, folder)
+                    self._enforcer.partition(cards, inside, mib, _parts(cards, its), users)
                 except Refusal as refusal:
-                    log.warning("%s of pod %s may hold more than its part: %s", folder, key, refusal)
+                    log.warning("containers of pod %s may hold more than their parts: %s", key, refusal)
         promised = mib_by_card(cards, claims)
         self._enforcer.enforce(cards, described, targets, promised)
         counts = {card.uuid: sum(1 for claim in claims if device_name(card.uuid) in claim.mib()) for card in cards}

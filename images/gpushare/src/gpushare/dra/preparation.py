@@ -183,7 +183,7 @@ class Preparation:
             raise ClaimRefused(error.refusal.code, f"claim {claim.key}: {error.refusal.text}") from error
         if not injected:
             specifications.check_variable(claim, others)
-        return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits(uuids))
+        return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits)
 
     def _read(self, ref: ClaimRef) -> t.Any:
         namespace, name = quote(ref.namespace, safe=""), quote(ref.name, safe="")

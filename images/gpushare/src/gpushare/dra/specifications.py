@@ -2,9 +2,9 @@
 """The CDI specifications of prepared claims: which cards a container sees, and its hard limit.
 
 The runtime applies them after the container's own environment, whose values they replace, so that a pod can't widen
-what it was given. The variables that two claims of one container both set can't be merged: the last one counts. So
-with CDI each card is named by its device of NVIDIA's specification; where only the variable names cards, a pod may have
-one claim with one request (see :func:`check_variable`).
+what it was given. A container has the devices of its requests, so each has the variables of its own request. Where two
+of one container set the same variable, the last one counts. So with CDI each card is named by its device of NVIDIA's
+specification; where only the variable names cards, it must have one value in a pod (see :func:`check_variable`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def record(
     node: str,
     unit: str,
     injected: t.Mapping[str, str],
-    limits: t.Mapping[str, str],
+    limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]],
 ) -> records.Record:
     """Return the record of a claim, which has room on the cards.
 
@@ -52,22 +52,22 @@ def record(
     :param unit: of the cluster's shares, GiB or MiB.
     :param injected: the names of the cards' devices in NVIDIA's CDI specification, by UUID; empty where the variable
         names the cards.
-    :param limits: the variables of the hard limit.
+    :param limits: returns the variables of a hard limit, by MiB by card (UUID).
     """
     by_device = {device_name(card.uuid): card for card in cards}
-    given = {one.device: by_device[one.device] for one in claim.shares}
     total = contract.units_of(sum(one.mib for one in claim.shares), unit)
     devices, entries = [], list[JsonObject]()
     for number, share in enumerate(claim.shares):
-        card, name = given[share.device], cdi_name(claim.uid, number)
+        card, name = by_device[share.device], cdi_name(claim.uid, number)
+        own = {by_device[device].uuid: mib for device, mib in claim.mib(share.request).items()}
         variables = {
             # With CDI names NVIDIA's runtime must add nothing, in any of its modes.
-            VISIBLE: "void" if injected else ",".join(one.uuid for one in given.values()),
+            VISIBLE: "void" if injected else ",".join(own),
             contract.POD_INDEX: str(card.index),
             contract.POD_CARD_UNITS: str(card.units),
             contract.POD_UNITS: str(total),
-            contract.CONTAINER_UNITS: str(total),
-            **limits,
+            contract.CONTAINER_UNITS: str(contract.units_of(sum(own.values()), unit)),
+            **limits(own),
         }
         edits = {"env": [f"{key}={value}" for key, value in variables.items()]}
         entries.append({"name": name.partition("=")[2], "containerEdits": edits})
@@ -81,11 +81,11 @@ def check_variable(claim: Claim, others: t.Iterable[Claim]) -> None:
     """Refuse a claim whose cards the variable can't name exactly.
 
     :param others: the claims that are prepared.
-    :raises ClaimRefused: its requests may be of several containers, or a pod has another claim.
+    :raises ClaimRefused: its requests have different cards, or a pod has another claim.
     """
     why = "a container's cards can only be told apart by CDI; see --device-injection and NVIDIA's CDI specification"
-    if len({one.request for one in claim.shares}) > 1:
-        raise ClaimRefused(Code.CDI_REQUIRED, f"claim {claim.key} has several requests: {why}")
+    if len({frozenset(claim.mib(one.request)) for one in claim.shares}) > 1:
+        raise ClaimRefused(Code.CDI_REQUIRED, f"claim {claim.key} has requests of different cards: {why}")
     pods = {one.uid for one in claim.pods}
     for other in others:
         if other.uid != claim.uid and pods & {one.uid for one in other.pods}:

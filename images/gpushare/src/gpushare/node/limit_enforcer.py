@@ -350,16 +350,46 @@ class Enforcer:
             if not _equal(wanted, now):
                 self._hold(card, folder, wanted, now, f"{folder} can't be limited on card {card.index}")
 
-    def inherit(self, cards: t.Sequence[contract.Card], folder: str) -> None:
-        """Have the limit of the cgroup above hold for this one, too, instead of a limit of its own.
+    def partition(
+        self,
+        cards: t.Sequence[contract.Card],
+        folders: t.Sequence[str],
+        mib: t.Mapping[str, int],
+        parts: t.Mapping[str, t.Container[int]],
+        users: int,
+    ) -> None:
+        """Keep the cgroups in a limited group from holding more than it together.
+
+        The driver may count the nearest limit only. So limits inside the group stay only if each of them is a part of
+        the group's memory, and all are no more than that; otherwise the group's limit holds for all. Once every user
+        has its part, there is nothing left for the others.
 
         :param cards: of the node.
+        :param folders: all cgroups in the group.
+        :param mib: the group's MiB by card (UUID).
+        :param parts: MiB of one user by card (UUID).
+        :param users: how many of the cgroups have a part; which ones isn't known.
         :raises Refusal: the driver refuses.
         """
         with self._lock:
             limited = [card for card in cards if card.uuid in self._supported and self.mode != "off"]
         for card in limited:
-            self._backend.set(card.uuid, folder, NONE)
+            whole = limits.wanted(mib[card.uuid]) if card.uuid in mib else BLOCKED
+            found = {folder: self._backend.get(card.uuid, folder) for folder in folders}
+            # One that is equal to the group's may be the group's.
+            own = {
+                folder: limit
+                for folder, limit in found.items()
+                if limit is not None and not _equal(whole, limit) and not _equal(BLOCKED, limit)
+            }
+            is_right = (
+                all(not one.soft and one.hard // MIB in parts.get(card.uuid, ()) for one in own.values())
+                and sum(one.hard for one in own.values()) <= whole.hard
+            )
+            rest = BLOCKED if is_right and len(own) == users else NONE
+            for folder, limit in found.items():
+                if not (is_right and folder in own) and not (rest is BLOCKED and _equal(BLOCKED, limit)):
+                    self._backend.set(card.uuid, folder, rest)
 
     @property
     def suspicious(self) -> bool:

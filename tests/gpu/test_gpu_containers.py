@@ -18,11 +18,11 @@ from pathlib import Path
 import _runtime
 import pytest
 from _attacks import TABLE, Outcome
-from _card import CGROUPFS, facts, first, place, record
+from _card import CGROUPFS, absent, facts, first, place, record, remove_groups
 from _runtime import Ran, Runtime
 from check_worlds import pod_uid
 from plugin_fakes import NODE, make_pod, until
-from test_plugin import FAULT_XID, OnCards
+from test_gpu_plugin import FAULT_XID, OnCards
 
 VISIBLE, LEGACY, LIMIT = "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "NVIDIA_GPU_MEMORY_LIMIT"
 IDENTIFIER = "4" * 64
@@ -104,7 +104,8 @@ def test_what_the_plugin_answers_gives_the_card_and_cuda_runs(runtime: Runtime, 
     assert given.devices == (() if mode == "envvar" else (f"nvidia.com/gpu={card['uuid']}",))
     assert given.environment[VISIBLE] == (card["uuid"] if mode == "envvar" else "void")
     uid = pod_uid(7)
-    how = shared(answers, mode, NONE, NONE, "--cgroup", f"/{place(CGROUPFS, uid, IDENTIFIER)}")
+    group = place(CGROUPFS, uid, IDENTIFIER)
+    added, how = absent(group), shared(answers, mode, NONE, NONE, "--cgroup", f"/{group}")
     script = "echo /dev/nvidia*; nvidia-smi -L; exec /hold 2048"
     process = subprocess.Popen(
         runtime.command("/bin/sh", "-c", script, identifier=IDENTIFIER, **how),
@@ -121,6 +122,7 @@ def test_what_the_plugin_answers_gives_the_card_and_cuda_runs(runtime: Runtime, 
     finally:
         runtime.kill(IDENTIFIER)
         process.wait(30)
+        remove_groups(added)
     record(f"container-{mode}", {"said": said, "processes": seen})
     assert f"card {card['uuid']}" in said and "computed" in said, said
     assert any(card["uuid"] in line and line.startswith("GPU 0: ") for line in said), said
