@@ -24,6 +24,7 @@ from own_cluster import until
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer
 from test_gpushare_on_api import listed
+from test_monitoring_page import first_column
 from unix_http import ask_socket
 
 COMMAND = (sys.executable, "-m", "gpushare.templates.command")
@@ -321,3 +322,13 @@ def test_one_leads_and_another_follows_when_it_is_gone(
     first.leader._kube = real
     until(lambda: first.unready() is None)
     assert (first.leader.leading, second.leader.leading) == (False, True)
+
+
+# --------------------------------------------------------------------------- monitoring
+
+
+def test_every_metric_is_in_the_page(server: ApiServer, tmp_path: Path) -> None:
+    with process(server, tmp_path, "one"):
+        text = ask_socket(tmp_path / "one.sock", "/metrics")[1]
+    names = {name for name in re.findall(r"^# TYPE (gpushare_\w+) ", text, re.M) if not name.endswith("_created")}
+    assert names == {*first_column("Metrics of the server of claim templates"), *first_column("Metrics of both")}

@@ -31,7 +31,7 @@ from gpushare.http.service import (
 )
 from gpushare.shared._contracts.gpushare import MIB_PER_UNIT
 from gpushare.templates.keeper import UNUSED_SECONDS, Keeper
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Info
 
 COMPONENT = LEASE = "gpushare-dra-templates"
 # If the namespace of the service account isn't known.
@@ -67,6 +67,8 @@ class Templates:
         """
         kube, host = MeasuredKube(kube, registry), socket.gethostname()
         done = Counter("gpushare_templates", "Claim templates that were made, by result", ["result"], registry=registry)
+        build = {"component": "dra-templates", "version": gpushare.__version__}
+        Info("gpushare_build", "Server and version", registry=registry).info(build)
         leads = Gauge("gpushare_templates_leader", "1 while this server leads", registry=registry)
         leads.set_function(lambda: float(self.leader.leading))
         self.events = Events(kube, COMPONENT, host)

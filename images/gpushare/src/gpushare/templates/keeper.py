@@ -33,7 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 # A template goes when no pod has named it for so long: the next pod of a Deployment is to find it.
 UNUSED_SECONDS = 600.0
 PAGE = 500
-EVENT = "ClaimTemplateFailed"
+EVENT = "GpuClaimTemplateFailed"
 log = logging.getLogger("gpushare.templates")
 
 
