@@ -25,7 +25,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_objects": (15, 100),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
-    "control_plane_info": (62, 260),
+    "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (29, 200),
     "gpu_allocation_check": (51, 425),
@@ -33,7 +33,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 85),
     "image_build": (9, 35),
-    "image_import": (16, 70),
+    "image_import": (16, 75),
     "kernel_driver": (15, 50),
     "kube_scheduler": (25, 160),
     "kubeadm_config": (9, 35),
