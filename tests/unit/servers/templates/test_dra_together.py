@@ -116,3 +116,4 @@ def test_two_containers_get_a_name_each_of_the_same_card(server: ApiServer, node
     own = [name for name in names if name.startswith("gpu.kubegpu.share/")]
     assert len({*own}) == 2
     assert {node.environment(name)[contract.POD_UNITS] for name in own} == {"5"}
+    assert [node.environment(name)[contract.CONTAINER_UNITS] for name in own] == ["3", "2"]
