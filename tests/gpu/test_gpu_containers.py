@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tarfile
+import types
 import typing as t
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Answe
 
 Variables = t.Mapping[str, str]
 How = dict[str, t.Any]
-NONE: Variables = {}
+NONE: Variables = types.MappingProxyType({})
 
 
 def lonely(mode: str, image: Variables = NONE, pod: Variables = NONE, *options: str) -> How:

@@ -185,7 +185,7 @@ class _Edit:
         for path, tree in self._trees(self._documents).items():
             own = tree.get("version", 0)
             # To Python, true and false are numbers.
-            if type(own) is not int or own not in (0, *CRI_PLUGIN):
+            if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *CRI_PLUGIN):
                 raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
             if own > newest:
                 # 1.6 ignores the file without an error.

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import typing as t
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid
@@ -55,7 +56,7 @@ class Node:
         stores = records.Records(self.root / "claims"), Specifications(self.root / "cdi")
         self.driver = Preparation(NODE, "GiB", self.kube, *stores, lambda: self.now)
         self.driver.cards = lambda: self.cards
-        self.driver.injected = lambda uuids: self.injected(uuids)
+        self.driver.injected = self.injected
         self.driver.limits = lambda mib: {"NVIDIA_GPU_MEMORY_LIMIT": str(max(mib.values()))}
         self.driver.hold = self.held.append
         self.driver.on_refused = self.refused.append
@@ -124,7 +125,7 @@ def test_a_claim_as_kubelet_and_the_runtime_see_it(node: Node) -> None:
     }
     assert [one.key for one in node.held] == ["default/claim1"]
     # Again, by the same process and the next one: the same answer, whatever has changed since.
-    node.injected = lambda uuids: {}
+    node.driver.injected = lambda uuids: {}
     for _turn in range(2):
         assert node.prepare(1) == [devices]
         node.start()
@@ -143,7 +144,7 @@ def test_several_cards_requests_and_claims_of_one_pod(node: Node) -> None:
 
 def test_where_the_variable_names_the_cards(node: Node) -> None:
     """One claim with one request is exact; what can't be exact is refused."""
-    node.injected = lambda uuids: {}
+    node.driver.injected = lambda uuids: {}
     node.kube.put(make_claim(1, gib(4), gib(4, "gpu-bbbb"), pods=(9,)))
     node.kube.put(make_claim(2, gib(1), pods=(9,)))
     node.kube.put(make_claim(3, gib(1), result("gpu-bbbb", "1Gi", request="two")))
@@ -168,7 +169,7 @@ def test_where_the_variable_names_the_cards(node: Node) -> None:
     def required(uuids: t.Sequence[str]) -> t.Mapping[str, str]:
         raise InvalidIds(Reason.CDI_UNAVAILABLE, "no CDI specification names it")
 
-    node.injected = required
+    node.driver.injected = required
     node.kube.put(make_claim(4, gib(1)))
     assert node.prepare(4) == ["CDIUnavailable: claim default/claim4: no CDI specification names it"]
 
@@ -192,7 +193,7 @@ def test_an_error_is_of_one_claim(node: Node) -> None:
 def test_a_full_disk_is_an_error_of_the_claim(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.kube.put(make_claim(1, gib(4)))
     with monkeypatch.context() as patch:
-        patch.setattr(records.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left")))
+        patch.setattr(records.os, "fsync", Mock(side_effect=OSError(28, "No space left")))
         (answer,) = node.prepare(1)
     assert str(answer).startswith("StateNotWritten: the record of claim default/claim1 can't be written: [Errno 28]")
     assert node.files() == [] and list((node.root / "claims").iterdir()) == []

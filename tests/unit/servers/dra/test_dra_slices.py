@@ -206,12 +206,12 @@ def test_a_taint_keeps_its_time_and_goes_when_the_card_is_back() -> None:
     sick = dataclasses.replace(card(0), healthy=False, code="CardLost", reason="x")
     tainted = slices.devices([sick, card(1)], "GiB", slices.Facts())
     generation = settle(api, tainted)
-    (one,) = api.found.values()
+    [one] = list(api.found.values())
     since = one["spec"]["devices"][0]["taints"][0]["timeAdded"]
     requests = api.requests
     assert settle(api, tainted, generation) == generation and api.requests == requests
     settle(api, slices.devices([sick, card(1, 15)], "GiB", slices.Facts()), generation)
-    (one,) = api.found.values()
+    [one] = list(api.found.values())
     assert one["spec"]["devices"][0]["taints"][0]["timeAdded"] == since
     settle(api, names(2), generation + 1)
     assert all("taints" not in each for one in api.found.values() for each in one["spec"]["devices"])

@@ -178,9 +178,7 @@ class Driver:
             Records(self._folder / "claims"),
             Specifications(options.claim_folder),
         )
-        self.limits = PodLimits(
-            self.enforcer, cgroups, lambda: self.inventory.cards, lambda: self.preparation.prepared()
-        )
+        self.limits = PodLimits(self.enforcer, cgroups, lambda: self.inventory.cards, self.preparation.prepared)
         self.sockets = PluginSockets(
             DRIVER,
             options.kubelet_dir / "plugins_registry",
