@@ -152,4 +152,5 @@ def _twice(claims: Claims, cluster: ClusterState, nodes: t.Sequence[ClusterNode]
 
 
 def _announced(node: ClusterNode) -> int:
-    return contract.quantity(node["capacity"].get(contract.RESOURCE_MEMORY, 0))
+    # kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable.
+    return contract.quantity(node["allocatable"].get(contract.RESOURCE_MEMORY, 0))

@@ -82,8 +82,8 @@ def test_a_node_has_one_allocation():
     for objects in ([announcing], [node("gpu1"), gpu_pod()]):
         text = found(Claims("dra", capacity=True), *objects)["two-allocations"]
         assert given in text and "uninstall.yml -e gpushare_allocation=extender first" in text
-    # A plugin that has left, and other nodes.
-    left = node("gpu1", {contract.RESOURCE_MEMORY: "0"})
+    # A plugin that has just left, and other nodes.
+    left = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, free={contract.RESOURCE_MEMORY: "0"})
     other = node("gpu2", {contract.RESOURCE_MEMORY: "32"})
     assert "two-allocations" not in found(Claims("dra", capacity=True), left, other, announced(OURS, "gpu1"))
     text = found(Claims(), announced(OURS, "gpu1"))["two-allocations"]

@@ -19,13 +19,14 @@ from gpu_nodes import CARD, gpu_node
 UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000"
 
 
-def node(name, capacity=None, annotations=None, runtime="containerd://2.2.9", ready="True", labels=None):
+def node(name, capacity=None, annotations=None, runtime="containerd://2.2.9", ready="True", labels=None, free=None):
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "annotations": {"other/large": "x", **(annotations or {})}, "labels": labels or {}},
         "status": {
             "capacity": {"cpu": "8", **(capacity or {})},
+            "allocatable": {"cpu": "8", **(capacity or {}), **(free or {})},
             "conditions": [{"type": "Ready", "status": ready}],
             "nodeInfo": {"containerRuntimeVersion": runtime},
         },
