@@ -333,10 +333,15 @@ def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90
 
 def holder(lab: Lab) -> str:
     """Return the control plane whose scheduler holds the lease; empty if none does."""
+    return holder_identity(lab).rpartition("_")[0]
+
+
+def holder_identity(lab: Lab) -> str:
+    """Return the identity of the process that holds the lease, which begins with its node; empty if none does."""
     for name in lab.control_planes:
         with contextlib.suppress(ApiError, OSError, urllib3.exceptions.HTTPError):
             spec = lab.api_of(name, 5).call("GET", LEASE)["spec"]
-            return str(spec.get("holderIdentity") or "").rpartition("_")[0]
+            return str(spec.get("holderIdentity") or "")
     return ""
 
 

@@ -31,7 +31,7 @@ from _pods import (
     shares_of,
     wait_settled,
 )
-from _schedulers import Inside, holder, processes
+from _schedulers import Inside, holder_identity, processes
 
 DAEMONSETS = f"/apis/apps/v1/namespaces/{SERVERS}/daemonsets"
 EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
@@ -164,27 +164,28 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def leads(lab: Lab, not_any_more: str = "") -> str:
-    """Wait for a leading scheduler other than this one; return its node."""
+    """Wait for a leading scheduler other than this process; return its node, which may be the same one."""
 
     def new() -> str:
-        name = holder(lab)
-        return name if name and name != not_any_more else ""
+        identity = holder_identity(lab)
+        return identity if identity != not_any_more else ""
 
     found: str = until(new, f"another leader than {not_any_more or 'none'}", LEASE_SECONDS)
-    return found
+    return found.rpartition("_")[0]
 
 
 def scheduler_killed(lab: Lab, inside: Inside, leader: str) -> str:
+    before = holder_identity(lab)
     send(inside.schedulers()[leader], signal.SIGKILL)
-    return leads(lab, leader)
+    return leads(lab, before)
 
 
 def scheduler_paused(lab: Lab, inside: Inside, leader: str) -> str:
     """The scheduler resumes its work after another one leads, through an extender that ran all the time."""
-    pids = inside.schedulers()[leader]
+    pids, before = inside.schedulers()[leader], holder_identity(lab)
     send(pids, signal.SIGSTOP)
     try:
-        return leads(lab, leader)
+        return leads(lab, before)
     finally:
         send(pids, signal.SIGCONT)
 
