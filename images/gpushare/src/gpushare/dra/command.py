@@ -7,9 +7,7 @@ import argparse
 import collections
 import dataclasses
 import fcntl
-import gc
 import logging
-import signal
 import sys
 import threading
 import time
@@ -33,16 +31,13 @@ from gpushare.dra.topology import pcie_root
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
     STOP_SECONDS,
-    SWITCH_SECONDS,
     Response,
     Service,
     common,
-    end_process,
     logger,
     metrics_service,
     start_all,
     stop_within,
-    termination_signals,
     text,
 )
 from gpushare.kubelet.dra import HEALTH_SECONDS, ClaimListing, DeviceHealth, PodClaims
@@ -50,16 +45,16 @@ from gpushare.kubelet.plugin_sockets import PluginSockets
 from gpushare.kubelet.pod_resources import Unreadable
 from gpushare.node import flags
 from gpushare.node.cgroups import NodeCgroups, PodCgroups
-from gpushare.node.injection import AUTO, FOLDERS, Injection
+from gpushare.node.injection import FOLDERS, Injection
 from gpushare.node.limit_enforcer import Enforcer
 from gpushare.node.metrics_server import serve_metrics
+from gpushare.node.serving import NodeOptions, serve, settings
 from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits, Refusal
 from gpushare.shared._contracts import gpushare as contract
-from gpushare.shared._core.types import JsonObject
 from prometheus_client import REGISTRY, CollectorRegistry
 
 COMPONENT = "gpushare-dra-driver"
@@ -82,39 +77,15 @@ log = logging.getLogger("gpushare.dra")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(NodeOptions):
     """The driver's settings.
 
-    :param unit: of the cluster's shares, GiB or MiB.
-    :param metrics: where others read the metrics, with a token; None: nowhere.
-    :param status_socket: path of a Unix socket for probes; empty for none.
-    :param query_seconds: seconds after which the cards are queried again, at the latest.
-    :param reserve_mib: MiB of each card that pods aren't given, besides those of driver and firmware.
-    :param xid_quiet: seconds without a further error after which a card is given to pods again.
-    :param ignored_xids: errors that don't concern the card, in addition to those of applications.
-    :param injection: ``auto``, ``cdi`` or ``envvar``.
-    :param cdi_folders: of NVIDIA's specification.
     :param claim_folder: of the claims' CDI specifications.
-    :param memory_limit: ``auto``, ``required`` or ``off``.
-    :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     :param sysfs: where sysfs is mounted.
     :param token: the file of the account's token.
     """
 
-    node: str
-    unit: str = "GiB"
-    kubelet_dir: Path = Path("/var/lib/kubelet")
-    metrics: Endpoint | None = None
-    status_socket: str = ""
-    query_seconds: float = 5.0
-    reserve_mib: int = 0
-    xid_quiet: float = 300.0
-    ignored_xids: tuple[int, ...] = ()
-    injection: str = AUTO
-    cdi_folders: tuple[Path, ...] = FOLDERS
     claim_folder: Path = FOLDERS[-1]
-    memory_limit: str = "auto"
-    cgroup_root: str = "/sys/fs/cgroup"
     sysfs: Path = Path("/sys")
     token: Path = FOLDER / "token"
 
@@ -447,21 +418,10 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: t.Sequence[str] | None = None) -> int:
     given = parse(arguments)
     logger("gpushare", given.log_format, given.log_level)
-    options = Options(
-        node=given.node_name,
-        unit=given.memory_unit,
-        kubelet_dir=Path(given.kubelet_dir),
-        metrics=given.metrics,
-        status_socket=given.status_socket,
-        query_seconds=given.query_interval,
-        reserve_mib=given.reserved_memory,
-        xid_quiet=given.xid_quiet,
-        ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),
-        injection=given.device_injection,
-        cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
+    options = settings(
+        Options,
+        given,
         claim_folder=Path(given.claim_cdi_folder),
-        memory_limit=given.memory_limit,
-        cgroup_root=given.cgroup_root,
         sysfs=Path(given.sysfs),
         token=Path(given.service_account or FOLDER) / "token",
     )
@@ -472,24 +432,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         return 1
     if given.serve_metrics:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    signals = termination_signals()
-    driver = Driver(options, kube, NvidiaMl(), NvidiaLimits())
-    # The objects so far are permanent; collecting garbage among them would delay answers to kubelet.
-    gc.collect()
-    gc.freeze()
-    try:
-        driver.start()
-    except OSError as error:
-        log.error("can't serve: %s", error)
-        return 1
-    facts: JsonObject = {"node": options.node, "unit": options.unit}
-    if driver.metrics_service is not None:
-        facts["metrics"] = driver.metrics_service.port
-    log.info("started", extra={"data": facts})
-    signal.sigwait(signals)
-    log.info("stopping")
-    return end_process(driver.stop())
+    return serve(lambda: Driver(options, kube, NvidiaMl(), NvidiaLimits()), options, log)
 
 
 if __name__ == "__main__":

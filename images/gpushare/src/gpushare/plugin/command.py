@@ -7,14 +7,11 @@ import argparse
 import collections
 import dataclasses
 import functools
-import gc
 import logging
-import signal
 import sys
 import threading
 import time
 import typing as t
-from pathlib import Path
 
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
@@ -24,24 +21,22 @@ from gpushare.api.reviews import Reviews
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
     STOP_SECONDS,
-    SWITCH_SECONDS,
     Response,
     Service,
     common,
-    end_process,
     logger,
     metrics_service,
     start_all,
     stop_within,
-    termination_signals,
     text,
 )
 from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadable
 from gpushare.kubelet.server import DevicePlugin, Registration
 from gpushare.node import flags
 from gpushare.node.cgroups import Cgroups, NodeCgroups
-from gpushare.node.injection import AUTO, FOLDERS, Injection
+from gpushare.node.injection import Injection
 from gpushare.node.metrics_server import serve_metrics
+from gpushare.node.serving import NodeOptions, serve, settings
 from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
@@ -82,40 +77,17 @@ log = logging.getLogger("gpushare.device_plugin")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(NodeOptions):
     """The plugin's settings.
 
-    :param unit: of the cluster's shares, GiB or MiB.
-    :param metrics: where others read the metrics, with a token; None: nowhere.
-    :param status_socket: path of a Unix socket for probes; empty for none.
     :param resync: seconds after which everything is compared again, at the latest.
-    :param query_seconds: seconds after which the cards are queried again, at the latest.
-    :param reserve_mib: MiB of each card that pods aren't given, besides those of driver and firmware.
-    :param xid_quiet: seconds without a further error after which a card is given to pods again.
-    :param ignored_xids: errors that don't concern the card, in addition to those of applications.
-    :param injection: ``auto``, ``cdi`` or ``envvar``.
-    :param memory_limit: ``auto``, ``required`` or ``off``.
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param exempt: namespaces whose pods without a share aren't limited, and whose privileged pods aren't reported.
-    :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
-    node: str
-    unit: str = "GiB"
-    kubelet_dir: Path = Path("/var/lib/kubelet")
-    metrics: Endpoint | None = None
-    status_socket: str = ""
     resync: float = 30.0
-    query_seconds: float = 5.0
-    reserve_mib: int = 0
-    xid_quiet: float = 300.0
-    ignored_xids: tuple[int, ...] = ()
-    injection: str = AUTO
-    cdi_folders: tuple[Path, ...] = FOLDERS
-    memory_limit: str = "auto"
     evict: bool = False
     exempt: frozenset[str] = frozenset()
-    cgroup_root: str = "/sys/fs/cgroup"
 
 
 class Plugin:
@@ -453,23 +425,12 @@ def clean(options: Options, kube: Kube, nvml: Nvml, limit_backend: LimitBackend,
 def main(arguments: t.Sequence[str] | None = None) -> int:
     given = parse(arguments)
     logger("gpushare", given.log_format, given.log_level)
-    options = Options(
-        node=given.node_name,
-        unit=given.memory_unit,
-        kubelet_dir=Path(given.kubelet_dir),
-        metrics=given.metrics,
-        status_socket=given.status_socket,
+    options = settings(
+        Options,
+        given,
         resync=given.resync,
-        query_seconds=given.query_interval,
-        reserve_mib=given.reserved_memory,
-        xid_quiet=given.xid_quiet,
-        ignored_xids=tuple(int(one) for one in given.ignore_xids.split(",") if one),
-        injection=given.device_injection,
-        cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
-        memory_limit=given.memory_limit,
         evict=given.memory_limit_violation == "evict",
         exempt=frozenset(given.exempt_namespaces.split(",")),
-        cgroup_root=given.cgroup_root,
     )
     try:
         kube = connect(given.api_server, given.service_account)
@@ -480,24 +441,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
     if given.cleanup:
         return clean(options, kube, NvidiaMl(), NvidiaLimits())
-    sys.setswitchinterval(SWITCH_SECONDS)
-    signals = termination_signals()
-    plugin = Plugin(options, kube, NvidiaMl(), NvidiaLimits())
-    # The objects so far are permanent; collecting garbage among them would delay answers to kubelet.
-    gc.collect()
-    gc.freeze()
-    try:
-        plugin.start()
-    except OSError as error:
-        log.error("can't serve: %s", error)
-        return 1
-    facts: JsonObject = {"node": options.node, "unit": options.unit}
-    if plugin.metrics_service is not None:
-        facts["metrics"] = plugin.metrics_service.port
-    log.info("started", extra={"data": facts})
-    signal.sigwait(signals)
-    log.info("stopping")
-    return end_process(plugin.stop())
+    return serve(lambda: Plugin(options, kube, NvidiaMl(), NvidiaLimits()), options, log)
 
 
 if __name__ == "__main__":
