@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpushare.api.account import FOLDER
 from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.flags import Flags
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.reviews import Reviews
 from gpushare.dra import slices
@@ -393,7 +394,7 @@ class Driver:
         self.metrics.claims(len(prepared))
 
 
-FLAGS: flags.Flags = {
+FLAGS: Flags = {
     "claim-cdi-folder": (
         str,
         str(FOLDERS[-1]),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -14,10 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import gpushare
 from gpushare.api.account import default_namespace
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
+from gpushare.api.flags import Flags, add, add_common, check_choice, check_common
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import PAGE, Mirror
 from gpushare.api.reviews import Reviews
@@ -195,57 +194,40 @@ class Extender:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; other options come from the environment, then from the defaults."""
-    env = os.environ.get
     parser = argparse.ArgumentParser(prog="gpushare-extender", description=__doc__)
-    parser.add_argument("--address", default=env("GPUSHARE_ADDRESS", "127.0.0.1"), help="address to listen on")
-    parser.add_argument("--port", type=int, default=env("GPUSHARE_PORT", str(contract.EXTENDER_PORT)))
-    parser.add_argument(
-        "--metrics-address",
-        default=env("GPUSHARE_METRICS_ADDRESS", ""),
-        help="where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
-    )
-    parser.add_argument("--metrics-port", type=int, default=env("GPUSHARE_METRICS_PORT", str(METRICS_PORT)))
-    parser.add_argument("--placement", default=env("GPUSHARE_PLACEMENT", "binpack"), help=" or ".join(STRATEGIES))
-    parser.add_argument(
-        "--preemption",
-        default=env("GPUSHARE_PREEMPTION", "on"),
-        help="on or off: pods of a higher priority may have others evicted for memory of one card",
-    )
-    parser.add_argument(
-        "--ledger-namespace",
-        default=env("GPUSHARE_LEDGER_NAMESPACE", ""),
-        help="where the Lease is in which bookings are written, the same for all extenders of a cluster; "
-        f"unset: the service account's namespace, else {LEDGER_NAMESPACE}",
-    )
-    for name, what in (
-        ("tls-cert", "the server's certificate chain, in PEM"),
-        ("tls-key", "its private key"),
-        ("tls-client-ca", "the authority of the certificates that clients must have"),
-        ("metrics-tls-cert", "the certificate chain of --metrics-address, in PEM"),
-        ("metrics-tls-key", "its private key"),
-        ("status-socket", "path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none"),
-    ):
-        parser.add_argument(f"--{name}", default=env(f"GPUSHARE_{name.replace('-', '_').upper()}", ""), help=what)
-    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
-    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
-    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
-    parser.add_argument(
-        "--service-account",
-        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
-        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
-    )
-    parser.add_argument("--version", action="version", version=gpushare.__version__)
+    own: Flags = {
+        "address": (str, "127.0.0.1", "address to listen on"),
+        "port": (int, str(contract.EXTENDER_PORT), "its port"),
+        "metrics-address": (
+            str,
+            "",
+            "where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
+        ),
+        "metrics-port": (int, str(METRICS_PORT), "its port"),
+        "placement": (str, "binpack", " or ".join(STRATEGIES)),
+        "preemption": (
+            str,
+            "on",
+            "on or off: pods of a higher priority may have others evicted for memory of one card",
+        ),
+        "ledger-namespace": (
+            str,
+            "",
+            "where the Lease is in which bookings are written, the same for all extenders of a cluster; "
+            f"unset: the service account's namespace, else {LEDGER_NAMESPACE}",
+        ),
+        "tls-cert": (str, "", "the server's certificate chain, in PEM"),
+        "tls-key": (str, "", "its private key"),
+        "tls-client-ca": (str, "", "the authority of the certificates that clients must have"),
+        "metrics-tls-cert": (str, "", "the certificate chain of --metrics-address, in PEM"),
+        "metrics-tls-key": (str, "", "its private key"),
+    }
+    add(parser, own)
+    add_common(parser)
     options = parser.parse_args(arguments)
-    # argparse's choices don't check defaults, which come from the environment.
-    for name, allowed in (
-        ("placement", tuple(STRATEGIES)),
-        ("preemption", ("on", "off")),
-        ("log_format", ("text", "json")),
-        ("log_level", ("debug", "info", "warning", "error")),
-    ):
-        if getattr(options, name) not in allowed:
-            flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
+    check_common(parser, options)
+    check_choice(parser, options, "placement", tuple(STRATEGIES))
+    check_choice(parser, options, "preemption", ("on", "off"))
     for flag, port in (("--port", options.port), ("--metrics-port", options.metrics_port)):
         if not 0 <= port <= 65535:
             parser.error(f"{flag}: {port} is no port")

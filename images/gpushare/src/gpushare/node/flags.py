@@ -4,34 +4,24 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import typing as t
 
-import gpushare
+from gpushare.api.flags import Flags, add, add_common, check_choice, check_common
 from gpushare.http.server import Endpoint
 from gpushare.http.tls import metrics_tls
 from gpushare.node import limits
 from gpushare.node.injection import AUTO, FOLDERS, MODES
 from gpushare.shared._contracts import gpushare as contract
 
-# Type, default and help by name.
-Flags = t.Mapping[str, tuple[t.Callable[[str], t.Any], str, str]]
 FLAGS: Flags = {
     "node-name": (str, "", "this node's name in the API"),
     "memory-unit": (str, "GiB", "GiB or MiB, the same in the whole cluster"),
     "kubelet-dir": (str, "/var/lib/kubelet", "kubelet's folder, with the folders of its plugins' sockets"),
-    "status-socket": (
-        str,
-        "",
-        "path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none",
-    ),
     "metrics-address": (
         str,
         "",
         "where those read /metrics, and nothing else, whose token the API server allows it; unset: nowhere",
     ),
-    "metrics-port": (int, "", "its port"),
     "metrics-tls-cert": (str, "", "its certificate chain, in PEM"),
     "metrics-tls-key": (str, "", "its private key"),
     "query-interval": (float, "5", "seconds after which the cards are queried again"),
@@ -50,10 +40,6 @@ FLAGS: Flags = {
     "cdi-folders": (str, ",".join(map(str, FOLDERS)), "folders of CDI specifications, with commas; the last one wins"),
     "memory-limit": (str, "auto", "whether the driver limits containers to their shares: auto, required or off"),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
-    "log-format": (str, "text", "text or json"),
-    "log-level": (str, "info", "debug, info, warning or error"),
-    "api-server": (str, "", "URL; unset: the cluster's own"),
-    "service-account": (str, "", "folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod"),
 }
 
 
@@ -65,31 +51,23 @@ def parser(command: str, description: str | None, metrics_port: int, more: Flags
     :param more: the command's own options.
     """
     made = argparse.ArgumentParser(prog=command, description=description)
-    for name, (kind, usual, help_text) in {**FLAGS, **more}.items():
-        default = str(metrics_port) if name == "metrics-port" else usual
-        # The environment's values are strings, which argparse converts as those of the command line.
-        variable = "NODE_NAME" if name == "node-name" else "GPUSHARE_" + name.upper().replace("-", "_")
-        made.add_argument(f"--{name}", type=kind, default=os.environ.get(variable, default), help=help_text)
+    port: Flags = {"metrics-port": (int, str(metrics_port), "its port")}
+    add(made, {**FLAGS, **port, **more})
     made.add_argument(
         "--serve-metrics",
         action="store_true",
         help="only serve the metrics of the server that has --status-socket, at --metrics-address",
     )
-    made.add_argument("--version", action="version", version=gpushare.__version__)
+    add_common(made)
     return made
 
 
 def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Check the common options, and set ``options.metrics`` to an endpoint or None; a wrong one ends the process."""
-    # argparse's choices don't check defaults, which come from the environment.
-    for name, allowed in (
-        ("memory-unit", tuple(contract.MIB_PER_UNIT)),
-        ("device-injection", MODES),
-        ("memory-limit", limits.MODES),
-        ("log-format", ("text", "json")),
-        ("log-level", ("debug", "info", "warning", "error")),
-    ):
-        check_choice(made, options, name, allowed)
+    check_common(made, options)
+    check_choice(made, options, "memory-unit", tuple(contract.MIB_PER_UNIT))
+    check_choice(made, options, "device-injection", MODES)
+    check_choice(made, options, "memory-limit", limits.MODES)
     if not options.node_name:
         made.error("--node-name or the environment variable NODE_NAME must name this node")
     if not 0 <= options.metrics_port <= 65535:
@@ -110,20 +88,6 @@ def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         made.error(f"--ignore-xids: {options.ignore_xids!r} is no list of numbers, separated by commas")
     if not all(one.startswith("/") for one in options.cdi_folders.split(",")):
         made.error(f"--cdi-folders: {options.cdi_folders!r} is no list of absolute paths, separated by commas")
-
-
-def check_choice(
-    made: argparse.ArgumentParser, options: argparse.Namespace, name: str, allowed: t.Sequence[str]
-) -> None:
-    """End the process if an option has none of the allowed values.
-
-    :param made: the parser.
-    :param options: what it parsed.
-    :param name: the option's, without its dashes.
-    """
-    value = getattr(options, name.replace("-", "_"))
-    if value not in allowed:
-        made.error(f"--{name}: {value!r} is none of {', '.join(allowed)}")
 
 
 def check_seconds(

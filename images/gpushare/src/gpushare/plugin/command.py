@@ -15,6 +15,7 @@ import typing as t
 
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
+from gpushare.api.flags import Flags, check_choice
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import Mirror
 from gpushare.api.reviews import Reviews
@@ -366,7 +367,7 @@ class Plugin:
 
 
 # Beside those that the servers of a node have in common.
-FLAGS: flags.Flags = {
+FLAGS: Flags = {
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
     "memory-limit-violation": (
         str,
@@ -392,7 +393,7 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     flags.check(parser, options)
-    flags.check_choice(parser, options, "memory-limit-violation", ("report", "evict"))
+    check_choice(parser, options, "memory-limit-violation", ("report", "evict"))
     flags.check_seconds(parser, options, "resync", 1, 3600)
     return options
 

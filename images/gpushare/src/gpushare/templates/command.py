@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import gpushare
 from gpushare.api.account import default_namespace
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
+from gpushare.api.flags import Flags, add, add_common, check_choice, check_common
 from gpushare.api.leader import LEASE_SECONDS, Leader
 from gpushare.api.metrics import MeasuredKube
 from gpushare.http.server import Endpoint
@@ -114,39 +114,21 @@ class Templates:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; other options come from the environment, then from the defaults."""
-    env = os.environ.get
     parser = argparse.ArgumentParser(prog=COMPONENT, description=__doc__)
-    parser.add_argument("--memory-unit", default=env("GPUSHARE_MEMORY_UNIT", "GiB"), help=" or ".join(MIB_PER_UNIT))
-    parser.add_argument(
-        "--lease-namespace",
-        default=env("GPUSHARE_LEASE_NAMESPACE", ""),
-        help="where the Lease is by which one of several servers leads; "
-        f"unset: the service account's namespace, else {NAMESPACE}",
-    )
-    parser.add_argument(
-        "--status-socket",
-        default=env("GPUSHARE_STATUS_SOCKET", ""),
-        help="path of a Unix socket for probes: /healthz, /readyz, /metrics, /version; unset: none",
-    )
-    parser.add_argument("--log-format", default=env("GPUSHARE_LOG_FORMAT", "text"), help="text or json")
-    parser.add_argument("--log-level", default=env("GPUSHARE_LOG_LEVEL", "info"), help="debug, info, warning or error")
-    parser.add_argument("--api-server", default=env("GPUSHARE_API_SERVER", ""), help="URL; unset: the cluster's own")
-    parser.add_argument(
-        "--service-account",
-        default=env("GPUSHARE_SERVICE_ACCOUNT", ""),
-        help="folder with the files token and ca.crt; unset: the one that kubelet mounts in a pod",
-    )
-    parser.add_argument("--version", action="version", version=gpushare.__version__)
+    own: Flags = {
+        "memory-unit": (str, "GiB", " or ".join(MIB_PER_UNIT)),
+        "lease-namespace": (
+            str,
+            "",
+            "where the Lease is by which one of several servers leads; "
+            f"unset: the service account's namespace, else {NAMESPACE}",
+        ),
+    }
+    add(parser, own)
+    add_common(parser)
     options = parser.parse_args(arguments)
-    # argparse's choices don't check defaults, which come from the environment.
-    for name, allowed in (
-        ("memory_unit", tuple(MIB_PER_UNIT)),
-        ("log_format", ("text", "json")),
-        ("log_level", ("debug", "info", "warning", "error")),
-    ):
-        if getattr(options, name) not in allowed:
-            flag = "--" + name.replace("_", "-")
-            parser.error(f"{flag}: {getattr(options, name)!r} is none of {', '.join(allowed)}")
+    check_common(parser, options)
+    check_choice(parser, options, "memory-unit", tuple(MIB_PER_UNIT))
     return options
 
 
