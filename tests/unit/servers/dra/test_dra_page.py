@@ -46,7 +46,7 @@ def test_the_attributes_and_metrics_are_in_the_pages(make: t.Callable[..., Drive
     assert {name for name in names if name.startswith("gpushare_dra_") and not name.endswith("_created")} == own
     others = {
         name
-        for title in ("Metrics of the device plugin", "Metrics of both")
+        for title in ("Metrics of the device plugin", "Metrics of every server")
         for name in re.findall(r"^\| `(gpushare_\w+)` \|", section(MONITORING, title), re.M)
     }
     absent = {

@@ -35,7 +35,7 @@ def first_column(title: str) -> dict[str, str]:
 
 def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
     both.work()
-    common = first_column("Metrics of both")
+    common = first_column("Metrics of every server")
     for job, title in (("extender", "Metrics of the extender"), ("device-plugin", "Metrics of the device plugin")):
         text = both.page(job)
         names = re.findall(r"^# TYPE (gpushare_\w+) ", text, re.MULTILINE)

@@ -331,4 +331,5 @@ def test_every_metric_is_in_the_page(server: ApiServer, tmp_path: Path) -> None:
     with process(server, tmp_path, "one"):
         text = ask_socket(tmp_path / "one.sock", "/metrics")[1]
     names = {name for name in re.findall(r"^# TYPE (gpushare_\w+) ", text, re.M) if not name.endswith("_created")}
-    assert names == {*first_column("Metrics of the server of claim templates"), *first_column("Metrics of both")}
+    own, common = "Metrics of the server of claim templates", "Metrics of every server"
+    assert names == {*first_column(own), *first_column(common)}
