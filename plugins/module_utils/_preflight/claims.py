@@ -128,7 +128,7 @@ def _twice(claims: Claims, cluster: ClusterState, nodes: t.Sequence[ClusterNode]
     names = {node["name"] for node in nodes}
     if by_claims:
         by = "the device plugin, as resource {what}"
-        found = {node["name"] for node in nodes if _announced(node) > 0}
+        found = {node["name"] for node in nodes if _is_announced(node)}
         found |= {pod["node"] for pod in cluster["sharing_pods"] or ()} & names
     else:
         by = "the DRA driver {what}"
@@ -151,6 +151,8 @@ def _twice(claims: Claims, cluster: ClusterState, nodes: t.Sequence[ClusterNode]
     )
 
 
-def _announced(node: ClusterNode) -> int:
-    # kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable.
-    return contract.quantity(node["allocatable"].get(contract.RESOURCE_MEMORY, 0))
+def _is_announced(node: ClusterNode) -> bool:
+    # kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable, and that of one that
+    # is down, too: then its annotation is there.
+    allocatable = contract.quantity(node["allocatable"].get(contract.RESOURCE_MEMORY, 0))
+    return allocatable > 0 or contract.NODE_CARDS in node["annotations"]

@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import examine as examine_all
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from fake_kube import FakeKube
-from test_preflight import R615, facts, gpu_pod, node
+from test_preflight import R615, cards, facts, gpu_pod, node
 
 OURS = "gpu.kubegpu.share"
 
@@ -79,11 +79,13 @@ def test_openshift_is_refused():
 def test_a_node_has_one_allocation():
     announcing = node("gpu1", {contract.RESOURCE_MEMORY: "32"})
     given = "given away by the device plugin, as resource aliyun.com/gpu-mem, and dra would give them away a second"
-    for objects in ([announcing], [node("gpu1"), gpu_pod()]):
+    none = {contract.RESOURCE_MEMORY: "0"}
+    down = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, cards(32, 32768), free=none)
+    for objects in ([announcing], [down], [node("gpu1"), gpu_pod()]):
         text = found(Claims("dra", capacity=True), *objects)["two-allocations"]
         assert given in text and "uninstall.yml -e gpushare_allocation=extender first" in text
     # A plugin that has just left, and other nodes.
-    left = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, free={contract.RESOURCE_MEMORY: "0"})
+    left = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, free=none)
     other = node("gpu2", {contract.RESOURCE_MEMORY: "32"})
     assert "two-allocations" not in found(Claims("dra", capacity=True), left, other, announced(OURS, "gpu1"))
     text = found(Claims(), announced(OURS, "gpu1"))["two-allocations"]
