@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
-    "gpu_acceptance": (29, 200),
+    "gpu_acceptance": (32, 220),
     "gpu_allocation_check": (52, 430),
     "gpu_allocation_info": (20, 141),
     "gpu_node_info": (58, 215),

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -214,33 +214,63 @@ def test_the_api_server_accepts_the_rendered_objects_strictly(cluster, helm):
     cluster.api.apply(*(one for one in yaml.safe_load_all(done.stdout) if one), dry_run=True)
 
 
-KILLS = {"cluster": (2.0, 4.0, 6.0, 8.0, 9.0, 10.0, 11.0), "remove": (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)}
+RELEASES = "/api/v1/namespaces/hami-system/secrets?labelSelector=owner=helm"
 
 
-@pytest.mark.parametrize(("step", "seconds"), [(step, one) for step, times in KILLS.items() for one in times])
-def test_a_step_that_is_killed_goes_on(cluster, helm, role, tmp_path, step, seconds):
-    """Kill ansible with helm and all modules after some seconds; the next run completes the step."""
+def recorded(cluster, *states):
+    """Whether helm has recorded the release in one of these states."""
+    found = json.loads(cluster.api.ask("GET", RELEASES)[1]).get("items") or []
+    return any(one["metadata"]["labels"]["status"] in states for one in found)
+
+
+def exists(kind):
+    return lambda cluster: bool(cluster.api.kubectl("get", kind, "--all-namespaces", "--output=name").stdout.strip())
+
+
+def is_begun(cluster):
+    return recorded(cluster, "pending-install")
+
+
+def is_gone(kind):
+    return lambda cluster: not exists(kind)(cluster)
+
+
+@pytest.mark.parametrize(
+    ("step", "moment"),
+    [
+        ("cluster", exists("secrets")),
+        ("cluster", is_begun),
+        ("cluster", exists("mutatingwebhookconfigurations")),
+        ("remove", is_gone("mutatingwebhookconfigurations")),
+        ("remove", lambda cluster: recorded(cluster, "uninstalling")),
+        ("remove", is_gone("deployments")),
+        ("remove", is_gone("secrets")),
+    ],
+    ids=["certificate", "helm begins", "webhook", "no webhook", "helm uninstalls", "no pods", "no certificate"],
+)
+def test_a_step_that_is_killed_goes_on(cluster, helm, role, tmp_path, step, moment):
+    """Kill ansible with helm and all modules at a moment; the next run completes the step."""
     before = objects(cluster)
     if step == "remove":
         role("cluster")
-    play = tmp_path / "killed.yml"
+    play, given = tmp_path / "killed.yml", tmp_path / "given.json"
     play.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "roles": ["kubegpu.share.hami"]}]))
-    given = tmp_path / "given.json"
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     given.write_text(json.dumps({**local, **variables_of(cluster, helm, step)}))
-    environment = {
-        **os.environ,
-        "ANSIBLE_COLLECTIONS_PATH": str(HERE.parents[2] / ".collections"),
-        "ANSIBLE_HOME": str(tmp_path / "home"),
-    }
+    home = {"ANSIBLE_COLLECTIONS_PATH": str(HERE.parents[2] / ".collections"), "ANSIBLE_HOME": str(tmp_path / "home")}
     command = [Path(sys.executable).parent / "ansible-playbook", "-i", "localhost,", play, "-e", f"@{given}"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            command, env=environment, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+            command, env={**os.environ, **home}, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
         )
-        time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            until(lambda: moment(cluster) or process.poll() is not None, seconds=300, pause=0.02)
+            killed = process.poll() is None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert killed, (tmp_path / "log").read_text()
     if step == "cluster":
         role("cluster")
         assert role("cluster").changed == 0
