@@ -124,7 +124,7 @@ def _has_cards(node: JsonObject) -> bool:
 
 
 def accepts_pods(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
-    """Return whether a node is Ready, has these labels, and neither a cordon nor a taint keeps the suite's pods away."""
+    """Return whether a node is Ready and neither its labels nor a cordon or taint keep the suite's pods away."""
     metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
     labels = metadata.get("labels") or {}
     taints = [one for one in spec.get("taints") or [] if one.get("key") != hami.RESOURCE_COUNT]
