@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from check_worlds import WORLDS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
@@ -39,7 +40,7 @@ def options():
 
 
 def others():
-    """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
+    """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, clusters, metrics."""
     names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
     names |= {path.stem for path in ROOT.glob("playbooks/*.yml")} | set(ROLES)
     for path in ROOT.glob("roles/*/tasks/*.yml"):
@@ -48,6 +49,7 @@ def others():
         names |= set(re.findall(r"^ +([a-z_]+):", text, re.MULTILINE))
     for check in code_tables.code("module_utils._check.registry").CHECKS:
         names |= set(check.documentation.messages)
+    names |= set(WORLDS)
     text = (ROOT / "docs" / "monitoring.md").read_text()
     return names | set(re.findall(r"`(gpushare_\w+)`? \|", text)) | {"gpu_nodes", "gpu_node"}
 
