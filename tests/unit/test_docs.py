@@ -40,7 +40,7 @@ def options():
 
 
 def others():
-    """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, clusters, metrics."""
+    """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
     names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
     names |= {path.stem for path in ROOT.glob("playbooks/*.yml")} | set(ROLES)
     for path in ROOT.glob("roles/*/tasks/*.yml"):
