@@ -14,8 +14,8 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 
-WORKLOADS, CANARY = "workloads", "canary"
-NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary"}
+WORKLOADS, CANARY, HAMI = "workloads", "canary", "hami"
+NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary", HAMI: "hami-acceptance"}
 # Labels of the namespace and its pods: the suite that created them, and the run.
 LABEL = "kubegpu.share/acceptance"
 RUN_LABEL = "kubegpu.share/acceptance-run"
@@ -35,6 +35,7 @@ class Options:
     :param node: the only node to use; None to select one.
     :param timeout: seconds that each wait may take.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
+    :param cases: more cases for the suite ``hami``.
     """
 
     suite: str = CANARY
@@ -48,6 +49,7 @@ class Options:
     priority_class: str | None = None
     timeout: float = 120.0
     allocate_command: t.Sequence[str] = ()
+    cases: t.Sequence[JsonObject] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", self.namespace or NAMESPACES[self.suite])

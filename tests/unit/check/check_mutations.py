@@ -576,6 +576,15 @@ breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")
 )
 
 
+@breaks("H10", "hami_json", "kubelet refused a pod that another scheduler placed", "refused")
+def a_refused_pod(world: JsonObject) -> None:
+    refused = copy.deepcopy(the_pod(world))
+    refused["metadata"].update(name="slipped", uid=pod_uid(61), annotations={})
+    refused["spec"]["schedulerName"] = "default-scheduler"
+    refused["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+    world["pods"].append(refused)
+
+
 # C5 compares kubelet's UUID, this the instances.
 breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")(
     lambda w: card(w)["mig"]["devices"][1].update(gi=5)
