@@ -55,6 +55,8 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     before = objects(api)
     done = play(api, tmp_path, "plan.yml", "-e", "plan_output=plan.json")
     assert done.rc == 0 and done.changed == 0, done.text
+    # Each costs a process per host.
+    assert done.text.count("\nTASK [") <= 15, done.text
     # What AWX keeps as an artifact.
     assert '"gpu_plan": {' in done.text.partition("CUSTOM STATS")[2]
     plan = json.loads((tmp_path / "plan.json").read_text())
