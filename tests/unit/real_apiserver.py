@@ -22,6 +22,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 import typing as t
 from functools import cache, cached_property
@@ -173,6 +174,8 @@ class ApiServer:
         self._flags = list(flags)
         self._running: list[subprocess.Popen[bytes]] = []
         self._namespaces = 0
+        # A thread's connections by their address.
+        self._connections = threading.local()
         self._ports: tuple[int, int, int] | None = None
         self.url = ""
 
@@ -291,6 +294,8 @@ class ApiServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.folder,
+                    # Less work for the garbage collector of Go; there is memory enough.
+                    env={**os.environ, "GOGC": "400"},
                     start_new_session=True,
                 )
             )
@@ -352,15 +357,38 @@ class ApiServer:
         :param path: with its query.
         :param user: the impersonated user; by default the administrator.
         """
-        host = self.url.partition("//")[2]
-        connection = http.client.HTTPSConnection(host, context=self._context, timeout=30)
+        headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
+        data = None if body is None else json.dumps(body)
+        connection = self._connection()
+        # The server may have closed a connection that was idle, or have been restarted.
+        kept = connection.sock is not None
         try:
-            headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(errors="replace")
-        finally:
+            try:
+                return self._exchange(connection, method, path, data, headers)
+            except (ConnectionError, http.client.BadStatusLine):
+                connection.close()
+                if not kept:
+                    raise
+                return self._exchange(connection, method, path, data, headers)
+        except BaseException:
             connection.close()
+            raise
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        """Return this thread's connection to the present address; a handshake costs more than most requests."""
+        host = self.url.partition("//")[2]
+        known: dict[str, http.client.HTTPSConnection] = self._connections.__dict__
+        if host not in known:
+            known[host] = http.client.HTTPSConnection(host, context=self._context, timeout=30)
+        return known[host]
+
+    @staticmethod
+    def _exchange(
+        connection: http.client.HTTPSConnection, method: str, path: str, data: str | None, headers: dict[str, str]
+    ) -> tuple[int, str]:
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
 
     def request(
         self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
