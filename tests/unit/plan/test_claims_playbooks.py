@@ -11,6 +11,9 @@ import json
 import threading
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
+from dra_objects import claim, slices_of, turned
 from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
 from real_apiserver import MERGE, Refused
 
@@ -22,6 +25,7 @@ GIVEN = {
     "preflight_ignore": ["runtime"],
     "gpushare_wait_timeout": 60,
 }
+CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}", at, 16384, 16, model="NVIDIA T4") for at in (0, 1)]
 SERVERS = ("daemonsets/gpushare-dra-driver", "deployments/gpushare-dra-templates")
 CLUSTER_WIDE = (
     "resource.k8s.io/v1/deviceclasses",
@@ -210,7 +214,48 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
 UID = "4b0dd4a5-0001-4c0d-8000-000000000000"
 
 
-@pytest.mark.parametrize("name", ["verify", "inspect", "acceptance"])
+@pytest.fixture
+def used(cluster):
+    """Two cards in a slice of the driver, of which a running pod has 4 GiB by a claim."""
+    server, gone = cluster.server, []
+
+    def make(path, body, status=None):
+        made = server.request("POST", path, body)
+        at = f"{path}/{made['metadata']['name']}"
+        gone.append(at)
+        return server.request("PATCH", f"{at}/status", {"status": status}, MERGE) if status else made
+
+    def cleaned(made, **more):
+        return {**made, "metadata": {"name": made["metadata"]["name"], **more}}
+
+    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE)
+    for one in slices_of("gpu1", CARDS, limits="enforced"):
+        make("/apis/resource.k8s.io/v1/resourceslices", cleaned(one))
+    given, shape = turned(1, Shape((4,))), Shape((4,))
+    pod = make("/api/v1/namespaces/default/pods", cleaned(given), given["status"])
+    made = claim(1, shape, CARDS[1:], pods={"work-1": pod["metadata"]["uid"]})
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    make(path, cleaned(made, ownerReferences=made["metadata"]["ownerReferences"]), made["status"])
+    yield
+    for at in reversed(gone):
+        body = {"gracePeriodSeconds": 0} if "/pods/" in at else None
+        if "resourceclaims" in at:
+            server.request("PATCH", f"{at}/status", {"status": None}, MERGE)
+        server.request("DELETE", at, body)
+    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
+
+
+def test_inspect_prints_what_claims_hold(cluster, used, tmp_path):
+    done = cluster.play(tmp_path, "inspect.yml")
+    assert done.rc == 0 and done.changed == 0, done.text
+    lines = [line.split() for line in done.text.splitlines()]
+    assert ["GPU1", "[##........]", "4/16", "NVIDIA", "T4"] in lines, done.text
+    assert ["default", "work-1", "Running", "0", "4"] in lines
+    assert ["LIMIT:", "enforced"] in lines and "PROBLEM" not in done.text
+    assert "Allocated/Total GPU memory by claims (GiB): 4/32 (12%)" in done.text
+
+
+@pytest.mark.parametrize("name", ["verify", "acceptance"])
 def test_playbooks_that_know_no_claims_refuse_in_one_sentence(cluster, tmp_path, name):
     done = cluster.play(tmp_path, f"{name}.yml")
     assert done.rc != 0 and done.changed == 0
