@@ -33,7 +33,13 @@ class Read(t.NamedTuple):
 
 def may_exist(nodes: t.Iterable[Node], claims: t.Iterable[Claim]) -> bool:
     """Return whether there may be claims: a pod names one, or a node is to share cards and no device plugin does."""
-    return any(one.labelled and GPUSHARE not in one.parts for one in nodes) or any(one.uses for one in claims)
+    return any(one.labelled and not _has_plugin(one) for one in nodes) or any(one.uses for one in claims)
+
+
+def _has_plugin(node: Node) -> bool:
+    """Return whether a device plugin announces the node's cards; kubelet reports a removed one for five minutes."""
+    part = node.parts.get(GPUSHARE)
+    return part is not None and (bool(part.allocatable) or node.announced)
 
 
 # --------------------------------------------------------------------------- nodes
@@ -43,7 +49,7 @@ def add_cards(nodes: t.Iterable[Node], found: Read) -> None:
     """Add the cards in slices to their nodes."""
     by_node = dra.newest(found.slices)
     for node in nodes:
-        if found.problem and node.labelled and GPUSHARE not in node.parts:
+        if found.problem and node.labelled and not _has_plugin(node):
             node.problems.append(f"the cards that it may divide by claims are unknown: {found.problem}")
         if node.name in by_node:
             _add(node, by_node[node.name])
@@ -56,10 +62,8 @@ def _add(node: Node, slices: t.Sequence[dra.Slice]) -> None:
             f"{len(slices)} of the {count} ResourceSlices of its pool are there: kube-scheduler allocates none of its "
             "cards until the DRA driver has written the others"
         )
-    left = node.parts.get(GPUSHARE)
-    if left is not None and not left.allocatable and not node.announced:
-        # kubelet reports the capacity of a removed device plugin for five minutes.
-        del node.parts[GPUSHARE]
+    if not _has_plugin(node):
+        node.parts.pop(GPUSHARE, None)
     devices = [device for one in slices for device in one.devices]
     units = {device.unit for device in devices}
     part = node.parts[DRA] = Part(DRA, units.pop() if len(units) == 1 else "MiB" if units else None)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import typing as t
+from pathlib import Path
 
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from gpushare.dra import slices
+from gpushare.dra import claims, records, slices, specifications
 from gpushare.dra.claims import device_name
 from gpushare.shared._contracts import gpushare as contract
 
@@ -132,3 +133,27 @@ def turned(number: int, shape: templates.Shape, on: str = "gpu1", named: bool = 
             **({"resourceClaimStatuses": statuses} if named else {}),
         },
     }
+
+
+def record_of(made: JsonObject, cards: t.Sequence[contract.Card], node: str = "gpu1", unit: str = "GiB") -> JsonObject:
+    """Return the record of an allocated claim as JSON, made by the driver's own code; its cards are injected by CDI."""
+    parsed = claims.parse(made, made["metadata"]["uid"], node)
+    injected = {card.uuid: f"nvidia.com/gpu={card.uuid}" for card in cards}
+    made_record = specifications.record(
+        parsed, cards, node, unit, injected, lambda mib: {"NVIDIA_GPU_MEMORY_LIMIT": str(max(mib.values()))}
+    )
+    return t.cast(JsonObject, records._encode(made_record))
+
+
+def prepare(made: JsonObject, cards: t.Sequence[contract.Card], root: Path, cdi: Path, unit: str = "GiB") -> None:
+    """Write a claim's record and specification, as the driver does.
+
+    :param root: kubelet's folder.
+    :param cdi: the folder of CDI specifications.
+    """
+    record = records._decode(record_of(made, cards, unit=unit))
+    folder = root / "plugins" / DRIVER / "claims"
+    store = records.Records(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    store.put(record)
+    specifications.Specifications(cdi).put(record.claim.uid, record.specification)

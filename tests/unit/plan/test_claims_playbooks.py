@@ -65,12 +65,34 @@ class Cluster:
     def labels(self):
         return self.server.request("GET", "/api/v1/nodes/gpu1")["metadata"].get("labels", {})
 
+    def has_pods(self, path, labels):
+        """Have a pod of a server run on the node while that is deployed, and the cards in a slice beside the driver."""
+        name = path.rpartition("/")[2]
+        at = "/api/v1/namespaces/gpushare-system/pods"
+        made = {
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": {"nodeName": "gpu1", "containers": [{"name": "c", "image": "i"}]},
+        }
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        # A namespace that is on its way out takes no new pod.
+        if labels is not None and self.server.ask("POST", at, made)[0] == 201:
+            self.server.request("PATCH", f"{at}/{name}/status", {"status": ready}, MERGE)
+            for one in slices_of("gpu1", CARDS) if path == SERVERS[0] else []:
+                body = {**one, "metadata": {"name": one["metadata"]["name"]}}
+                self.server.ask("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
+        elif labels is None:
+            self.server.ask("DELETE", f"{at}/{name}", {"gracePeriodSeconds": 0})
+
     def has_ready_pods(self):
         """Report the pods of both servers as ready, as far as they are deployed."""
         for path in SERVERS:
             at = f"/apis/apps/v1/namespaces/gpushare-system/{path}"
-            with contextlib.suppress(Refused):
-                one = self.server.request("GET", at)
+            with contextlib.suppress(Refused, OSError):
+                status, text = self.server.ask("GET", at)
+                one = json.loads(text) if status == 200 else None
+                self.has_pods(path, one["spec"]["template"]["metadata"]["labels"] if one else None)
+                if one is None:
+                    continue
                 number = one["spec"].get("replicas", 1)
                 pods = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), number)
                 if one["kind"] == "DaemonSet":
@@ -110,7 +132,7 @@ def cluster():
             yield made
 
 
-def words(done):
+def words_of(done):
     return " ".join(done.text.split())
 
 
@@ -164,12 +186,6 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
     assert "0 nodes" not in again.text
 
     # What the servers would have made.
-    pool = {"name": "gpu1", "generation": 1, "resourceSliceCount": 1}
-    capacity = {"memory": {"value": "16Gi"}}
-    spec = {"driver": "gpu.kubegpu.share", "nodeName": "gpu1", "pool": pool}
-    spec["devices"] = [{"name": f"gpu-{n}", "capacity": capacity, "allowMultipleAllocations": True} for n in range(2)]
-    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
-    cluster.server.apply({**kind, "metadata": {"name": "gpu1-gpu.kubegpu.share"}, "spec": spec})
     requests = [{"name": "gpu-0", "exactly": {"deviceClassName": "gpu.kubegpu.share"}}]
     ours = {"app.kubernetes.io/managed-by": "kubegpu.share"}
     for name, labels in (("gpu-mem-4", ours), ("theirs", {})):
@@ -182,7 +198,7 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
             }
         )
     summed = cluster.play(tmp_path, "site.yml")
-    assert "1 node, 2 cards, 32 GiB shared; nothing changed; next: kubectl get resourceclaims" in words(summed)
+    assert "1 node, 2 cards, 32 GiB shared; nothing changed; next: kubectl get resourceclaims" in words_of(summed)
 
     claim = {
         "apiVersion": "resource.k8s.io/v1",
@@ -191,7 +207,8 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
         "spec": {"devices": {"requests": requests}},
     }
     cluster.server.apply(claim)
-    result = {"request": "gpu-0", "driver": "gpu.kubegpu.share", "pool": "gpu1", "device": "gpu-0"}
+    device = slices_of("gpu1", CARDS)[0]["spec"]["devices"][0]["name"]
+    result = {"request": "gpu-0", "driver": "gpu.kubegpu.share", "pool": "gpu1", "device": device}
     status = {
         "allocation": {"devices": {"results": [{**result, "consumedCapacity": {"memory": "4Gi"}, "shareID": UID}]}},
         "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}],
@@ -199,13 +216,15 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
     at = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/held"
     cluster.server.request("PATCH", f"{at}/status", {"status": status}, MERGE)
     refused = cluster.play(tmp_path, "uninstall.yml")
-    assert refused.rc != 0 and "Pods use a share of a card on gpu1: delete them first" in words(refused)
+    assert refused.rc != 0 and "Pods use a share of a card on gpu1: delete them first" in words_of(refused)
     cluster.server.request("PATCH", f"{at}/status", {"status": None}, MERGE)
 
     removed = cluster.play(tmp_path, "uninstall.yml")
     assert removed.rc == 0, removed.text
     assert cluster.named() == {} and "gpushare" not in cluster.labels()
-    until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 60)
+    # kubelet would end its pods in a moment; the controller of namespaces looks again later.
+    until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 180)
+    assert cluster.server.request("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"] == []
     path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
     assert [one["metadata"]["name"] for one in cluster.server.request("GET", path)["items"]] == ["theirs"]
     assert cluster.play(tmp_path, "uninstall.yml").changed == 0
@@ -229,6 +248,8 @@ def used(cluster):
         return {**made, "metadata": {"name": made["metadata"]["name"], **more}}
 
     server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE)
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"conditions": [ready]}}, MERGE)
     for one in slices_of("gpu1", CARDS, limits="enforced"):
         make("/apis/resource.k8s.io/v1/resourceslices", cleaned(one))
     given, shape = turned(1, Shape((4,))), Shape((4,))
@@ -255,19 +276,36 @@ def test_inspect_prints_what_claims_hold(cluster, used, tmp_path):
     assert "Allocated/Total GPU memory by claims (GiB): 4/32 (12%)" in done.text
 
 
-@pytest.mark.parametrize("name", ["verify", "acceptance"])
+def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
+    """No machine can be observed here: what the API alone shows is checked, and the rest is unknown."""
+    words = ("-e", "verify_grace=0", "-e", f"verify_json={tmp_path / 'report.json'}", "-e", "verify_servers=false")
+    done = cluster.play(tmp_path, "verify.yml", *words)
+    assert done.rc == 0 and "scheduler_mode is" not in done.text, done.text
+    report = json.loads((tmp_path / "report.json").read_text())
+    compared = {one["id"]: one["n"] for one in report["checks"] if one["backend"] == "dra" and one["n"]}
+    assert {"D2": 1, "D3": 2, "D4": 1}.items() <= compared.items() and compared["D8"] >= 1
+    (node,) = report["nodes"]
+    assert (node["backend"], [card["claimed_mib"] for card in node["cards"]]) == ("dra", [0, 4096])
+    # The claim is freed while the pod runs on.
+    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/work-1-gpu-mem-x1/status"
+    cluster.server.request("PATCH", path, {"status": None}, MERGE)
+    done = cluster.play(tmp_path, "verify.yml", *words)
+    assert done.rc == 2 and "its claim work-1-gpu-mem-x1 isn't allocated" in words_of(done), done.text
+
+
+@pytest.mark.parametrize("name", ["acceptance"])
 def test_playbooks_that_know_no_claims_refuse_in_one_sentence(cluster, tmp_path, name):
     done = cluster.play(tmp_path, f"{name}.yml")
     assert done.rc != 0 and done.changed == 0
-    assert f"playbooks/{name}.yml can't read claims yet: gpushare_allocation is dra, so use" in words(done)
+    assert f"playbooks/{name}.yml can't read claims yet: gpushare_allocation is dra, so use" in words_of(done)
 
 
 def test_preflight_refuses_what_claims_cannot_do(cluster, tmp_path):
     done = cluster.play(tmp_path, "preflight.yml", gpushare_placement="spread", scheduler_mode="dedicated")
     assert done.rc != 0 and done.changed == 0
     for variable, value in (("gpushare_placement", "spread"), ("scheduler_mode", "dedicated")):
-        assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words(done)
-    assert "kube-scheduler has no preemption for claims" in words(done)
+        assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words_of(done)
+    assert "kube-scheduler has no preemption for claims" in words_of(done)
 
 
 @pytest.mark.long
@@ -275,4 +313,4 @@ def test_preflight_names_the_gate_that_is_off(tmp_path):
     with own_api_server("--feature-gates=DRAConsumableCapacity=false") as server:
         done = Cluster(server).play(tmp_path, "preflight.yml")
     assert done.rc != 0
-    assert "the feature gate DRAConsumableCapacity is off in kube-apiserver" in words(done), done.text
+    assert "the feature gate DRAConsumableCapacity is off in kube-apiserver" in words_of(done), done.text
