@@ -7,18 +7,20 @@ The module removes what site.yml had left, deploys the DRA driver instead, and r
 from __future__ import annotations
 
 import collections
+import json
 import random
 import re
 import threading
 import time
 import typing as t
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from _attacks import TABLE, Outcome, Try
 from _greedy import images
 from _hardware import fault
-from _lab import REPORT, JsonObject, Lab, until
+from _lab import REPORT, ApiError, JsonObject, Lab, until
 from _pods import STRATEGIC, body, container, containers, delete_pods
 from test_42_attacks import LIMIT, MAPS, TOO_MUCH, Result, Scene, check_outcome, played, started
 from test_44_updates_and_leaders import DAEMONSETS, update
@@ -27,6 +29,7 @@ from lab import engine
 from lab.paths import NAME
 
 SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
+VERIFY, INSPECT, ACCEPTANCE = "playbooks/verify.yml", "playbooks/inspect.yml", "playbooks/acceptance.yml"
 DRIVER, COMMAND = "gpu.kubegpu.share", "gpushare-dra-driver"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -118,6 +121,54 @@ def given(lab: Lab, pod: JsonObject) -> set[str]:
     }
 
 
+def verified(lab: Lab, folder: Path) -> JsonObject:
+    """Run verify.yml, which must find no contradiction, and return its report."""
+    path = folder / "report.json"
+    words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=10", "-e", f"verify_json={path}")
+    done = lab.playbook(VERIFY, *words)
+    assert path.exists(), done.out[-8000:]
+    report: JsonObject = json.loads(path.read_text())
+    wrong = [one for one in report["findings"] if one["level"] == "FAIL"]
+    assert (done.rc, wrong) == (0, []), done.out[-8000:]
+    return report
+
+
+def compared(report: JsonObject) -> dict[str, int]:
+    """Return how many things each check compared, without those that lacked evidence."""
+    unknown = {one["check"] for one in report["findings"] if one["level"] == "UNKNOWN"}
+    return {one["id"]: one["n"] for one in report["checks"] if one["id"] not in unknown}
+
+
+def inspected(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
+    """Return inspect.yml's units by node, card (UUID in lower case) and pod."""
+    done = lab.playbook(INSPECT, "-e", "gpushare_allocation=dra", "-e", "inspect_format=json")
+    assert done.rc == 0, done.out[-8000:]
+    shown, _end = json.JSONDecoder().raw_decode(done.out[done.out.index("\n{") + 1 :])
+    assert not [one["problem"] for one in shown["nodes"] if one["problem"]], shown
+    return {
+        node["name"]: {
+            card["uuid"].lower(): {f"{one['namespace']}/{one['name']}": one["units"] for one in card["pods"]}
+            for card in node["cards"]
+        }
+        for node in shown["nodes"]
+    }
+
+
+def by_the_api(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the same by the claims in the API."""
+    found: dict[str, dict[str, dict[str, int]]] = {
+        node: {one["name"]: {} for one in slices(lab, node)} for node in lab.gpu_nodes
+    }
+    for claim in claims(lab):
+        status = claim.get("status", {})
+        for result in (status.get("allocation") or {}).get("devices", {}).get("results", []):
+            (user,) = status["reservedFor"]
+            card = found[result["pool"]][result["device"]]
+            key = f"{claim['metadata']['namespace']}/{user['name']}"
+            card[key] = card.get(key, 0) + gib(result["consumedCapacity"]["memory"])
+    return found
+
+
 # --------------------------------------------------------------------------- the deployment
 
 
@@ -204,7 +255,80 @@ def test_packed_to_the_last_gib_and_nothing_beyond(lab: Lab, space: str) -> None
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
 
 
-def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
+def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path) -> None:
+    """Unchanged pods with the resource, several containers, two cards, and pods with claims of their own."""
+    old = [body(f"old-{number}", container(lab, 3)) for number in range(4)]
+    two = body("old-two", container(lab, 2), container(lab, 1, name="c1"))
+    cards = body("old-cards", container(lab, 4), annotations={"kubegpu.share/card-count": "2"})
+    new = [claimed(lab, f"new-{number}", amount) for number, amount in enumerate((1, 2, 4))]
+    names = make(lab, *old, two, cards, *new)
+    try:
+        running = lab.api.wait_running(space, names, 180)
+        for pod in running:
+            assert cards_of(lab, pod) == given(lab, pod)
+        assert len(given(lab, lab.api.pod(space, "old-cards"))) == 2
+        assert inspected(lab) == by_the_api(lab)
+        assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 7
+        numbers = compared(verified(lab, tmp_path))
+        least = {"D1": 4, "D2": 2, "D3": 4, "D4": len(names), "D5": len(names), "D6": len(names), "D7": len(names) + 1}
+        least |= {"D8": len(names), "D9": 4, "D10": 9, "S1": 3, "S4": 2}
+        assert {check: numbers.get(check) for check, number in least.items() if numbers.get(check, 0) < number} == {}
+        # A pod that says which node doesn't ask kube-scheduler, and is refused in one sentence.
+        wrong = body("old-bound", container(lab, 1), nodeName=lab.gpu_nodes[0])
+        with pytest.raises(ApiError, match="only kube-scheduler allocates claims"):
+            make(lab, wrong)
+    finally:
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path) -> None:
+    """A CDI specification that was edited on the node, and one that nobody prepared."""
+    wanted = claimed(lab, "damaged", 2)
+    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": lab.gpu_nodes[0]}
+    names = make(lab, wanted)
+    try:
+        lab.api.wait_running(space, names, 90)
+        files_ = f"/var/run/cdi/{DRIVER}-claim-"
+        lab.ssh(
+            lab.gpu_nodes[0],
+            f"file=$(ls {files_}*.json); cp $file /root/before.json; cp $file {files_}of-nobody.json;"
+            " sed -i 's/NVIDIA_VISIBLE_DEVICES=[^\"]*/NVIDIA_VISIBLE_DEVICES=all/' $file",
+        )
+        path = tmp_path / "report.json"
+        words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=3", "-e", f"verify_json={path}")
+        assert lab.playbook(VERIFY, *words).rc == 2
+        wrong = [one for one in json.loads(path.read_text())["findings"] if one["level"] == "FAIL"]
+        assert {(one["check"], one["cause"]) for one in wrong} == {
+            ("D5", "specification_differs"),
+            ("D5", "leaked_specification"),
+        }, wrong
+    finally:
+        lab.ssh(
+            lab.gpu_nodes[0],
+            f"rm -f {files_}of-nobody.json; cp /root/before.json $(ls {files_}*.json); rm /root/before.json",
+            check=False,
+        )
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+
+
+def test_acceptance_passes_and_leaves_nothing(lab: Lab, space: str) -> None:
+    done = lab.playbook(ACCEPTANCE, "-e", "gpushare_allocation=dra")
+    assert done.rc == 0 and "PASS" in done.out, done.out[-8000:]
+    assert not [name for name in lab.api.namespaces() if name.startswith("kubegpu-acceptance")]
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_the_canary_of_verify_passes(lab: Lab, space: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    words = ("-e", "gpushare_allocation=dra", "-e", "verify_canary=true", "-e", f"verify_json={path}")
+    done = lab.playbook(VERIFY, *words)
+    steps = {one["id"]: one["result"] for one in json.loads(path.read_text())["checks"] if one["id"][0] == "Y"}
+    assert done.rc == 0 and steps and "FAIL" not in steps.values(), done.out[-8000:]
+
+
+def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str, tmp_path: Path) -> None:
     """200 pods are made and deleted, some by force, while both are killed: nothing leaks, and nothing is used twice."""
     dice, alive, number = random.Random(5), list[str](), 0
     most: collections.Counter[str] = collections.Counter()
@@ -251,6 +375,8 @@ def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
             f"the records and specifications of {node} are those of its claims",
             120,
         )
+    assert inspected(lab) == by_the_api(lab)
+    verified(lab, tmp_path)
     delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 180)
 
