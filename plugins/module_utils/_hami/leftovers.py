@@ -230,7 +230,7 @@ def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> N
 def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:
     """Wait until HAMi's scheduler places no pod on the nodes any more, where it still runs.
 
-    It forgets a node a minute after its last handshake, and then marks the node, for some seconds.
+    It forgets a node at the latest a minute after its last handshake, and removes or marks that then, for some seconds.
     """
     key, value = hami_marks.SCHEDULER_LABEL
     if not kube.list_all("v1", "Pod", label_selector=f"{key}={value}"):
@@ -239,7 +239,8 @@ def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) 
     for _poll in dataclasses.replace(waiting, timeout=min(FORGET_SECONDS, waiting.timeout)).attempts():
         for name in sorted(left):
             node = kube.get(Ref("v1", "Node", "", name)) or {"metadata": {}}
-            if hami.is_abandoned((node["metadata"].get("annotations") or {}).get(hami.NODE_HANDSHAKE)):
+            handshake = (node["metadata"].get("annotations") or {}).get(hami.NODE_HANDSHAKE)
+            if handshake is None or hami.is_abandoned(handshake):
                 left.discard(name)
         if not left:
             return
