@@ -47,6 +47,8 @@ KUBERNETES_1_29 = build.ToolSet(
     tags="providerless",
 )
 START = 90.0
+# Less work for the garbage collector of Go; there is memory enough.
+GO = {"GOGC": "400"}
 # A port may be taken between its choice and the start.
 TRIES = 3
 MERGE = "application/merge-patch+json"
@@ -296,8 +298,7 @@ class ApiServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.folder,
-                    # Less work for the garbage collector of Go; there is memory enough.
-                    env={**os.environ, "GOGC": "400"},
+                    env={**os.environ, **GO},
                     start_new_session=True,
                 )
             )
