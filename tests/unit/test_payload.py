@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_check": (62, 560),
     "gpu_allocation_info": (24, 172),
     "gpu_node_info": (58, 215),
-    "gpu_operator": (12, 85),
+    "gpu_operator": (12, 90),
     "hami_files": (8, 30),
     "hami_leftovers": (12, 85),
     "hami_ready": (16, 115),
