@@ -23,6 +23,11 @@ description:
     extender's reason and not by kube-scheduler's own count. Y4, a pod that fits the node's free memory but no single card stays Pending. Y5, only
     with O(allocate_command), a container tries to hold more than its share. Y6, after deletion the memory can be allocated again. Y7, the
     namespace is removed.
+  - >-
+    O(suite=hami) tests a node of HAMi, case by case, each in pods of its own. As many pods run as HAMi's rule allows for what is free (memory, cores,
+    slots, cards), and those beyond wait; the annotations, the environment, nvidia-smi and the program of O(allocate_command) in the containers show the
+    parts. Each step has what it C(proves), and C(by) which evidence. What only real cards can show, such as the speed with a part of the cores, is
+    V(UNKNOWN). O(cases) adds cases.
   - Sizes are computed from what is free. A step that a cluster can't show, such as W3 where every node has one card, is V(skipped) with the
     reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
   - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
@@ -57,12 +62,12 @@ options:
   suite:
     description: The suite to run.
     type: str
-    choices: [workloads, canary]
+    choices: [workloads, canary, hami]
     default: workloads
   namespace:
     description:
       - Name of the suite's namespace, which carries the label C(kubegpu.share/acceptance) with the suite's name.
-      - Defaults to V(kubegpu-acceptance) for O(suite=workloads) and V(gpushare-canary) for O(suite=canary).
+      - Defaults to V(kubegpu-acceptance) for O(suite=workloads), V(gpushare-canary) for O(suite=canary), and V(hami-acceptance) for O(suite=hami).
       - If a namespace of this name without the label exists, the module fails.
     type: str
   image:
@@ -104,6 +109,8 @@ options:
     default: 120
   allocate_command:
     description:
+      - For O(suite=hami), a command that allocates 2000 MiB and ends with 0 if it succeeds. It must fail in a container of 1000 MiB and succeed in one of
+        3000 MiB.
       - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
         succeeds. It runs in the first pod, whose share in units is in the environment variable C(ALIYUN_COM_GPU_MEM_CONTAINER), for at most 30
         seconds.
@@ -111,6 +118,15 @@ options:
         since gpushare only counts there.
     type: list
     elements: str
+    default: []
+  cases:
+    description:
+      - More cases for O(suite=hami), each with C(id), C(title), C(proves), C(evidence) (of scheduling, annotation, environment, device nodes, NVML,
+        exit code, silicon) and C(limits) of the pods.
+      - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created.
+      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows).
+    type: list
+    elements: dict
     default: []
 """
 
@@ -200,6 +216,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import 
     CANARY,
     DRA,
     EXTENDER,
+    HAMI,
     WORKLOADS,
     Options,
 )
@@ -209,7 +226,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import 
 
 def main() -> None:
     arguments: JsonObject = {
-        "suite": {"type": "str", "choices": [WORKLOADS, CANARY], "default": WORKLOADS},
+        "suite": {"type": "str", "choices": [WORKLOADS, CANARY, HAMI], "default": WORKLOADS},
         "namespace": {"type": "str"},
         "image": {"type": "str"},
         "image_pull_policy": {
@@ -225,6 +242,7 @@ def main() -> None:
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
         "allocate_command": {"type": "list", "elements": "str", "default": []},
+        "cases": {"type": "list", "elements": "dict", "default": []},
     }
     module = AnsibleModule(argument_spec={**auth_arguments(), **arguments}, supports_check_mode=True)
 

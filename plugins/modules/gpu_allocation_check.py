@@ -214,8 +214,8 @@ report:
       elements: dict
     nodes:
       description: >-
-        The nodes with GPUs (name, backend, unit, unit_mib), and of each GPU what its pods claim and what they use, in MiB; null where it is
-        unknown. foreign_mib is held by processes of none of its pods.
+        The nodes with GPUs (name, backend, unit, unit_mib, and memory_limit as the device plugin announces it), and of each GPU what its pods
+        claim and what they use, in MiB; null where it is unknown. foreign_mib is held by processes of none of its pods.
       type: list
       elements: dict
     transient:

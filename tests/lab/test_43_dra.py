@@ -10,17 +10,23 @@ import collections
 import json
 import random
 import re
+import threading
 import time
 import typing as t
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from _attacks import TABLE, Outcome, Try
+from _greedy import images
 from _hardware import fault
-from _lab import ApiError, JsonObject, Lab, until
-from _pods import body, container, delete_pods
-from test_40_servers import kill
-from test_42_attacks import ADMIN, LIMIT, TOO_MUCH, VISIBLE, started, visible
+from _lab import REPORT, ApiError, JsonObject, Lab, until
+from _pods import STRATEGIC, body, container, containers, delete_pods
+from test_42_attacks import LIMIT, MAPS, TOO_MUCH, Result, Scene, check_outcome, played, started
+from test_44_updates_and_leaders import DAEMONSETS, update
+
+from lab import engine
+from lab.paths import NAME
 
 SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
 VERIFY, INSPECT, ACCEPTANCE = "playbooks/verify.yml", "playbooks/inspect.yml", "playbooks/acceptance.yml"
@@ -110,7 +116,7 @@ def given(lab: Lab, pod: JsonObject) -> set[str]:
     return {
         f"GPU-{result['device'][4:]}"
         for claim in claims(lab)
-        if claim["metadata"]["name"] in names and claim["metadata"]["namespace"] == SPACE
+        if claim["metadata"]["name"] in names and claim["metadata"]["namespace"] == pod["metadata"]["namespace"]
         for result in claim["status"]["allocation"]["devices"]["results"]
     }
 
@@ -167,8 +173,12 @@ def by_the_api(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
 
 
 @pytest.fixture(scope="module")
-def dra(lab: Lab) -> Iterator[None]:
-    """The cluster in mode dra. Nothing of the control plane is changed by it."""
+def dra(lab: Lab) -> Iterator[dict[str, list[JsonObject]]]:
+    """The cluster in mode dra; the cards of each node as the device plugin described them before.
+
+    Nothing of the control plane is changed by it.
+    """
+    cards = {name: lab.cards(name) for name in lab.gpu_nodes}
     gone = lab.playbook(UNINSTALL)
     assert gone.rc == 0, gone.out[-8000:]
     lab.wait_ready()
@@ -178,7 +188,7 @@ def dra(lab: Lab) -> Iterator[None]:
         assert done.rc == 0, done.out[-8000:]
         until(lambda: announced(lab), "every card in a slice", 120)
         assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
-        yield
+        yield cards
         assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
     finally:
         removed = lab.playbook(UNINSTALL, "-e", "gpushare_allocation=dra")
@@ -371,53 +381,114 @@ def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str, tmp_path: Pat
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 180)
 
 
-def test_the_specifications_are_gone(lab: Lab, space: str) -> None:
-    """As after a restart of the machine, where /var/run is empty: they are written again for the pods there."""
+def test_the_machine_reboots(lab: Lab, space: str) -> None:
+    """The node's container is restarted, with an empty /run: its pods start again with the same card."""
     node = lab.gpu_nodes[0]
-    wanted = claimed(lab, "restart", 2)
+    wanted = claimed(lab, "reboot", 2)
     wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
     names = make(lab, wanted)
     try:
         lab.api.wait_running(space, names, 90)
-        lab.ssh(node, "rm -rf /var/run/cdi/gpu.kubegpu.share-claim-*; systemctl restart containerd kubelet")
-        kill(lab, node, COMMAND)
-        until(lambda: all(files(lab, node)), "the specification is there again", 90)
-        lab.api.wait_running(space, names, 90)
-        pod = lab.api.pod(space, "restart")
-        assert cards_of(lab, pod) == given(lab, pod)
+        before = given(lab, lab.api.pod(space, "reboot"))
+        machine = engine.find()
+        assert machine is not None
+        machine.docker("restart", f"{NAME}-{node}")
+
+        def again() -> bool:
+            pod = lab.api.pod(space, "reboot")
+            assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [1], pod["status"]
+            assert started(pod) and all(files(lab, node))
+            return True
+
+        until(again, "the pod runs again", 300)
+        assert cards_of(lab, lab.api.pod(space, "reboot")) == given(lab, lab.api.pod(space, "reboot")) == before
+        until(lambda: announced(lab), "every card in a slice", 60)
     finally:
         delete_pods(lab, space, names)
     until(lambda: nothing_left(lab), "nothing is left", 120)
 
 
-# What a pod with a claim can try, by the fields of its container.
-ATTACKS: dict[str, JsonObject] = {
-    "env: all": {"env": [{"name": VISIBLE, "value": "all"}]},
-    "env: another": {"env": [{"name": VISIBLE, "value": "another"}]},
-    "env: CUDA_VERSION": {"env": [{"name": "CUDA_VERSION", "value": "12.4.1"}]},
-    "env: all, SYS_ADMIN": {"env": [{"name": VISIBLE, "value": "all"}], "securityContext": ADMIN},
-}
+def test_the_drivers_image_is_updated_under_load(lab: Lab, space: str) -> None:
+    """To another image and back while pods come and go: those that run stay, and each new one gets its card."""
+    template = lab.api.call("GET", f"{DAEMONSETS}/{COMMAND}")["spec"]["template"]["spec"]
+    before = {one["name"]: one["image"] for one in template["containers"]}
+    after = {name: f"{image}-next" for name, image in before.items()}
+    for node in lab.gpu_nodes:
+        for name, image in after.items():
+            lab.ssh(node, f"ctr -n k8s.io images tag --force {before[name]} {image}")
+    stays = [claimed(lab, f"stays-{node}", 2) for node in lab.gpu_nodes]
+    for node, one in zip(lab.gpu_nodes, stays, strict=True):
+        one["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    names = make(lab, *stays)
+    running = lab.api.wait_running(space, names, 90)
+    stop, waits, failed = threading.Event(), list[float](), list[str]()
 
+    def load(worker: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            began, name = time.monotonic(), f"load-{worker}-{number}"
+            try:
+                make(lab, claimed(lab, name, 4))
+                lab.api.wait_running(space, [name], 120)
+                waits.append(time.monotonic() - began)
+                assert cards_of(lab, lab.api.pod(space, name)) == given(lab, lab.api.pod(space, name))
+            except Exception as error:  # reported by the test
+                failed.append(f"{name}: {error}")
+            lab.api.delete(f"/api/v1/namespaces/{space}/pods/{name}")
 
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
-def test_attack(lab: Lab, space: str, attack: str) -> None:
-    """The claim's specification replaces the container's own variables, so that it has its own card and no other."""
-    node = lab.gpu_nodes[-1]
-    devices = slices(lab, node)
-    more = ATTACKS[attack]
-    for one in more.get("env", []):
-        if one["value"] == "another":
-            more = {"env": [{"name": VISIBLE, "value": devices[-1]["attributes"]["uuid"]["string"]}]}
-    name = "try-" + re.sub(r"[^a-z]+", "-", attack.lower()).strip("-")
-    wanted = claimed(lab, name, 1, **more)
-    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    names = make(lab, wanted)
+    workers = [threading.Thread(target=load, args=(number,)) for number in range(3)]
     try:
-        (pod,) = lab.api.wait_running(space, names, 90)
-        assert cards_of(lab, pod) == given(lab, pod)
-        assert len(visible(lab, node)[pod["metadata"]["uid"]]) == 1
+        for one in workers:
+            one.start()
+        until(lambda: len(waits) > 3 or failed, "pods come and go", 90)
+        took = []
+        for wanted in (after, before):
+            patch = {"containers": [{"name": name, "image": image} for name, image in wanted.items()]}
+            took.append(update(lab, COMMAND, {"spec": {"template": {"spec": patch}}}, STRATEGIC))
+        count = len(waits)
+        until(lambda: len(waits) > count + 3 or failed, "pods still come and go", 90)
     finally:
-        delete_pods(lab, space, names)
+        stop.set()
+        for one in workers:
+            one.join(180)
+    assert not failed, failed
+    kept = [lab.api.pod(space, name) for name in names]
+    assert containers(kept) == containers(running)
+    until(lambda: announced(lab), "every card in a slice", 60)
+    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+    REPORT.append(
+        f"the DRA driver's image updated twice in {took[0]:.0f} and {took[1]:.0f} s: {len(waits)} pods started "
+        f"meanwhile, the slowest after {max(waits):.1f} s"
+    )
+
+
+@pytest.fixture(scope="module")
+def attacks(lab: Lab, dra: Mapping[str, list[JsonObject]]) -> dict[str, Result]:
+    """What became of each of the attacks, whose pods ask for their shares as ever."""
+    node = lab.gpu_nodes[-1]
+    cards = {card["uuid"]: card["index"] for card in dra[node]}
+
+    def own(pod: JsonObject) -> set[int]:
+        return {cards[uuid] for uuid in given(lab, pod)} if pod["spec"].get("resourceClaims") else set()
+
+    wanted = {tag: f"{name}={value}" for tag, data in MAPS.items() for name, value in data.items()}
+    with images(lab, node, wanted) as names:
+        scene = Scene(lab, node, dra[node][-1]["uuid"], names)
+        return played(lab, scene, {card["index"]: card["minor"] for card in dra[node]}, own)
+
+
+@pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
+def test_attack_on_a_claim(
+    lab: Lab, dra: Mapping[str, list[JsonObject]], attacks: Mapping[str, Result], row: Try, play: str
+) -> None:
+    """As with the device plugin in mode ``cdi``: the claim's specification comes after the container's environment."""
+    every = {card["minor"] for card in dra[lab.gpu_nodes[-1]]}
+    outcome = row.cdi.outcome
+    limited = slices(lab, lab.gpu_nodes[-1])[0]["attributes"]["memoryLimit"]["string"] == "enforced"
+    # Where the driver limits memory the claim's value replaces the pod's.
+    check_outcome(attacks[play], Outcome.FAILS if outcome is Outcome.NO_START and limited else outcome, row, every)
 
 
 def test_a_raised_limit(lab: Lab, space: str) -> None:

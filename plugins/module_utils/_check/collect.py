@@ -13,7 +13,7 @@ import typing as t
 
 from .._allocation import claim_lists
 from .._allocation.cluster import UNFINISHED
-from .._contracts import claim_templates
+from .._contracts import claim_templates, hami, hami_marks
 from .._contracts.gpushare import (
     NODE_CARDS,
     NODE_LABEL,
@@ -100,6 +100,8 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
     with uncollected():
         # Which client set spec.nodeName is in managedFields, so pods are needed whole.
         nodes, pods = listed(kube, Wanted("Node", lambda raw: [raw]), Wanted("Pod", keep, UNFINISHED, whole=True))
+        if params["scope"] == ALL and any(_has_hami(node) for node in nodes):
+            pods = [*pods, *_refused(kube, reader)]
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
         servers = _servers(kube, params["servers"], server_pods)
         # After the pods: a claim whose pod is gone by then is gone in the second sample.
@@ -172,6 +174,26 @@ def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] 
         return kube.list_all("v1", "ConfigMap", namespace="kube-system"), ""
     except ShareError as error:
         return None, shorten(str(error), 300)
+
+
+def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
+    """Return the pods that kubelet refused on HAMi's nodes; others that failed aren't read."""
+
+    def keep(raw: t.Any) -> list[Pod]:
+        try:
+            return read_pods([raw], reader) if hami_marks.is_refused(raw) else []
+        except (AttributeError, TypeError):
+            # Malformed: whoever reads unfinished pods reports such ones.
+            return []
+
+    return listed(kube, Wanted("Pod", keep, "status.phase=Failed", whole=True))[0]
+
+
+def _has_hami(node: t.Any) -> bool:
+    try:
+        return bool((node["metadata"].get("annotations") or {}).get(hami.NODE_REGISTER))
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _is_upstream(node: t.Any) -> bool:

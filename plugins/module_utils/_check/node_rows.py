@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._allocation.memory_limit import announced_limit
 from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._core.types import JsonObject
@@ -38,6 +39,7 @@ def node_row(node: Node) -> JsonObject:
         "backend": backend,
         "unit": unit,
         "unit_mib": (node.unit_mib if node.sharing or DRA in node.backends else 1) or 1,
+        "memory_limit": announced_limit(node.json),
         "cards": cards,
     }
 

@@ -161,6 +161,13 @@ class SuiteClient:
             raise StepOutcome(f"node {name}: {found}")
         return found
 
+    def unfinished_pods(self, node: str) -> list[JsonObject]:
+        """Return the pods on a node that haven't ended."""
+        return [one for one in self._pods_of(node) if not contract.finished(one)]
+
+    def daemon_sets(self) -> list[JsonObject]:
+        return self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet"))
+
     def _pods_of(self, node: str) -> list[JsonObject]:
         found = self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
         return self._booked(found)
@@ -186,9 +193,17 @@ class SuiteClient:
 
     def create_pod(self, name: str, units: t.Sequence[int], node: str | None) -> PodState:
         """Create a pod with one container for each number of units."""
-        manifest = PodTemplate(self._options, self.image, self._run, self._user).pod(name, units, node)
+        return self.create(self.template().pod(name, units, node), sum(units))
+
+    def template(self) -> PodTemplate:
+        """Return what all pods of the run have in common."""
+        return PodTemplate(self._options, self.image, self._run, self._user)
+
+    def create(self, manifest: JsonObject, units: int) -> PodState:
+        """Create a pod."""
+        name = str(manifest["metadata"]["name"])
         self.created_pods[name] = created = CreatedPod(
-            pod=f"{self._options.namespace}/{name}", uid="", units=sum(units), node="", card=None, phase="", summary=""
+            pod=f"{self._options.namespace}/{name}", uid="", units=units, node="", card=None, phase="", summary=""
         )
         state = pod_state(self.request(lambda: self._kube.apply(manifest, MANAGER)))
         created["uid"] = state.uid

@@ -14,8 +14,8 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 
-WORKLOADS, CANARY = "workloads", "canary"
-NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary"}
+WORKLOADS, CANARY, HAMI = "workloads", "canary", "hami"
+NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary", HAMI: "hami-acceptance"}
 # Labels of the namespace and its pods: the suite that created them, and the run.
 LABEL = "kubegpu.share/acceptance"
 RUN_LABEL = "kubegpu.share/acceptance-run"
@@ -38,6 +38,7 @@ class Options:
     :param timeout: seconds that each wait may take.
     :param allocation: who allocates the pods' shares: ``extender``, or ``dra`` for kube-scheduler by claims.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
+    :param cases: more cases for the suite ``hami``.
     """
 
     suite: str = CANARY
@@ -52,6 +53,7 @@ class Options:
     timeout: float = 120.0
     allocate_command: t.Sequence[str] = ()
     allocation: str = EXTENDER
+    cases: t.Sequence[JsonObject] = ()
 
     @property
     def by_claims(self) -> bool:

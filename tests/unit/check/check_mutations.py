@@ -827,6 +827,15 @@ breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")
 )
 
 
+@breaks("H10", "hami_json", "kubelet refused a pod that another scheduler placed", "refused")
+def a_refused_pod(world: JsonObject) -> None:
+    refused = copy.deepcopy(the_pod(world))
+    refused["metadata"].update(name="slipped", uid=pod_uid(61), annotations={})
+    refused["spec"]["schedulerName"] = "default-scheduler"
+    refused["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+    world["pods"].append(refused)
+
+
 # C5 compares kubelet's UUID, this the instances.
 breaks("H11", "hami_mig", "a MIG device that HAMi chose is gone", "device_missing")(
     lambda w: card(w)["mig"]["devices"][1].update(gi=5)
@@ -843,6 +852,10 @@ breaks("N1", "nvidia_mig_mixed", "a MIG device isn't announced", "capacity_diffe
     lambda w: resource(w, "nvidia.com/mig-1g.10gb", 1)
 )
 
+breaks("N1", "nvidia_mig_shared", "a slot of a shared MIG device isn't announced", "capacity_differs")(
+    lambda w: resource(w, "nvidia.com/mig-1g.10gb.shared", 5)
+)
+
 breaks("N2", "nvidia_time_slicing", "one slot is allocated to two containers", "allocated_twice")(
     lambda w: entry(w, 1).update(ids=[f"{uuid(1)}::0"])
 )
@@ -855,7 +868,7 @@ breaks("N3", "nvidia_exclusive", "a container has access to another GPU than the
 )
 
 
-@breaks("N4", "nvidia_mps", "a container holds two slots with MPS", "several_slots_of_mps")
+@breaks("N4", "nvidia_mps", "a container holds two slots with MPS", "several_slots_of_mps", level="WARN")
 def mutation_79(world: JsonObject) -> None:
     the_pod(world)["spec"]["containers"][0]["resources"]["limits"][GPU] = "2"
     entry(world)["ids"].append(f"{uuid(1)}::2")

@@ -699,8 +699,29 @@ def nvidia_mig_mixed() -> JsonObject:
     return nvidia(resource, labels, held, [gpu(0, 40960, processes, mig=mig)], {resource: 2, GPU: 0})
 
 
+def nvidia_mig_shared() -> JsonObject:
+    """Two pods on one MIG device that is time-sliced, beside another one; whole cards aren't shared."""
+    shared = "nvidia.com/mig-1g.10gb.shared"
+    devices = [{"uuid": uuid(at, "MIG"), "index": at, "gi": at, "ci": 0, "total_mib": 9984} for at in (1, 2)]
+    mig = {"mode": "enabled", "pending": "enabled", "devices": devices}
+    one = [process(number, 100 * number + 1, 3000, mig_uuid=uuid(1, "MIG"), gi=1, ci=0) for number in (1, 2)]
+    labels = {"gpu.replicas": "1", "gpu.sharing-strategy": "none", "mig.strategy": "mixed"}
+    labels |= {"mig-1g.10gb.replicas": "3", "mig-1g.10gb.sharing-strategy": "time-slicing"}
+    held = {number: [f"{uuid(1, 'MIG')}::{number}"] for number in (1, 2)}
+    return nvidia(shared, labels, held, [gpu(0, 40960, one, mig=mig)], {shared: 6, GPU: 0})
+
+
 OURS = (ours_envvar, ours_cdi, ours_several)
 UPSTREAMS = (upstream_head, upstream_single, upstream_2019)
-OTHERS = (hami_json, hami_text, hami_mig, nvidia_exclusive, nvidia_time_slicing, nvidia_mps, nvidia_mig_mixed)
+OTHERS = (
+    hami_json,
+    hami_text,
+    hami_mig,
+    nvidia_exclusive,
+    nvidia_time_slicing,
+    nvidia_mps,
+    nvidia_mig_mixed,
+    nvidia_mig_shared,
+)
 CLAIMS = (claims_enforced, claims_mib, claims_beside_extender)
 WORLDS = {one.__name__: one for one in (*OURS, *CLAIMS, *UPSTREAMS, *OTHERS)}

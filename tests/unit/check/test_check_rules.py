@@ -316,7 +316,10 @@ def test_a_node_without_gpus_is_ignored() -> None:
 
 
 def test_the_report_has_claimed_and_used_memory() -> None:
-    (shown,) = checked(recorded("ours_envvar"))["nodes"]
+    world = recorded("ours_envvar")
+    node(world)["metadata"].setdefault("annotations", {})[contract.NODE_LIMIT] = "off"
+    (shown,) = checked(world)["nodes"]
+    assert shown["memory_limit"] == "off"
     assert [shown[key] for key in ("name", "backend", "unit", "unit_mib")] == [NODE, "gpushare", "GiB", 1024]
     first, second = shown["cards"]
     assert [first[f"{key}_mib"] for key in ("total", "claimed", "used", "foreign")] == [16384, 2048, 1840, 40]
