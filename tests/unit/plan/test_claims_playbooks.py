@@ -23,8 +23,7 @@ GIVEN = {
     "gpushare_nodes": ["gpu1"],
     "gpushare_image_delivery": "registry",
     "preflight_ignore": ["runtime"],
-    # The controllers may be slow to remove a namespace on a busy machine.
-    "gpushare_wait_timeout": 180,
+    "gpushare_wait_timeout": 60,
 }
 CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}", at, 16384, 16, model="NVIDIA T4") for at in (0, 1)]
 SERVERS = ("daemonsets/gpushare-dra-driver", "deployments/gpushare-dra-templates")
@@ -41,6 +40,13 @@ CLUSTER_WIDE = (
     "apps/v1/daemonsets",
     "apps/v1/deployments",
 )
+
+
+def owned_by(owner):
+    """The metadata of a server's pod: one that nobody owns would be somebody else's, whose namespace stays."""
+    about = {key: owner["metadata"][key] for key in ("name", "uid")}
+    reference = {"apiVersion": "apps/v1", "kind": owner["kind"], "controller": True, **about}
+    return {"labels": owner["spec"]["template"]["metadata"]["labels"], "ownerReferences": [reference]}
 
 
 class Cluster:
@@ -66,12 +72,12 @@ class Cluster:
     def labels(self):
         return self.server.request("GET", "/api/v1/nodes/gpu1")["metadata"].get("labels", {})
 
-    def has_pods(self, path, labels):
+    def has_pods(self, path, owner):
         """Have a pod of a server run on the node while that is deployed, and the cards in a slice beside the driver."""
         name = path.rpartition("/")[2]
         at = "/api/v1/namespaces/gpushare-system/pods"
         made = {
-            "metadata": {"name": name, "labels": labels or {}},
+            "metadata": {"name": name, **({} if owner is None else owned_by(owner))},
             # Without a grace it goes at once, whoever deletes it: no kubelet ends it.
             "spec": {
                 "nodeName": "gpu1",
@@ -81,12 +87,12 @@ class Cluster:
         }
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         # A namespace that is on its way out takes no new pod.
-        if labels is not None and self.server.ask("POST", at, made)[0] == 201:
+        if owner is not None and self.server.ask("POST", at, made)[0] == 201:
             self.server.request("PATCH", f"{at}/{name}/status", {"status": ready}, MERGE)
             for one in slices_of("gpu1", CARDS) if path == SERVERS[0] else []:
                 body = {**one, "metadata": {"name": one["metadata"]["name"]}}
                 self.server.ask("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
-        elif labels is None:
+        elif owner is None:
             self.server.ask("DELETE", f"{at}/{name}", {"gracePeriodSeconds": 0})
 
     def has_ready_pods(self):
@@ -96,7 +102,7 @@ class Cluster:
             with contextlib.suppress(Refused, OSError):
                 status, text = self.server.ask("GET", at)
                 one = json.loads(text) if status == 200 else None
-                self.has_pods(path, one["spec"]["template"]["metadata"]["labels"] if one else None)
+                self.has_pods(path, one)
                 if one is None:
                     continue
                 number = one["spec"].get("replicas", 1)
