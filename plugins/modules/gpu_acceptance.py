@@ -38,11 +38,12 @@ description:
   - Other pods may come and go meanwhile. A step that they made impossible is retried; its result in the end is V(UNKNOWN), never V(FAIL).
   - The namespace is removed in any case, also after a signal. The next run removes what a killed run left. So only one run at a time is possible
     in a namespace.
-  - Supports the contract of gpushare, ours and upstream's. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
+  - Supports the contract of gpushare, ours and upstream's, and with O(allocation) claims on this collection's cards. A slice doesn't have the number
+    of a card's device node, so W5 and W6 compare the containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
     V(skipped) with the reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
   - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
     delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
-    O(allocate_command). A missing right is reported as V(UNKNOWN).
+    O(allocate_command); with V(dra) of O(allocation) to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
   - A result of V(FAIL) doesn't fail the module; the play decides.
 extends_documentation_fragment:
   - kubegpu.share.attributes.cluster
@@ -72,7 +73,7 @@ options:
   image:
     description:
       - Image of the pods. It needs C(sleep), for O(suite=workloads) C(ls), and what O(allocate_command) runs.
-      - Defaults to the image of the cluster's own device plugin, which every GPU node already has.
+      - Defaults to the image of the cluster's own gpushare device plugin, or of its DRA driver, which every GPU node already has.
     type: str
   image_pull_policy:
     description: When kubelet pulls the image.
@@ -89,6 +90,13 @@ options:
   scheduler_name:
     description: The scheduler that places the pods, if it isn't the cluster's own.
     type: str
+  allocation:
+    description:
+      - The variable C(gpushare_allocation). With V(dra) the pods ask for C(aliyun.com/gpu-mem) as ever, admission turns that into claims, and what
+        these are allocated is compared with the cards in ResourceSlices. Every reason of the extender is kube-scheduler's own then.
+    type: str
+    choices: [extender, dra]
+    default: extender
   runtime_class:
     description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
     type: str
@@ -204,7 +212,14 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, HAMI, WORKLOADS, Options
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import (
+    CANARY,
+    DRA,
+    EXTENDER,
+    HAMI,
+    WORKLOADS,
+    Options,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
@@ -222,6 +237,7 @@ def main() -> None:
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "scheduler_name": {"type": "str"},
+        "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},

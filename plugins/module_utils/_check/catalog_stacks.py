@@ -218,14 +218,18 @@ STACK_CHECKS = {
     "N4": Invariant(
         "No container holds several slots of shared GPUs",
         "number of device IDs where GPUs are shared",
-        "FAIL with MPS; WARN with time-slicing",
+        "WARN",
         "have the container request one",
         {
-            "several_slots_of_mps": "container {container} holds {number} slots of shared GPUs, and MPS allows one",
+            "several_slots_of_mps": "container {container} holds {number} slots of shared GPUs, and its programs "
+            "have one slot's memory each",
             "several_slots": "container {container} holds {number} slots of shared GPUs, which give it no more time "
             "than one does",
         },
-        {"several_slots": "set failRequestsGreaterThanOne in the device plugin's configuration"},
+        {
+            code: "set failRequestsGreaterThanOne in the device plugin's configuration"
+            for code in ("several_slots", "several_slots_of_mps")
+        },
     ),
     "N5": Invariant(
         "With time-slicing, pods use a fair share at most",

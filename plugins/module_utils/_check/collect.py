@@ -11,15 +11,24 @@ from __future__ import annotations
 import datetime
 import typing as t
 
+from .._allocation import claim_lists
 from .._allocation.cluster import UNFINISHED
-from .._contracts import hami, hami_marks
-from .._contracts.gpushare import NODE_CARDS, RESOURCE_COUNT
+from .._contracts import claim_templates, hami, hami_marks
+from .._contracts.gpushare import (
+    NODE_CARDS,
+    NODE_LABEL,
+    NODE_LABEL_VALUE,
+    RESOURCE_COUNT,
+    RESOURCE_MEMORY,
+    node_resource,
+)
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.client import Kube
 from .._kube.stream import Wanted, listed, uncollected
 from .._scheduler import constants
-from .model import Options, Pod, Servers
+from .grants import is_driver
+from .model import DRA, EXTENDER, Options, Pod, Servers
 from .parse import Reader, shorten
 from .registry import ALL, SCOPES
 from .report import report
@@ -52,6 +61,8 @@ SERVERS_ARGUMENTS: JsonObject = {
     "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
     "problem": {"type": "str", "default": ""},
     "running": {"type": "dict", "default": {}},
+    "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
+    "reserved_mib": {"type": "int", "default": 0},
 }
 ARGUMENTS: JsonObject = {
     "scope": {"type": "str", "choices": list(SCOPES), "default": ALL},
@@ -92,6 +103,9 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
         if params["scope"] == ALL and any(_has_hami(node) for node in nodes):
             pods = [*pods, *_refused(kube, reader)]
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
+        servers = _servers(kube, params["servers"], server_pods)
+        # After the pods: a claim whose pod is gone by then is gone in the second sample.
+        by_claims = claim_lists.read(kube) if _may_have_claims(nodes, pods, servers) else None
         seen = snapshot(
             nodes,
             pods,
@@ -101,7 +115,9 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
             reader,
             configmaps,
             problem,
-            _servers(kube, params["servers"], server_pods),
+            servers,
+            by_claims,
+            _templates(kube) if by_claims is not None and not by_claims.problem else (),
         )
         found = report(seen, cluster, params["before"], params["scope"])
     return {"report": found, "requests": dict(kube.requests)}
@@ -117,6 +133,37 @@ def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject])
     if given is None:
         return None
     return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
+
+
+def _may_have_claims(nodes: t.Iterable[t.Any], pods: t.Iterable[Pod], servers: Servers | None) -> bool:
+    """Return whether there may be slices and claims of this collection: who has neither saves three requests."""
+    if servers is not None and servers.by_claims:
+        return True
+    return any(pod.uses or is_driver(pod) for pod in pods) or any(_is_without_plugin(node) for node in nodes)
+
+
+def _is_without_plugin(node: t.Any) -> bool:
+    """Return whether a node is to share its cards, and no device plugin announces them."""
+    try:
+        metadata = node["metadata"]
+        labelled = (metadata.get("labels") or {}).get(NODE_LABEL) == NODE_LABEL_VALUE
+        announced = NODE_CARDS in (metadata.get("annotations") or {})
+        return labelled and not announced and not node_resource(node, RESOURCE_MEMORY, "allocatable")
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _templates(kube: Kube) -> list[str]:
+    """Return the templates of gpushare-dra-templates, as ``namespace/name``; none where they can't be read."""
+    try:
+        found = kube.list_all(
+            claim_templates.API_VERSION,
+            "ResourceClaimTemplate",
+            label_selector=f"{claim_templates.MANAGED_BY}={claim_templates.MANAGER}",
+        )
+    except ShareError:
+        return []
+    return ["/".join(str((one.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for one in found]
 
 
 def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:

@@ -24,6 +24,8 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("v1", "Secret"): ("secrets", True),
     ("v1", "Service"): ("services", True),
     ("v1", "ServiceAccount"): ("serviceaccounts", True),
+    ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"): ("mutatingadmissionpolicies", False),
+    ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicyBinding"): ("mutatingadmissionpolicybindings", False),
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"): ("validatingadmissionpolicies", False),
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"): (
         "validatingadmissionpolicybindings",
@@ -44,6 +46,9 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): ("clusterrolebindings", False),
     ("rbac.authorization.k8s.io/v1", "Role"): ("roles", True),
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): ("rolebindings", True),
+    ("resource.k8s.io/v1", "DeviceClass"): ("deviceclasses", False),
+    ("resource.k8s.io/v1", "ResourceClaim"): ("resourceclaims", True),
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"): ("resourceclaimtemplates", True),
     ("resource.k8s.io/v1", "ResourceSlice"): ("resourceslices", False),
     ("scheduling.k8s.io/v1", "PriorityClass"): ("priorityclasses", False),
 }
