@@ -81,18 +81,25 @@ class Files:
 
     def _containers(self, pids: t.Iterable[str]) -> t.Iterator[Container]:
         """Yield one process of each mount namespace in which a part of HAMi's folder is mounted."""
-        host = self._system.link("/proc/1/ns/mnt")
-        seen = {host}
+        seen = {self._system.link("/proc/1/ns/mnt")}
+        # The folder may be a file system of its own, which every namespace has.
+        hosts = set(self._mounts("1"))
         for pid in pids:
             namespace = self._system.link(f"/proc/{pid}/ns/mnt")
             if namespace in seen:
                 continue
             seen.add(namespace)
-            points = [line.split(" ")[4] for line in self._text(pid, "mountinfo").splitlines() if line.count(" ") > 4]
+            points = set(self._mounts(pid)) - hosts
             if any(point == self._library or point.startswith(f"{self._library}/") for point in points):
                 pod = POD.search(self._text(pid, "cgroup"))
                 command = self._text(pid, "comm").strip() or "?"
                 yield Container(int(pid), command, pod.group(1).replace("_", "-") if pod else "")
+
+    def _mounts(self, pid: str) -> t.Iterator[str]:
+        """Yield the mount points of a process."""
+        for line in self._text(pid, "mountinfo").splitlines():
+            if line.count(" ") > 4:
+                yield line.split(" ")[4]
 
     def _text(self, pid: str, name: str) -> str:
         try:

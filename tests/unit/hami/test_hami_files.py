@@ -48,7 +48,8 @@ def node(tmp_path):
         (tmp_path / name).write_text("x")
     (tmp_path / "usr/local/bin").mkdir()
     found = Node(tmp_path)
-    found.process(1, "systemd", mounts=("/", "/usr/local/vgpu-of-somebody"))
+    found.process(1, "systemd", mounts=("/", "/usr/local/vgpu-of-somebody", "/usr/local/vgpu/of-the-host"))
+    found.process(2, "udevd", "2", mounts=("/", "/usr/local/vgpu/of-the-host"))
     return found
 
 
