@@ -156,9 +156,10 @@ def stage(folder: Path) -> None:
     (folder / "index.md").write_text(relinked(first, Path("index.md"), staged, home))
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, check: bool = False) -> Path:
     """Build the site.
 
+    :param check: read every page and resolve every reference, and write no page.
     :returns: the folder with its first page, index.html.
     :raises SphinxError: a warning, which is an error here.
     """
@@ -173,7 +174,7 @@ def build(folder: Path) -> Path:
         confdir=None,
         outdir=folder / "html",
         doctreedir=folder / "doctrees",
-        buildername="html",
+        buildername="dummy" if check else "html",
         confoverrides={
             **CONFIGURATION,
             "html_static_path": [str(folder / "static")],
@@ -196,12 +197,14 @@ def build(folder: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=BUILD, help="a folder that is replaced (default: .cache/docs-site)")
+    parser.add_argument("--check", action="store_true", help="resolve every reference, and write no page")
+    arguments = parser.parse_args()
     try:
-        html = build(parser.parse_args().out.resolve())
+        html = build(arguments.out.resolve(), arguments.check)
     except SphinxError as error:
         print(f"No site: {error}", file=sys.stderr)
         return 1
-    print(f"{html}/index.html")
+    print("every reference is resolved" if arguments.check else f"{html}/index.html")
     return 0
 
 

@@ -100,9 +100,9 @@ def test_invalid_or_binding_policy_refused(openshift):
             assert len(openshift.request("GET", MAPS)["items"]) == 1
 
 
-def playbook(openshift, tmp_path, task, *flags):
+def playbook(openshift, tmp_path, tasks, *flags):
     file = tmp_path / "play.yml"
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [task]}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
     file.write_text(yaml.safe_dump([play]))
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -116,14 +116,14 @@ def playbook(openshift, tmp_path, task, *flags):
     return done.returncode, done.stdout + done.stderr
 
 
-def include(openshift, tmp_path, release, step, **variables):
-    """Run a step of role scheduler in check mode; return its output."""
-    task = {"name": "Run the step", "ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
+def include(openshift, tmp_path, release, *steps, **variables):
+    """Run steps of role scheduler in check mode; return the output."""
     chosen = {"mode": "openshift", "openshift": release, "takes_policy": takes_policy(release)}
     servers = {"gpushare_namespace": "gpushare-fresh", "gpushare_image": "registry.example.org/gpushare:1.0.0"}
-    task["vars"] = {**servers, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
-    task["vars"] |= {"scheduler_step": step, **variables}
-    code, output = playbook(openshift, tmp_path, task, "--check", "--diff")
+    given = {**servers, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
+    role = {"ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
+    tasks = [{"name": f"Run {step}", **role, "vars": {**given, "scheduler_step": step, **variables}} for step in steps]
+    code, output = playbook(openshift, tmp_path, tasks, "--check", "--diff")
     assert code == 0, output
     return output
 
@@ -138,7 +138,7 @@ def include(openshift, tmp_path, release, step, **variables):
 def test_role_in_check_mode_on_a_new_cluster(openshift, tmp_path, release, kinds):
     openshift.request("DELETE", MAPS)
     with PlayedOperator(openshift, release):
-        output = "".join(include(openshift, tmp_path, release, step) for step in ("openshift_access", "cluster"))
+        output = include(openshift, tmp_path, release, "openshift_access", "cluster")
     assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in output], output
     assert openshift.ask("GET", "/api/v1/namespaces/gpushare-fresh")[0] == 404
 
@@ -161,10 +161,10 @@ def test_module_and_action_by_ansible(openshift, tmp_path):
     auth = {"method": "policy", "kubeconfig": str(openshift.kubeconfig)}
     task = {"name": "Configure it", "kubegpu.share.openshift_scheduler": auth}
     with PlayedOperator(openshift, "4.9.23"):
-        code, output = playbook(openshift, tmp_path, task, "--check", "--diff")
+        code, output = playbook(openshift, tmp_path, [task], "--check", "--diff")
         assert code == 0 and "changed=1" in output, output
         assert "http://127.0.0.1:12345/gpushare-scheduler" in output and "gpushare-scheduler-policy-" in output
         assert openshift.request("GET", MAPS)["items"] == []
     with PlayedOperator(openshift, "4.16.0"):
-        code, output = playbook(openshift, tmp_path, task)
+        code, output = playbook(openshift, tmp_path, [task])
         assert code == 2 and "scheduler_mode: the scheduler of OpenShift 4.16.0 reads no Policy" in output, output
