@@ -28,7 +28,6 @@ from lab.packages import (
     NOUVEAU,
     SIMULATED,
     Architecture,
-    Copy,
     File,
     Signer,
     Text,
@@ -36,6 +35,7 @@ from lab.packages import (
     filled,
     firmware,
     library,
+    programs,
     toolkit_base,
     toolkit_hook,
     write_files,
@@ -138,7 +138,7 @@ def driver_packages(built: Path, driver: str, architecture: Architecture) -> lis
             version,
             "NVIDIA driver for computing: nvidia-smi and what CUDA needs",
             f"The nvidia-smi is the lab's own. {SIMULATED}",
-            {"usr/bin/nvidia-smi": Copy(built / "nvidia-smi")},
+            programs(built),
             {
                 "Depends": "libc6, "
                 + same("libcuda1", "libnvidia-ml1", "nvidia-persistenced", "nvidia-kernel-open-dkms"),

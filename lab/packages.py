@@ -111,7 +111,7 @@ def _cuda(version: str) -> int:
 
 
 def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> None:
-    """Compile the two libraries and nvidia-smi of one driver version, against a sysroot's C library if one is given."""
+    """Compile the libraries and programs of one driver version, against a sysroot's C library if one is given."""
     folder.mkdir(parents=True, exist_ok=True)
     nvml, cuda = folder / f"libnvidia-ml.so.{version}", folder / f"libcuda.so.{version}"
     place = sysroot_flags(sysroot) if sysroot else ()
@@ -121,6 +121,20 @@ def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> N
     _compile("nvml.c", nvml, *shared, own, major, "-Wl,-soname,libnvidia-ml.so.1")
     _compile("cuda.c", cuda, *shared, f"-DCUDA_VERSION={_cuda(version)}", "-Wl,-soname,libcuda.so.1")
     _compile("nvidia_smi.c", folder / "nvidia-smi", *place, own, "-ldl")
+    _compile("mps.c", folder / "nvidia-cuda-mps-control", *place)
+
+
+# The toolkit mounts both into containers; the lab's daemon starts no server.
+MPS_SERVER = "#!/bin/sh\necho 'SIMULATED by the kubegpu.share lab: no program computes here' >&2\nexit 1\n"
+
+
+def programs(built: Path) -> dict[str, File]:
+    """Return the driver's programs for computing."""
+    names = ("nvidia-smi", "nvidia-cuda-mps-control")
+    return {
+        **{f"usr/bin/{name}": Copy(built / name) for name in names},
+        "usr/bin/nvidia-cuda-mps-server": Text(MPS_SERVER, 0o755),
+    }
 
 
 def firmware(driver: str) -> dict[str, File]:

@@ -62,7 +62,7 @@ static void add_holders(const struct card *card, struct filling *list)
         int process = whole(entry->d_name, INT32_MAX, &number) ? openat(dirfd(entries), entry->d_name, O_DIRECTORY | O_RDONLY | O_CLOEXEC) : -1;
         uint64_t mib = process < 0 ? 0 : locked_by_process(process, &limits_file, from, to);
         if (mib)
-            add_process(list, (unsigned)number, mib);
+            add_process(list, (unsigned)number, mib, NO_INSTANCE);
         if (process >= 0)
             close(process);
     }

@@ -38,6 +38,7 @@ static int (*mig_of)(Device *, unsigned *, unsigned *), (*capability_of)(Device 
 static int (*processes_of)(Device *, unsigned *, struct process *), (*process_name)(unsigned, char *, unsigned);
 static const char *(*words_of)(int);
 /* Since branch 615; a driver before it has none of them. */
+static int (*set_mode)(Device *, int), (*mig_device)(Device *, unsigned, Device **);
 static int (*set_limits)(Device *, struct limits *), (*get_limits)(Device *, struct limits *), (*allocate)(Device *, uint64_t);
 
 struct card {
@@ -83,6 +84,7 @@ static int load(void)
         memcpy(needed[i].function, &symbol, sizeof symbol);
     }
     const struct { void *function; const char *symbol; } optional[] = {
+        {&set_mode, "nvmlDeviceSetComputeMode"}, {&mig_device, "nvmlDeviceGetMigDeviceHandleByIndex"},
         {&set_limits, "nvmlDeviceSetMemoryLimits_v1"}, {&get_limits, "nvmlDeviceGetMemoryLimits_v1"}, {&allocate, "kubegpuSimAllocate"}};
     for (size_t i = 0; i < sizeof optional / sizeof *optional; i++) {
         void *symbol = dlsym(library, optional[i].symbol);
@@ -289,11 +291,23 @@ static int csv(struct query *query, const char *id)
     return OK;
 }
 
+/* The MIG devices of a card below it, by their profiles. */
+static void list_mig(unsigned index)
+{
+    Device *card, *device;
+    char name[128], uuid[96];
+    for (unsigned i = 0; !by_index(index, &card) && !mig_device(card, i, &device); i++)
+        if (!name_of(device, name, sizeof name) && !uuid_of(device, uuid, sizeof uuid))
+            printf("  MIG %-15s Device %2u: (UUID: %s)\n", strstr(name, " MIG ") ? strstr(name, " MIG ") + 5 : name, i, uuid);
+}
+
 static int list(const char *id)
 {
     for (unsigned i = 0; i < card_count; i++)
-        if (wanted(&cards[i], id))
+        if (wanted(&cards[i], id)) {
             printf("GPU %u: %s (UUID: %s)\n", cards[i].index, cards[i].name, cards[i].uuid);
+            list_mig(i);
+        }
     return OK;
 }
 
@@ -367,6 +381,7 @@ static int help(void)
          "    nvidia-smi [-i ID]                            the table\n"
          "    nvidia-smi -L                                 the list of GPUs\n"
          "    nvidia-smi -q                                 details\n"
+         "    nvidia-smi [-i ID] -c DEFAULT|EXCLUSIVE_PROCESS|PROHIBITED     the compute mode, as root\n"
          "    nvidia-smi --query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i ID]\n"
          "        index uuid gpu_uuid name gpu_name count driver_version pci.bus_id gpu_bus_id memory.total memory.reserved\n"
          "        memory.used memory.free persistence_mode compute_mode compute_cap mig.mode.current mig.mode.pending\n"
@@ -477,6 +492,32 @@ static int memory_limits(char **argv)
     return OK;
 }
 
+static int change_mode(const char *id, const char *text)
+{
+    static const char *const names[] = {"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"};
+    int mode = 0;
+    while (mode < 4 && strcmp(text, names[mode]) && !(text[0] == '0' + mode && !text[1]))
+        mode++;
+    if (mode == 4)
+        return bad("the compute mode");
+    for (unsigned i = 0; i < card_count; i++) {
+        Device *device;
+        if (!wanted(&cards[i], id))
+            continue;
+        int code = by_index(i, &device);
+        if (!code)
+            code = set_mode(device, mode);
+        if (code) {
+            printf("Unable to set the compute mode for GPU %s: %s\nTerminating early due to previous errors.\n", cards[i].pci.address,
+                   words_of(code));
+            return exit_code(code);
+        }
+        printf("Set compute mode to %s for GPU %s.\n", names[mode], cards[i].pci.address);
+    }
+    puts("All done.");
+    return OK;
+}
+
 static int simulated_allocation(char **argv)
 {
     char *value, *id = NULL, *end = NULL;
@@ -515,7 +556,7 @@ static int simulated_allocation(char **argv)
 int main(int argc, char **argv)
 {
     struct query query = {.headings = 1, .units = 1};
-    char *value, *id = NULL, *formats[MAX_FIELDS];
+    char *value, *id = NULL, *mode_text = NULL, *formats[MAX_FIELDS];
     int format_count = 0, is_csv = 0, code;
     int (*answer)(const char *) = table;
     if (argc > 1 && !strcmp(argv[1], "memory-limits"))
@@ -531,6 +572,8 @@ int main(int argc, char **argv)
             answer = details;
         else if ((value = option(argv, &i, "-i")) || (value = option(argv, &i, "--id")))
             id = value;
+        else if ((value = option(argv, &i, "-c")) || (value = option(argv, &i, "--compute-mode")))
+            mode_text = value;
         else if ((value = option(argv, &i, "--query-gpu")))
             split(value, query.fields, &query.field_count);
         else if ((value = option(argv, &i, "--query-compute-apps"))) {
@@ -564,5 +607,7 @@ int main(int argc, char **argv)
             return NOT_FOUND;
         }
     }
+    if (mode_text)
+        return change_mode(id, mode_text);
     return query.field_count ? csv(&query, id) : answer(id);
 }

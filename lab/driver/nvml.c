@@ -14,7 +14,10 @@
  *   card <index> uuid=GPU-... minor=<n> memory=<MiB> bus=0000:01:00.0 name=Simulated_GPU [mig=disabled|enabled] [mode=<0 to 3>]
  *        [reserved=<MiB>]            what driver and firmware keep of the memory; 256 by default
  *        [ecc=<volatile>:<aggregate>] [remapped=<correctable>:<uncorrectable>:<pending>:<failed>]     "not supported" without them
- *   process <index> <pid> <MiB> [compute|graphics|mps]
+ *   mig <index> <instance> <profile> uuid=MIG-...
+ *                                    a device of a card with mig=enabled; its profile as 1g.5gb, by the card's memory (see mig.c), its
+ *                                    instance from 1 to 14; nvidia-sim makes its capability files
+ *   process <index> <pid> <MiB> [compute|graphics|mps] [instance]
  *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code> | hang:init | hang:<index>
  *                                    what hangs gives no answer until the line is gone; nobody else waits for it
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
@@ -58,9 +61,10 @@
 
 enum {
     MAX_CARDS = 64,
-    MAX_HANDLES = 256,
+    MAX_HANDLES = 1024,
     MAX_LINES = 512, /* of processes, and of events */
     MAX_SETS = 64,
+    MAX_MIGS = 7 * MAX_CARDS,
     UUID_SIZE = 80,
     NAME_SIZE = 96,
     POLL_MS = 100
@@ -112,11 +116,20 @@ struct card {
     int hangs;
 };
 
+/* A MIG device: a GPU instance that one compute instance fills. */
+struct instance {
+    int index; /* of its card in the file */
+    char uuid[UUID_SIZE], text[24];
+    unsigned gi;
+    int profile; /* in mig.c's table */
+};
+
 struct process {
     int index;
     unsigned pid;
     uint64_t mib;
     enum kind kind;
+    unsigned gi; /* the instance that has it; NO_INSTANCE for the card itself */
 };
 
 struct xid {
@@ -129,6 +142,8 @@ struct hardware {
     int cuda;
     struct card cards[MAX_CARDS];
     int card_count;
+    struct instance migs[MAX_MIGS];
+    int mig_count;
     struct process processes[MAX_LINES];
     int process_count;
     struct xid xids[MAX_LINES];
@@ -276,10 +291,13 @@ static const char *parse_process(struct hardware *h, char **words, int count)
     struct process *process = &h->processes[h->process_count];
     if (h->process_count == MAX_LINES)
         return "too many processes";
-    if (count < 4 || count > 5 || !whole(words[1], MAX_CARDS - 1, &index) || !whole(words[2], INT32_MAX, &pid)
+    uint64_t gi = NO_INSTANCE;
+    if (count < 4 || count > 6 || !whole(words[1], MAX_CARDS - 1, &index) || !whole(words[2], INT32_MAX, &pid)
         || !whole(words[3], 1 << 24, &mib))
         return "process needs index, pid and MiB";
-    const char *kind = count == 5 ? words[4] : "compute";
+    if (count == 6 && !whole(words[5], 14, &gi))
+        return "a process's instance is a number";
+    const char *kind = count >= 5 ? words[4] : "compute";
     if (!strcmp(kind, "compute"))
         process->kind = COMPUTE;
     else if (!strcmp(kind, "graphics"))
@@ -291,6 +309,7 @@ static const char *parse_process(struct hardware *h, char **words, int count)
     process->index = (int)index;
     process->pid = (unsigned)pid;
     process->mib = mib;
+    process->gi = (unsigned)gi;
     h->process_count++;
     return NULL;
 }
@@ -345,6 +364,9 @@ static const char *parse_limits(struct hardware *h, const char *how)
     return NULL;
 }
 
+static const char *parse_mig(struct hardware *h, char **words, int count);
+static const char *check_migs(struct hardware *h);
+
 static const char *parse_line(struct hardware *h, char **words, int count, Return *faults)
 {
     uint64_t number, index;
@@ -358,6 +380,8 @@ static const char *parse_line(struct hardware *h, char **words, int count, Retur
     }
     if (!strcmp(words[0], "card"))
         return parse_card(h, words, count);
+    if (!strcmp(words[0], "mig"))
+        return parse_mig(h, words, count);
     if (!strcmp(words[0], "process"))
         return parse_process(h, words, count);
     if (!strcmp(words[0], "limits"))
@@ -405,6 +429,11 @@ static int parse(FILE *file, const char *path)
             card->hangs = 1;
         else if (card)
             card->fault = faults[i];
+    }
+    const char *wrong = check_migs(&fresh);
+    if (wrong) {
+        fprintf(stderr, "simulated NVML: %s: %s\n", path, wrong);
+        return 0;
     }
     qsort(fresh.cards, (size_t)fresh.card_count, sizeof *fresh.cards, by_index);
     return 1;
@@ -538,10 +567,12 @@ static int valid(const Handle *handle)
     return handle >= handles && handle < handles + handle_count && ((const char *)handle - (const char *)handles) % sizeof *handle == 0;
 }
 
-/* The card of a handle; one that has gone from the file has fallen off the bus. */
+static struct instance *mig_called(const char *uuid);
+
+/* The card of a handle, which isn't that of a MIG device; one that has gone from the file has fallen off the bus. */
 static Return card_of(const Handle *handle, struct card **card)
 {
-    if (!valid(handle))
+    if (!valid(handle) || mig_called(handle->uuid))
         return INVALID_ARGUMENT;
     for (int i = 0; i < present(); i++)
         if (!strcmp(shown[i]->uuid, handle->uuid)) {
@@ -708,6 +739,19 @@ API Return nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
     return leave(OK);
 }
 
+#define NUMBER(name, type, value)                           \
+    API Return name(Handle *handle, type *number)           \
+    {                                                       \
+        struct card *card;                                  \
+        Return code = enter_card_if(number, handle, &card); \
+        if (code)                                           \
+            return code;                                    \
+        *number = (type)(value);                            \
+        return leave(OK);                                   \
+    }
+
+#include "mig.c"
+
 /* ----------------------------------------------------------------------------------------------------------- finding a device */
 
 API Return nvmlDeviceGetCount_v2(unsigned *count)
@@ -745,6 +789,10 @@ API Return nvmlDeviceGetHandleByUUID(const char *uuid, Handle **handle)
     for (int i = 0; i < present(); i++)
         if (!strcmp(shown[i]->uuid, uuid) || (!strncmp(shown[i]->uuid, "GPU-", 4) && !strcmp(shown[i]->uuid + 4, uuid)))
             return leave(handle_for(shown[i], handle));
+    for (int i = 0; i < present(); i++)
+        for (unsigned n = 0; mig_at(shown[i], n); n++)
+            if (!strcmp(mig_at(shown[i], n)->uuid, uuid))
+                return leave(mig_handle(mig_at(shown[i], n), handle));
     return leave(NOT_FOUND);
 }
 
@@ -786,25 +834,6 @@ Return nvmlDeviceGetHandleByPciBusId(const char *address, Handle **handle) SAME_
 
 /* -------------------------------------------------------------------------------------------------------- what a device is */
 
-#define TEXT(name, value)                                         \
-    API Return name(Handle *handle, char *buffer, unsigned length) \
-    {                                                              \
-        struct card *card;                                         \
-        Return code = enter_card(handle, &card);                   \
-        return code ? code : leave(put(buffer, length, (value)));  \
-    }
-
-#define NUMBER(name, type, value)                           \
-    API Return name(Handle *handle, type *number)           \
-    {                                                       \
-        struct card *card;                                  \
-        Return code = enter_card_if(number, handle, &card); \
-        if (code)                                           \
-            return code;                                    \
-        *number = (type)(value);                            \
-        return leave(OK);                                   \
-    }
-
 /* A question that this card's kind has no answer to. */
 static Return unsupported_if(_Bool valid, Handle *handle)
 {
@@ -818,17 +847,15 @@ static Return unsupported(Handle *handle)
     return unsupported_if(1, handle);
 }
 
-TEXT(nvmlDeviceGetName, card->name)
-TEXT(nvmlDeviceGetUUID, card->uuid)
 NUMBER(nvmlDeviceGetMinorNumber, unsigned, card->minor)
 NUMBER(nvmlDeviceGetIndex, unsigned, card->position)
 NUMBER(nvmlDeviceGetBrand, int, 14)       /* "NVIDIA" */
 NUMBER(nvmlDeviceGetArchitecture, unsigned, 6) /* Turing, as the compute capability says */
 NUMBER(nvmlDeviceGetPersistenceMode, int, access(PERSISTENCE_FILE, F_OK) == 0)
 NUMBER(nvmlDeviceGetComputeMode, int, card->mode) /* 0: shared by processes */
-NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
 /* As the interface says: zero where MIG isn't there or isn't on. */
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, card->mig == MIG_ENABLED ? 7 : 0)
+#include "compute_mode.c"
 NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, 70000)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, 70000)
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, 9000)
@@ -944,13 +971,30 @@ static uint64_t held_mib(const struct card *card)
     return sum < most ? sum : most;
 }
 
+/* What the description says that the processes of an instance hold. */
+static uint64_t instance_mib(const struct instance *mig)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < hw.process_count; i++)
+        if (hw.processes[i].index == mig->index && hw.processes[i].gi == mig->gi)
+            sum += hw.processes[i].mib;
+    return sum;
+}
+
 /* Version 1 counts the reserve as used, version 2 separates the two. */
 API Return nvmlDeviceGetMemoryInfo(Handle *handle, struct memory *memory)
 {
     struct card *card;
-    Return code = enter_card_if(memory, handle, &card);
+    struct instance *mig;
+    Return code = enter_device(memory, handle, &card, &mig);
     if (code)
         return code;
+    if (mig) {
+        memory->total = profile_mib(card, profile_of(mig)) * MIB;
+        memory->used = instance_mib(mig) * MIB;
+        memory->free = memory->total - memory->used;
+        return leave(OK);
+    }
     memory->total = card->memory_mib * MIB;
     memory->used = (card->reserved_mib + held_mib(card)) * MIB;
     memory->free = memory->total - memory->used;
@@ -960,11 +1004,19 @@ API Return nvmlDeviceGetMemoryInfo(Handle *handle, struct memory *memory)
 API Return nvmlDeviceGetMemoryInfo_v2(Handle *handle, struct memory_v2 *memory)
 {
     struct card *card;
-    Return code = enter_card_if(memory, handle, &card);
+    struct instance *mig;
+    Return code = enter_device(memory, handle, &card, &mig);
     if (code)
         return code;
     if (memory->version != (sizeof *memory | 2u << 24))
         return leave(FUNCTION_NOT_FOUND);
+    if (mig) {
+        memory->total = profile_mib(card, profile_of(mig)) * MIB;
+        memory->reserved = 0;
+        memory->used = instance_mib(mig) * MIB;
+        memory->free = memory->total - memory->used;
+        return leave(OK);
+    }
     memory->total = card->memory_mib * MIB;
     memory->reserved = card->reserved_mib * MIB;
     memory->used = held_mib(card) * MIB;
@@ -1009,12 +1061,12 @@ struct filling {
     int version;
 };
 
-static void add_process(struct filling *list, unsigned pid, uint64_t mib)
+static void add_process(struct filling *list, unsigned pid, uint64_t mib, unsigned gi)
 {
     if (list->found < list->size && list->version == 1)
         ((struct process_v1 *)list->at)[list->found] = (struct process_v1){pid, mib * MIB};
     else if (list->found < list->size)
-        ((struct process_v2 *)list->at)[list->found] = (struct process_v2){pid, mib * MIB, NO_INSTANCE, NO_INSTANCE};
+        ((struct process_v2 *)list->at)[list->found] = (struct process_v2){pid, mib * MIB, gi, gi == NO_INSTANCE ? gi : 0};
     list->found++;
 }
 
@@ -1028,14 +1080,15 @@ static void add_holders(const struct card *card, struct filling *list);
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
 {
     struct card *card;
-    Return code = enter_card_if(count, handle, &card);
+    struct instance *mig;
+    Return code = enter_device(count, handle, &card, &mig);
     if (code)
         return code;
     struct filling filling = {list, list ? *count : 0, 0, version};
     for (int i = 0; i < hw.process_count; i++)
-        if (hw.processes[i].index == card->index && hw.processes[i].kind == kind)
-            add_process(&filling, hw.processes[i].pid, hw.processes[i].mib);
-    if (kind == COMPUTE)
+        if (hw.processes[i].index == card->index && hw.processes[i].kind == kind && (!mig || hw.processes[i].gi == mig->gi))
+            add_process(&filling, hw.processes[i].pid, hw.processes[i].mib, hw.processes[i].gi);
+    if (kind == COMPUTE && !mig)
         add_holders(card, &filling);
     if (*count && !list && filling.found)
         return leave(INVALID_ARGUMENT);
@@ -1131,45 +1184,17 @@ API Return nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pen
     return leave(OK);
 }
 
-/* A card that knows MIG has no instance (yet), whether it is on or off. */
-API Return nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, Handle **instance)
-{
-    struct card *card;
-    Return code = enter_card(handle, &card);
-    if (code)
-        return code;
-    (void)index;
-    if (!instance)
-        return leave(INVALID_ARGUMENT);
-    return leave(card->mig == MIG_NONE ? NOT_SUPPORTED : NOT_FOUND);
-}
-
 #define UNSUPPORTED(name)                          \
     API Return name(Handle *handle, void *answer)  \
     {                                              \
         return unsupported_if(answer, handle);     \
     }
 
-UNSUPPORTED(nvmlDeviceGetAttributes)
-UNSUPPORTED(nvmlDeviceGetAttributes_v2)
 UNSUPPORTED(nvmlDeviceGetRetiredPagesPendingStatus)
 UNSUPPORTED(nvmlDeviceGetGpuFabricInfo)
 UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV)
 UNSUPPORTED(nvmlDeviceGetAddressingMode)
 UNSUPPORTED(nvmlDeviceGetPlatformInfo)
-
-/* What is asked of MIG devices, of which no handle here is one. */
-#define OF_MIG_DEVICES(name)                      \
-    API Return name(Handle *handle, void *answer) \
-    {                                             \
-        struct card *card;                        \
-        (void)answer;                             \
-        return enter_card_if(0, handle, &card);   \
-    }
-
-OF_MIG_DEVICES(nvmlDeviceGetGpuInstanceId)
-OF_MIG_DEVICES(nvmlDeviceGetComputeInstanceId)
-OF_MIG_DEVICES(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 
 API Return nvmlDeviceGetSerial(Handle *handle, char *buffer, unsigned length)
 {

@@ -159,10 +159,15 @@ STACK_CHECKS = {
     ),
     "H10": Invariant(
         "Pods with HAMi's resources have its scheduler",
-        "schedulerName with the option hami_schedulers",
+        "schedulerName with the option hami_schedulers, also of pods that kubelet refused on a node of HAMi",
         "FAIL",
         "check the endpoints and the certificate of the webhook's Service; delete the pod, so that it is created again",
-        {"other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change the pod"},
+        {
+            "other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change "
+            "the pod",
+            "refused": "kubelet refused the pod: scheduler {scheduler} placed it, and not HAMi's, because HAMi's "
+            "webhook didn't change the pod",
+        },
     ),
     "H11": Invariant(
         "The MIG devices that HAMi chose exist, each for one pod",
@@ -213,14 +218,18 @@ STACK_CHECKS = {
     "N4": Invariant(
         "No container holds several slots of shared GPUs",
         "number of device IDs where GPUs are shared",
-        "FAIL with MPS; WARN with time-slicing",
+        "WARN",
         "have the container request one",
         {
-            "several_slots_of_mps": "container {container} holds {number} slots of shared GPUs, and MPS allows one",
+            "several_slots_of_mps": "container {container} holds {number} slots of shared GPUs, and its programs "
+            "have one slot's memory each",
             "several_slots": "container {container} holds {number} slots of shared GPUs, which give it no more time "
             "than one does",
         },
-        {"several_slots": "set failRequestsGreaterThanOne in the device plugin's configuration"},
+        {
+            code: "set failRequestsGreaterThanOne in the device plugin's configuration"
+            for code in ("several_slots", "several_slots_of_mps")
+        },
     ),
     "N5": Invariant(
         "With time-slicing, pods use a fair share at most",

@@ -17,7 +17,6 @@ from .result import CheckResult
 
 SLACK_MIB = 64
 MAX_REPLICAS = 10_000
-MIG_STATE = "nvidia.com/mig.config.state"
 MPS_SERVER = "nvidia-cuda-mps-server"
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -33,24 +32,28 @@ def allocated_entries(node: Node) -> list[tuple[Pod, Entry]]:
     ]
 
 
-def replicas_of(node: Node) -> int | None:
-    """Return how many slots a GPU has: by the label, or else by the IDs registered with kubelet; else None."""
-    label = parse_int(node.labels.get(nvidia.LABEL_REPLICAS))
+def replicas_of(node: Node, resource: str = nvidia.RESOURCE) -> int | None:
+    """Return how many slots a device has: by a label, or else by its IDs registered with kubelet; else None.
+
+    :param resource: each profile of MIG can have another number; a resource of shared devices counts as its own.
+    """
+    whole = nvidia.unshared(resource)
+    label = parse_int(node.labels.get(f"{whole}.replicas"))
     if label is not None and 0 < label <= MAX_REPLICAS:
         return label
     numbers = [
         parse_int(one.partition("::")[2]) or 0
-        for resource, ids in node.kubelet.registered.items()
-        if nvidia.is_gpu_resource(resource)
+        for registered, ids in node.kubelet.registered.items()
+        if nvidia.is_gpu_resource(registered) and nvidia.unshared(registered) == whole
         for one in ids
     ]
     return max(numbers) + 1 if numbers else None
 
 
-def sharing_strategy(node: Node) -> str:
-    """Return the strategy by its label: none, time-slicing or mps; by the number of replicas without a label."""
-    label = node.labels.get(nvidia.LABEL_STRATEGY)
-    return label if label else "time-slicing" if (replicas_of(node) or 1) > 1 else "none"
+def sharing_strategy(node: Node, resource: str = nvidia.RESOURCE) -> str:
+    """Return the strategy by the resource's label: none, time-slicing or mps; by the number of replicas without one."""
+    label = node.labels.get(f"{nvidia.unshared(resource)}.sharing-strategy")
+    return label if label else "time-slicing" if (replicas_of(node, resource) or 1) > 1 else "none"
 
 
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -64,16 +67,20 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
     strategy = node.labels.get(nvidia.LABEL_MIG_STRATEGY, "none")
     divided = [gpu for gpu in node.nvml.gpus if gpu.mig_mode == "enabled" and strategy in ("single", "mixed")]
     devices, undivided = sum(len(gpu.mig) for gpu in divided), len(node.nvml.gpus) - len(divided)
-    by_profile = sum(number for name, number in announced.items() if name.startswith(nvidia.RESOURCE_MIG))
-    gpus = sum(announced.values()) - by_profile
+    profiles = {name: number for name, number in announced.items() if name.startswith(nvidia.RESOURCE_MIG)}
+    gpus = sum(announced.values()) - sum(profiles.values())
+    # Each profile can have another number of replicas.
+    each = [(number, replicas_of(node, name) or 1) for name, number in profiles.items()]
+    by_profile = sum(number // slots for number, slots in each)
+    uneven = any(number % slots for number, slots in each)
     replicas = replicas_of(node)
     if replicas is None:
         expected = undivided if strategy != "single" else devices or undivided
-        wrong = bool(expected and gpus % expected) or (not expected and bool(gpus))
+        wrong = bool(expected and gpus % expected) or (not expected and bool(gpus)) or uneven
     elif strategy == "single" and divided:
         wrong = (gpus, by_profile) != (devices * replicas, 0)
     else:
-        wrong = (gpus, by_profile) != (undivided * replicas, devices * replicas)
+        wrong = (gpus, by_profile) != (undivided * replicas, devices) or uneven
     if wrong:
         result.fail(
             "capacity_differs",
@@ -99,10 +106,9 @@ def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult
         for entry in entries_of(node, pod):
             if nvidia.is_gpu_resource(entry.resource) and entry.count and not entry.ids:
                 result.unknown("ids_unknown", pod=pod, container=entry.container)
-    replicas = replicas_of(node)
     owners: dict[str, tuple[Pod, str]] = {}
     for pod, entry in allocated_entries(node):
-        inits = {one.name for one in pod.containers if one.init}
+        inits, replicas = {one.name for one in pod.containers if one.init}, replicas_of(node, entry.resource)
         for one in entry.ids:
             result.count()
             uuid, _colons, number = one.partition("::")
@@ -140,18 +146,16 @@ def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResul
 
 def one_slot_per_container(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check N4: several slots of shared GPUs give a container no more of them."""
-    strategy = sharing_strategy(node)
-    if strategy == "none":
-        return
     for pod, entry in allocated_entries(node):
+        strategy = sharing_strategy(node, entry.resource)
+        if strategy == "none":
+            continue
         result.count()
         if len(entry.ids) < 2:
             continue
         details = {"pod": pod, "container": entry.container, "number": len(entry.ids), "kubelet": join(entry.ids)}
-        if strategy == "mps":
-            result.fail("several_slots_of_mps", **details)
-        else:
-            result.warn("several_slots", **details)
+        # Since 0.20 the plugin allows that with MPS, too, where its configuration says so.
+        result.warn("several_slots_of_mps" if strategy == "mps" else "several_slots", **details)
 
 
 def shares_are_fair(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -225,10 +229,10 @@ def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
 
 def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check N7: MIG is as requested, and each process uses its pod's device."""
-    state = node.labels.get(MIG_STATE)
+    state = node.labels.get(nvidia.LABEL_MIG_STATE)
     if state is not None:
         result.count()
-        shown = {"state": shorten(state), "api": f"{MIG_STATE}={shorten(state)}"}
+        shown = {"state": shorten(state), "api": f"{nvidia.LABEL_MIG_STATE}={shorten(state)}"}
         if state in ("pending", "rebooting"):
             result.warn("layout_pending", **shown)
         elif state != "success":

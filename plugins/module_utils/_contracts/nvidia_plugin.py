@@ -22,6 +22,17 @@ RESOURCE = "nvidia.com/gpu"
 RESOURCE_SHARED = "nvidia.com/gpu.shared"
 RESOURCE_MIG = "nvidia.com/mig-"
 
+SHARED = ".shared"
+
+# Whether the plugin's DaemonSet runs on the node; whether that of the MPS control daemon does; the name of the node's
+# configuration among those of the plugin.
+LABEL_PRESENT = "nvidia.com/gpu.present"
+LABEL_MPS = "nvidia.com/mps.capable"
+LABEL_CONFIG = "nvidia.com/device-plugin.config"
+# The layout that the GPU Operator's MIG manager is to make, and how far it is.
+LABEL_MIG_CONFIG = "nvidia.com/mig.config"
+LABEL_MIG_STATE = "nvidia.com/mig.config.state"
+
 LABEL_COUNT = "nvidia.com/gpu.count"
 LABEL_MEMORY = "nvidia.com/gpu.memory"
 LABEL_PRODUCT = "nvidia.com/gpu.product"
@@ -37,6 +48,11 @@ DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
 def is_gpu_resource(resource: t.Any) -> bool:
     """Return whether a resource is one of the plugin's."""
     return isinstance(resource, str) and (resource in (RESOURCE, RESOURCE_SHARED) or resource.startswith(RESOURCE_MIG))
+
+
+def unshared(resource: str) -> str:
+    """Return the name of a resource whose devices aren't shared, which is the beginning of its labels, too."""
+    return resource[: -len(SHARED)] if resource.endswith(SHARED) else resource
 
 
 def mount_names_cards(path: str) -> bool:
