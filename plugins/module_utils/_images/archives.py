@@ -150,6 +150,8 @@ def _config(config: JsonObject, layers: list[str], epoch: int, mark: str) -> byt
     begins = next(number for number, one in enumerate(new["history"]) if mark in one.get("created_by", ""))
     for one in new["history"][begins:]:
         one["created"] = now
+        # podman names the image of the step before, which is another one in each build.
+        one.pop("comment", None)
     return json.dumps(new, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -18,11 +18,14 @@ import pkgutil
 
 from ansible.plugins.loader import filter_loader, test_loader
 
-from . import engine  # noqa: F401  # with the roles' planning and the client of the cluster
+PLUGINS = __name__.partition(".plugin_utils.")[0]
 
-_PLUGINS = __name__.partition(".plugin_utils.")[0]
-for _filter in pkgutil.iter_modules(importlib.import_module(f"{_PLUGINS}.filter").__path__):
-    importlib.import_module(f"{_PLUGINS}.filter.{_filter.name}")
-for _loader in (filter_loader, test_loader):
-    # ansible-core's own, which it looks for in every process that uses one.
-    list(_loader.all())
+
+def load() -> None:
+    """Import them: with the plan of the roles comes the client of the cluster."""
+    importlib.import_module(f"{PLUGINS}.plugin_utils._plan.engine")
+    for one in pkgutil.iter_modules(importlib.import_module(f"{PLUGINS}.filter").__path__):
+        importlib.import_module(f"{PLUGINS}.filter.{one.name}")
+    for loader in (filter_loader, test_loader):
+        # ansible-core's own, which it looks for in every process that uses one.
+        list(loader.all())

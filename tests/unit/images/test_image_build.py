@@ -69,7 +69,7 @@ def saved(path, number, base=BASE):
         "history": [
             {"created": "2025-01-01T00:00:00Z", "created_by": "ADD rootfs"},
             {"created": now, "created_by": 'LABEL title="gpushare servers"', "empty_layer": True},
-            {"created": now, "created_by": "COPY dir:abc in /opt/gpushare"},
+            {"created": now, "created_by": "COPY dir:abc in /opt/gpushare", "comment": f"FROM {number:012x}"},
             {"created": now, "created_by": "CMD x", "empty_layer": True},
         ],
     }

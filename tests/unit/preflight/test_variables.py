@@ -268,3 +268,9 @@ def test_places_are_left_out_where_ansible_has_no_tags(monkeypatch: pytest.Monke
     monkeypatch.setattr(origin, "Origin", None)
     monkeypatch.setattr(origin, "VaultedValue", None)
     assert origin.where("x") == "" and not origin.is_vaulted("x")
+
+
+def test_what_a_role_needs_and_users_dont_set_is_known() -> None:
+    """Otherwise every run would be refused, also those that don't use the role."""
+    needed = {name for name, option in specifications.options().items() if option.rules.get("required")}
+    assert needed == specifications.PASSED
