@@ -57,8 +57,8 @@ bench: setup  ## measure a run with nothing to do (the lab must be up, after mak
 bench-hosts: setup  ## measure how plan.yml grows up to 500 hosts, without machines (20 minutes)
 	@$(PY) bench/hosts.py --hosts 25 100 500
 
-bench-servers: setup  ## measure extender and device plugin under load (15 minutes, on an otherwise idle machine)
-	@for each in device_plugin extender_filter extender_large scheduling; do $(PY) bench/$$each.py || exit 1; done
+bench-servers: setup  ## measure extender, device plugin and DRA driver under load (25 minutes, on an otherwise idle machine)
+	@for each in device_plugin extender_filter extender_large scheduling dra; do $(PY) bench/$$each.py || exit 1; done
 
 bench-allocation: setup  ## compare gpu_allocation_info with a plain list, on a real API server with 20,000 pods
 	@$(PY) bench/allocation.py

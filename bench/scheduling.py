@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from processes import TIED, NoResult, Server, account_of, cpu, end_process, memory, verdict
@@ -142,6 +142,19 @@ class Watch:
             self._stream.close()
 
 
+class Result(NamedTuple):
+    """What one run took.
+
+    :param rate: pods bound per second.
+    :param cpu_ms: CPU time per pod, by program.
+    :param requests: the extender's API requests per pod, by method and status.
+    """
+
+    rate: float
+    cpu_ms: dict[str, float]
+    requests: dict[str, float]
+
+
 class Bench:
     def __init__(self, api: ApiServer, folder: Path, options: argparse.Namespace) -> None:
         self.api, self.folder, self.options = api, folder, options
@@ -241,8 +254,8 @@ class Bench:
         started.wait(lambda: _answers(f"https://127.0.0.1:{port}/readyz"), "kube-scheduler doesn't get ready")
         return started
 
-    def run(self, with_extender: bool) -> tuple[float, dict[str, float], dict[str, float]]:
-        """Return the pods bound per second, CPU ms per pod by program, and the extender's requests per pod."""
+    def run(self, with_extender: bool) -> Result:
+        """Bind pods, and check which card each of them has."""
         with contextlib.ExitStack() as stack:
             port = 0
             programs: dict[str, int] = {}
@@ -257,13 +270,16 @@ class Bench:
             scheduler = stack.enter_context(running(self.scheduler(port)))
             programs["kube-scheduler"] = scheduler.pid
             programs |= self.standing
-            scheduler.signal(signal.SIGSTOP)
+            stopped = [scheduler, *self.partners(with_extender)]
+            for program in stopped:
+                program.signal(signal.SIGSTOP)
             watch = Watch(self.kube)
             stack.callback(watch.close)
-            names = self._make_pods()
+            names = self._make_pods(with_extender)
             before = {name: cpu(pid) for name, pid in programs.items()}
             began = time.perf_counter()
-            scheduler.signal(signal.SIGCONT)
+            for program in stopped:
+                program.signal(signal.SIGCONT)
             try:
                 rate = len(names) / (watch.last_of(len(names)) - began)
             except NoResult as error:
@@ -278,13 +294,21 @@ class Bench:
                 self.memory.append(memory(programs["extender"], "VmHWM"))
             self._check(with_extender)
         self._remove_pods()
-        return rate, taken, asked
+        return Result(rate, taken, asked)
 
-    def _make_pods(self) -> list[str]:
+    def partners(self, with_extender: bool) -> list[Program]:
+        """Return the programs that wait with the scheduler while a run's pods are created."""
+        return []
+
+    def pod_spec(self, with_extender: bool) -> JsonObject:
+        """Return the specification of a pod of 1 GiB."""
+        limits = {"limits": {contract.RESOURCE_MEMORY: "1"}}
+        return {"containers": [{"name": "main", "image": "none", "resources": limits}]}
+
+    def _make_pods(self, with_extender: bool) -> list[str]:
         first, self.made = self.made, self.made + self.options.pods
         names = [f"pod-{number}" for number in range(first, self.made)]
-        limits = {"limits": {contract.RESOURCE_MEMORY: "1"}}
-        spec = {"containers": [{"name": "main", "image": "none", "resources": limits}]}
+        spec = self.pod_spec(with_extender)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: self.kube.post(PODS, {"metadata": {"name": name}, "spec": spec}), names))
         return names
@@ -311,6 +335,15 @@ class Bench:
             if time.monotonic() > end:
                 raise NoResult("the pods of a run weren't deleted in time.")
             time.sleep(0.2)
+
+
+def show(what: str, result: Result) -> None:
+    """Print one run."""
+    spent = ", ".join(f"{name} {cost:.1f}" for name, cost in sorted(result.cpu_ms.items()))
+    print(f"{what:<14} {result.rate:6.0f} pods/s   ms of CPU per pod: {spent}", flush=True)
+    if result.requests:
+        counts = ", ".join(f"{name} {count:.2f}" for name, count in sorted(result.requests.items()))
+        print(f"{'':<23}requests of the extender per pod: {counts}", flush=True)
 
 
 def _free_port() -> int:
@@ -385,15 +418,10 @@ def main() -> int:
             bench.run(True)
             for turn in range(options.rounds):
                 for with_extender in (False, True) if turn % 2 == 0 else (True, False):
-                    rate, taken, asked = bench.run(with_extender)
-                    rates[with_extender].append(rate)
-                    costs[with_extender].append(taken)
-                    spent = ", ".join(f"{name} {cost:.1f}" for name, cost in sorted(taken.items()))
-                    what = "with extender" if with_extender else "without"
-                    print(f"{what:<14} {rate:6.0f} pods/s   ms of CPU per pod: {spent}", flush=True)
-                    if asked:
-                        counts = ", ".join(f"{what} {count:.2f}" for what, count in sorted(asked.items()))
-                        print(f"{'':<23}requests of the extender per pod: {counts}", flush=True)
+                    result = bench.run(with_extender)
+                    rates[with_extender].append(result.rate)
+                    costs[with_extender].append(result.cpu_ms)
+                    show("with extender" if with_extender else "without", result)
     except (NoResult, KubeError, Missing) as error:
         print(f"no result: {error}", file=sys.stderr)
         return 2

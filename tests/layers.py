@@ -23,7 +23,7 @@ LEVELS = {
         ("_host", "_nvml", "_kubelet"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime"),
-        ("_images", "_allocation", "_openshift"),
+        ("_images", "_allocation", "_openshift", "_hami"),
         ("_node", "_scheduler", "_e2e"),
         ("_check", "_preflight"),
     ),
@@ -32,7 +32,7 @@ LEVELS = {
         ("_actions",),
         ("_preflight", "_runtime"),
         ("_images", "_report"),
-        ("_scheduler",),
+        ("_scheduler", "_hami"),
         ("_plan",),
     ),
 }

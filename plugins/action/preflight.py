@@ -20,6 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
 
 ARGUMENTS: JsonObject = {
@@ -42,8 +43,6 @@ ARGUMENTS: JsonObject = {
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
 
-# What the roles driver, toolkit and runtime would refuse, as ``role_plan`` returns it.
-VALIDATED = "__preflight_validated"
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
 # The prediction of role image_build, where a machine lacks the servers' image.
@@ -60,7 +59,8 @@ class ActionModule(ShareAction):
         sources = {name: group for group in ("control_plane", "gpu_nodes") for name in params[group]}
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
-        hosts = [_host(name, sources[name], hostvars[name]) for name in names]
+        planner = Planner(self, task_vars or {})
+        hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
         claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"])
         given = {name: params[name] for name in OPTIONS}
@@ -109,9 +109,9 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
         )
 
 
-def _host(name: str, source: str, variables: t.Mapping[str, t.Any]) -> Host:
+def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner) -> Host:
     facts = variables.get("gpu_node")
-    plans = tuple(_plans(name, variables)) if source == "gpu_nodes" and facts else ()
+    plans = tuple(_plans(name, untagged(planner.validate(name)))) if source == "gpu_nodes" and facts else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
     node = str(variables.get("gpu_node_name") or name)
     return Host(name, node, source, facts, _node_options(variables), plans, trouble)
@@ -121,16 +121,15 @@ def _plan_finding(id: str, severity: str, host: str, reason: object, subject: st
     return Finding(id, severity, "{reason}", host=host, fields={"reason": str(reason)}, subject=subject)
 
 
-def _plans(host: str, variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
     """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
-    validated = variables.get(VALIDATED) or {}
-    for reason in (validated.get("driver_choice") or {}).get("refusals") or []:
+    for reason in validated["driver_choice"]["refusals"]:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
-    for reason in validated.get("toolkit_refused") or []:
+    for reason in validated["toolkit_refused"]:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
-    for reason in validated.get("runtime_refused") or []:
+    for reason in validated["runtime_refused"]:
         yield _plan_finding("runtime-refused", PROBLEM, host, reason, "host {host}: ")
-    for warning in validated.get("runtime_warnings") or []:
+    for warning in validated["runtime_warnings"]:
         yield _plan_finding("runtime-warning", WARNING, host, warning, "host {host}: ")
 
 

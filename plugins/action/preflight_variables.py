@@ -15,6 +15,7 @@ from ansible.errors import AnsibleError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import described
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import preload  # noqa: F401  # this task is the first
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing, specifications
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import Variables, examine
 

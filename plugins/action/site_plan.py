@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import plan_host
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
 
@@ -21,7 +21,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import
 CHANGES, ALWAYS = "changes", "always"
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
-    "hosts": {"type": "dict", "required": True},
+    "machines": {"type": "list", "elements": "str", "default": []},
     "schedulers": {"type": "list", "elements": "str", "default": []},
     "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
     "allocation": {"type": "str", "choices": ["extender", "dra"], "default": "extender"},
@@ -30,16 +30,16 @@ ARGUMENTS: JsonObject = {
 
 
 class ActionModule(ShareAction):
-    """Plans the cluster's changes, prints the plans of all hosts as one, and writes them as data."""
+    """Plans the changes of all machines and of the cluster, prints them as one, and writes them as data."""
 
     _requires_connection = False
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        variables = task_vars or {}
         cluster = ClusterTasks()
-        hosts = untagged(params["hosts"])
-        made = plan_host(self, variables, cluster)
+        planner = Planner(self, task_vars or {}, params["machines"])
+        hosts = untagged({name: planner.machine(name) for name in params["machines"]})
+        made = planner.cluster(cluster)
         plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
         if plan.empty and not plan.refusals:
             plan = dataclasses.replace(plan, unverified=cluster.unverified(params))

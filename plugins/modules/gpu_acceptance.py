@@ -23,6 +23,11 @@ description:
     extender's reason and not by kube-scheduler's own count. Y4, a pod that fits the node's free memory but no single card stays Pending. Y5, only
     with O(allocate_command), a container tries to hold more than its share. Y6, after deletion the memory can be allocated again. Y7, the
     namespace is removed.
+  - >-
+    O(suite=hami) tests a node of HAMi, case by case, each in pods of its own. As many pods run as HAMi's rule allows for what is free (memory, cores,
+    slots, cards), and those beyond wait; the annotations, the environment, nvidia-smi and the program of O(allocate_command) in the containers show the
+    parts. Each step has what it C(proves), and C(by) which evidence. What only real cards can show, such as the speed with a part of the cores, is
+    V(UNKNOWN). O(cases) adds cases.
   - Sizes are computed from what is free. A step that a cluster can't show, such as W3 where every node has one card, is V(skipped) with the
     reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
   - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
@@ -33,11 +38,12 @@ description:
   - Other pods may come and go meanwhile. A step that they made impossible is retried; its result in the end is V(UNKNOWN), never V(FAIL).
   - The namespace is removed in any case, also after a signal. The next run removes what a killed run left. So only one run at a time is possible
     in a namespace.
-  - Supports the contract of gpushare, ours and upstream's. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
+  - Supports the contract of gpushare, ours and upstream's, and with O(allocation) claims on this collection's cards. A slice doesn't have the number
+    of a card's device node, so W5 and W6 compare the containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
     V(skipped) with the reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
   - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
     delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
-    O(allocate_command). A missing right is reported as V(UNKNOWN).
+    O(allocate_command); with V(dra) of O(allocation) to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
   - A result of V(FAIL) doesn't fail the module; the play decides.
 extends_documentation_fragment:
   - kubegpu.share.attributes.cluster
@@ -56,18 +62,18 @@ options:
   suite:
     description: The suite to run.
     type: str
-    choices: [workloads, canary]
+    choices: [workloads, canary, hami]
     default: workloads
   namespace:
     description:
       - Name of the suite's namespace, which carries the label C(kubegpu.share/acceptance) with the suite's name.
-      - Defaults to V(kubegpu-acceptance) for O(suite=workloads) and V(gpushare-canary) for O(suite=canary).
+      - Defaults to V(kubegpu-acceptance) for O(suite=workloads), V(gpushare-canary) for O(suite=canary), and V(hami-acceptance) for O(suite=hami).
       - If a namespace of this name without the label exists, the module fails.
     type: str
   image:
     description:
       - Image of the pods. It needs C(sleep), for O(suite=workloads) C(ls), and what O(allocate_command) runs.
-      - Defaults to the image of the cluster's own gpushare device plugin, which every GPU node already has.
+      - Defaults to the image of the cluster's own gpushare device plugin, or of its DRA driver, which every GPU node already has.
     type: str
   image_pull_policy:
     description: When kubelet pulls the image.
@@ -84,6 +90,13 @@ options:
   scheduler_name:
     description: The scheduler that places the pods, if it isn't the cluster's own.
     type: str
+  allocation:
+    description:
+      - The variable C(gpushare_allocation). With V(dra) the pods ask for C(aliyun.com/gpu-mem) as ever, admission turns that into claims, and what
+        these are allocated is compared with the cards in ResourceSlices. Every reason of the extender is kube-scheduler's own then.
+    type: str
+    choices: [extender, dra]
+    default: extender
   runtime_class:
     description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
     type: str
@@ -96,6 +109,8 @@ options:
     default: 120
   allocate_command:
     description:
+      - For O(suite=hami), a command that allocates 2000 MiB and ends with 0 if it succeeds. It must fail in a container of 1000 MiB and succeed in one of
+        3000 MiB.
       - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
         succeeds. It runs in the first pod, whose share in units is in the environment variable C(ALIYUN_COM_GPU_MEM_CONTAINER), for at most 30
         seconds.
@@ -103,6 +118,15 @@ options:
         since gpushare only counts there.
     type: list
     elements: str
+    default: []
+  cases:
+    description:
+      - More cases for O(suite=hami), each with C(id), C(title), C(proves), C(evidence) (of scheduling, annotation, environment, device nodes, NVML,
+        exit code, silicon) and C(limits) of the pods.
+      - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created.
+      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows).
+    type: list
+    elements: dict
     default: []
 """
 
@@ -188,14 +212,21 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, WORKLOADS, Options
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import (
+    CANARY,
+    DRA,
+    EXTENDER,
+    HAMI,
+    WORKLOADS,
+    Options,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     arguments: JsonObject = {
-        "suite": {"type": "str", "choices": [WORKLOADS, CANARY], "default": WORKLOADS},
+        "suite": {"type": "str", "choices": [WORKLOADS, CANARY, HAMI], "default": WORKLOADS},
         "namespace": {"type": "str"},
         "image": {"type": "str"},
         "image_pull_policy": {
@@ -206,10 +237,12 @@ def main() -> None:
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "scheduler_name": {"type": "str"},
+        "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
         "allocate_command": {"type": "list", "elements": "str", "default": []},
+        "cases": {"type": "list", "elements": "dict", "default": []},
     }
     module = AnsibleModule(argument_spec={**auth_arguments(), **arguments}, supports_check_mode=True)
 

@@ -11,11 +11,14 @@ module: gpu_allocation_check
 short_description: Check that scheduler, kubelet and NVML agree on the allocation of GPUs
 version_added: 1.0.0
 description:
-  - Compares the API's nodes and pods with kubelet's allocations and NVML, for gpushare (this collection's and upstream's), HAMi and NVIDIA's
-    device plugin; and checks this collection's gpushare servers.
+  - Compares the API's nodes and pods with kubelet's allocations and NVML, for gpushare (this collection's and upstream's), claims on
+    cards of this collection's DRA driver (C(gpushare_allocation=dra)), HAMi and NVIDIA's device plugin; and checks this collection's gpushare
+    servers.
   - The evidence of the machines comes from M(kubegpu.share.nvml_info) and M(kubegpu.share.kubelet_devices_info). This module itself queries the
-    API only, for nodes and unfinished pods. Where a node has upstream's plugin it lists the ConfigMaps of C(kube-system), and with O(servers) it
-    reads the admission policy or OpenShift's scheduler where there are any.
+    API only, for nodes and unfinished pods. Where there may be claims it also lists ResourceSlices, ResourceClaims and this collection's
+    ResourceClaimTemplates. Where a node has upstream's plugin it lists the ConfigMaps of C(kube-system), and with O(servers) it reads the
+    admission policy or OpenShift's scheduler where there are any; with V(dra) of O(servers.allocation), the DeviceClass and four admission
+    policies with their bindings.
   - A contradiction is a C(FAIL); what the back end allows although it is a risk is a C(WARN). Evidence that is missing or can't be read is
     C(UNKNOWN), and never counts as C(PASS). One sample may have caught a change in progress. Only findings of two samples are certain; see
     O(before).
@@ -27,7 +30,7 @@ options:
   scope:
     description:
       - Which checks run. V(servers) runs the checks of O(servers), and those of gpushare's nodes that need the API and the GPUs' UUIDs only
-        (C6, G1, G2, G6).
+        (C6, D1, D2, D3, G1, G2, G6), and D10.
     type: str
     choices: [all, servers]
     default: all
@@ -67,6 +70,15 @@ options:
         type: str
         choices: [deny, warn, none]
         default: deny
+      allocation:
+        description: The variable C(gpushare_allocation). With V(dra) the servers are the DRA drivers and C(gpushare-dra-templates).
+        type: str
+        choices: [extender, dra]
+        default: extender
+      reserved_mib:
+        description: The variable C(gpushare_reserved_memory), by which a card in a ResourceSlice is smaller than what NVML reports.
+        type: int
+        default: 0
       running:
         description:
           - By node, the kube-scheduler processes of the control plane's machines, as RV(kubegpu.share.control_plane_info#module:control_plane.running)
@@ -202,8 +214,8 @@ report:
       elements: dict
     nodes:
       description: >-
-        The nodes with GPUs (name, backend, unit, unit_mib), and of each GPU what its pods claim and what they use, in MiB; null where it is
-        unknown. foreign_mib is held by processes of none of its pods.
+        The nodes with GPUs (name, backend, unit, unit_mib, and memory_limit as the device plugin announces it), and of each GPU what its pods
+        claim and what they use, in MiB; null where it is unknown. foreign_mib is held by processes of none of its pods.
       type: list
       elements: dict
     transient:

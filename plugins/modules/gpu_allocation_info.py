@@ -11,8 +11,11 @@ module: gpu_allocation_info
 short_description: Read which pod holds how much of which GPU
 version_added: 1.0.0
 description:
-  - Computes each pod's share of each node's cards from the Kubernetes API only, for gpushare (this collection's and upstream's), HAMi and
-    NVIDIA's own device plugin, as far as the API has their data.
+  - Computes each pod's share of each node's cards from the Kubernetes API only, for gpushare (this collection's and upstream's), for claims on
+    cards of this collection's DRA driver (C(gpushare_allocation=dra)), for HAMi and for NVIDIA's own device plugin, as far as the API has their
+    data.
+  - Where cards are divided by claims, a card and its size are those in the node's ResourceSlices, and a pod holds what its ResourceClaims are
+    allocated. Of several pods that use one claim, the first is listed with its memory. A claim that no pod uses is listed in its place.
   - The numbers of gpushare's nodes are those of C(kubectl inspect gpushare -d) for nodes with equal, healthy cards. Otherwise each card
     has its own size.
   - For HAMi's nodes they are those of its scheduler, in MiB, times the node's C(deviceMemoryScaling). A pod holds the GPUs that its
@@ -20,7 +23,8 @@ description:
   - With NVIDIA's device plugin the API has the number of a pod's GPUs (or replicas, or MIG devices), but not which. Its nodes are counted in
     GPUs and have no cards here.
   - Lists the nodes and the pods that haven't ended with one request each, and one more for each further 10,000. Responses are parsed as a
-    stream, so that memory grows only with the pods that use GPUs.
+    stream, so that memory grows only with the pods that use GPUs. ResourceSlices and ResourceClaims are two requests more, which are sent only
+    where a pod has a claim, or a node is labelled for sharing and no device plugin announces its cards.
   - A malformed node or pod is returned with a C(problem), and doesn't affect the others.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
@@ -95,8 +99,8 @@ nodes:
       type: str
     backend:
       description: >-
-        V(gpushare), V(gpushare-upstream) (its cards are known by C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) only), V(hami), V(nvidia);
-        V(mixed) with several back ends, V(none) if its pods hold what no back end advertises.
+        V(gpushare), V(gpushare-upstream) (its cards are known by C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) only), V(dra) (claims), V(hami),
+        V(nvidia); V(mixed) with several back ends, V(none) if its pods hold what no back end advertises.
       type: str
     backends:
       description: All back ends of the node. The node's own numbers are those of the first one.
@@ -110,8 +114,8 @@ nodes:
       type: str
     memory_limit:
       description: >-
-        Whether NVIDIA's driver enforces its pods' shares, as its device plugin announces it (V(enforced), V(off), or C(unenforced) with the
-        reason); empty if the plugin announces nothing.
+        Whether NVIDIA's driver enforces its pods' shares, as its device plugin or DRA driver announces it (V(enforced), V(off), or C(unenforced)
+        with the reason); empty if that announces nothing.
       type: str
     total:
       description: Units on its cards.
@@ -128,7 +132,8 @@ nodes:
     cards:
       description: >-
         Its cards (index, uuid, model, memory_mib, healthy, reason, total, used and pods). A pod of several cards is listed on each of them,
-        with its share. HAMi's also have slots, slots_used, cores, cores_used and mode, and their pods slots and cores.
+        with its share. memory_mib is 0 where the API doesn't have the card's whole size. HAMi's also have slots, slots_used, cores, cores_used
+        and mode, and their pods slots and cores.
       type: list
       elements: dict
     pending:

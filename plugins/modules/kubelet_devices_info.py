@@ -17,6 +17,8 @@ description:
     given. Entries of finished pods stay until the next allocation.
   - A source that is missing or can't be read has a C(state) and a C(problem) and doesn't fail the task. A checkpoint that is
     truncated, damaged, of an unknown form, larger than 64 MiB or no regular file is never reported as V(ok).
+  - With C(gpushare_allocation=dra) it also reads the cards that containers have by ResourceClaims, from PodResources, and the DRA driver's records
+    and CDI specifications of claims.
   - It also reads which C(/dev/nvidiaN) each container has, also one to which kubelet allocated none.
   - Other resources are not returned. Of the environment variables that a device plugin sets, only those that state the
     container's GPU and its share are returned.
@@ -111,6 +113,28 @@ kubelet:
         they can't be read.
       type: list
       elements: dict
+    prepared:
+      description: Claims that the DRA driver has prepared on this node.
+      type: dict
+      contains:
+        state:
+          description: V(ok); V(missing), where the driver has never run; V(unreadable).
+          type: str
+        problem:
+          description: Why C(state) isn't V(ok).
+          type: str
+        records:
+          description: >-
+            The driver's records, each with uid, namespace and name of the claim, its shares (request, device, share, mib), and the problem if it
+            can't be read.
+          type: list
+          elements: dict
+        specifications:
+          description: >-
+            The claims' CDI specifications, each with the uid of the claim, the variables of each of its devices (envs), whether the record has the
+            same specification (recorded), and the problem if it can't be read.
+          type: list
+          elements: dict
   sample:
     root: /var/lib/kubelet
     checkpoint:
@@ -141,11 +165,17 @@ kubelet:
               devices:
                 - resource: aliyun.com/gpu-mem
                   ids: [5a4d7f2e-0, 5a4d7f2e-1]
+              claims: []
     sockets: [aliyungpushare.sock, kubelet.sock]
     device_nodes:
       - pod_uid: 3f0e2a54-8f5b-4f5c-9d62-0d8a3f4b7a10
         container_id: 9b2c1e0f6a7d4c3b8e5f9b2c1e0f6a7d4c3b8e5f9b2c1e0f6a7d4c3b8e5f0a1b
         minors: [0]
+    prepared:
+      state: missing
+      problem: "/var/lib/kubelet/plugins/gpu.kubegpu.share/claims doesn't exist"
+      records: []
+      specifications: []
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -251,12 +251,19 @@ class Commands:
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
+        self._before: set[str] = set()
+        self._settled: set[str] = set()
         self._stop = threading.Event()
 
     def sample(self) -> None:
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        """Read the command lines of new processes, each in two samples, since it may replace its program."""
+        present = {name for name in os.listdir("/proc") if name.isdigit()}
+        for name in present - self._settled:
             with contextlib.suppress(OSError):
-                self.seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                text = Path(f"/proc/{name}/cmdline").read_bytes()
+                self.seen.add(text.replace(b"\0", b" ").decode(errors="replace"))
+        self._settled = present & self._before
+        self._before = present
 
     def _loop(self) -> None:
         while not self._stop.wait(0.2):

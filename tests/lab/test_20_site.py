@@ -56,7 +56,8 @@ def test_the_leader_is_changed_last(after_kills: JsonObject) -> None:
 
 
 def test_second_run_changes_nothing(lab: Lab, after_kills: JsonObject) -> None:
-    lab.playbook(SITE).assert_unchanged()
+    # As verbose as possible, for test_70_secrets.py, which reads the logs of all runs.
+    lab.playbook(SITE, "-vvv", "--diff").assert_unchanged()
 
 
 # Role by role, unit tests show the same; a second run on the lab is the one above.

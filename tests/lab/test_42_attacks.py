@@ -200,10 +200,25 @@ def started(pod: JsonObject) -> bool | None:
     return False if "hook" in words_of(pod) or pod["status"].get("phase") == "Failed" else None
 
 
-def played(lab: Lab, scene: Scene) -> dict[str, Result]:
-    """Run all attacks at once, in a namespace of their own."""
-    cards = lab.cards(scene.node)
-    minors = {card["index"]: card["minor"] for card in cards}
+def booked(pod: JsonObject) -> set[int]:
+    """Return the indices of the cards that the extender gave to a pod.
+
+    :raises AssertionError: it runs and isn't confirmed yet.
+    """
+    if not units_of(pod):
+        return set()
+    if started(pod):
+        assert pod["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", pod["metadata"]
+    return set(indices_of(pod))
+
+
+def played(
+    lab: Lab, scene: Scene, minors: Mapping[int, int], own_of: Callable[[JsonObject], set[int]]
+) -> dict[str, Result]:
+    """Run all attacks at once, in a namespace of their own.
+
+    :param minors: those of the node's cards by index. :param own_of: the indices of the cards that a pod was given.
+    """
     warnings = {}
     with lab.api.namespace("lab-attacks") as space:
         for name, data in MAPS.items():
@@ -222,8 +237,7 @@ def played(lab: Lab, scene: Scene) -> dict[str, Result]:
             for play in PLAYS:
                 pod = found[named(play)]
                 assert started(pod) is not None, f"{play}: {pod['status']}"
-                if units_of(pod) and started(pod):
-                    assert pod["metadata"]["annotations"].get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true", play
+                own_of(pod)
             return found
 
         found: dict[str, JsonObject] = until(decided, "each of them runs, or doesn't", 120, 1)
@@ -231,7 +245,7 @@ def played(lab: Lab, scene: Scene) -> dict[str, Result]:
         results = {}
         for play in PLAYS:
             pod = found[named(play)]
-            own = frozenset(minors[index] for index in indices_of(pod)) if units_of(pod) else frozenset()
+            own = frozenset(minors[index] for index in own_of(pod))
             seen = looked.get(pod["metadata"]["uid"], set())
             if any(one.get("hostPath", {}).get("path") == "/dev" for one in pod["spec"].get("volumes", [])):
                 seen = seen | openable(lab, space, pod["metadata"]["name"], list(minors.values()))
@@ -328,7 +342,8 @@ class Played:
 @pytest.fixture(scope="module", params=IN_ORDER)
 def mode(lab: Lab, scene: Scene, request: pytest.FixtureRequest) -> Played:
     MODES[request.param](lab)
-    return Played(request.param, ordinary_pods(lab, scene.node), played(lab, scene))
+    minors = {card["index"]: card["minor"] for card in lab.cards(scene.node)}
+    return Played(request.param, ordinary_pods(lab, scene.node), played(lab, scene, minors, booked))
 
 
 def ordinary_pods(lab: Lab, node: str) -> dict[str, list[str]]:
@@ -374,8 +389,15 @@ def test_ordinary_pods_see_their_own_cards_only(mode: Played) -> None:
 
 @pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
 def test_attack(lab: Lab, scene: Scene, mode: Played, row: Try, play: str) -> None:
-    result, outcome = mode.results[play], getattr(row, mode.mode).outcome
     every = {card["minor"] for card in lab.cards(scene.node)}
+    check_outcome(mode.results[play], getattr(row, mode.mode).outcome, row, every)
+
+
+def check_outcome(result: Result, outcome: Outcome, row: Try, every: set[int]) -> None:
+    """Require that an attack ended as its row says.
+
+    :param every: the minors of all cards of the node.
+    """
     if outcome is Outcome.NO_START:
         assert not result.started and "hook" in result.message, result
     else:

@@ -7,20 +7,29 @@ The module removes what site.yml had left, deploys the DRA driver instead, and r
 from __future__ import annotations
 
 import collections
+import json
 import random
 import re
+import threading
 import time
 import typing as t
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
+from _attacks import TABLE, Outcome, Try
+from _greedy import images
 from _hardware import fault
-from _lab import JsonObject, Lab, until
-from _pods import body, container, delete_pods
-from test_40_servers import kill
-from test_42_attacks import ADMIN, LIMIT, TOO_MUCH, VISIBLE, started, visible
+from _lab import REPORT, ApiError, JsonObject, Lab, until
+from _pods import STRATEGIC, body, container, containers, delete_pods
+from test_42_attacks import LIMIT, MAPS, TOO_MUCH, Result, Scene, check_outcome, played, started
+from test_44_updates_and_leaders import DAEMONSETS, update
+
+from lab import engine
+from lab.paths import NAME
 
 SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
+VERIFY, INSPECT, ACCEPTANCE = "playbooks/verify.yml", "playbooks/inspect.yml", "playbooks/acceptance.yml"
 DRIVER, COMMAND = "gpu.kubegpu.share", "gpushare-dra-driver"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -107,17 +116,69 @@ def given(lab: Lab, pod: JsonObject) -> set[str]:
     return {
         f"GPU-{result['device'][4:]}"
         for claim in claims(lab)
-        if claim["metadata"]["name"] in names and claim["metadata"]["namespace"] == SPACE
+        if claim["metadata"]["name"] in names and claim["metadata"]["namespace"] == pod["metadata"]["namespace"]
         for result in claim["status"]["allocation"]["devices"]["results"]
     }
+
+
+def verified(lab: Lab, folder: Path) -> JsonObject:
+    """Run verify.yml, which must find no contradiction, and return its report."""
+    path = folder / "report.json"
+    words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=10", "-e", f"verify_json={path}")
+    done = lab.playbook(VERIFY, *words)
+    assert path.exists(), done.out[-8000:]
+    report: JsonObject = json.loads(path.read_text())
+    wrong = [one for one in report["findings"] if one["level"] == "FAIL"]
+    assert (done.rc, wrong) == (0, []), done.out[-8000:]
+    return report
+
+
+def compared(report: JsonObject) -> dict[str, int]:
+    """Return how many things each check compared, without those that lacked evidence."""
+    unknown = {one["check"] for one in report["findings"] if one["level"] == "UNKNOWN"}
+    return {one["id"]: one["n"] for one in report["checks"] if one["id"] not in unknown}
+
+
+def inspected(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
+    """Return inspect.yml's units by node, card (UUID in lower case) and pod."""
+    done = lab.playbook(INSPECT, "-e", "gpushare_allocation=dra", "-e", "inspect_format=json")
+    assert done.rc == 0, done.out[-8000:]
+    shown, _end = json.JSONDecoder().raw_decode(done.out[done.out.index("\n{") + 1 :])
+    assert not [one["problem"] for one in shown["nodes"] if one["problem"]], shown
+    return {
+        node["name"]: {
+            card["uuid"].lower(): {f"{one['namespace']}/{one['name']}": one["units"] for one in card["pods"]}
+            for card in node["cards"]
+        }
+        for node in shown["nodes"]
+    }
+
+
+def by_the_api(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the same by the claims in the API."""
+    found: dict[str, dict[str, dict[str, int]]] = {
+        node: {one["name"]: {} for one in slices(lab, node)} for node in lab.gpu_nodes
+    }
+    for claim in claims(lab):
+        status = claim.get("status", {})
+        for result in (status.get("allocation") or {}).get("devices", {}).get("results", []):
+            (user,) = status["reservedFor"]
+            card = found[result["pool"]][result["device"]]
+            key = f"{claim['metadata']['namespace']}/{user['name']}"
+            card[key] = card.get(key, 0) + gib(result["consumedCapacity"]["memory"])
+    return found
 
 
 # --------------------------------------------------------------------------- the deployment
 
 
 @pytest.fixture(scope="module")
-def dra(lab: Lab) -> Iterator[None]:
-    """The cluster in mode dra. Nothing of the control plane is changed by it."""
+def dra(lab: Lab) -> Iterator[dict[str, list[JsonObject]]]:
+    """The cluster in mode dra; the cards of each node as the device plugin described them before.
+
+    Nothing of the control plane is changed by it.
+    """
+    cards = {name: lab.cards(name) for name in lab.gpu_nodes}
     gone = lab.playbook(UNINSTALL)
     assert gone.rc == 0, gone.out[-8000:]
     lab.wait_ready()
@@ -127,7 +188,7 @@ def dra(lab: Lab) -> Iterator[None]:
         assert done.rc == 0, done.out[-8000:]
         until(lambda: announced(lab), "every card in a slice", 120)
         assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
-        yield
+        yield cards
         assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
     finally:
         removed = lab.playbook(UNINSTALL, "-e", "gpushare_allocation=dra")
@@ -194,7 +255,80 @@ def test_packed_to_the_last_gib_and_nothing_beyond(lab: Lab, space: str) -> None
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
 
 
-def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
+def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path) -> None:
+    """Unchanged pods with the resource, several containers, two cards, and pods with claims of their own."""
+    old = [body(f"old-{number}", container(lab, 3)) for number in range(4)]
+    two = body("old-two", container(lab, 2), container(lab, 1, name="c1"))
+    cards = body("old-cards", container(lab, 4), annotations={"kubegpu.share/card-count": "2"})
+    new = [claimed(lab, f"new-{number}", amount) for number, amount in enumerate((1, 2, 4))]
+    names = make(lab, *old, two, cards, *new)
+    try:
+        running = lab.api.wait_running(space, names, 180)
+        for pod in running:
+            assert cards_of(lab, pod) == given(lab, pod)
+        assert len(given(lab, lab.api.pod(space, "old-cards"))) == 2
+        assert inspected(lab) == by_the_api(lab)
+        assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 7
+        numbers = compared(verified(lab, tmp_path))
+        least = {"D1": 4, "D2": 2, "D3": 4, "D4": len(names), "D5": len(names), "D6": len(names), "D7": len(names) + 1}
+        least |= {"D8": len(names), "D9": 4, "D10": 9, "S1": 3, "S4": 2}
+        assert {check: numbers.get(check) for check, number in least.items() if numbers.get(check, 0) < number} == {}
+        # A pod that says which node doesn't ask kube-scheduler, and is refused in one sentence.
+        wrong = body("old-bound", container(lab, 1), nodeName=lab.gpu_nodes[0])
+        with pytest.raises(ApiError, match="only kube-scheduler allocates claims"):
+            make(lab, wrong)
+    finally:
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path) -> None:
+    """A CDI specification that was edited on the node, and one that nobody prepared."""
+    wanted = claimed(lab, "damaged", 2)
+    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": lab.gpu_nodes[0]}
+    names = make(lab, wanted)
+    try:
+        lab.api.wait_running(space, names, 90)
+        files_ = f"/var/run/cdi/{DRIVER}-claim-"
+        lab.ssh(
+            lab.gpu_nodes[0],
+            f"file=$(ls {files_}*.json); cp $file /root/before.json; cp $file {files_}of-nobody.json;"
+            " sed -i 's/NVIDIA_VISIBLE_DEVICES=[^\"]*/NVIDIA_VISIBLE_DEVICES=all/' $file",
+        )
+        path = tmp_path / "report.json"
+        words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=3", "-e", f"verify_json={path}")
+        assert lab.playbook(VERIFY, *words).rc == 2
+        wrong = [one for one in json.loads(path.read_text())["findings"] if one["level"] == "FAIL"]
+        assert {(one["check"], one["cause"]) for one in wrong} == {
+            ("D5", "specification_differs"),
+            ("D5", "leaked_specification"),
+        }, wrong
+    finally:
+        lab.ssh(
+            lab.gpu_nodes[0],
+            f"rm -f {files_}of-nobody.json; cp /root/before.json $(ls {files_}*.json); rm /root/before.json",
+            check=False,
+        )
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+
+
+def test_acceptance_passes_and_leaves_nothing(lab: Lab, space: str) -> None:
+    done = lab.playbook(ACCEPTANCE, "-e", "gpushare_allocation=dra")
+    assert done.rc == 0 and "PASS" in done.out, done.out[-8000:]
+    assert not [name for name in lab.api.namespaces() if name.startswith("kubegpu-acceptance")]
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_the_canary_of_verify_passes(lab: Lab, space: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    words = ("-e", "gpushare_allocation=dra", "-e", "verify_canary=true", "-e", f"verify_json={path}")
+    done = lab.playbook(VERIFY, *words)
+    steps = {one["id"]: one["result"] for one in json.loads(path.read_text())["checks"] if one["id"][0] == "Y"}
+    assert done.rc == 0 and steps and "FAIL" not in steps.values(), done.out[-8000:]
+
+
+def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str, tmp_path: Path) -> None:
     """200 pods are made and deleted, some by force, while both are killed: nothing leaks, and nothing is used twice."""
     dice, alive, number = random.Random(5), list[str](), 0
     most: collections.Counter[str] = collections.Counter()
@@ -241,57 +375,120 @@ def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str) -> None:
             f"the records and specifications of {node} are those of its claims",
             120,
         )
+    assert inspected(lab) == by_the_api(lab)
+    verified(lab, tmp_path)
     delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 180)
 
 
-def test_the_specifications_are_gone(lab: Lab, space: str) -> None:
-    """As after a restart of the machine, where /var/run is empty: they are written again for the pods there."""
+def test_the_machine_reboots(lab: Lab, space: str) -> None:
+    """The node's container is restarted, with an empty /run: its pods start again with the same card."""
     node = lab.gpu_nodes[0]
-    wanted = claimed(lab, "restart", 2)
+    wanted = claimed(lab, "reboot", 2)
     wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
     names = make(lab, wanted)
     try:
         lab.api.wait_running(space, names, 90)
-        lab.ssh(node, "rm -rf /var/run/cdi/gpu.kubegpu.share-claim-*; systemctl restart containerd kubelet")
-        kill(lab, node, COMMAND)
-        until(lambda: all(files(lab, node)), "the specification is there again", 90)
-        lab.api.wait_running(space, names, 90)
-        pod = lab.api.pod(space, "restart")
-        assert cards_of(lab, pod) == given(lab, pod)
+        before = given(lab, lab.api.pod(space, "reboot"))
+        machine = engine.find()
+        assert machine is not None
+        machine.docker("restart", f"{NAME}-{node}")
+
+        def again() -> bool:
+            pod = lab.api.pod(space, "reboot")
+            assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [1], pod["status"]
+            assert started(pod) and all(files(lab, node))
+            return True
+
+        until(again, "the pod runs again", 300)
+        assert cards_of(lab, lab.api.pod(space, "reboot")) == given(lab, lab.api.pod(space, "reboot")) == before
+        until(lambda: announced(lab), "every card in a slice", 60)
     finally:
         delete_pods(lab, space, names)
     until(lambda: nothing_left(lab), "nothing is left", 120)
 
 
-# What a pod with a claim can try, by the fields of its container.
-ATTACKS: dict[str, JsonObject] = {
-    "env: all": {"env": [{"name": VISIBLE, "value": "all"}]},
-    "env: another": {"env": [{"name": VISIBLE, "value": "another"}]},
-    "env: CUDA_VERSION": {"env": [{"name": "CUDA_VERSION", "value": "12.4.1"}]},
-    "env: all, SYS_ADMIN": {"env": [{"name": VISIBLE, "value": "all"}], "securityContext": ADMIN},
-}
+def test_the_drivers_image_is_updated_under_load(lab: Lab, space: str) -> None:
+    """To another image and back while pods come and go: those that run stay, and each new one gets its card."""
+    template = lab.api.call("GET", f"{DAEMONSETS}/{COMMAND}")["spec"]["template"]["spec"]
+    before = {one["name"]: one["image"] for one in template["containers"]}
+    after = {name: f"{image}-next" for name, image in before.items()}
+    for node in lab.gpu_nodes:
+        for name, image in after.items():
+            lab.ssh(node, f"ctr -n k8s.io images tag --force {before[name]} {image}")
+    stays = [claimed(lab, f"stays-{node}", 2) for node in lab.gpu_nodes]
+    for node, one in zip(lab.gpu_nodes, stays, strict=True):
+        one["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+    names = make(lab, *stays)
+    running = lab.api.wait_running(space, names, 90)
+    stop, waits, failed = threading.Event(), list[float](), list[str]()
 
+    def load(worker: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            began, name = time.monotonic(), f"load-{worker}-{number}"
+            try:
+                make(lab, claimed(lab, name, 4))
+                lab.api.wait_running(space, [name], 120)
+                waits.append(time.monotonic() - began)
+                assert cards_of(lab, lab.api.pod(space, name)) == given(lab, lab.api.pod(space, name))
+            except Exception as error:  # reported by the test
+                failed.append(f"{name}: {error}")
+            lab.api.delete(f"/api/v1/namespaces/{space}/pods/{name}")
 
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
-def test_attack(lab: Lab, space: str, attack: str) -> None:
-    """The claim's specification replaces the container's own variables, so that it has its own card and no other."""
-    node = lab.gpu_nodes[-1]
-    devices = slices(lab, node)
-    more = ATTACKS[attack]
-    for one in more.get("env", []):
-        if one["value"] == "another":
-            more = {"env": [{"name": VISIBLE, "value": devices[-1]["attributes"]["uuid"]["string"]}]}
-    name = "try-" + re.sub(r"[^a-z]+", "-", attack.lower()).strip("-")
-    wanted = claimed(lab, name, 1, **more)
-    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    names = make(lab, wanted)
+    workers = [threading.Thread(target=load, args=(number,)) for number in range(3)]
     try:
-        (pod,) = lab.api.wait_running(space, names, 90)
-        assert cards_of(lab, pod) == given(lab, pod)
-        assert len(visible(lab, node)[pod["metadata"]["uid"]]) == 1
+        for one in workers:
+            one.start()
+        until(lambda: len(waits) > 3 or failed, "pods come and go", 90)
+        took = []
+        for wanted in (after, before):
+            patch = {"containers": [{"name": name, "image": image} for name, image in wanted.items()]}
+            took.append(update(lab, COMMAND, {"spec": {"template": {"spec": patch}}}, STRATEGIC))
+        count = len(waits)
+        until(lambda: len(waits) > count + 3 or failed, "pods still come and go", 90)
     finally:
-        delete_pods(lab, space, names)
+        stop.set()
+        for one in workers:
+            one.join(180)
+    assert not failed, failed
+    kept = [lab.api.pod(space, name) for name in names]
+    assert containers(kept) == containers(running)
+    until(lambda: announced(lab), "every card in a slice", 60)
+    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+    REPORT.append(
+        f"the DRA driver's image updated twice in {took[0]:.0f} and {took[1]:.0f} s: {len(waits)} pods started "
+        f"meanwhile, the slowest after {max(waits):.1f} s"
+    )
+
+
+@pytest.fixture(scope="module")
+def attacks(lab: Lab, dra: Mapping[str, list[JsonObject]]) -> dict[str, Result]:
+    """What became of each of the attacks, whose pods ask for their shares as ever."""
+    node = lab.gpu_nodes[-1]
+    cards = {card["uuid"]: card["index"] for card in dra[node]}
+
+    def own(pod: JsonObject) -> set[int]:
+        return {cards[uuid] for uuid in given(lab, pod)} if pod["spec"].get("resourceClaims") else set()
+
+    wanted = {tag: f"{name}={value}" for tag, data in MAPS.items() for name, value in data.items()}
+    with images(lab, node, wanted) as names:
+        scene = Scene(lab, node, dra[node][-1]["uuid"], names)
+        return played(lab, scene, {card["index"]: card["minor"] for card in dra[node]}, own)
+
+
+@pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
+def test_attack_on_a_claim(
+    lab: Lab, dra: Mapping[str, list[JsonObject]], attacks: Mapping[str, Result], row: Try, play: str
+) -> None:
+    """As with the device plugin in mode ``cdi``: the claim's specification comes after the container's environment."""
+    every = {card["minor"] for card in dra[lab.gpu_nodes[-1]]}
+    outcome = row.cdi.outcome
+    limited = slices(lab, lab.gpu_nodes[-1])[0]["attributes"]["memoryLimit"]["string"] == "enforced"
+    # Where the driver limits memory the claim's value replaces the pod's.
+    check_outcome(attacks[play], Outcome.FAILS if outcome is Outcome.NO_START and limited else outcome, row, every)
 
 
 def test_a_raised_limit(lab: Lab, space: str) -> None:

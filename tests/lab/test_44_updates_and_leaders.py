@@ -59,12 +59,13 @@ def spaces(lab: Lab, auditor: Auditor, request: pytest.FixtureRequest) -> Iterat
     until(lambda: not any(any(cards.values()) for cards in auditor.now().values()), "all cards are free", 60)
 
 
-def rollout_restart(lab: Lab, name: str, seconds: float = 180) -> float:
-    """Run ``kubectl rollout restart`` of a DaemonSet; return its duration in seconds."""
+def update(lab: Lab, name: str, patch: JsonObject, kind: str = MERGE, seconds: float = 180) -> float:
+    """Change a DaemonSet, and wait until it is rolled out; return the duration in seconds.
+
+    :param kind: the patch's content type.
+    """
     began = time.monotonic()
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    restart = {"spec": {"template": {"metadata": {"annotations": {RESTART: now}}}}}
-    wanted = lab.api.call("PATCH", f"{DAEMONSETS}/{name}", restart, MERGE)["metadata"]["generation"]
+    wanted = lab.api.call("PATCH", f"{DAEMONSETS}/{name}", patch, kind)["metadata"]["generation"]
 
     def done() -> bool:
         status = lab.api.call("GET", f"{DAEMONSETS}/{name}")["status"]
@@ -76,6 +77,12 @@ def rollout_restart(lab: Lab, name: str, seconds: float = 180) -> float:
 
     until(done, f"{name} is updated", seconds)
     return time.monotonic() - began
+
+
+def rollout_restart(lab: Lab, name: str) -> float:
+    """Run ``kubectl rollout restart`` of a DaemonSet; return its duration in seconds."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return update(lab, name, {"spec": {"template": {"metadata": {"annotations": {RESTART: now}}}}})
 
 
 def wait_extenders_agree(lab: Lab, auditor: Auditor) -> None:

@@ -81,7 +81,8 @@ def process_of(lab: Lab, namespace: str, pod: str) -> int:
     """Return the process ID, on its node, of a container's first process."""
     found = lab.api.pod(namespace, pod)
     container_id = found["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2]
-    paths = lab.ssh(found["spec"]["nodeName"], f"grep -ls {container_id} /proc/[0-9]*/cgroup").split()
+    paths = lab.ssh(found["spec"]["nodeName"], f"grep -ls {container_id} /proc/[0-9]*/cgroup; true").split()
+    # Processes end meanwhile, which grep takes for an error.
     # The shim has a control group of its own; of the container's own processes the oldest.
     return min(int(path.split("/")[2]) for path in paths)
 
@@ -330,7 +331,7 @@ class Churn:
 
     def __init__(self, lab: Lab, namespace: str, pause: float) -> None:
         self._lab, self._namespace, self._pause = lab, namespace, pause
-        self._api, self._stop = lab.api_of(lab.control_planes[0], 10), threading.Event()
+        self._api, self._stop = lab.api_of(lab.control_planes[0], 60), threading.Event()
         self.made, self.failed = 0, ""
 
     def _go(self) -> None:

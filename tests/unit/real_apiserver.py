@@ -22,6 +22,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 import typing as t
 from functools import cache, cached_property
@@ -46,6 +47,8 @@ KUBERNETES_1_29 = build.ToolSet(
     tags="providerless",
 )
 START = 90.0
+# Less work for the garbage collector of Go; there is memory enough.
+GO = {"GOGC": "400"}
 # A port may be taken between its choice and the start.
 TRIES = 3
 MERGE = "application/merge-patch+json"
@@ -173,6 +176,10 @@ class ApiServer:
         self._flags = list(flags)
         self._running: list[subprocess.Popen[bytes]] = []
         self._namespaces = 0
+        # The plural of each kind, and whether it is in namespaces.
+        self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
+        # A thread's connections by their address.
+        self._connections = threading.local()
         self._ports: tuple[int, int, int] | None = None
         self.url = ""
 
@@ -291,6 +298,7 @@ class ApiServer:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.folder,
+                    env={**os.environ, **GO},
                     start_new_session=True,
                 )
             )
@@ -352,15 +360,38 @@ class ApiServer:
         :param path: with its query.
         :param user: the impersonated user; by default the administrator.
         """
-        host = self.url.partition("//")[2]
-        connection = http.client.HTTPSConnection(host, context=self._context, timeout=30)
+        headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
+        data = None if body is None else json.dumps(body)
+        connection = self._connection()
+        # The server may have closed a connection that was idle, or have been restarted.
+        kept = connection.sock is not None
         try:
-            headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(errors="replace")
-        finally:
+            try:
+                return self._exchange(connection, method, path, data, headers)
+            except (ConnectionError, http.client.BadStatusLine):
+                connection.close()
+                if not kept:
+                    raise
+                return self._exchange(connection, method, path, data, headers)
+        except BaseException:
             connection.close()
+            raise
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        """Return this thread's connection to the present address; a handshake costs more than most requests."""
+        host = self.url.partition("//")[2]
+        known: dict[str, http.client.HTTPSConnection] = self._connections.__dict__
+        if host not in known:
+            known[host] = http.client.HTTPSConnection(host, context=self._context, timeout=30)
+        return known[host]
+
+    @staticmethod
+    def _exchange(
+        connection: http.client.HTTPSConnection, method: str, path: str, data: str | None, headers: dict[str, str]
+    ) -> tuple[int, str]:
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
 
     def request(
         self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
@@ -399,12 +430,22 @@ class ApiServer:
 
         :raises Refused: the API server refuses one of them.
         """
-        dry = ["--dry-run=server"] if dry_run else []
-        flags = ["--server-side", "--force-conflicts", f"--field-manager={manager}", "--validate=strict", *dry]
-        text = yaml.safe_dump_all(objects)
-        done = self.kubectl("apply", *flags, "--filename=-", text=text, user=user)
-        if done.returncode:
-            raise Refused(0, done.stderr.strip())
+        query = f"fieldManager={manager}&force=true&fieldValidation=Strict{'&dryRun=All' if dry_run else ''}"
+        for one in objects:
+            self.request("PATCH", f"{self._path(one)}?{query}", one, "application/apply-patch+yaml", user)
+
+    def _path(self, one: dict[str, t.Any]) -> str:
+        """Return the path of an object, which is in the namespace default if it names none."""
+        version, metadata = one["apiVersion"], one["metadata"]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        key = (version, one["kind"])
+        if key not in self._resources:
+            for each in self.request("GET", root)["resources"]:
+                if "/" not in each["name"]:
+                    self._resources[version, each["kind"]] = (each["name"], each["namespaced"])
+        plural, namespaced = self._resources[key]
+        namespace = f"/namespaces/{metadata.get('namespace', 'default')}" if namespaced else ""
+        return f"{root}{namespace}/{plural}/{metadata['name']}"
 
     def service_account(self, folder: Path, namespace: str = "default", name: str = "server") -> Path:
         """Create a service account with the role cluster-admin.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from check_worlds import WORLDS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs"))
@@ -48,6 +49,7 @@ def others():
         names |= set(re.findall(r"^ +([a-z_]+):", text, re.MULTILINE))
     for check in code_tables.code("module_utils._check.registry").CHECKS:
         names |= set(check.documentation.messages)
+    names |= set(WORLDS)
     text = (ROOT / "docs" / "monitoring.md").read_text()
     return names | set(re.findall(r"`(gpushare_\w+)`? \|", text)) | {"gpu_nodes", "gpu_node"}
 

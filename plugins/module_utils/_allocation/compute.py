@@ -15,22 +15,37 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .._contracts import claims as dra
+from .claims import Read, add_cards, resolve
 from .nodes import Node, Part, read_node
-from .pods import GPUSHARE, HAMI, NVIDIA, Claim, PodReader
+from .pods import DRA, GPUSHARE, HAMI, NVIDIA, Claim, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
-BACKENDS = (GPUSHARE, HAMI, NVIDIA)
+BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA)
 _DIGITS = re.compile(r"([0-9]+)")
 
 
-def allocation(nodes: t.Iterable[t.Any], pods: t.Iterable[t.Any]) -> Allocation:
-    """Compute the allocation of a cluster; nodes are in natural order of their names."""
+def allocation(
+    nodes: t.Iterable[t.Any], pods: t.Iterable[t.Any], slices: t.Sequence[t.Any] = (), claims: t.Sequence[t.Any] = ()
+) -> Allocation:
+    """Compute the allocation of a cluster; nodes are in natural order of their names.
+
+    :param slices: the API's ResourceSlices.
+    :param claims: the API's ResourceClaims.
+    """
     read = PodReader()
-    return assemble([one for node in nodes for one in read_node(node)], (one for pod in pods for one in read(pod)))
+    found = [one for node in nodes for one in read_node(node)]
+    in_api = Read(tuple(map(dra.slice_of, slices)), tuple(map(dra.claim_of, claims)))
+    return assemble(found, [one for pod in pods for one in read(pod)], in_api)
 
 
-def assemble(nodes: t.Sequence[Node], claims: t.Iterable[Claim]) -> Allocation:
-    """Compute the allocation from parsed nodes and pods."""
+def assemble(nodes: t.Sequence[Node], claims: t.Iterable[Claim], by_claims: Read) -> Allocation:
+    """Compute the allocation from parsed nodes and pods.
+
+    :param by_claims: what the API has of slices and ResourceClaims.
+    """
+    add_cards(nodes, by_claims)
+    claims = resolve(claims, by_claims, nodes)
     by_name = {node.name: node for node in nodes}
     waiting = []
     for claim in claims:

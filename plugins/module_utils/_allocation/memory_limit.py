@@ -24,3 +24,15 @@ def announced_limit(node: JsonObject) -> str:
     """Return what a node's device plugin announces about limits; empty if nothing, as upstream's."""
     text = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_LIMIT)
     return str(text) if text else ""
+
+
+def limit_of_cards(limits: t.Iterable[str]) -> str:
+    """Return what a node's cards in slices say about limits, as a device plugin announces it; the worst card counts.
+
+    :param limits: of each card: enforced, off, or the code of the reason why there is none; empty if unknown.
+    """
+    known = [one for one in limits if one]
+    codes = sorted({one for one in known if one not in (contract.LIMIT_ENFORCED, contract.LIMIT_OFF)})
+    if codes:
+        return contract.LIMIT_UNENFORCED + ", ".join(codes)
+    return contract.LIMIT_OFF if contract.LIMIT_OFF in known else known[0] if known else ""

@@ -33,7 +33,8 @@ MOST_CARDS = 1024
 class Part:
     """One back end on one node.
 
-    :param backend: ``gpushare``, ``gpushare-upstream``, ``hami``, ``nvidia``; empty if the node advertises nothing.
+    :param backend: ``gpushare``, ``gpushare-upstream``, ``dra``, ``hami``, ``nvidia``; empty if the node advertises
+        nothing.
     :param unit: ``GiB``, ``MiB``, ``count`` or None.
     :param keys: cards by the key that claims use for them.
     :param slots: of HAMi's nodes.
@@ -56,11 +57,17 @@ class Part:
 
 @dataclasses.dataclass
 class Node:
-    """A node with its back ends."""
+    """A node with its back ends.
+
+    :param labelled: it is to share its cards, by a device plugin or by the DRA driver.
+    :param announced: its annotation of a device plugin lists cards.
+    """
 
     name: str
     address: str = ""
     memory_limit: str = ""
+    labelled: bool = False
+    announced: bool = False
     parts: dict[str, Part] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
@@ -102,6 +109,9 @@ def node_unit(cards: t.Sequence[contract.Card]) -> str | None:
 
 def _about(node: JsonObject, found: Node) -> None:
     found.memory_limit = announced_limit(node)
+    labels = node["metadata"].get("labels") or {}
+    found.labelled = labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_VALUE
+    found.announced = bool((node["metadata"].get("annotations") or {}).get(contract.NODE_CARDS))
     for one in (node.get("status") or {}).get("addresses") or []:
         if one.get("type") == "InternalIP":
             found.address = str(one.get("address", ""))
@@ -123,7 +133,7 @@ def _gpushare(node: JsonObject, found: Node) -> None:
         cards = _equal_cards(node, found)
     part.unit = node_unit(cards)
     for card in cards:
-        entry = _card(card.index, card.uuid, card.model, card.memory_mib, card.units, card.healthy, card.reason)
+        entry = card_entry(card.index, card.uuid, card.model, card.memory_mib, card.units, card.healthy, card.reason)
         part.cards.append(entry)
         part.keys[card.index] = entry
         part.total += card.units
@@ -182,7 +192,7 @@ def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int
     part.slots = {"capacity": counts.get(hami.RESOURCE_COUNT, 0), "allocatable": left.get(hami.RESOURCE_COUNT, 0)}
     for gpu in gpus:
         # The card's own memory is unknown: a node may announce more than it has.
-        entry = _card(gpu.index, gpu.uuid, gpu.model, 0, gpu.devmem, gpu.healthy, "")
+        entry = card_entry(gpu.index, gpu.uuid, gpu.model, 0, gpu.devmem, gpu.healthy, "")
         entry["slots"], entry["cores"], entry["mode"] = gpu.count, gpu.devcore, gpu.mode
         entry["slots_used"] = entry["cores_used"] = 0
         part.cards.append(entry)
@@ -205,7 +215,13 @@ def _nvidia(node: JsonObject, counts: t.Mapping[str, int], left: t.Mapping[str, 
     part.allocatable = sum(left.values())
 
 
-def _card(index: int, uuid: str, model: str, memory_mib: int, total: int, healthy: bool, reason: str) -> CardEntry:
+def card_entry(index: int, uuid: str, model: str, memory_mib: int, total: int, healthy: bool, reason: str) -> CardEntry:
+    """Return the entry of a card that no pod holds yet.
+
+    :param memory_mib: its size; 0 if it is unknown.
+    :param total: its units.
+    :param reason: why it isn't healthy.
+    """
     return {
         "index": index,
         "uuid": uuid,

@@ -14,15 +14,16 @@ from __future__ import annotations
 import sys
 import typing as t
 
+from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
 from .types import ContainerUnits, PodEntry
 
-GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
+GPUSHARE, DRA, HAMI, NVIDIA = "gpushare", "dra", "hami", "nvidia"
 # One of these is in each pod that a backend has to do with.
-MARKERS = (b"gpu-mem", b"nvidia.com", b"hami.io")
+MARKERS = (b"gpu-mem", b"nvidia.com", b"hami.io", b'"resourceClaims"')
 
 # More than any cluster has of anything that is counted here.
 MOST = 2**53
@@ -41,6 +42,7 @@ class Claim(t.NamedTuple):
     :param shares: units by card (index, or HAMi's UUID; None if unknown).
     :param entry: the pod's entry, without ``units``.
     :param reason: the scheduler's reason if it isn't bound.
+    :param uses: its ResourceClaims, whose cards are to be added; they may be another driver's.
     """
 
     node: str
@@ -49,6 +51,7 @@ class Claim(t.NamedTuple):
     shares: Shares
     entry: PodEntry
     reason: str = ""
+    uses: tuple[dra.PodClaim, ...] = ()
 
     @property
     def units(self) -> int:
@@ -82,6 +85,11 @@ class PodReader:
         shared, requested = self._requests(pod)
         if shared:
             yield self._gpushare(pod, shared)
+        if pod["spec"].get("resourceClaims"):
+            node = contract.pod_node(pod)
+            entry = self.entry(pod, [], False, False, "")
+            uses = dra.pod_claims(pod)
+            yield Claim(node, DRA, not node, ((None, hami.NOTHING),), entry, _unscheduled(pod, node), uses)
         annotations = pod["metadata"].get("annotations") or {}
         if annotations.get(hami.POD_NODE) or annotations.get(hami.POD_ALLOCATED):
             yield self._hami(pod, annotations)
@@ -124,7 +132,7 @@ class PodReader:
             shares = self._shares[key]
         problem = _too_much(units)
         given = booked is not None and booked.assigned
-        entry = self._entry(pod, named, given, bool(booked), problem)
+        entry = self.entry(pod, named, given, bool(booked), problem)
         return Claim(
             node, GPUSHARE, not node, ((None, hami.NOTHING),) if problem else shares, entry, _unscheduled(pod, node)
         )
@@ -146,7 +154,7 @@ class PodReader:
         if problem:
             shares = ((None, hami.Held(_sane(sum(one.mib for _uuid, one in shares)), 0, 0)),)
         done = annotations.get(hami.POD_BIND_PHASE) == "success"
-        entry = self._entry(pod, named, done, not problem, problem)
+        entry = self.entry(pod, named, done, not problem, problem)
         # HAMi counts the GPUs that it selected before the pod is bound.
         place = node or (str(chosen or "") if not problem else "")
         return Claim(place, HAMI, not node, shares, entry, _unscheduled(pod, node))
@@ -155,21 +163,21 @@ class PodReader:
         """Parse a pod with HAMi's resources and without its annotations."""
         node, mib = contract.pod_node(pod), hami.requested_mib(pod)
         problem = _too_much(mib) or (f"it has no annotation {hami.POD_ALLOCATED}" if node else "")
-        entry = self._entry(pod, [], False, False, problem)
+        entry = self.entry(pod, [], False, False, problem)
         return Claim(node, HAMI, not node, ((None, _held(_sane(mib))),), entry, _unscheduled(pod, node))
 
     def _nvidia(self, pod: JsonObject, counts: t.Mapping[str, int], named: list[tuple[str, int]]) -> Claim:
         node = contract.pod_node(pod)
         problem = _too_much(sum(counts.values()))
         running = (pod.get("status") or {}).get("phase") == "Running"
-        entry = self._entry(pod, named, running, bool(node), problem)
+        entry = self.entry(pod, named, running, bool(node), problem)
         entry["resources"] = {} if problem else dict(counts)
         held = hami.NOTHING if problem else _held(sum(counts.values()))
         return Claim(node, NVIDIA, not node, ((None, held),), entry, _unscheduled(pod, node))
 
     # ----------------------------------------------------------------- entries
 
-    def _entry(
+    def entry(
         self, pod: JsonObject, named: t.Sequence[tuple[str, int]], given: bool, placed: bool, problem: str
     ) -> PodEntry:
         """Return a pod's entry without its units.
@@ -219,7 +227,7 @@ class PodReader:
         node = node if isinstance(node, str) else ""
         known = {key: metadata[key] for key in ("name", "namespace", "uid") if isinstance(metadata.get(key), str)}
         plain = {"metadata": known, "spec": {"nodeName": node}}
-        entry = self._entry(plain, [], False, False, "its object in the API is malformed")
+        entry = self.entry(plain, [], False, False, "its object in the API is malformed")
         return [Claim(node, "", not node, ((None, hami.NOTHING),), entry)]
 
 

@@ -13,10 +13,11 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._kube.stream import Streams, Wanted, listed, uncollected
+from . import claim_lists, claims
 from .cluster import UNFINISHED
 from .compute import assemble, columns, percent
 from .nodes import read_node
-from .pods import HAMI, MARKERS, NVIDIA, PodReader
+from .pods import DRA, HAMI, MARKERS, NVIDIA, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
 if t.TYPE_CHECKING:
@@ -25,13 +26,19 @@ if t.TYPE_CHECKING:
     from .._kube.direct import DirectLists
 
 NO_NODES = (
-    "No node advertises shared GPU memory (aliyun.com/gpu-mem): nothing is installed yet, or no device plugin runs.\n"
+    "No node advertises shared GPU memory (aliyun.com/gpu-mem, or a ResourceSlice of gpu.kubegpu.share): nothing is "
+    "installed yet, or neither device plugin nor DRA driver runs.\n"
 )
 TABLES = ("table", "wide")
 BAR = 10
 # Of names, in the narrow table only.
 LONGEST = 48
-TOTALS_OF = {HAMI: "GPU memory of HAMi's nodes", NVIDIA: "GPUs of NVIDIA's plugin", "": "GPU memory of the cluster"}
+TOTALS_OF = {
+    DRA: "GPU memory by claims",
+    HAMI: "GPU memory of HAMi's nodes",
+    NVIDIA: "GPUs of NVIDIA's plugin",
+    "": "GPU memory of the cluster",
+}
 
 
 def report(kube: DirectLists | RealKube, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
@@ -49,10 +56,17 @@ def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonO
     :param tables: names of ``TABLES``.
     """
     with uncollected():
-        # Without a name for the claims, they are freed before the tables are made.
-        found = assemble(*listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS)))
+        found = _assembled(kube)
         formatted = {name: blocks(found, wide=name == "wide") for name in TABLES if name in tables}
     return {**found, **formatted, "requests": dict(kube.requests)}
+
+
+def _assembled(kube: Kube | Streams) -> Allocation:
+    # What pods hold is freed before the tables are made.
+    nodes, pods = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS))
+    # After the pods: what a pod that is missing there holds is a row of its own.
+    by_claims = claim_lists.read(kube) if claims.may_exist(nodes, pods) else claims.Read()
+    return assemble(nodes, pods, by_claims)
 
 
 def table(found: Allocation, wide: bool = False) -> str:

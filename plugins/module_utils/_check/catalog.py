@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from .catalog_claims import CLAIMS_CHECKS
 from .catalog_gpushare import GPUSHARE_CHECKS
 from .catalog_stacks import STACK_CHECKS
 from .invariant import OBSERVE, Invariant
@@ -43,7 +44,8 @@ COMMON_CHECKS = {
         {
             "no_data": "the GPUs' processes are unknown: {why}",
             "no_data_gpu": "the processes of {gpu} are unknown: {why}",
-            "resource_claim": "{process} uses {gpu}; the pod has a resource claim (DRA), which isn't checked here",
+            "resource_claim": "{process} uses {gpu}; the pod has a resource claim (DRA) of another driver, which isn't "
+            "checked here",
             "pod_finished": "{process} uses {gpu} although its {kind} has finished ({phase})",
             "pod_without_request": "{process} uses {gpu} although its {kind} requests no GPU",
             "unknown_pod": "{process} uses {gpu}, and its pod {uid} has finished or isn't in this cluster",
@@ -155,7 +157,8 @@ COMMON_CHECKS = {
             "other_devices": "the pod has {others}, and was allocated {granted}",
             "allocation_unknown": "the pod has {devices}, and its allocation is unknown",
             "devices_unknown": "the pod has {devices}, and which GPUs these are is unknown: {why}",
-            "resource_claim": "the pod has {devices} and a resource claim (DRA), which isn't checked here",
+            "resource_claim": "the pod has {devices} and a resource claim (DRA) of another driver, which isn't checked "
+            "here",
         },
         {
             "no_data": OBSERVE,
@@ -188,4 +191,4 @@ COMMON_CHECKS = {
     ),
 }
 
-CATALOG: dict[str, Invariant] = {**COMMON_CHECKS, **GPUSHARE_CHECKS, **STACK_CHECKS}
+CATALOG: dict[str, Invariant] = {**COMMON_CHECKS, **GPUSHARE_CHECKS, **CLAIMS_CHECKS, **STACK_CHECKS}

@@ -229,7 +229,7 @@ GPUSHARE_CHECKS = {
         {"bypassed_scheduler": "create it without nodeName, and with a nodeSelector if it needs this node"},
     ),
     "S1": Invariant(
-        "The extender and the device plugins are ready",
+        "The extender and the device plugins are ready, or gpushare-dra-templates and the DRA drivers",
         "the servers' pods with the control plane's nodes and the labelled GPU nodes",
         "FAIL; UNKNOWN where the scheduler's set-up is unknown",
         "run site.yml again",
@@ -327,15 +327,17 @@ GPUSHARE_CHECKS = {
             "not_in_cluster": "node {node} isn't in the cluster",
             "no_label": "node {node} lacks the label {label}",
             "not_announced": "node {node} announces no {resource}",
+            "not_offered": "node {node} has no card in a ResourceSlice of {driver}",
         },
         {
             "no_label": "run site.yml again",
             "not_announced": "read the device plugin's log on the node; run site.yml again",
+            "not_offered": "read the log of gpushare-dra-driver on the node; run site.yml again",
         },
     ),
     "S5": Invariant(
         "NVIDIA's driver enforces the pods' shares",
-        "the nodes' annotation on memory limits",
+        "the nodes' annotation on memory limits, or the attribute memoryLimit of the cards in ResourceSlices",
         "WARN",
         "upgrade what the reason names, or accept that pods can use more than their share",
         {

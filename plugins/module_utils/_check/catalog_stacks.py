@@ -159,10 +159,15 @@ STACK_CHECKS = {
     ),
     "H10": Invariant(
         "Pods with HAMi's resources have its scheduler",
-        "schedulerName with the option hami_schedulers",
+        "schedulerName with the option hami_schedulers, also of pods that kubelet refused on a node of HAMi",
         "FAIL",
         "check the endpoints and the certificate of the webhook's Service; delete the pod, so that it is created again",
-        {"other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change the pod"},
+        {
+            "other_scheduler": "the pod's scheduler is {scheduler}, and not HAMi's: HAMi's webhook didn't change "
+            "the pod",
+            "refused": "kubelet refused the pod: scheduler {scheduler} placed it, and not HAMi's, because HAMi's "
+            "webhook didn't change the pod",
+        },
     ),
     "H11": Invariant(
         "The MIG devices that HAMi chose exist, each for one pod",

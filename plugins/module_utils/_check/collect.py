@@ -11,14 +11,24 @@ from __future__ import annotations
 import datetime
 import typing as t
 
+from .._allocation import claim_lists
 from .._allocation.cluster import UNFINISHED
-from .._contracts.gpushare import NODE_CARDS, RESOURCE_COUNT
+from .._contracts import claim_templates, hami, hami_marks
+from .._contracts.gpushare import (
+    NODE_CARDS,
+    NODE_LABEL,
+    NODE_LABEL_VALUE,
+    RESOURCE_COUNT,
+    RESOURCE_MEMORY,
+    node_resource,
+)
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.client import Kube
 from .._kube.stream import Wanted, listed, uncollected
 from .._scheduler import constants
-from .model import Options, Pod, Servers
+from .grants import is_driver
+from .model import DRA, EXTENDER, Options, Pod, Servers
 from .parse import Reader, shorten
 from .registry import ALL, SCOPES
 from .report import report
@@ -51,6 +61,8 @@ SERVERS_ARGUMENTS: JsonObject = {
     "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
     "problem": {"type": "str", "default": ""},
     "running": {"type": "dict", "default": {}},
+    "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
+    "reserved_mib": {"type": "int", "default": 0},
 }
 ARGUMENTS: JsonObject = {
     "scope": {"type": "str", "choices": list(SCOPES), "default": ALL},
@@ -88,7 +100,12 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
     with uncollected():
         # Which client set spec.nodeName is in managedFields, so pods are needed whole.
         nodes, pods = listed(kube, Wanted("Node", lambda raw: [raw]), Wanted("Pod", keep, UNFINISHED, whole=True))
+        if params["scope"] == ALL and any(_has_hami(node) for node in nodes):
+            pods = [*pods, *_refused(kube, reader)]
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
+        servers = _servers(kube, params["servers"], server_pods)
+        # After the pods: a claim whose pod is gone by then is gone in the second sample.
+        by_claims = claim_lists.read(kube) if _may_have_claims(nodes, pods, servers) else None
         seen = snapshot(
             nodes,
             pods,
@@ -98,7 +115,9 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
             reader,
             configmaps,
             problem,
-            _servers(kube, params["servers"], server_pods),
+            servers,
+            by_claims,
+            _templates(kube) if by_claims is not None and not by_claims.problem else (),
         )
         found = report(seen, cluster, params["before"], params["scope"])
     return {"report": found, "requests": dict(kube.requests)}
@@ -116,6 +135,37 @@ def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject])
     return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
 
 
+def _may_have_claims(nodes: t.Iterable[t.Any], pods: t.Iterable[Pod], servers: Servers | None) -> bool:
+    """Return whether there may be slices and claims of this collection: who has neither saves three requests."""
+    if servers is not None and servers.by_claims:
+        return True
+    return any(pod.uses or is_driver(pod) for pod in pods) or any(_is_without_plugin(node) for node in nodes)
+
+
+def _is_without_plugin(node: t.Any) -> bool:
+    """Return whether a node is to share its cards, and no device plugin announces them."""
+    try:
+        metadata = node["metadata"]
+        labelled = (metadata.get("labels") or {}).get(NODE_LABEL) == NODE_LABEL_VALUE
+        announced = NODE_CARDS in (metadata.get("annotations") or {})
+        return labelled and not announced and not node_resource(node, RESOURCE_MEMORY, "allocatable")
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _templates(kube: Kube) -> list[str]:
+    """Return the templates of gpushare-dra-templates, as ``namespace/name``; none where they can't be read."""
+    try:
+        found = kube.list_all(
+            claim_templates.API_VERSION,
+            "ResourceClaimTemplate",
+            label_selector=f"{claim_templates.MANAGED_BY}={claim_templates.MANAGER}",
+        )
+    except ShareError:
+        return []
+    return ["/".join(str((one.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for one in found]
+
+
 def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
     """Return kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
     if not any(_is_upstream(node) for node in nodes):
@@ -124,6 +174,26 @@ def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] 
         return kube.list_all("v1", "ConfigMap", namespace="kube-system"), ""
     except ShareError as error:
         return None, shorten(str(error), 300)
+
+
+def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
+    """Return the pods that kubelet refused on HAMi's nodes; others that failed aren't read."""
+
+    def keep(raw: t.Any) -> list[Pod]:
+        try:
+            return read_pods([raw], reader) if hami_marks.is_refused(raw) else []
+        except (AttributeError, TypeError):
+            # Malformed: whoever reads unfinished pods reports such ones.
+            return []
+
+    return listed(kube, Wanted("Pod", keep, "status.phase=Failed", whole=True))[0]
+
+
+def _has_hami(node: t.Any) -> bool:
+    try:
+        return bool((node["metadata"].get("annotations") or {}).get(hami.NODE_REGISTER))
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _is_upstream(node: t.Any) -> bool:

@@ -22,10 +22,11 @@ from .grants import (
     grant_of,
     is_exempt,
     physical_gpus,
+    requests_devices,
     requests_gpu,
     visible_gpus,
 )
-from .model import Container, Node, Pod, Snapshot
+from .model import DRA, Container, Node, Pod, Snapshot
 from .parse import join, plural, shorten
 from .result import CheckResult
 from .snapshot import LEGACY, VISIBLE
@@ -104,7 +105,7 @@ def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResu
 def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check C5: allocated GPUs exist. A terminating pod may have lost its MIG device already."""
     mine = [pod for pod in node.pods if pod.active and not pod.terminating]
-    requesting = [pod for pod in mine if requests_gpu(pod)]
+    requesting = [pod for pod in mine if requests_devices(pod)]
     entries = [(pod, one) for pod in mine for one in entries_of(node, pod)]
     if not (requesting or entries):
         return
@@ -131,8 +132,11 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
     for resource, number in node.resources().items():
         if not (gpu_requests({resource: 1}) or resource == contract.RESOURCE_COUNT):
             continue
-        result.count()
         left = allocatable.get(resource, 0)
+        if DRA in node.backends and not node.sharing and not left:
+            # kubelet still reports a device plugin that was removed.
+            continue
+        result.count()
         # Both resources of gpushare change together: report one.
         if left == number or (resource == contract.RESOURCE_COUNT and contract.RESOURCE_MEMORY in allocatable):
             continue
@@ -185,7 +189,8 @@ def _check_environment(node: Node, pod: Pod, container: Container, result: Check
     if value in (("",) if variable == LEGACY else NO_GPUS):
         return False
     entries = [one for one in entries_of(node, pod) if one.container == container.name]
-    if requesting and any(one.cdi for one in entries):
+    by_claim = {one.name for one in pod.uses if one.claim in {each.name for each in pod.claims}}
+    if (requesting and any(one.cdi for one in entries)) or container.claims & by_claim:
         # The runtime applies CDI devices after the specification's variable.
         return False
     allocated = {uuid for one in entries for uuid in entry_gpus(node, one).uuids or ()}
@@ -223,7 +228,7 @@ def _check_device_nodes(node: Node, pod: Pod, result: CheckResult) -> None:
     devices = join(f"/dev/nvidia{minor}" for minor in sorted(minors))
     details: JsonObject = {"pod": pod, "key": "devices", "devices": devices, "proc": devices}
     granted = grant_of(node, pod).uuids if requests_gpu(pod) else frozenset()
-    if pod.claims:
+    if pod.foreign_claims:
         result.unknown("resource_claim", **details)
         return
     if granted is None:

@@ -13,7 +13,20 @@ import dataclasses
 import typing as t
 
 from .._core.types import JsonObject
-from .model import Entry, Gpu, Kubelet, Limit, Mig, Nvml, Process
+from .model import (
+    Entry,
+    Gpu,
+    Kubelet,
+    Limit,
+    ListedClaim,
+    Mig,
+    Nvml,
+    Prepared,
+    Process,
+    Record,
+    Share,
+    Specification,
+)
 from .parse import Reader, describe, shorten
 
 PLACES = ("pod", "container", "host", "gone", "unknown")
@@ -103,7 +116,7 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
     """
     if not isinstance(raw, dict):
         why = absent or "kubelet wasn't queried" if raw is None else f"kubelet in the evidence is {describe(raw)}"
-        return Kubelet(why, (), {}, why, {}, ())
+        return Kubelet(why, (), {}, why, {}, (), prepared=Prepared(why))
     checkpoint = reader.mapping(raw.get("checkpoint"), "kubelet.checkpoint")
     listing = reader.mapping(raw.get("pod_resources"), "kubelet.pod_resources")
     entries, pods = checkpoint.get("entries"), listing.get("pods")
@@ -121,6 +134,8 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
         tuple(reader.texts(raw.get("sockets"), "kubelet.sockets")),
         frozenset(name for name, number in collections.Counter(names).items() if number > 1),
         _device_nodes(raw.get("device_nodes"), reader),
+        _claimed(rows, reader),
+        _prepared(raw.get("prepared"), reader),
     )
 
 
@@ -162,6 +177,54 @@ def _annotated(raw: JsonObject, reader: Reader) -> list[str]:
     """Return the CDI devices in an answer's annotations: NVIDIA's plugin has the strategy cdi-annotations."""
     found = reader.strings(raw.get("annotations"), "checkpoint annotation")
     return [one for key, text in found.items() if key.startswith("cdi.k8s.io/") for one in text.split(",")]
+
+
+def _claimed(pods: list[JsonObject], reader: Reader) -> dict[str, frozenset[ListedClaim]]:
+    found: dict[str, frozenset[ListedClaim]] = {}
+    for pod in pods:
+        rows = [
+            row
+            for one in reader.mappings(pod.get("containers"), "pod_resources containers")
+            for row in reader.mappings(one.get("claims"), "pod_resources claims")
+        ]
+        for row in rows:
+            text = {
+                key: reader.text(row.get(key), f"pod_resources claims {key}")
+                for key in ("namespace", "claim", "pool", "device", "share")
+            }
+            place = (f"{text['namespace']}/{text['claim']}", text["pool"], text["device"], text["share"])
+            found[_name(pod, reader)] = found.get(_name(pod, reader), frozenset()) | {place}
+    return found
+
+
+def _prepared(raw: t.Any, reader: Reader) -> Prepared:
+    if raw is None:
+        return Prepared("they weren't read")
+    where = "kubelet.prepared"
+    given = reader.mapping(raw, where)
+    problem = _source(given, "the DRA driver's folder", given.get("records"))
+    if problem:
+        return Prepared(problem)
+    records = [_record(one, reader) for one in reader.mappings(given.get("records"), f"{where}.records")]
+    rows = reader.mappings(given.get("specifications"), f"{where}.specifications")
+    specifications = [
+        Specification(
+            **{**reader.fields(Specification, one, where), "problem": reader.text(one.get("problem"), where)},
+            envs=tuple(
+                reader.strings(each, f"{where} envs") for each in reader.mappings(one.get("envs"), f"{where} envs")
+            ),
+        )
+        for one in rows
+    ]
+    return Prepared("", {one.uid: one for one in records}, {one.uid: one for one in specifications})
+
+
+def _record(raw: JsonObject, reader: Reader) -> Record:
+    shares = reader.mappings(raw.get("shares"), "kubelet.prepared shares")
+    return Record(
+        **reader.fields(Record, raw, "kubelet.prepared"),
+        shares=tuple(Share(**reader.fields(Share, one, "kubelet.prepared shares")) for one in shares),
+    )
 
 
 def _name(pod: JsonObject, reader: Reader) -> str:

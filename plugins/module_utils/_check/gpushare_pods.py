@@ -12,7 +12,7 @@ from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .catalog_gpushare import STALE_SECONDS
 from .grants import NO_GPU_VALUE, entries_of, units_by_gpu, usage_of, visible_gpus
-from .model import Entry, Node, Pod, Snapshot
+from .model import Entry, Gpu, Node, Pod, Snapshot
 from .parse import join, parse_int, plural, shorten
 from .result import CheckResult
 from .snapshot import VISIBLE
@@ -140,30 +140,39 @@ def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
             gpu = node.nvml.gpu(card.uuid) if card else None
             if card is None or gpu is None:
                 continue
-            result.count()
-            share, used = units * unit_mib, usage_of(gpu, pod)
-            limit = f"; limit {used.hard_mib} MiB" if used.hard_mib is not None else ""
-            details = {
-                "pod": pod,
-                "gpu": gpu,
-                "share": shorten(str(share)),
-                "used": used.mib,
-                "limit": used.hard_mib,
-                "api": f"share {shorten(str(share))} MiB; limits: {shorten(card.limit or limits)}",
-                "nvml": f"{used.mib} MiB in {plural(used.processes, 'process', 'processes')}{limit}",
-            }
-            enforced = (card.limit or limits) == contract.LIMIT_ENFORCED
-            if used.mib is None:
-                result.unknown("usage_unknown", **details)
-            elif used.mib > share + SLACK_MIB:
-                if enforced:
-                    result.fail("over_enforced_share", **details)
-                else:
-                    result.warn("over_share", **details)
-            elif enforced and used.hard_mib is not None and used.hard_mib > share:
-                result.fail("limit_raised", **details)
-            elif enforced and used.processes and used.limited and used.hard_mib is None:
-                result.warn("limit_missing", **details)
+            check_usage(pod, gpu, units * unit_mib, card.limit or limits, result)
+
+
+def check_usage(pod: Pod, gpu: Gpu, share: int, limits: str, result: CheckResult) -> None:
+    """Check that a pod uses no more of a card than its share, and that the driver limits it to that.
+
+    :param share: in MiB.
+    :param limits: what the node promises for this card.
+    """
+    result.count()
+    used = usage_of(gpu, pod)
+    limit = f"; limit {used.hard_mib} MiB" if used.hard_mib is not None else ""
+    details = {
+        "pod": pod,
+        "gpu": gpu,
+        "share": shorten(str(share)),
+        "used": used.mib,
+        "limit": used.hard_mib,
+        "api": f"share {shorten(str(share))} MiB; limits: {shorten(limits)}",
+        "nvml": f"{used.mib} MiB in {plural(used.processes, 'process', 'processes')}{limit}",
+    }
+    enforced = limits == contract.LIMIT_ENFORCED
+    if used.mib is None:
+        result.unknown("usage_unknown", **details)
+    elif used.mib > share + SLACK_MIB:
+        if enforced:
+            result.fail("over_enforced_share", **details)
+        else:
+            result.warn("over_share", **details)
+    elif enforced and used.hard_mib is not None and used.hard_mib > share:
+        result.fail("limit_raised", **details)
+    elif enforced and used.processes and used.limited and used.hard_mib is None:
+        result.warn("limit_missing", **details)
 
 
 def _units_by_index(node: Node, pod: Pod) -> dict[int, int]:

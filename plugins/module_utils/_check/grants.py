@@ -26,6 +26,8 @@ NO_GPU_VALUE = "no-gpu-has"
 # Classes of CDI devices that come with a GPU and are none.
 OTHER_CDI_CLASSES = ("gds", "mofed", "gdrcopy", "imex-channel")
 MIG_POSITION = re.compile("[0-9]{1,4}:[0-9]{1,4}")
+# This collection's DRA driver.
+DRIVER_NAME = "gpushare-dra-driver"
 # Labels of the stacks' own pods: device plugins, and others that may use GPUs.
 PLUGINS: t.Mapping[str, tuple[tuple[str, str], ...]] = {
     "gpushare": (
@@ -33,6 +35,7 @@ PLUGINS: t.Mapping[str, tuple[tuple[str, str], ...]] = {
         ("name", "gpushare-device-plugin-ds"),
         ("app.kubernetes.io/name", "gpushare-device-plugin"),
     ),
+    "gpushare's claims": (("app.kubernetes.io/name", DRIVER_NAME),),
     "HAMi": (("app.kubernetes.io/component", "hami-device-plugin"),),
     "NVIDIA": (
         ("name", "nvidia-device-plugin-ds"),
@@ -69,6 +72,11 @@ class Grant:
     unresolved: tuple[str, ...] = ()
 
 
+def is_driver(pod: Pod) -> bool:
+    """Return whether a pod is this collection's DRA driver."""
+    return pod.labels.get("app.kubernetes.io/name") == DRIVER_NAME
+
+
 def device_plugin_of(pod: Pod) -> str:
     """Return the stack whose device plugin a pod is; empty for any other pod."""
     if MPS_DAEMON in pod.key:
@@ -92,8 +100,14 @@ def gpu_requests(requests: t.Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def requests_gpu(pod: Pod) -> bool:
+def requests_devices(pod: Pod) -> bool:
+    """Return whether a pod asks a device plugin for GPUs."""
     return any(gpu_requests(one.requests) for one in pod.containers)
+
+
+def requests_gpu(pod: Pod) -> bool:
+    """Return whether a pod asks for GPUs, of a device plugin or by a claim."""
+    return requests_devices(pod) or pod.shares
 
 
 def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
@@ -175,9 +189,9 @@ def entry_gpus(node: Node, entry: Entry) -> Grant:
 
 
 def grant_of(node: Node, pod: Pod) -> Grant:
-    """Return the GPUs allocated to a pod: by kubelet, or else by its annotations."""
-    found: set[str] = set()
-    source = ""
+    """Return the GPUs allocated to a pod: by its claims, by kubelet, or else by its annotations."""
+    found = {node.uuid_of(device) for pool, device in pod.claimed() if pool == node.name}
+    source = "its claims" if found else ""
     for entry in entries_of(node, pod):
         one = entry_gpus(node, entry)
         if one.uuids:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._contracts import hami
+from .._contracts import hami, hami_marks
 from .._core.types import JsonObject
 from .catalog_stacks import LOCK_SECONDS
 from .model import HAMI, Node, Pod, Snapshot
@@ -195,3 +195,11 @@ def scheduler_is_hamis(snapshot: Snapshot, result: CheckResult) -> None:
             scheduler = repr(shorten(pod.scheduler) or "not named")
             api = f"schedulerName: {shorten(pod.scheduler)!r}"
             result.fail("other_scheduler", node=pod.node, pod=pod, scheduler=scheduler, api=api)
+    # kubelet refuses them for good, since HAMi's device plugin knows no allocation for them.
+    refused = [pod for node in snapshot.nodes if HAMI in node.backends for pod in node.pods if pod.finished]
+    for pod in refused:
+        result.count()
+        if pod.scheduler not in snapshot.options.hami_schedulers:
+            scheduler = repr(shorten(pod.scheduler) or "not named")
+            api = f"schedulerName: {shorten(pod.scheduler)!r}, phase {pod.phase}, {hami_marks.REFUSED}"
+            result.fail("refused", node=pod.node, pod=pod, scheduler=scheduler, api=api)

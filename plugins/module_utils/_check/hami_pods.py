@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from .._contracts import hami
+from .._contracts import hami, hami_marks
 from .._core.types import JsonObject
 from .catalog_stacks import BIND_SECONDS, CONTEXT_MIB, PERCENT
 from .grants import entries_of, processes, usage_of, visible_gpus
@@ -151,7 +151,9 @@ def library_is_loaded(node: Node, snapshot: Snapshot, result: CheckResult) -> No
     _report_missing_processes(node, result)
     modes = {gpu.uuid: gpu.mode for gpu in register_of(node).gpus}
     for pod in pods_with_gpus(node):
-        disabled = [one.name for one in pod.containers if one.env.get("CUDA_DISABLE_CONTROL") in ("true", "1")]
+        disabled = [
+            one.name for one in pod.containers if one.env.get(hami_marks.DISABLE_CONTROL) in hami_marks.DISABLED
+        ]
         for gpu in node.nvml.gpus:
             if modes.get(gpu.uuid) in OTHER_MODES:
                 continue

@@ -14,7 +14,7 @@ import typing as t
 
 # What to do about missing evidence of a machine.
 OBSERVE = "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML"
-BACKENDS = {"C": "common", "G": "gpushare", "H": "hami", "N": "nvidia", "S": "servers"}
+BACKENDS = {"C": "common", "D": "dra", "G": "gpushare", "H": "hami", "N": "nvidia", "S": "servers"}
 UNEXPECTED_ERROR = "unexpected_error"
 
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
 from .._kube.refs import Ref
 
-GPUSHARE, UPSTREAM, HAMI, NVIDIA = "gpushare", "gpushare-upstream", "hami", "nvidia"
+GPUSHARE, UPSTREAM, DRA, HAMI, NVIDIA = "gpushare", "gpushare-upstream", "dra", "hami", "nvidia"
+# How shares are allocated, as the variable gpushare_allocation has it.
+EXTENDER = "extender"
 
 
 class ObjectReader(t.Protocol):
@@ -38,6 +41,8 @@ class Servers:
     :param namespace: of the servers.
     :param scheduler: how the cluster runs its scheduler, as ``cluster_info`` reports it.
     :param admission: what the admission policy does with a GPU pod for another scheduler: deny, warn or none.
+    :param allocation: ``extender``, or ``dra`` where kube-scheduler allocates claims.
+    :param reserved_mib: of each card, what isn't given to pods beside the driver's own.
     :param problem: why the servers can't be checked; empty where they can.
     :param running: by node, the kube-scheduler processes that ``control_plane_info`` observed there.
     :param pods: the servers' and schedulers' pods, as the API has them.
@@ -48,10 +53,16 @@ class Servers:
     namespace: str
     scheduler: str
     admission: str
+    allocation: str = EXTENDER
+    reserved_mib: int = 0
     problem: str = ""
     running: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
     pods: tuple[JsonObject, ...] = ()
     api: ObjectReader | None = None
+
+    @property
+    def by_claims(self) -> bool:
+        return self.allocation == DRA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,12 +199,68 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of a card that a claim has, by the DRA driver's record."""
+
+    request: str
+    device: str
+    share: str
+    mib: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The DRA driver's record of a claim; ``problem`` says why it can't be read."""
+
+    uid: str
+    namespace: str
+    name: str
+    problem: str
+    shares: tuple[Share, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Specification:
+    """A claim's CDI specification.
+
+    :param recorded: its record has the same.
+    :param envs: the variables of each of its devices.
+    """
+
+    uid: str
+    problem: str
+    recorded: bool | None
+    envs: tuple[t.Mapping[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """The claims that the DRA driver has prepared on a node, by UID.
+
+    :param problem: why they are unknown; empty where they aren't.
+    """
+
+    problem: str
+    records: t.Mapping[str, Record] = dataclasses.field(default_factory=dict)
+    specifications: t.Mapping[str, Specification] = dataclasses.field(default_factory=dict)
+
+
+# A claim (namespace/name), and of a card the pool, the device and the share's ID.
+ListedClaim = tuple[str, str, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Kubelet:
     """kubelet's answer on a node; each problem is empty where the source could be read.
 
     :param pod_resources: IDs by pod (``namespace/name``), container and resource.
     :param duplicate_pods: pods that PodResources lists twice: one deleted by force, and its successor of the same name.
     :param device_nodes: N of each /dev/nvidiaN that containers have, by their pod's UID; None where it is unknown.
+    :param claimed: what pods have by claims, by pod (``namespace/name``), by PodResources.
     """
 
     problem: str
@@ -204,6 +271,8 @@ class Kubelet:
     sockets: tuple[str, ...]
     duplicate_pods: frozenset[str] = frozenset()
     device_nodes: t.Mapping[str, frozenset[int]] | None = None
+    claimed: t.Mapping[str, frozenset[ListedClaim]] = dataclasses.field(default_factory=dict)
+    prepared: Prepared = Prepared("they weren't read")
 
     def of(self, uid: str, resource: str = "") -> list[Entry]:
         return [one for one in self.entries if one.pod_uid == uid and resource in ("", one.resource)]
@@ -215,6 +284,7 @@ class Container:
 
     :param device_mounts: mount paths that name cards to NVIDIA's container toolkit.
     :param init: a plain init container, which kubelet no longer lists once it has ended.
+    :param claims: the pod's claims (their names in the pod) that it uses.
     """
 
     name: str
@@ -223,6 +293,7 @@ class Container:
     device_mounts: tuple[str, ...]
     privileged: bool
     init: bool
+    claims: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +303,8 @@ class Pod:
     :param json: the validated part of it, for the functions of the contracts.
     :param uids: its UIDs; those of static pods have a second one in their control groups.
     :param created: seconds since 1970.
-    :param claims: it has resource claims (DRA), which no check here evaluates.
+    :param uses: its resource claims (DRA), of any driver.
+    :param claims: those of them that are for cards of this collection's driver, as far as they exist.
     :param bypassed_scheduler: its creator set spec.nodeName, so no scheduler placed it.
     """
 
@@ -248,11 +320,32 @@ class Pod:
     created: int | None
     scheduler: str
     runtime_class: str
-    claims: bool
+    uses: tuple[dra.PodClaim, ...]
     bypassed_scheduler: bool
     annotations: t.Mapping[str, str]
     labels: t.Mapping[str, str]
     containers: tuple[Container, ...]
+    claims: tuple[dra.Claim, ...] = ()
+
+    @property
+    def foreign_claims(self) -> bool:
+        """It has a claim of which is unknown that it is for cards of this collection's driver."""
+        known = {one.name for one in self.claims}
+        return any(one.claim not in known and not one.units() for one in self.uses)
+
+    @property
+    def shares(self) -> bool:
+        """It asks for a share of a card by a claim."""
+        return bool(self.claims) or any(one.units() for one in self.uses)
+
+    def claimed(self) -> dict[tuple[str, str], int]:
+        """Return the MiB that its claims give it, by pool and device."""
+        found: dict[tuple[str, str], int] = {}
+        for one in self.claims:
+            if not one.users or any(user.uid in self.uids for user in one.users):
+                for place, mib in one.mib().items():
+                    found[place] = found.get(place, 0) + mib
+        return found
 
     @property
     def active(self) -> bool:
@@ -289,6 +382,7 @@ class Node:
     :param observed: whether there is evidence of the machine.
     :param uuids: of the machine's GPUs, where the evidence has only these.
     :param unreadable: what couldn't be read of it.
+    :param slices: this collection's ResourceSlices of the newest generation.
     """
 
     json: JsonObject
@@ -306,6 +400,19 @@ class Node:
     nvml: Nvml
     kubelet: Kubelet
     unreadable: tuple[str, ...]
+    slices: tuple[dra.Slice, ...] = ()
+
+    @property
+    def devices(self) -> tuple[dra.Device, ...]:
+        """The cards in its slices."""
+        return tuple(device for one in self.slices for device in one.devices)
+
+    def uuid_of(self, device: str) -> str:
+        """Return the UUID of a card of its slices; its device's name is the same in lower case."""
+        known = [one.uuid for one in self.devices if one.name == device]
+        return next(
+            (uuid for uuid in [*known, *(gpu.uuid for gpu in self.nvml.gpus)] if uuid.lower() == device), device
+        )
 
     @property
     def sharing(self) -> bool:
@@ -339,6 +446,9 @@ class Snapshot:
     :param orphaned_pods: pods bound to a node that isn't in the API.
     :param servers: None where this collection's servers aren't checked.
     :param configmaps: ``data`` of kube-system's ConfigMaps by name; None where they couldn't be read.
+    :param claims: ResourceClaims for cards of this collection's driver.
+    :param claims_problem: why slices and claims are unknown; empty where they aren't.
+    :param templates: of claims, as ``namespace/name``, that gpushare-dra-templates has made.
     """
 
     nodes: tuple[Node, ...]
@@ -351,3 +461,6 @@ class Snapshot:
     options: Options
     orphaned_pods: tuple[Pod, ...] = ()
     servers: Servers | None = None
+    claims: tuple[dra.Claim, ...] = ()
+    claims_problem: str = ""
+    templates: frozenset[str] = frozenset()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import typing as t
 
+from .._allocation.memory_limit import announced_limit
 from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._core.types import JsonObject
 from .grants import usage_of
 from .hami import allocation_of, register_of
-from .model import HAMI, NVIDIA, Gpu, Node, Pod
+from .model import DRA, HAMI, NVIDIA, Gpu, Node, Pod
 from .nvidia import allocated_entries, replicas_of
 from .parse import MAX_NUMBER
 
@@ -27,6 +28,8 @@ def node_row(node: Node) -> JsonObject:
     backend = "mixed" if len(node.backends) > 1 else node.backends[0] if node.backends else "none"
     if node.sharing:
         cards, unit = _gpushare(node), node.unit
+    elif DRA in node.backends:
+        cards, unit = _claims(node), node.unit
     elif HAMI in node.backends:
         cards, unit = _hami(node), "MiB"
     else:
@@ -35,7 +38,8 @@ def node_row(node: Node) -> JsonObject:
         "name": node.name,
         "backend": backend,
         "unit": unit,
-        "unit_mib": (node.unit_mib if node.sharing else 1) or 1,
+        "unit_mib": (node.unit_mib if node.sharing or DRA in node.backends else 1) or 1,
+        "memory_limit": announced_limit(node.json),
         "cards": cards,
     }
 
@@ -93,6 +97,27 @@ def _gpushare(node: Node) -> list[JsonObject]:
     return [
         _card(node, card.index, card.uuid, card.model, card.memory_mib, card.healthy, claims[card.index], card.reason)
         for card in node.cards
+    ]
+
+
+def _claims(node: Node) -> list[JsonObject]:
+    held: dict[str, Claims] = {device.name: [] for device in node.devices}
+    for pod in node.pods:
+        for (pool, device), mib in pod.claimed().items() if pod.active else ():
+            if pool == node.name:
+                held.get(device, []).append((pod, mib))
+    return [
+        _card(
+            node,
+            position if one.index is None else one.index,
+            one.uuid,
+            one.model,
+            one.memory_mib,
+            one.unhealthy is None,
+            held[one.name],
+            one.unhealthy or "",
+        )
+        for position, one in enumerate(node.devices)
     ]
 
 

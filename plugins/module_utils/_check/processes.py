@@ -64,7 +64,7 @@ def _report_process(gpu: Gpu, one: Process, pod: Pod | None, result: CheckResult
         "proc": f"name {one.name or 'unknown'}; cgroup {shorten(one.cgroup, 200) or 'unknown'}",
         "cgroup": shorten(one.cgroup, 120) or "unknown",
     }
-    if pod is not None and pod.claims:
+    if pod is not None and pod.foreign_claims:
         result.unknown("resource_claim", pod=pod, **details)
     elif pod is not None:
         privileged = any(container.privileged for container in pod.containers)
@@ -101,7 +101,7 @@ def processes_use_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) 
                 unknown.setdefault(pod.key, one.label)
             elif gpu.uuid not in physical_gpus(node, grant.uuids):
                 granted = join(sorted(grant.uuids))
-                plane = "api" if grant.source == "annotations" else "kubelet"
+                plane = "api" if grant.source in ("annotations", "its claims") else "kubelet"
                 details = {plane: f"{grant.source}: {granted}", "nvml": f"pid {one.pid} on {gpu.uuid}"}
                 result.fail("other_gpu", pod=pod, gpu=gpu, process=one.label, granted=granted, **details)
     for key, label in unknown.items():

@@ -14,6 +14,8 @@ import typing as t
 
 from .._allocation.compute import natural
 from . import (
+    claims,
+    claims_node,
     common,
     gpushare,
     gpushare_extender,
@@ -23,11 +25,12 @@ from . import (
     nvidia,
     processes,
     servers,
+    servers_claims,
     servers_scheduler,
 )
 from .catalog import CATALOG
 from .invariant import BACKENDS, UNEXPECTED_ERROR, Invariant
-from .model import HAMI, NVIDIA, Node, Snapshot
+from .model import DRA, HAMI, NVIDIA, Node, Snapshot
 from .parse import shorten
 from .result import CheckResult, Finding
 
@@ -47,6 +50,14 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "C6": common.all_allocatable,
     "C7": processes.nvml_is_consistent,
     "C8": common.pods_see_own_gpus,
+    "D1": claims.cards_match_nvml,
+    "D2": claims.pool_is_complete,
+    "D3": claims.claims_fit,
+    "D4": claims.pods_have_claims,
+    "D5": claims_node.claims_are_prepared,
+    "D6": claims_node.kubelet_lists_claims,
+    "D7": claims.claims_are_respected,
+    "D9": claims.unhealthy_cards_are_tainted,
     "G1": gpushare.gpus_match_nvml,
     "G2": gpushare.capacity_matches_gpus,
     "G3": gpushare_pods.annotations_are_valid,
@@ -77,6 +88,8 @@ NODE_CHECKS: dict[str, NodeFunction] = {
 # Run once.
 CLUSTER_CHECKS: dict[str, ClusterFunction] = {
     "C9": common.nodes_are_ready,
+    "D8": claims.claims_have_pods,
+    "D10": servers_claims.objects_are_unchanged,
     "G10": gpushare_extender.extender_cache_matches,
     "G11": gpushare.unhealthy_gpus_get_no_pods,
     "G12": gpushare.scheduler_calls_extender,
@@ -90,7 +103,7 @@ CLUSTER_CHECKS: dict[str, ClusterFunction] = {
 # An UNKNOWN of these that has a key may come of two moments, so it needs two samples.
 CONFIRMED = ("C7", "G6")
 # Beside the servers' own checks, those of gpushare's nodes that need the API alone, or the GPUs' UUIDs.
-SERVERS_NODE_CHECKS = ("C6", "G1", "G2", "G6")
+SERVERS_CHECKS = ("C6", "D1", "D2", "D3", "D10", "G1", "G2", "G6")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +117,7 @@ class Check:
 
     @property
     def backend(self) -> str:
-        """common, gpushare, hami, nvidia or servers. A check covers the nodes of its backend only."""
+        """common, dra, gpushare, hami, nvidia or servers. A check covers the nodes of its backend only."""
         return BACKENDS[self.id[0]]
 
     @property
@@ -114,9 +127,10 @@ class Check:
 
     def covers(self, node: Node, scope: str) -> bool:
         """Return whether the check runs for a node."""
-        if scope == SERVERS:
+        if scope == SERVERS and self.backend == "common":
             return node.sharing
         return {
+            "dra": DRA in node.backends,
             "common": common.has_gpus(node),
             "gpushare": node.sharing,
             "hami": HAMI in node.backends,
@@ -145,7 +159,7 @@ def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Fin
     """
     found = []
     for check in CHECKS:
-        if scope != ALL and check.backend != "servers" and check.id not in SERVERS_NODE_CHECKS:
+        if scope != ALL and check.backend != "servers" and check.id not in SERVERS_CHECKS:
             continue
         results = []
         if check.cluster is not None:

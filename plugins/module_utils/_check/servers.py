@@ -20,11 +20,13 @@ from .common import LABEL, has_label
 from .model import Node, Servers, Snapshot
 from .parse import join
 from .result import CheckResult
+from .servers_claims import nodes_offer_cards, unenforced
 from .servers_scheduler import COMPONENT, check_openshift, has_labels, is_openshift_scheduler
 
 EXTENDER = "extender"
 DEVICE_PLUGIN = "device-plugin"
 SCHEDULER = "scheduler"
+DRA_DRIVER, DRA_TEMPLATES = "dra-driver", "dra-templates"
 
 
 def is_server_pod(pod: JsonObject) -> bool:
@@ -38,25 +40,26 @@ def _is_kube_scheduler(pod: JsonObject) -> bool:
 
 
 def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
-    """Check S1: the extender is ready beside each scheduler, the device plugin on each GPU node."""
+    """Check S1: the extender is ready beside each scheduler, and the device plugin, or the DRA driver, on each node."""
     servers = snapshot.servers
     if servers is None:
         return
     if servers.problem:
         result.unknown("not_checked", why=servers.problem)
         return
-    if servers.scheduler in constants.ON_MACHINES:
+    if servers.scheduler in constants.ON_MACHINES and not servers.by_claims:
         for name in servers.control_plane:
             _check_server(servers, EXTENDER, name, result)
     else:
         component = SCHEDULER if servers.scheduler == constants.DEDICATED else EXTENDER
+        component = DRA_TEMPLATES if servers.by_claims else component
         mine = [pod for pod in servers.pods if _is_server(pod, component)]
         result.count()
         if not any(ready(pod) for pod in mine):
             cause = "not_ready_anywhere" if mine else "not_running_anywhere"
             result.fail(cause, key=component, server=component, why="; ".join(reasons(None, mine, [])))
     for node in gpu_nodes(snapshot):
-        _check_server(servers, DEVICE_PLUGIN, node.name, result)
+        _check_server(servers, DRA_DRIVER if servers.by_claims else DEVICE_PLUGIN, node.name, result)
 
 
 def _is_server(pod: JsonObject, component: str) -> bool:
@@ -91,7 +94,7 @@ def _checked(snapshot: Snapshot) -> Servers | None:
 def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S2: each scheduler has loaded the configuration with the extender, which an upgrade may have removed."""
     servers = _checked(snapshot)
-    if servers is None:
+    if servers is None or servers.by_claims:
         return
     if servers.scheduler == constants.OPENSHIFT and servers.api is not None:
         check_openshift(servers, servers.api, result)
@@ -146,7 +149,8 @@ def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:
 
 def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S4: every GPU node is in the cluster, has the label and announces GPUs."""
-    if _checked(snapshot) is None:
+    servers = _checked(snapshot)
+    if servers is None:
         return
     for name in snapshot.unknown_nodes:
         result.count()
@@ -155,6 +159,9 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
         result.count()
         if not has_label(node):
             result.fail("no_label", node=node.name, label=LABEL, key="label")
+        if servers.by_claims:
+            nodes_offer_cards(node, result)
+            continue
         memory = node.resource(contract.RESOURCE_MEMORY)
         if not node.cards or memory <= 0:
             api = f"{contract.RESOURCE_MEMORY} {memory}"
@@ -170,6 +177,8 @@ def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
     by_reason: dict[str, list[str]] = {}
     violations = {code.value for code in contract.LIMIT_VIOLATIONS}
     for node in nodes:
+        for reason in unenforced(node, violations, result):
+            by_reason.setdefault(reason, []).append(node.name)
         # Memory of no share is found where memory isn't limited, too.
         for card in node.cards:
             if card.limit in violations:

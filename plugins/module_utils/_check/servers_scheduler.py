@@ -161,7 +161,7 @@ def _check_secondary(api: ObjectReader, result: CheckResult) -> None:
 def admission_policy_exists(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S3: beside a scheduler of its own, an admission policy covers GPU pods for other schedulers."""
     servers = snapshot.servers
-    if servers is None or servers.problem or servers.api is None or servers.admission == NONE:
+    if servers is None or servers.problem or servers.api is None or servers.admission == NONE or servers.by_claims:
         return
     api = servers.api
     if servers.scheduler == constants.DEDICATED:

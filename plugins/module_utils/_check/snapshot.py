@@ -12,14 +12,16 @@ import dataclasses
 import json
 import typing as t
 
+from .._allocation.claims import Read
 from .._allocation.nodes import node_unit
+from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card, ContractError
 from .._contracts.hami import NODE_REGISTER
 from .._contracts.nvidia_plugin import announced, mount_names_cards
 from .._core.types import JsonObject
 from .evidence import MAX_GPUS, kubelet_of, nvml_of
-from .model import GPUSHARE, HAMI, NVIDIA, UPSTREAM, Container, Node, Nvml, Options, Pod, Servers, Snapshot
+from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Container, Node, Nvml, Options, Pod, Servers, Snapshot
 from .parse import Reader, describe, parse_time, shorten
 
 STATIC_HASH = "kubernetes.io/config.hash"
@@ -40,6 +42,8 @@ def snapshot(
     configmaps: t.Any = None,
     configmaps_problem: str = "",
     servers: Servers | None = None,
+    by_claims: Read | None = None,
+    templates: t.Iterable[str] = (),
 ) -> Snapshot:
     """Build a snapshot.
 
@@ -51,18 +55,25 @@ def snapshot(
     :param reader: the one the pods were read with.
     :param configmaps: of kube-system; None where they can't be read.
     :param servers: None where this collection's servers aren't checked.
+    :param by_claims: slices and claims; None where there are none.
+    :param templates: of claims, as ``namespace/name``, that gpushare-dra-templates has made.
     """
+    in_api = by_claims or Read()
+    ours = {one.key: one for one in in_api.claims if one.ours}
+    slices = dra.newest(in_api.slices)
+    reader.unreadable += in_api.unreadable[:5]
     evidence_by_node = reader.mapping(evidence, "the evidence")
     by_node: dict[str, list[Pod]] = {}
     pending = []
-    for pod in pods:
+    for given in pods:
+        pod = _with_claims(given, ours)
         if pod.node:
             by_node.setdefault(pod.node, []).append(pod)
         elif not pod.finished:
             pending.append(pod)
     found: dict[str, Node] = {}
     for raw in reader.mappings(nodes, "the list of nodes"):
-        node = _node(raw, by_node, evidence_by_node, reader)
+        node = _node(raw, by_node, evidence_by_node, slices, reader)
         if node is not None:
             found[node.name] = node
     maps = None if configmaps is None else reader.mappings(configmaps, "the list of ConfigMaps")
@@ -77,7 +88,19 @@ def snapshot(
         options=options,
         orphaned_pods=tuple(one for name in sorted(set(by_node) - set(found)) for one in by_node[name] if one.active),
         servers=servers,
+        claims=tuple(ours.values()),
+        claims_problem=in_api.problem,
+        templates=frozenset(templates),
     )
+
+
+def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:
+    """Return a pod with those of its claims that are for cards of this collection's driver."""
+    if not pod.uses:
+        return pod
+    namespace = pod.key.partition("/")[0]
+    found = (ours.get(f"{namespace}/{one.claim}") for one in pod.uses)
+    return dataclasses.replace(pod, claims=tuple(one for one in found if one is not None))
 
 
 def _configmap(raw: JsonObject, reader: Reader) -> tuple[str, JsonObject]:
@@ -146,7 +169,7 @@ def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
         created=parse_time(reader.text(metadata.get("creationTimestamp"), f"{where} creationTimestamp")),
         scheduler=reader.text(spec.get("schedulerName"), f"{where} schedulerName"),
         runtime_class=reader.text(spec.get("runtimeClassName"), f"{where} runtimeClassName"),
-        claims=bool(spec.get("resourceClaims")),
+        uses=_uses({"spec": spec, "status": status}, reader, where),
         bypassed_scheduler=_bypassed_scheduler(metadata.get("managedFields")),
         annotations=annotations,
         labels=labels,
@@ -156,6 +179,15 @@ def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
             for one, raw_one in zip(kept[field], rows[field])
         ),
     )
+
+
+def _uses(pod: JsonObject, reader: Reader, where: str) -> tuple[dra.PodClaim, ...]:
+    """Return a pod's resource claims."""
+    try:
+        return dra.pod_claims(pod)
+    except ContractError:
+        reader.reject(f"{where} resourceClaims", "a list of claims", pod["spec"].get("resourceClaims"))
+        return ()
 
 
 def _bypassed_scheduler(managed: t.Any) -> bool:
@@ -204,6 +236,9 @@ def _container_of(kept: JsonObject, raw: JsonObject, init: bool, reader: Reader,
         reader.text(one.get("mountPath"), f"{where} mountPath")
         for one in reader.mappings(raw.get("volumeMounts"), f"{where} volumeMounts")
     ]
+    claims = reader.mappings(
+        reader.mapping(raw.get("resources"), f"{where} resources").get("claims"), f"{where} claims"
+    )
     both = {**kept["resources"]["requests"], **kept["resources"]["limits"]}
     return Container(
         name=kept["name"],
@@ -212,6 +247,7 @@ def _container_of(kept: JsonObject, raw: JsonObject, init: bool, reader: Reader,
         device_mounts=tuple(one for one in paths if mount_names_cards(one)),
         privileged=security.get("privileged") is True,
         init=init and kept["restartPolicy"] != "Always",
+        claims=frozenset(reader.text(one.get("name"), f"{where} claims name") for one in claims),
     )
 
 
@@ -219,7 +255,11 @@ def _container_of(kept: JsonObject, raw: JsonObject, init: bool, reader: Reader,
 
 
 def _node(
-    raw: JsonObject, by_node: t.Mapping[str, list[Pod]], evidence_by_node: JsonObject, cluster: Reader
+    raw: JsonObject,
+    by_node: t.Mapping[str, list[Pod]],
+    evidence_by_node: JsonObject,
+    slices: t.Mapping[str, t.Sequence[dra.Slice]],
+    cluster: Reader,
 ) -> Node | None:
     reader = Reader()
     metadata = reader.mapping(raw.get("metadata"), "metadata")
@@ -241,22 +281,24 @@ def _node(
     nvml = nvml_of(evidence.get("nvml"), reader, absent)
     kubelet = kubelet_of(evidence.get("kubelet"), reader, absent)
     cards, cards_problem = _cards(plain, annotations, nvml)
+    mine = tuple(slices.get(name, ()))
     return Node(
         json=plain,
         name=name,
         labels=reader.strings(metadata.get("labels"), "label"),
         annotations=annotations,
         ready=_ready(reader, status),
-        backends=backends(plain),
+        backends=backends(plain, bool(mine)),
         cards=cards,
         cards_problem=cards_problem,
-        unit=_unit(cards, nvml),
+        unit=_unit(cards, nvml) or next((device.unit for one in mine for device in one.devices), None),
         pods=tuple(by_node.get(name, ())),
         observed=observed,
         uuids=tuple(reader.texts(given, "its evidence")) if isinstance(given, list) else (),
         nvml=nvml,
         kubelet=kubelet,
         unreadable=tuple(reader.unreadable),
+        slices=mine,
     )
 
 
@@ -279,15 +321,22 @@ def _ready(reader: Reader, status: JsonObject) -> str:
     return ""
 
 
-def backends(node: JsonObject) -> tuple[str, ...]:
-    """Return the back ends that a node's resources and annotations belong to."""
+def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
+    """Return the back ends that a node's resources and annotations belong to.
+
+    :param by_claims: it has slices of this collection's driver. Then a resource of which nothing is allocatable is what
+        kubelet still reports of a removed device plugin.
+    """
     annotations, found = node["metadata"]["annotations"], []
+    left = by_claims and not contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
     if annotations.get(contract.NODE_CARDS):
         found.append(GPUSHARE)
-    elif contract.node_resource(node, contract.RESOURCE_MEMORY) or contract.node_resource(
-        node, contract.RESOURCE_COUNT
+    elif not left and (
+        contract.node_resource(node, contract.RESOURCE_MEMORY) or contract.node_resource(node, contract.RESOURCE_COUNT)
     ):
         found.append(UPSTREAM)
+    if by_claims:
+        found.append(DRA)
     if annotations.get(NODE_REGISTER):
         found.append(HAMI)
     elif any(announced(node, "capacity").values()):

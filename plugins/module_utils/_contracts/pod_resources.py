@@ -8,7 +8,8 @@
 
 Source: kubernetes/kubernetes v1.36.0, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. kubelet names pods
 without a UID, sends one message for each device ID, and omits plain init containers; older versions also list
-finished pods. The servers' image takes this file and ``protobuf.py``.
+finished pods. Before 1.34 it doesn't list claims, unless a feature gate is on, and before 1.36 no share's ID. The
+servers' image takes this file and ``protobuf.py``.
 """
 
 from __future__ import annotations
@@ -24,14 +25,30 @@ LIST_REQUEST = b""
 
 
 @dataclasses.dataclass(frozen=True)
+class ClaimedDevice:
+    """A device that a container has by a ResourceClaim.
+
+    :param share: the ID of its part of the device; empty without one.
+    """
+
+    namespace: str
+    claim: str
+    pool: str
+    device: str
+    share: str
+
+
+@dataclasses.dataclass(frozen=True)
 class ContainerDevices:
     """One container.
 
     :param devices: device IDs by resource, each ID once, in kubelet's order; empty if it has none.
+    :param claimed: of the wanted driver, in kubelet's order.
     """
 
     name: str
     devices: t.Mapping[str, tuple[str, ...]]
+    claimed: tuple[ClaimedDevice, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +68,23 @@ def split_pods(response: bytes) -> list[bytes]:
     return decode_fields(response, (1,)).get(1, [])
 
 
-def decode_pod(message: bytes, resources: tuple[str, ...]) -> PodDevices:
+def decode_pod(message: bytes, resources: tuple[str, ...], driver: str = "") -> PodDevices:
     """Decode one PodResources message.
 
     :param resources: prefixes of the resource names to return; all others are dropped.
+    :param driver: whose devices of claims to return; empty for none.
     :raises MalformedMessage: it isn't such a message.
     """
     fields = decode_fields(message, (1, 2, 3))
     return PodDevices(
         namespace=decode_string(fields.get(2)),
         name=decode_string(fields.get(1)),
-        containers=tuple(_container(one, resources) for one in fields.get(3, ())),
+        containers=tuple(_container(one, resources, driver) for one in fields.get(3, ())),
     )
 
 
-def _container(message: bytes, resources: tuple[str, ...]) -> ContainerDevices:
-    fields = decode_fields(message, (1, 2))
+def _container(message: bytes, resources: tuple[str, ...], driver: str) -> ContainerDevices:
+    fields = decode_fields(message, (1, 2, 5) if driver else (1, 2))
     # A dict keeps the order of the IDs and drops duplicates.
     found: dict[str, dict[str, None]] = {}
     for one in fields.get(2, ()):
@@ -74,4 +92,17 @@ def _container(message: bytes, resources: tuple[str, ...]) -> ContainerDevices:
         resource = decode_string(devices.get(1))
         if resource.startswith(resources):
             found.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
-    return ContainerDevices(decode_string(fields.get(1)), {resource: tuple(ids) for resource, ids in found.items()})
+    ids = {resource: tuple(one) for resource, one in found.items()}
+    claimed = tuple(device for one in fields.get(5, ()) for device in _claimed(one, driver))
+    return ContainerDevices(decode_string(fields.get(1)), ids, claimed)
+
+
+def _claimed(message: bytes, driver: str) -> t.Iterator[ClaimedDevice]:
+    """Return the devices of a DynamicResource."""
+    fields = decode_fields(message, (2, 3, 4))
+    claim, namespace = decode_string(fields.get(2)), decode_string(fields.get(3))
+    for one in fields.get(4, ()):
+        device = decode_fields(one, (2, 3, 4, 5))
+        if decode_string(device.get(2)) == driver:
+            pool, name, share = (decode_string(device.get(number)) for number in (3, 4, 5))
+            yield ClaimedDevice(namespace, claim, pool, name, share)

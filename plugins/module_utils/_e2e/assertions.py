@@ -11,16 +11,18 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts import gpushare as contract
+from .claims import REFUSAL
 from .nodes import NodeState
 from .pods import PodState
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 
 # The refusals of our and of upstream's extender, which reach a pod only in the text of kube-scheduler's condition: our
-# reason codes, and upstream's words.
+# reason codes, and upstream's words. kube-scheduler's own, where it allocates claims.
 EXTENDER_REFUSALS = (
     f"{contract.Reason.INSUFFICIENT_GPU_MEMORY}: ",
     f"{contract.Reason.CARD_TOO_SMALL}: ",
     "one device",
+    REFUSAL,
 )
 SCHEDULER_REFUSAL = f"Insufficient {contract.RESOURCE_MEMORY}"
 # kubelet's reasons for a container that waits for its image (kubernetes v1.36.0, pkg/kubelet/images/types.go).

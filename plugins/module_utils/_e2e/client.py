@@ -13,12 +13,13 @@ import typing as t
 
 from .._allocation.compute import natural
 from .._contracts import gpushare as contract
+from .._contracts.claim_templates import API_VERSION
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.client import Kube, KubeError, KubeUnusable
 from .._kube.refs import Ref
-from . import nodes, objects
+from . import claims, nodes, objects
 from .nodes import NodeState
 from .objects import Options, PodTemplate
 from .pods import PodState, is_running, pod_state
@@ -114,8 +115,8 @@ class SuiteClient:
             raise BadInput(f"image: not set, and the device plugin's image can't be read: {error}") from error
         if not found:
             raise BadInput(
-                f"image: not set, and the cluster has no DaemonSet that runs {objects.PLUGIN_COMMAND} whose image "
-                "could be used"
+                f"image: not set, and the cluster has no DaemonSet that runs {' or '.join(objects.PLUGIN_COMMANDS)} "
+                "whose image could be used"
             )
         self.image = found
 
@@ -138,7 +139,9 @@ class SuiteClient:
         return sorted(sharing, key=lambda one: natural(nodes.name_of(one)))
 
     def all_nodes(self) -> list[JsonObject]:
-        return [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+        found = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+        cards = self._cards()
+        return [claims.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
 
     def usable_state(self, node: JsonObject) -> NodeState | str:
         """Return a node's state, or why the node can't be used."""
@@ -153,13 +156,34 @@ class SuiteClient:
         node = self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
         if node is None:
             raise StepOutcome(f"node {name} doesn't exist any more")
-        found = nodes.node_state(node, self._pods_of(name))
+        found = nodes.node_state(claims.as_announced(node, self._cards().get(name)), self._pods_of(name))
         if isinstance(found, str):
             raise StepOutcome(f"node {name}: {found}")
         return found
 
+    def unfinished_pods(self, node: str) -> list[JsonObject]:
+        """Return the pods on a node that haven't ended."""
+        return [one for one in self._pods_of(node) if not contract.finished(one)]
+
+    def daemon_sets(self) -> list[JsonObject]:
+        return self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet"))
+
     def _pods_of(self, node: str) -> list[JsonObject]:
-        return self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
+        found = self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
+        return self._booked(found)
+
+    def _cards(self) -> dict[str, claims.Cards]:
+        """Return the cards in slices by node, where claims are allocated."""
+        if not self._options.by_claims:
+            return {}
+        return claims.cards_by_node(self.request(lambda: self._kube.list_all(API_VERSION, "ResourceSlice")))
+
+    def _booked(self, pods: list[JsonObject]) -> list[JsonObject]:
+        """Return pods with what their claims are allocated, where claims are allocated."""
+        if not self._options.by_claims:
+            return pods
+        found = self.request(lambda: self._kube.list_all(API_VERSION, "ResourceClaim"))
+        return claims.as_booked(pods, found, self._cards())
 
     def has_claims(self) -> bool:
         """Return whether the extender reserves memory for a pod that preempted others."""
@@ -169,9 +193,17 @@ class SuiteClient:
 
     def create_pod(self, name: str, units: t.Sequence[int], node: str | None) -> PodState:
         """Create a pod with one container for each number of units."""
-        manifest = PodTemplate(self._options, self.image, self._run, self._user).pod(name, units, node)
+        return self.create(self.template().pod(name, units, node), sum(units))
+
+    def template(self) -> PodTemplate:
+        """Return what all pods of the run have in common."""
+        return PodTemplate(self._options, self.image, self._run, self._user)
+
+    def create(self, manifest: JsonObject, units: int) -> PodState:
+        """Create a pod."""
+        name = str(manifest["metadata"]["name"])
         self.created_pods[name] = created = CreatedPod(
-            pod=f"{self._options.namespace}/{name}", uid="", units=sum(units), node="", card=None, phase="", summary=""
+            pod=f"{self._options.namespace}/{name}", uid="", units=units, node="", card=None, phase="", summary=""
         )
         state = pod_state(self.request(lambda: self._kube.apply(manifest, MANAGER)))
         created["uid"] = state.uid
@@ -179,7 +211,10 @@ class SuiteClient:
 
     def pods(self) -> dict[str, PodState]:
         """Return the present state of the suite's pods, by name."""
-        found = self.request(lambda: self._kube.list_all("v1", "Pod", self._options.namespace))
+        listed = self.request(lambda: self._kube.list_all("v1", "Pod", self._options.namespace))
+        names = {nodes.name_of(one) for one in listed}
+        # Without the claims of others, which hold memory without a pod.
+        found = [one for one in self._booked(listed) if nodes.name_of(one) in names]
         starting = any(not is_running(one) for one in found if isinstance(one, dict))
         events = self._events() if starting else []
         states = {one.name: one for one in (pod_state(pod, events) for pod in found)}

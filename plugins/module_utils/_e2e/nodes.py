@@ -112,14 +112,19 @@ def unusable_reason(node: JsonObject, selector: t.Mapping[str, str]) -> str:
         other = other_backend(node)
         if other:
             return f"{other} allocates its GPUs too, so that its free memory is unknown"
-        if not _schedulable(node, selector):
+        if not (accepts_pods(node, selector) and _has_cards(node)):
             return "it isn't Ready, is cordoned, has a taint or other labels, or has no healthy card"
     except MALFORMED:
         return "its object in the API is malformed"
     return ""
 
 
-def _schedulable(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
+def _has_cards(node: JsonObject) -> bool:
+    return contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
+
+
+def accepts_pods(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
+    """Return whether a node is Ready and neither its labels nor a cordon or taint keep the suite's pods away."""
     metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
     labels = metadata.get("labels") or {}
     taints = [one for one in spec.get("taints") or [] if one.get("key") != hami.RESOURCE_COUNT]
@@ -129,7 +134,6 @@ def _schedulable(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
         and not spec.get("unschedulable")
         and all(one.get("effect") == "PreferNoSchedule" for one in taints)
         and all(labels.get(key) == value for key, value in selector.items())
-        and contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
     )
 
 

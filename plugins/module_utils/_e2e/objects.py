@@ -14,8 +14,8 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 
-WORKLOADS, CANARY = "workloads", "canary"
-NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary"}
+WORKLOADS, CANARY, HAMI = "workloads", "canary", "hami"
+NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary", HAMI: "hami-acceptance"}
 # Labels of the namespace and its pods: the suite that created them, and the run.
 LABEL = "kubegpu.share/acceptance"
 RUN_LABEL = "kubegpu.share/acceptance-run"
@@ -24,17 +24,21 @@ UID_RANGE = "openshift.io/sa.scc.uid-range"
 NOBODY = 65534
 # Seconds. The pods of a killed run hold memory for at most this long, even without a further run.
 POD_SECONDS = 3600
-PLUGIN_COMMAND = "gpushare-device-plugin"
+PLUGIN_COMMANDS = ("gpushare-device-plugin", "gpushare-dra-driver")
+# How shares are allocated, as the variable gpushare_allocation has it.
+EXTENDER, DRA = "extender", "dra"
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The module's options.
 
-    :param image: of the pods; None for the device plugin's own.
+    :param image: of the pods; None for the device plugin's own, or the DRA driver's.
     :param node: the only node to use; None to select one.
     :param timeout: seconds that each wait may take.
+    :param allocation: who allocates the pods' shares: ``extender``, or ``dra`` for kube-scheduler by claims.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
+    :param cases: more cases for the suite ``hami``.
     """
 
     suite: str = CANARY
@@ -48,6 +52,12 @@ class Options:
     priority_class: str | None = None
     timeout: float = 120.0
     allocate_command: t.Sequence[str] = ()
+    allocation: str = EXTENDER
+    cases: t.Sequence[JsonObject] = ()
+
+    @property
+    def by_claims(self) -> bool:
+        return self.allocation == DRA
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", self.namespace or NAMESPACES[self.suite])
@@ -134,11 +144,11 @@ class PodTemplate:
 
 
 def plugin_image(daemonsets: t.Iterable[JsonObject]) -> str | None:
-    """Return the image of the cluster's own gpushare device plugin; None if there is none."""
+    """Return the image of the cluster's own gpushare device plugin or DRA driver; None if there is none."""
     for one in daemonsets:
         spec = ((one.get("spec") or {}).get("template") or {}).get("spec") or {}
         for container in spec.get("containers") or []:
             arguments = [*(container.get("command") or []), *(container.get("args") or [])]
-            if any(PLUGIN_COMMAND in str(argument) for argument in arguments):
+            if any(command in str(argument) for argument in arguments for command in PLUGIN_COMMANDS):
                 return str(container.get("image"))
     return None

@@ -31,9 +31,11 @@ TITLES = {
     "Y5": "A container can't hold more than its share where shares are enforced",
     "Y6": "After deletion the memory can be allocated again",
     "Y7": "The canary's namespace is removed",
+    "M00": "The suite has a namespace of its own",
+    "M99": "The suite's namespace is removed",
 }
 # Creating and removing the namespace proves nothing about sharing.
-FRAME = ("W1", "W8", "Y1", "Y7")
+FRAME = ("W1", "W8", "Y1", "Y7", "M00", "M99")
 
 
 class Finding(t.TypedDict):
@@ -115,9 +117,23 @@ class Inconclusive(StepOutcome):
         return outcome
 
 
+class About(t.NamedTuple):
+    """A step of a suite that consists of data.
+
+    :param by: the kinds of evidence.
+    """
+
+    title: str
+    proves: str
+    by: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """One step's result, with the fields of :class:`StepOutcome`."""
+    """One step's result, with the fields of :class:`StepOutcome`.
+
+    :param about: what the step shows, where ``TITLES`` doesn't have it.
+    """
 
     id: str
     result: str
@@ -126,9 +142,15 @@ class StepResult:
     pod: str = ""
     card: int | None = None
     evidence: str = ""
+    about: About | None = None
 
-    def as_dict(self) -> dict[str, str]:
-        return {"id": self.id, "title": TITLES[self.id], "result": self.result, "what": self.what, "do": self.do}
+    @property
+    def title(self) -> str:
+        return self.about.title if self.about else TITLES[self.id]
+
+    def as_dict(self) -> dict[str, t.Any]:
+        shown = {"id": self.id, "title": self.title, "result": self.result, "what": self.what, "do": self.do}
+        return {**shown, **({"proves": self.about.proves, "by": list(self.about.by)} if self.about else {})}
 
 
 def shorten(text: str) -> str:
@@ -168,13 +190,13 @@ def findings(steps: t.Iterable[StepResult], node: str, namespace: str) -> list[F
     ]
 
 
-def checks(steps: t.Iterable[StepResult]) -> list[Check]:
+def checks(steps: t.Iterable[StepResult], backend: str = "gpushare") -> list[Check]:
     """Return one row for each step; a skipped step has checked nothing."""
     return [
         {
             "id": step.id,
-            "backend": "gpushare",
-            "title": TITLES[step.id],
+            "backend": backend,
+            "title": step.title,
             "result": PASS if step.result == SKIPPED else step.result,
             "n": 0 if step.result == SKIPPED else 1,
             "fail": int(step.result == FAIL),
@@ -187,7 +209,7 @@ def checks(steps: t.Iterable[StepResult]) -> list[Check]:
 
 def table(steps: t.Sequence[StepResult], title: str) -> str:
     """Format the steps as text: the title, one line for each step, then the counts."""
-    rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((one.id, TITLES[one.id], one.result, one.what) for one in steps)]
+    rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((one.id, one.title, one.result, one.what) for one in steps)]
     counts = {result: sum(1 for one in steps if one.result == result) for result in (PASS, FAIL, UNKNOWN, SKIPPED)}
     sums = f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[UNKNOWN]} unknown, {counts[SKIPPED]} skipped"
     return (f"{title}\n" if title else "") + columns(rows) + sums

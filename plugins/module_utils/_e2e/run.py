@@ -20,11 +20,13 @@ from . import result
 from .canary import Canary
 from .client import CreatedPod, SuiteClient
 from .exec import Execute
-from .objects import CANARY, Options
+from .hami import Hami
+from .objects import CANARY, HAMI, WORKLOADS, Options
 from .result import Check, Finding
 from .suite import Suite
 from .workloads import Workloads
 
+SUITES: dict[str, type[Suite]] = {WORKLOADS: Workloads, CANARY: Canary, HAMI: Hami}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -33,7 +35,7 @@ class Acceptance(t.TypedDict):
 
     suite: str
     result: str
-    steps: list[dict[str, str]]
+    steps: list[dict[str, t.Any]]
     node: str
     namespace: str
     units: int
@@ -83,7 +85,7 @@ def run(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Wa
         raise BadInput("timeout: must be at least 1 second")
     identifier = f"{random.SystemRandom().randrange(16**8):08x}"
     client = SuiteClient(kube, options, waiting or Waiting(options.timeout), identifier)
-    suite = (Canary if options.suite == CANARY else Workloads)(client, execute, options)
+    suite = SUITES[options.suite](client, execute, options)
     cleaning: list[bool] = []
     try:
         with _interruptible(cleaning):
@@ -120,5 +122,5 @@ def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: 
         },
         "table": result.table(steps, f"node {suite.node}, image {client.image}" if suite.node else ""),
         "findings": result.findings(steps, suite.node, options.namespace),
-        "checks": result.checks(steps),
+        "checks": result.checks(steps, options.suite if options.suite == HAMI else "gpushare"),
     }

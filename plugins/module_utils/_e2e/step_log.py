@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing as t
 
 from .._core.errors import BadInput, ShareError
@@ -27,6 +28,7 @@ class StepRunner:
 
     def __init__(self) -> None:
         self.steps: dict[str, StepResult] = {}
+        self._about: dict[str, result.About] = {}
         self.may_fail = True
         self._api_error = ""
 
@@ -50,8 +52,18 @@ class StepRunner:
         except MALFORMED as error:
             what = f"the API server's response is malformed ({type(error).__name__})"
             step = StepResult(identifier, result.UNKNOWN, what)
-        self.steps[identifier] = step
+        self.steps[identifier] = dataclasses.replace(step, about=self._about.get(identifier))
         return step.result == result.PASS
+
+    def describe(self, identifier: str, title: str, proves: str, by: tuple[str, ...]) -> None:
+        """Set what a step shows, before it runs.
+
+        :param identifier: the step's ID.
+        :param title: one line.
+        :param proves: what follows if it passes.
+        :param by: the kinds of evidence.
+        """
+        self._about[identifier] = result.About(title, proves, by)
 
     def _api_failure(self, identifier: str, error: ShareError) -> StepResult:
         self._api_error = result.shorten(str(error))

@@ -244,7 +244,12 @@ class Suite(StepRunner, abc.ABC):
 
     def wait_refused(self, name: str) -> PodState:
         """Wait until the scheduler has refused a pod and the refusal persisted, or has bound it."""
-        state = self._client.watch([name], lambda pods: bool(pods[name].node or pods[name].refusals))[name]
+
+        def refused(pod: PodState) -> bool:
+            # Before the claim exists, kube-scheduler refuses the pod for that.
+            return bool(assertions.extender_refusal(pod.refusals) if self._options.by_claims else pod.refusals)
+
+        state = self._client.watch([name], lambda pods: bool(pods[name].node) or refused(pods[name]))[name]
         if not state.node and state.refusals:
             for _poll in self._client.wait(HOLD_SECONDS).attempts():
                 state = self._client.pods().get(name, state)

@@ -15,8 +15,10 @@ from .._contracts import gpushare as contract
 from . import nodes, sizing
 from .assertions import CHECK_PLUGIN, CHECK_WIRING, extender_refusal
 from .canary import no_node_text
-from .exec import CommandFailed
+from .client import SuiteClient
+from .exec import CommandFailed, Execute
 from .nodes import NodeState
+from .objects import Options
 from .pods import PodState
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 from .suite import Suite
@@ -29,6 +31,11 @@ class Workloads(Suite):
     """See gpu_acceptance, suite ``workloads``."""
 
     first, last = "W1", "W8"
+
+    def __init__(self, client: SuiteClient, execute: Execute, options: Options) -> None:
+        super().__init__(client, execute, options)
+        # The device node of each card by its index, as the first container on it had it.
+        self._seen: dict[int, str] = {}
 
     def run(self) -> None:
         if not self.step("W1", self.prepare):
@@ -156,16 +163,21 @@ class Workloads(Suite):
         """Validate that the containers of a pod see the device node of the pod's card only, and return its name."""
         minors = {card.index: card.minor for card in self.selected.cards}
         expected = f"nvidia{minors[pod.index]}" if pod.index in minors else "no card"
+        if self._options.by_claims and pod.index in minors:
+            # A slice doesn't have the number: the first container on a card shows it, and all others must agree.
+            expected = self._seen.get(pod.index, "")
         for container in containers:
             try:
                 found = device_files(self._execute(self._options.namespace, pod.name, container, ["ls", "/dev"]))
             except CommandFailed as error:
                 do = "check the right to create pods/exec, and the image (it needs ls)"
                 raise StepOutcome(shorten(str(error)), do, pod.name, pod.index) from error
+            if not expected and len(found) == 1 and found[0] not in self._seen.values():
+                expected = self._seen[t.cast(int, pod.index)] = found[0]
             if found != [expected]:
                 raise Failed(
                     f"container {container} of pod {pod.name}, on card {pod.index}, has {', '.join(found) or 'no card'}"
-                    f", not {expected}",
+                    f", not {expected or 'one of its own'}",
                     CHECK_PLUGIN,
                     pod.name,
                     pod.index,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -240,6 +241,16 @@ class RealKube:
         self._demand(ref)
         path = self._path(ref) + (f"/{subresource}" if subresource else "")
         return self._ask(_Request("PATCH", path, (), body, "application/merge-patch+json", str(ref)))
+
+    def try_create(self, definition: JsonObject) -> JsonObject:
+        """Return an object as it would be created, after admission; nothing is stored.
+
+        :raises KubeError: the API server, or a webhook, refuses it.
+        """
+        ref = ref_of(definition)
+        self._demand(ref)
+        path = self._path(dataclasses.replace(ref, name=""))
+        return self._ask(_Request("POST", path, [("dryRun", "All")], definition, "application/json", str(ref)))
 
     def delete(self, ref: Ref) -> None:
         if self._known(ref):

@@ -224,7 +224,7 @@ class DirectLists:
         :raises KubeError: the API server refuses or doesn't answer.
         """
         plural, _namespaced = KINDS[(api_version, kind)]
-        path = f"/api/{api_version}/{plural}"
+        path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}/{plural}"
         self.requests["GET"] += 1
         try:
             with contextlib.closing(self._connection()) as connection:

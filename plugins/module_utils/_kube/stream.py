@@ -103,7 +103,7 @@ class _Odd(Exception):
 
 
 class Wanted(t.NamedTuple):
-    """A list of all objects of a kind (of v1) in all namespaces.
+    """A list of all objects of a kind in all namespaces.
 
     :param keep: returns the values to keep of an item, which may be any JSON.
     :param words: items with none of these may be skipped; without words all items are parsed.
@@ -117,6 +117,7 @@ class Wanted(t.NamedTuple):
     field_selector: str = ""
     words: t.Sequence[bytes] = ()
     whole: bool = False
+    api_version: str = "v1"
 
 
 Ask = t.Callable[[Wanted, str], t.Iterator[bytes]]
@@ -133,7 +134,7 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
         return [
             [
                 kept
-                for item in kube.list_all("v1", one.kind, field_selector=one.field_selector)
+                for item in kube.list_all(one.api_version, one.kind, field_selector=one.field_selector)
                 for kept in one.keep(item)
             ]
             for one in wanted
@@ -146,7 +147,7 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
             query = [("limit", str(PAGE))]
             query += [("fieldSelector", one.field_selector)] if one.field_selector else []
             query += [("continue", more)] if more else []
-            chunks = kube.chunks("v1", one.kind, query, CHUNK)
+            chunks = kube.chunks(one.api_version, one.kind, query, CHUNK)
             opened.callback(chunks.close)
             first = pool.submit(next, chunks, b"")
 

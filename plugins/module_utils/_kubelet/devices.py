@@ -12,10 +12,12 @@ import posixpath
 import re
 import typing as t
 
+from .._contracts.claim_templates import DRIVER
 from .._contracts.pod_resources import PodDevices, decode_pod, split_pods
 from .._contracts.protobuf import MalformedMessage
 from .._core.errors import BadInput
 from .checkpoint import parse_checkpoint
+from .prepared import prepared_claims
 from .source import KubeletSource, Missing, Process, Unreadable
 from .types import Checkpoint, KubeletDevices, ListedPod, PodResources, no_checkpoint, no_pod_resources
 
@@ -26,7 +28,7 @@ KUBELETS = frozenset(("kubelet", "hyperkube", "k3s", "k3s-agent", "k3s-server", 
 
 
 def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str]) -> KubeletDevices:
-    """Read checkpoint, PodResources, the device plugins' sockets and the containers' device nodes.
+    """Read checkpoint, PodResources, the device plugins' sockets, the containers' device nodes and prepared claims.
 
     :param root: kubelet's directory; None: that of the running kubelet, else the default.
     :param resources: prefixes of the resource names to return.
@@ -44,6 +46,7 @@ def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str])
         "pod_resources": _pod_resources(source, posixpath.join(folder, "pod-resources", "kubelet.sock"), resources),
         "sockets": source.sockets(plugins),
         "device_nodes": source.device_nodes(),
+        "prepared": prepared_claims(source, folder),
     }
 
 
@@ -61,10 +64,11 @@ def running_root(source: KubeletSource) -> str:
 def parse_pod_resources(response: bytes, resources: t.Sequence[str]) -> PodResources:
     """Decode kubelet's response to List; never raises.
 
-    :returns: pods that have a device of these resources, by name; ``state`` is ``ok`` or ``unknown``.
+    :returns: pods that have a device of these resources, or a card by a claim, by name; ``state`` is ``ok`` or
+        ``unknown``.
     """
     try:
-        pods = [_listed(decode_pod(one, tuple(resources))) for one in split_pods(response)]
+        pods = [_listed(decode_pod(one, tuple(resources), DRIVER)) for one in split_pods(response)]
     except MalformedMessage as error:
         return no_pod_resources("unknown", f"kubelet's PodResources response isn't a message of version 1: {error}")
     listed = [one for one in pods if one["containers"]]
@@ -79,9 +83,19 @@ def _listed(pod: PodDevices) -> ListedPod:
             {
                 "name": one.name,
                 "devices": [{"resource": name, "ids": list(ids)} for name, ids in sorted(one.devices.items())],
+                "claims": [
+                    {
+                        "namespace": each.namespace,
+                        "claim": each.claim,
+                        "pool": each.pool,
+                        "device": each.device,
+                        "share": each.share,
+                    }
+                    for each in one.claimed
+                ],
             }
             for one in pod.containers
-            if one.devices
+            if one.devices or one.claimed
         ],
     }
 

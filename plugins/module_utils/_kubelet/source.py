@@ -66,6 +66,14 @@ class KubeletSource(t.Protocol):
     def sockets(self, path: str) -> list[str]:
         """List the names of the sockets in a directory, sorted; empty if it doesn't exist or can't be read."""
 
+    def names(self, path: str, optional: bool = False) -> list[str]:
+        """List the names of the files in a directory, sorted.
+
+        :param optional: a directory that doesn't exist has none.
+        :raises Missing: the directory doesn't exist.
+        :raises Unreadable: it can't be read.
+        """
+
     def pod_resources(self, path: str) -> bytes:
         """Call kubelet's List and return the encoded response.
 
@@ -150,6 +158,16 @@ class NodeKubelet:
         except (OSError, ValueError):
             return []
         return sorted(one.encode("utf-8", "replace").decode("utf-8") for one in names)
+
+    def names(self, path: str, optional: bool = False) -> list[str]:
+        try:
+            return sorted(one.encode("utf-8", "replace").decode("utf-8") for one in os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            if optional:
+                return []
+            raise Missing(f"{path} doesn't exist") from None
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"{path} can't be read: {_reason(error)}") from None
 
     def pod_resources(self, path: str) -> bytes:
         try:

@@ -46,11 +46,22 @@ class ResourceDevices(t.TypedDict):
     ids: list[str]
 
 
+class ListedClaim(t.TypedDict):
+    """A card that a container has by a ResourceClaim, by PodResources; ``share`` is empty before Kubernetes 1.36."""
+
+    namespace: str
+    claim: str
+    pool: str
+    device: str
+    share: str
+
+
 class ListedContainer(t.TypedDict):
     """A container that has devices, by PodResources."""
 
     name: str
     devices: list[ResourceDevices]
+    claims: list[ListedClaim]
 
 
 class ListedPod(t.TypedDict):
@@ -77,6 +88,46 @@ class DeviceNodes(t.TypedDict):
     minors: list[int]
 
 
+class RecordedShare(t.TypedDict):
+    """A part of a card that a claim has, by the DRA driver's record of it."""
+
+    request: str
+    device: str
+    share: str
+    mib: int
+
+
+class RecordedClaim(t.TypedDict):
+    """The DRA driver's record of a claim that it has prepared; without shares where ``problem`` isn't empty."""
+
+    uid: str
+    namespace: str
+    name: str
+    shares: list[RecordedShare]
+    problem: str
+
+
+class SpecifiedClaim(t.TypedDict):
+    """The CDI specification of a claim: the variables of each of its devices, none where ``problem`` isn't empty.
+
+    ``recorded`` says whether the claim's record has the same specification.
+    """
+
+    uid: str
+    envs: list[dict[str, str]]
+    recorded: bool
+    problem: str
+
+
+class PreparedClaims(t.TypedDict):
+    """The DRA driver's records and CDI specifications on this node; ``missing`` where it has never run."""
+
+    state: str
+    problem: str
+    records: list[RecordedClaim]
+    specifications: list[SpecifiedClaim]
+
+
 class KubeletDevices(t.TypedDict):
     """Devices that a node's kubelet allocated, and those that containers have: None where /proc can't be read."""
 
@@ -85,6 +136,7 @@ class KubeletDevices(t.TypedDict):
     pod_resources: PodResources
     sockets: list[str]
     device_nodes: list[DeviceNodes] | None
+    prepared: PreparedClaims
 
 
 def no_checkpoint(state: str, problem: str) -> Checkpoint:

@@ -29,7 +29,6 @@ POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
     "gpushare_extender_image": ("",),
     "gpushare_device_plugin_image": ("",),
     "gpushare_extender_metrics": (False,),
-    "gpushare_device_plugin_metrics": (False,),
     "scheduler_mode": ("auto",),
 }
 DESCRIBED = {

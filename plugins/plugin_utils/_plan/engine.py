@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import typing as t
 
-from ansible.errors import AnsibleUndefinedVariable
+from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
@@ -29,24 +30,25 @@ class AnsibleEngine:
     """Templates by ansible-core's public classes.
 
     :param action: the action that plans.
+    :ivar templar: has the variables of the last text.
     """
 
     def __init__(self, action: ActionBase) -> None:
-        self._templar = action._templar.copy_with_new_env()
+        self.templar = action._templar.copy_with_new_env()
         self._loader = action._loader
         self._loaded: dict[str, t.Any] = {}
 
     def template(self, value: t.Any, variables: t.Mapping[str, t.Any]) -> t.Any:
-        self._templar.available_variables = dict(variables)
+        self.templar.available_variables = dict(variables)
         try:
-            return self._templar.template(value)
+            return self.templar.template(value)
         except AnsibleUndefinedVariable as error:
             raise Undefined(str(error)) from error
 
     def holds(self, condition: t.Any, variables: t.Mapping[str, t.Any]) -> bool:
-        self._templar.available_variables = dict(variables)
+        self.templar.available_variables = dict(variables)
         try:
-            return bool(self._templar.evaluate_conditional(condition))
+            return bool(self.templar.evaluate_conditional(condition))
         except AnsibleUndefinedVariable as error:
             raise Undefined(str(error)) from error
 
@@ -60,11 +62,13 @@ class AnsibleEngine:
 class TaskPredictions:
     """Predicts tasks by the cluster's functions and by the action plugins.
 
-    :param action: the action that plans, on the host whose tasks are predicted.
+    :param action: the action that plans.
+    :param engine: evaluates the tasks' options, just before they are predicted.
     """
 
-    def __init__(self, action: ActionBase, cluster: ClusterTasks | None = None) -> None:
+    def __init__(self, action: ActionBase, engine: AnsibleEngine, cluster: ClusterTasks | None = None) -> None:
         self._action = action
+        self._engine = engine
         self._cluster = cluster or ClusterTasks()
 
     def __call__(self, module: str, options: JsonObject, variables: t.Mapping[str, t.Any]) -> JsonObject | None:
@@ -89,7 +93,7 @@ class TaskPredictions:
             connection=self._action._connection,
             play_context=self._action._play_context,
             loader=self._action._loader,
-            templar=self._action._templar,
+            templar=self._engine.templar,
             shared_loader_obj=self._action._shared_loader_obj,
         )
 
@@ -103,46 +107,87 @@ def _observed(module: str, variables: t.Mapping[str, t.Any]) -> JsonObject | Non
     return None
 
 
-def validate_host(action: ActionBase, variables: JsonObject) -> JsonObject:
-    """Evaluate what the roles driver, toolkit and runtime would refuse, for preflight.
+@contextlib.contextmanager
+def _naming(host: str) -> t.Iterator[None]:
+    """Name the host in errors: the task runs on localhost."""
+    try:
+        yield
+    except AnsibleError as error:
+        raise AnsibleError(f"Host {host}: {error}") from error
 
-    :param action: the action that evaluates.
-    :param variables: of the machine.
-    :raises ShareError: a variable that they need is undefined.
-    :returns: ``driver_choice``, as the filter of this name returns it; ``toolkit_refused`` and ``runtime_refused``,
-        lists of reasons; and ``runtime_warnings``.
+
+class Planner:
+    """Plans hosts one after another in one process, which loads each file and each plugin once.
+
+    :param action: the action that plans, on localhost.
+    :param known: its variables.
+    :param machines: the hosts of the plays that change machines.
     """
-    engine, predict = AnsibleEngine(action), TaskPredictions(action)
-    walk = Walk(engine, predict, ROLES, variables)
-    for role in ("driver", "toolkit"):
-        walk.role(role, tasks="validate")
-    # Role runtime has no validation of its own: its plan refuses.
-    runtime = Walk(engine, predict, ROLES, variables)
-    runtime.role("runtime")
-    unknown = [*walk.steps, *(one for one in runtime.steps if one.reason)]
-    if unknown:
-        raise ShareError("; ".join(f"role {one.role} can't be validated: {one.reason}" for one in unknown))
-    return {
-        "driver_choice": walk.facts["__driver_choice"],
-        "toolkit_refused": walk.facts["__toolkit_refused"],
-        "runtime_refused": [runtime.refusal.reason] if runtime.refusal else [],
-        "runtime_warnings": runtime.notes,
-    }
 
+    def __init__(self, action: ActionBase, known: JsonObject, machines: t.Sequence[str] = ()) -> None:
+        self._action = action
+        self._known = known
+        self._machines = list(machines)
+        self._engine = AnsibleEngine(action)
+        task = action._task
+        self._of_play: JsonObject = task.get_play().get_vars() if task._parent else {}
 
-def plan_host(action: ActionBase, variables: JsonObject, cluster: ClusterTasks | None = None) -> JsonObject:
-    """Plan the roles of site.yml for one host, and return the plan as data.
+    def validate(self, name: str) -> JsonObject:
+        """Evaluate what the roles driver, toolkit and runtime would refuse of a machine, for preflight.
 
-    :param action: the action that plans.
-    :param variables: of the host.
-    :param cluster: plan the plays of localhost, by this connection; None for those of machines.
-    """
-    groups = [name for name, hosts in variables["groups"].items() if variables["inventory_hostname"] in hosts]
-    walk = Walk(AnsibleEngine(action), TaskPredictions(action, cluster), ROLES, variables)
-    steps = walk_stages(walk, groups, cluster is not None, trust_as_template)
-    return {
-        "steps": steps,
-        "refusal": walk.refusal.result() if walk.refusal else None,
-        "groups": sorted({*groups, *walk.groups}),
-        "notes": walk.notes,
-    }
+        :raises ShareError: a variable that they need is undefined.
+        :returns: ``driver_choice``, as the filter of this name returns it; ``toolkit_refused`` and ``runtime_refused``,
+            lists of reasons; and ``runtime_warnings``.
+        """
+        with _naming(name):
+            variables = self._variables(name)
+            walk = self._walk(variables)
+            for role in ("driver", "toolkit"):
+                walk.role(role, tasks="validate")
+            # Role runtime has no validation of its own: its plan refuses.
+            runtime = self._walk(variables)
+            runtime.role("runtime")
+        unknown = [*walk.steps, *(one for one in runtime.steps if one.reason)]
+        if unknown:
+            reasons = "; ".join(f"role {one.role} can't be validated: {one.reason}" for one in unknown)
+            raise ShareError(f"host {name}: {reasons}")
+        return {
+            "driver_choice": walk.facts["__driver_choice"],
+            "toolkit_refused": walk.facts["__toolkit_refused"],
+            "runtime_refused": [runtime.refusal.reason] if runtime.refusal else [],
+            "runtime_warnings": runtime.notes,
+        }
+
+    def machine(self, name: str) -> JsonObject:
+        """Plan the roles of site.yml for a machine and return the plan as data."""
+        with _naming(name):
+            return self._plan(self._variables(name))
+
+    def cluster(self, cluster: ClusterTasks) -> JsonObject:
+        """Plan the plays of localhost and return the plan as data.
+
+        :param cluster: the connection.
+        """
+        return self._plan(self._known, cluster)
+
+    def _plan(self, variables: JsonObject, cluster: ClusterTasks | None = None) -> JsonObject:
+        groups = [name for name, hosts in variables["groups"].items() if variables["inventory_hostname"] in hosts]
+        walk = self._walk(variables, cluster)
+        steps = walk_stages(walk, groups, cluster is not None, trust_as_template)
+        return {
+            "steps": steps,
+            "refusal": walk.refusal.result() if walk.refusal else None,
+            "groups": sorted({*groups, *walk.groups}),
+            "notes": walk.notes,
+        }
+
+    def _walk(self, variables: JsonObject, cluster: ClusterTasks | None = None) -> Walk:
+        return Walk(self._engine, TaskPredictions(self._action, self._engine, cluster), ROLES, variables)
+
+    def _variables(self, name: str) -> JsonObject:
+        """Return a machine's variables as a task in a play of machines has them, with their templates."""
+        own = self._known["hostvars"].raw_get(name)
+        # hostvars has none of a play that imports this playbook: stronger than the inventory's, weaker than extra ones.
+        play = {key: value for key, value in self._of_play.items() if self._known.get(key, value) == value}
+        magic = {"hostvars": self._known["hostvars"], "ansible_play_hosts": self._machines}
+        return {**own, **play, **magic}

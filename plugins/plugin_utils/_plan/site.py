@@ -45,7 +45,7 @@ WIDTH = 100
 class SitePlan:
     """The plan of a run of site.yml.
 
-    :param hosts: by machine, what the action ``role_plan`` returned.
+    :param hosts: by machine, its plan from ``Planner.machine``.
     :param cluster: the plan of the plays of localhost.
     :param schedulers: the hosts whose kube-scheduler is configured, in this order.
     :param verify: the checks run also where nothing changes.

@@ -146,7 +146,8 @@ def _checked_node(node: JsonObject) -> model.Node:
         )
         for card in items(node.get("cards"))
     ]
-    return model.Node(_node_name(node), text(node.get("backend"), NAME), tuple(cards), checked=True)
+    limit = text(node.get("memory_limit"))
+    return model.Node(_node_name(node), text(node.get("backend"), NAME), tuple(cards), checked=True, limit=limit)
 
 
 def _checked_pod(pod: JsonObject) -> model.Pod:
@@ -243,7 +244,7 @@ def _both(checked: list[model.Node], given: list[model.Node]) -> list[model.Node
                 pending=tuple(pod for pod in other.pending if pod.name not in placed),
                 resources=other.resources,
                 problem=other.problem,
-                limit=other.limit,
+                limit=node.limit or other.limit,
             )
         merged.append(node)
     return merged + list(known.values())

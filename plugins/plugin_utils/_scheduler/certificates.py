@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import ipaddress
 import typing as t
 
 from ...module_utils._core.errors import BadInput
@@ -79,9 +80,15 @@ def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: dateti
 
 
 def of_metrics(secrets: t.Sequence[JsonObject], now: datetime.datetime) -> Side:
-    """Return the certificate of a server's metrics, the existing one or a new one.
+    """Return the certificate of a server's metrics, the existing one or a new one; see ``of_server``."""
+    return of_server(secrets, [METRICS_NAME], now)
+
+
+def of_server(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: datetime.datetime) -> Side:
+    """Return the certificate of a server whose clients have none, the existing one or a new one.
 
     :param secrets: the existing Secret, as an object of the API, if any.
+    :param names: the server's host names and addresses.
     :param now: with a time zone.
     :raises BadInput: the package cryptography is missing.
     """
@@ -89,9 +96,11 @@ def of_metrics(secrets: t.Sequence[JsonObject], now: datetime.datetime) -> Side:
         raise BadInput(f"certificates need the Python package cryptography on the controller: {MISSING}")
     for secret in secrets:
         side = _texts(secret)
-        if not _reason_of(str(secret["metadata"]["name"]), side, side, now) and not _ends_soon((side,), now):
+        if _reason_of(str(secret["metadata"]["name"]), side, side, now) or _ends_soon((side,), now):
+            continue
+        if set(names) <= set(_names(_certificate(side["certificate"]))):
             return side
-    return _new([METRICS_NAME], now)["server"]
+    return _new(names, now)["server"]
 
 
 def _texts(secret: JsonObject) -> Side:
@@ -170,7 +179,8 @@ def _names(certificate: x509.Certificate) -> list[str]:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    return extension.value.get_values_for_type(x509.DNSName)
+    found = extension.value
+    return found.get_values_for_type(x509.DNSName) + [str(one) for one in found.get_values_for_type(x509.IPAddress)]
 
 
 def _begins(certificate: x509.Certificate) -> datetime.datetime:
@@ -235,9 +245,16 @@ def _signed_by(
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=False)
     if alternatives:
-        wanted = x509.SubjectAlternativeName([x509.DNSName(one) for one in alternatives])
+        wanted = x509.SubjectAlternativeName([_general_name(one) for one in alternatives])
         builder = builder.add_extension(wanted, critical=False)
     return builder.sign(authority, hashes.SHA256())
+
+
+def _general_name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claim_lists import read
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claims import Read
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._check import result
 from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers
@@ -13,6 +15,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import 
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, Ref
 from check_worlds import WORLDS
 from fake_kube import FakeKube
 
@@ -40,16 +44,52 @@ def checked(world: JsonObject, before: JsonObject | None = None, scope: str = "a
     reader = Reader()
     pods = read_pods(world["pods"], reader)
     evidence, servers = world["evidence"], servers_of(world.get("servers"))
-    seen = snapshot(world["nodes"], pods, evidence, given, world["now"], reader, world["configmaps"], servers=servers)
+    seen = snapshot(
+        world["nodes"],
+        pods,
+        evidence,
+        given,
+        world["now"],
+        reader,
+        world["configmaps"],
+        servers=servers,
+        by_claims=claims_of(world),
+        templates=world.get("templates", ()),
+    )
     return json.loads(json.dumps(report(seen, "https://192.0.2.1:6443", before, scope), allow_nan=False))
+
+
+def claims_of(world: JsonObject) -> Read:
+    """A world's slices and claims, as they are read from the API."""
+    api = ListsKube(
+        {"ResourceSlice": world.get("slices", []), "ResourceClaim": world.get("claims", [])},
+        world.get("claims_refused", ""),
+    )
+    return read(api)
+
+
+class ListsKube:
+    """Lists of objects of any shape."""
+
+    def __init__(self, lists: JsonObject, refused: str = "") -> None:
+        self.lists, self.refused = lists, refused
+
+    def list_all(self, api_version: str, kind: str, **_more: Any) -> list[Any]:
+        if self.refused:
+            raise KubeError(self.refused, 403, "Forbidden", self.refused)
+        return list(self.lists[kind])
 
 
 def servers_of(given: JsonObject | None) -> Servers | None:
     """A world's servers, whose pods and single objects stand beside it."""
     if given is None:
         return None
-    known = {key: one for key, one in given.items() if key not in ("pods", "objects", "control_plane")}
-    api = FakeKube(*given["objects"])
+    known = {key: one for key, one in given.items() if key not in ("pods", "objects", "edited", "control_plane")}
+    api = FakeKube()
+    for one in given["objects"]:
+        api.add(one, FIELD_MANAGER)
+    for ref, path, value in given.get("edited", ()):
+        api.edit(Ref(*ref), path, value)
     return Servers(tuple(given["control_plane"]), pods=tuple(given["pods"]), api=api, **known)
 
 

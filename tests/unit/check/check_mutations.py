@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_worlds import (
     COUNT,
+    FOUR,
     GPU,
     HAMI_PLUGIN,
     MEM,
@@ -21,6 +23,9 @@ from check_worlds import (
     OUR_PLUGIN,
     container,
     host_process,
+    inspected,
+    our_cards,
+    our_node,
     our_pod,
     plugin,
     pod,
@@ -30,6 +35,7 @@ from check_worlds import (
     server,
     uuid,
 )
+from dra_objects import claim, share_id, turned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,6 +301,251 @@ breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
 breaks("C9", "hami_json", "an observed machine isn't in the API", "unknown_node", level="UNKNOWN")(
     lambda w: w["evidence"].update(gpu7={"nvml": None, "kubelet": None, "problem": ""})
 )
+
+
+# --------------------------------------------------------------------------- claims
+
+
+def offered(world: JsonObject, at: int = 0) -> JsonObject:
+    """A card in the node's slice."""
+    return world["slices"][0]["spec"]["devices"][at]
+
+
+def held(world: JsonObject, at: int = 0) -> JsonObject:
+    """A claim's status."""
+    return world["claims"][at]["status"]
+
+
+def results(world: JsonObject, at: int = 0) -> list[JsonObject]:
+    return held(world, at)["allocation"]["devices"]["results"]
+
+
+def prepared(world: JsonObject) -> JsonObject:
+    return world["evidence"][NODE]["kubelet"]["prepared"]
+
+
+def in_kubelet(world: JsonObject, at: int = 0) -> list[JsonObject]:
+    """The claims of a pod's first container in PodResources."""
+    return listing(world)["pods"][at]["containers"][0]["claims"]
+
+
+def without_pod(world: JsonObject, at: int = 0) -> None:
+    """Let a pod be gone, with all that its node had of it."""
+    gone = world["pods"].pop(at)
+    listing(world)["pods"].pop(at)
+    for one in nvml(world)["cards"]:
+        one["processes"] = [each for each in one["processes"] if each["pod_uid"] != gone["metadata"]["uid"]]
+
+
+def waits(world: JsonObject, shape: Shape) -> str:
+    """Add a pod that has waited for its claim for an hour, and return its template."""
+    world["pods"].append(turned(50, shape, on="", named=False))
+    return f"default/{world['pods'][-1]['spec']['resourceClaims'][0]['resourceClaimTemplateName']}"
+
+
+def starts(world: JsonObject, at: int) -> None:
+    """Let kubelet not have started a pod yet."""
+    the_pod(world, at)["status"].update(phase="Pending", startTime=None)
+
+
+@breaks("C1", "claims_enforced", "the device plugin announces the cards of a slice, too", "several_stacks_announced")
+def mutation_announced_twice(world: JsonObject) -> None:
+    other = our_node(our_cards(16, 40))
+    node_notes(world).update(other["metadata"]["annotations"])
+    node(world)["status"] |= {field: other["status"][field] for field in ("capacity", "allocatable")}
+    world["extender"] = inspected([], our_cards(16, 40))
+
+
+breaks("C1", "claims_enforced", "the device plugin runs beside the DRA driver", "plugins_of_several_stacks")(
+    lambda w: w["pods"].append({**plugin(OUR_PLUGIN), "metadata": {**plugin(OUR_PLUGIN)["metadata"], "name": "second"}})
+)
+breaks("C2", "claims_mib", "a process of a pod without a claim uses a GPU", "pod_without_request")(
+    lambda w: card(w)["processes"].append(process(80, 811, 200))
+)
+breaks("C3", "claims_enforced", "a pod's process uses a card that its claim doesn't have", "other_gpu")(
+    lambda w: card(w, 1)["processes"].append(process(1, 102, 100))
+)
+breaks("C8", "claims_mib", "a container has a card's device node and no claim", "other_devices")(
+    lambda w: has_devices(w, the_pod(w, 3), 0)
+)
+
+
+@breaks("D1", "claims_enforced", "the machine has a card that no slice offers", "not_in_slice")
+def mutation_new_card(world: JsonObject) -> None:
+    nvml(world)["cards"].append({**copy.deepcopy(card(world)), "index": 2, "minor": 2, "uuid": uuid(7)})
+    card(world, 2)["processes"], card(world, 2)["limits"] = [], []
+
+
+breaks("D1", "claims_mib", "a slice offers more than the card has", "size_differs")(
+    lambda w: offered(w)["capacity"]["memory"].update(value="17000Mi")
+)
+breaks("D1", "claims_enforced", "the driver's reserve is offered", "reserve_shared", "WARN")(
+    lambda w: card(w)["memory"].update(reserved_mib=450)
+)
+breaks("D1", "claims_enforced", "a slice offers less than the card has", "smaller", "WARN")(
+    lambda w: offered(w, 1)["capacity"]["memory"].update(value="20Gi")
+)
+
+
+@breaks("D1", "claims_enforced", "a card that is gone is still offered", "not_on_machine")
+def mutation_gone_card(world: JsonObject) -> None:
+    extra = copy.deepcopy(offered(world))
+    extra.update(name=uuid(9).lower())
+    extra["attributes"].update(uuid={"string": uuid(9)}, index={"int": 2})
+    world["slices"][0]["spec"]["devices"].append(extra)
+
+
+breaks("D2", "claims_enforced", "a slice of the pool is missing", "incomplete")(
+    lambda w: w["slices"][0]["spec"]["pool"].update(resourceSliceCount=2)
+)
+breaks("D2", "claims_mib", "a slice is of another pool than the node's", "other_pool")(
+    lambda w: w["slices"][0]["spec"]["pool"].update(name="another")
+)
+
+
+@breaks("D3", "claims_enforced", "claims have more of a card than it has", "overcommitted")
+def mutation_overcommitted(world: JsonObject) -> None:
+    world["claims"].append(claim(60, Shape((9,)), our_cards(16)))
+    world["pods"].append(turned(60, Shape((9,))))
+    starts(world, -1)
+
+
+@breaks("D3", "claims_mib", "a claim is allocated without an amount", "no_amount")
+def mutation_no_amount(world: JsonObject) -> None:
+    results(world, 1)[0].pop("consumedCapacity")
+    starts(world, 1)
+
+
+@breaks("D4", "claims_enforced", "a running pod's claim doesn't exist", "missing")
+def mutation_no_claim(world: JsonObject) -> None:
+    uid_ = world["claims"].pop(0)["metadata"]["uid"]
+    for rows in (prepared(world)["records"], prepared(world)["specifications"]):
+        rows[:] = [one for one in rows if one["uid"] != uid_]
+    card(world)["processes"].pop(0)
+
+
+@breaks("D4", "claims_mib", "a running pod's claim is reserved for another pod", "not_reserved")
+def mutation_not_reserved(world: JsonObject) -> None:
+    held(world).update(reservedFor=[{"resource": "pods", "name": "work-2", "uid": pod_uid(2)}])
+    card(world).update(processes=[])
+
+
+@breaks("D4", "claims_mib", "a running pod's claim has another node's card", "other_node")
+def mutation_other_node(world: JsonObject) -> None:
+    results(world)[0]["pool"] = in_kubelet(world)[0]["pool"] = "elsewhere"
+    uid_ = world["claims"][0]["metadata"]["uid"]
+    for rows in (prepared(world)["records"], prepared(world)["specifications"]):
+        rows[:] = [one for one in rows if one["uid"] != uid_]
+    card(world).update(processes=[])
+
+
+@breaks("D5", "claims_enforced", "a running pod's claim isn't prepared", "not_recorded")
+def mutation_not_prepared(world: JsonObject) -> None:
+    prepared(world)["records"].pop(0)
+    prepared(world)["specifications"].pop(0)
+
+
+breaks("D5", "claims_enforced", "a record has another amount than the claim", "record_differs")(
+    lambda w: prepared(w)["records"][0]["shares"][0].update(mib=8192)
+)
+breaks("D5", "claims_mib", "a claim's CDI specification is gone", "not_specified")(
+    lambda w: prepared(w)["specifications"].pop(0)
+)
+breaks("D5", "claims_enforced", "somebody edited a CDI specification", "specification_differs")(
+    lambda w: prepared(w)["specifications"][0].update(recorded=False)
+)
+breaks("D5", "claims_mib", "record and specification give all cards", "other_card")(
+    lambda w: prepared(w)["specifications"][0]["envs"][0].update(NVIDIA_VISIBLE_DEVICES="all")
+)
+
+
+@breaks("D5", "claims_enforced", "a record outlived its claim", "leaked_record")
+def mutation_leaked_record(world: JsonObject) -> None:
+    without_pod(world)
+    world["claims"].pop(0)
+
+
+breaks("D5", "claims_mib", "a CDI specification has no record", "leaked_specification")(
+    lambda w: prepared(w)["specifications"].append({**prepared(w)["specifications"][0], "uid": "of-nobody"})
+)
+
+
+@breaks("D5", "claims_mib", "kubelet still ends a deleted pod", "held_by_kubelet", level="WARN")
+def mutation_held_by_kubelet(world: JsonObject) -> None:
+    world["claims"].pop(1)
+    world["pods"].pop(1)
+
+
+breaks("D6", "claims_enforced", "kubelet lists no claim of a running pod", "not_listed")(
+    lambda w: in_kubelet(w).clear()
+)
+breaks("D6", "claims_mib", "kubelet lists another card of a claim", "differs")(
+    lambda w: in_kubelet(w)[0].update(device="gpu-of-another")
+)
+breaks("D6", "claims_mib", "kubelet lists another share of a card", "differs")(
+    lambda w: in_kubelet(w, 1)[0].update(share=share_id(9, 9))
+)
+breaks("D7", "claims_enforced", "a pod uses more than its claim although limits are enforced", "over_enforced_share")(
+    lambda w: uses(w, 4900, 9400)
+)
+breaks("D7", "claims_enforced", "a limit was raised above the claim", "limit_raised")(
+    lambda w: card(w)["limits"][0].update(hard_mib=8192)
+)
+breaks("D7", "claims_enforced", "a promised limit isn't in force", "limit_missing", level="WARN")(
+    lambda w: card(w)["limits"].pop(0)
+)
+breaks("D7", "claims_mib", "a pod uses more than its claim", "over_share", level="WARN")(lambda w: uses(w, 3100, 3500))
+breaks("D8", "claims_mib", "a claim holds memory and its pod is gone", "unused")(without_pod)
+breaks("D8", "claims_enforced", "a claim is left of a pod that is gone", "owner_gone")(
+    lambda w: w["claims"].append(claim(70, FOUR))
+)
+breaks("D8", "claims_enforced", "a pod waits, and nobody makes its template", "template_missing")(
+    lambda w: waits(w, Shape((7,)))
+)
+breaks("D8", "claims_mib", "a pod waits, and nobody makes its claim", "claim_not_made")(
+    lambda w: w["templates"].append(waits(w, FOUR))
+)
+breaks("D8", "claims_beside_extender", "nothing sweeps templates", "templates_left", level="WARN")(
+    lambda w: w["templates"].append("default/gpu-mem-7")
+)
+breaks("D9", "claims_enforced", "a card has a problem, and isn't tainted", "not_tainted")(
+    lambda w: card(w, 1).update(problem="GPU is lost")
+)
+
+
+def tainted(world: JsonObject, code: str) -> None:
+    offered(world)["taints"] = [{"key": "gpu.kubegpu.share/unhealthy", "value": code, "effect": "NoSchedule"}]
+
+
+breaks("D9", "claims_mib", "a card is back, and still tainted", "still_tainted", level="WARN")(
+    lambda w: tainted(w, "CardLost")
+)
+breaks("D9", "claims_mib", "pods hold a card that is tainted", "holds_unhealthy", level="WARN")(
+    lambda w: tainted(w, "XIDError")
+)
+
+ADMISSION = "admissionregistration.k8s.io/v1"
+TURNS = (ADMISSION, "MutatingAdmissionPolicy", "", "gpushare-claims")
+breaks("D10", "claims_enforced", "an admission policy is gone", "missing")(
+    lambda w: w["servers"].update(objects=[one for one in w["servers"]["objects"] if one["kind"] != TURNS[1]])
+)
+breaks("D10", "claims_enforced", "somebody edited an admission policy", "changed")(
+    lambda w: w["servers"].update(edited=[(TURNS, ("f:spec", "f:a"), "c")])
+)
+
+
+@breaks("D10", "claims_enforced", "a binding names another policy", "other_policy")
+def mutation_other_policy(world: JsonObject) -> None:
+    for one in world["servers"]["objects"]:
+        if one["kind"] == "MutatingAdmissionPolicyBinding":
+            one["spec"]["policyName"] = "theirs"
+
+
+@breaks("D10", "claims_enforced", "a binding only audits", "other_action")
+def mutation_audits(world: JsonObject) -> None:
+    for one in world["servers"]["objects"]:
+        if one["kind"] == "ValidatingAdmissionPolicyBinding":
+            one["spec"]["validationActions"] = ["Audit"]
 
 
 # --------------------------------------------------------------------------- gpushare
@@ -574,6 +825,15 @@ breaks("H9", "hami_json", "a pod uses more than its part", "over_part")(lambda w
 breaks("H10", "hami_json", "the webhook didn't change a pod", "other_scheduler")(
     lambda w: the_pod(w)["spec"].update(schedulerName="default-scheduler")
 )
+
+
+@breaks("H10", "hami_json", "kubelet refused a pod that another scheduler placed", "refused")
+def a_refused_pod(world: JsonObject) -> None:
+    refused = copy.deepcopy(the_pod(world))
+    refused["metadata"].update(name="slipped", uid=pod_uid(61), annotations={})
+    refused["spec"]["schedulerName"] = "default-scheduler"
+    refused["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+    world["pods"].append(refused)
 
 
 # C5 compares kubelet's UUID, this the instances.

@@ -23,6 +23,7 @@ from check_worlds import WORLDS  # noqa: E402
 PAGE = ROOT / "docs" / "invariants.md"
 BACKENDS = {
     "common": "Every sharing stack",
+    "dra": "Claims on this collection's cards (gpushare_allocation: dra)",
     "gpushare": "gpushare, this collection's servers and upstream's",
     "hami": "HAMi",
     "nvidia": "NVIDIA's device plugin",

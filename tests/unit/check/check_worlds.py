@@ -4,10 +4,17 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import dra_objects
+from ansible_collections.kubegpu.share.plugins.module_utils._check import servers_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.prepared import prepared_claims
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import NodeKubelet
 
 NOW = 1795348800  # 2026-11-22T12:00:00Z
 HOUR_AGO = "2026-11-22T11:00:00Z"
@@ -333,6 +340,151 @@ def ours_several() -> JsonObject:
     return world(our_node(cards), pods, gpus, entries, {MEM: ["5a4d7f21-0"]}, extender=inspected(pods, cards))
 
 
+# --------------------------------------------------------------------------- claims
+
+DRIVER_POD = {
+    "app.kubernetes.io/name": "gpushare-dra-driver",
+    "app.kubernetes.io/component": "dra-driver",
+    "app.kubernetes.io/part-of": "gpushare",
+}
+TEMPLATES_POD = {
+    "app.kubernetes.io/name": "gpushare-dra-templates",
+    "app.kubernetes.io/component": "dra-templates",
+    "app.kubernetes.io/part-of": "gpushare",
+}
+FOUR, PAIR, SPREAD = Shape((4,)), Shape((4, 2)), Shape((8,), cards=2)
+
+
+def admission_objects() -> list[JsonObject]:
+    """What the template of role gpushare has beside the servers, as references to be applied."""
+    kinds = [one for kind, name in servers_claims.POLICIES for one in ((kind, name), (f"{kind}Binding", name))]
+    objects = [
+        {
+            "apiVersion": servers_claims.ADMISSION,
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": {"policyName": name, "validationActions": ["Deny"]} if "Binding" in kind else {"a": "b"},
+        }
+        for kind, name in kinds
+    ]
+    metadata = {"name": dra_objects.DRIVER}
+    return [
+        *objects,
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": metadata, "spec": {"a": 1}},
+    ]
+
+
+def claims_servers() -> JsonObject:
+    """This collection's servers where kube-scheduler allocates claims."""
+    templates = {**server("dra-templates", NODE), "metadata": {**server("dra-templates", NODE)["metadata"]}}
+    templates["metadata"]["labels"] = TEMPLATES_POD
+    return servers(
+        allocation="dra", control_plane=[], pods=[server("dra-driver", NODE), templates], objects=admission_objects()
+    )
+
+
+def claimed_evidence(
+    pods: list[JsonObject], made: list[JsonObject], cards: list[contract.Card], unit: str
+) -> tuple[list[JsonObject], JsonObject]:
+    """PodResources' pods, and the driver's records and specifications, of claims in the API."""
+    by_name = {one["metadata"]["name"]: one for one in made}
+    listed = []
+    for one in pods:
+        statuses = {each["name"]: each["resourceClaimName"] for each in one["status"].get("resourceClaimStatuses", [])}
+        containers = []
+        for each in one["spec"]["containers"]:
+            rows = [
+                {
+                    "namespace": "default",
+                    "claim": statuses[use["name"]],
+                    "pool": result["pool"],
+                    "device": result["device"],
+                    "share": result["shareID"],
+                }
+                for use in each["resources"].get("claims", [])
+                for result in by_name[statuses[use["name"]]]["status"]["allocation"]["devices"]["results"]
+                if result["request"] == use["request"]
+            ]
+            containers.append({"name": each["name"], "devices": [], "claims": rows})
+        metadata = one["metadata"]
+        listed.append({"namespace": metadata["namespace"], "name": metadata["name"], "containers": containers})
+    with tempfile.TemporaryDirectory() as folder:
+        for one in made:
+            dra_objects.prepare(one, cards, Path(folder), Path(folder) / "cdi", unit)
+        found = prepared_claims(NodeKubelet(), folder, f"{folder}/cdi")
+    return listed, json.loads(json.dumps(found))
+
+
+def claims_world(
+    pods: list[JsonObject], made: list[JsonObject], gpus: list[JsonObject], cards: list[contract.Card], **more: Any
+) -> JsonObject:
+    unit = more.pop("unit", "GiB")
+    limits = more.pop("limits", contract.LIMIT_OFF)
+    found = world(
+        node({}, labels={contract.NODE_LABEL: contract.NODE_LABEL_VALUE}),
+        [*pods, plugin(DRIVER_POD), bystander()],
+        gpus,
+        [],
+        {},
+        slices=dra_objects.slices_of(NODE, cards, unit, limits),
+        claims=made,
+        templates=[
+            f"default/{use['resourceClaimTemplateName']}" for one in pods for use in one["spec"]["resourceClaims"]
+        ],
+        **more,
+    )
+    listed, prepared = claimed_evidence(pods, made, cards, unit)
+    evidence = found["evidence"][NODE]["kubelet"]
+    evidence["pod_resources"]["pods"], evidence["prepared"] = listed, prepared
+    # Where no device plugin has ever run.
+    sentence = "device-plugins/kubelet_internal_checkpoint doesn't exist"
+    evidence["checkpoint"] = {"state": "missing", "problem": sentence, "entries": [], "registered": {}}
+    return found
+
+
+def claims_enforced() -> JsonObject:
+    """Claims on cards of different size, one for two containers and one over two cards; limits enforced; servers."""
+    cards = our_cards(16, 40)
+    pods = [dra_objects.turned(1, FOUR), dra_objects.turned(2, PAIR), dra_objects.turned(3, SPREAD)]
+    made = [
+        dra_objects.claim(1, FOUR, cards[:1]),
+        dra_objects.claim(2, PAIR, [cards[1]] * 2),
+        dra_objects.claim(3, SPREAD, cards),
+    ]
+    gpus = [
+        gpu(0, 16 * 1024, [process(1, 101, 3500), process(3, 301, 4000)], [limit(1, 4096, 3500), limit(3, 4096, 4000)]),
+        gpu(1, 40 * 1024, [process(2, 201, 5000)], [limit(2, 6144, 5000)]),
+    ]
+    return claims_world(pods, made, gpus, cards, limits=contract.LIMIT_ENFORCED, servers=claims_servers())
+
+
+def claims_mib() -> JsonObject:
+    """Claims in MiB, on a node whose driver can't enforce limits."""
+    cards = our_cards(16000, mib=1)
+    pods = [dra_objects.turned(1, Shape((3000,))), dra_objects.turned(2, Shape((1000,)))]
+    made = [dra_objects.claim(number, Shape((units,)), cards, unit="MiB") for number, units in ((1, 3000), (2, 1000))]
+    return claims_world(pods, made, [gpu(0, 16000, [process(1, 101, 2900)])], cards, unit="MiB", limits="DriverTooOld")
+
+
+def claims_beside_extender() -> JsonObject:
+    """A node of claims beside one of the extender, in one cluster."""
+    found = claims_enforced()
+    other = json.loads(json.dumps(ours_cdi()).replace(NODE, "gpu2"))
+    for one in other["pods"]:
+        if one["metadata"]["namespace"] == "kube-system":
+            one["metadata"]["name"] += "-other"
+        else:
+            one["metadata"]["namespace"] = "other"
+    text = json.dumps(other).replace("11111111-2222", "99999999-2222").replace("11111111_2222", "99999999_2222")
+    other = json.loads(text.replace('"namespace": "default"', '"namespace": "other"'))
+    found["nodes"] += other["nodes"]
+    found["pods"] += other["pods"]
+    found["evidence"].update(other["evidence"])
+    found["extender"] = other["extender"]
+    found["servers"] = None
+    return found
+
+
 # --------------------------------------------------------------------------- gpushare, upstream's
 
 UPSTREAM_PLUGIN = {"component": "gpushare-device-plugin", "app": "gpushare", "name": "gpushare-device-plugin-ds"}
@@ -571,4 +723,5 @@ OTHERS = (
     nvidia_mig_mixed,
     nvidia_mig_shared,
 )
-WORLDS = {one.__name__: one for one in (*OURS, *UPSTREAMS, *OTHERS)}
+CLAIMS = (claims_enforced, claims_mib, claims_beside_extender)
+WORLDS = {one.__name__: one for one in (*OURS, *CLAIMS, *UPSTREAMS, *OTHERS)}

@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check.invariant import UNEXPECTED_ERROR
 from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS
 from check_kit import checked, failing, found, recorded
 from check_mutations import MUTATIONS, Mutation
 from check_table import PAGE, page
 from check_worlds import NODE, WORLDS
 
-NUMBERS = {"C": 9, "G": 12, "H": 11, "N": 7, "S": 5}
+NUMBERS = {"C": 9, "D": 10, "G": 12, "H": 11, "N": 7, "S": 5}
 EVERY = [f"{letter}{n}" for letter, number in NUMBERS.items() for n in range(1, number + 1)]
 
 
@@ -26,9 +27,13 @@ def test_a_healthy_cluster_passes(name: str) -> None:
     assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
     assert report["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": len(EVERY)}
     # A check without anything to compare would pass, too.
-    own = {"ours": "G", "upst": "G", "hami": "H", "nvid": "N"}[name[:4]]
+    own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "nvid": "N"}[name[:4]]
     compared = {one["id"] for one in report["checks"] if one["n"]}
-    assert {"C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", f"{own}1", f"{own}2", f"{own}3"} <= compared
+    # Claims aren't a device plugin's, which has resources and allocations.
+    common = {"C1", "C2", "C3", "C7", "C8", "C9"} | (set() if name.startswith("claims") else {"C4", "C5", "C6"})
+    assert {*common, f"{own}1", f"{own}2", f"{own}3"} <= compared
+    if own == "D":
+        assert {f"D{number}" for number in range(1, 10)} <= compared
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.id)
@@ -45,7 +50,9 @@ def test_exactly_this_check_reports_the_fault(mutation: Mutation) -> None:
     assert report["result"] == mutation.level or mutation.level == "UNKNOWN"
     assert any(one["evidence"] or one["check"][0] == "S" or one["check"] == "C9" for one in mine)
     assert all(one["do"] for one in mine)
-    assert all(one["node"] == NODE or one["check"][0] == "S" or one["node"] == "gpu7" for one in mine)
+    assert not [one for one in report["findings"] if one["cause"] == UNEXPECTED_ERROR]
+    cluster_wide = mutation.check[0] == "S" or mutation.check in ("D8", "D10")
+    assert all(one["node"] == NODE or cluster_wide or one["node"] == "gpu7" for one in mine)
 
 
 def test_every_check_has_mutations_of_their_own_names() -> None:

@@ -108,3 +108,26 @@ def test_options_are_documented_as_they_are() -> None:
         now=world["now"],
     )["report"]
     assert set(returned) == set(report)
+
+
+def test_pods_that_kubelet_refused_are_read_where_hami_is(run: Run) -> None:
+    class WithFailed(Kube):
+        def list_all(
+            self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
+        ) -> list[JsonObject]:
+            found = super().list_all(api_version, kind, namespace, field_selector, label_selector)
+            failed = [one for one in found if one["status"].get("phase") == "Failed"] if kind == "Pod" else []
+            return failed if field_selector == "status.phase=Failed" else [one for one in found if one not in failed]
+
+    for name, requests in (("hami_json", 3), ("nvidia_exclusive", 2)):
+        world = recorded(name)
+        for reason in ("UnexpectedAdmissionError", "Evicted"):
+            failed = json.loads(json.dumps(world["pods"][0]))
+            failed["metadata"].update(name=reason.lower(), uid=f"uid-{reason}", annotations={})
+            failed["spec"]["schedulerName"] = "default-scheduler"
+            failed["status"] = {"phase": "Failed", "reason": reason}
+            world["pods"].append(failed)
+        done = run(WithFailed(world))
+        assert done["requests"] == {"GET": requests}
+        refused = [one for one in done["report"]["findings"] if one.get("cause") == "refused"]
+        assert [one["pod"] for one in refused] == (["default/unexpectedadmissionerror"] if requests == 3 else [])

@@ -316,7 +316,10 @@ def test_a_node_without_gpus_is_ignored() -> None:
 
 
 def test_the_report_has_claimed_and_used_memory() -> None:
-    (shown,) = checked(recorded("ours_envvar"))["nodes"]
+    world = recorded("ours_envvar")
+    node(world)["metadata"].setdefault("annotations", {})[contract.NODE_LIMIT] = "off"
+    (shown,) = checked(world)["nodes"]
+    assert shown["memory_limit"] == "off"
     assert [shown[key] for key in ("name", "backend", "unit", "unit_mib")] == [NODE, "gpushare", "GiB", 1024]
     first, second = shown["cards"]
     assert [first[f"{key}_mib"] for key in ("total", "claimed", "used", "foreign")] == [16384, 2048, 1840, 40]
@@ -349,7 +352,7 @@ def test_findings_are_sorted_by_level() -> None:
         ("G10", "UNKNOWN", None),
     ]
     assert report["time"] == "2026-11-22T12:00:00Z"
-    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 42}
+    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 52}
     (first,) = [one for one in report["checks"] if one["id"] == "G1"]
     assert (first["result"], first["n"], first["fail"]) == ("FAIL", 2, 2)
 

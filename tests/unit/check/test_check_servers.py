@@ -12,8 +12,11 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION
 from check_worlds import COUNT, MEM, OUR_CONFIGURATION, container, pod, scheduler, server
+from dra_objects import slices_of
 from fake_kube import FakeKube
 
 A, B = "GPU-aaaaaaaa", "GPU-bbbbbbbb"
@@ -62,7 +65,10 @@ def test_a_healthy_cluster_takes_two_requests():
     found = checked(FakeKube(*copy.deepcopy([*GOOD, user(2, 0)])))
     assert (found["report"]["findings"], found["requests"]) == ([], {"GET": 2})
     compared = {one["id"]: one["n"] for one in found["report"]["checks"]}
-    assert compared == {"C6": 2, "G1": 2, "G2": 1, "G6": 2, "S1": 2, "S2": 1, "S3": 0, "S4": 1, "S5": 1}
+    assert compared == {
+        **{"C6": 2, "D1": 0, "D2": 0, "D3": 0, "D10": 0, "G1": 2, "G2": 1, "G6": 2},
+        **{"S1": 2, "S2": 1, "S3": 0, "S4": 1, "S5": 1},
+    }
 
 
 def replaced(*others):
@@ -459,3 +465,75 @@ def test_an_object_that_cant_be_read_on_openshift_is_unknown_and_the_others_are_
     if parts is BESIDE:
         changes = {"binding": None} if kind in ("Scheduler", "Deployment") else {"named": named("old")}
         assert len(on_openshift(parts, kube=forbidding(kind), **changes)) == 2
+
+
+# --------------------------------------------------------------------------- with claims
+
+BY_CLAIMS = [
+    check_worlds.node({}, labels={"gpushare": "true"}, name="gpu1"),
+    server("dra-driver", "gpu1"),
+    server("dra-templates", "gpu1"),
+]
+POLICIES = check_worlds.admission_objects()
+
+
+def claims_findings(objects, slices=None, **more):
+    """Check, cause and node of each finding, of a cluster whose shares kube-scheduler allocates."""
+    kube = FakeKube(*copy.deepcopy(objects))
+    for one in POLICIES:
+        kube.add(copy.deepcopy(one), FIELD_MANAGER)
+    for one in slices_of("gpu1", CARDS, **more) if slices is None else slices:
+        kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    report = checked(kube, allocation="dra", control_plane=[])
+    return [(one["check"], one["cause"], one["node"]) for one in report["report"]["findings"]], report
+
+
+def test_a_healthy_cluster_of_claims_needs_neither_extender_nor_device_plugin():
+    found, report = claims_findings(BY_CLAIMS, limits="enforced")
+    assert found == []
+    # Nodes, pods, slices, claims and templates; a DeviceClass, four policies and their bindings.
+    assert report["requests"] == {"GET": 5 + 9}
+    compared = {one["id"]: one["n"] for one in report["report"]["checks"]}
+    assert {
+        "D1": 2,
+        "D2": 1,
+        "D3": 2,
+        "D10": 9,
+        "S1": 2,
+        "S2": 0,
+        "S3": 0,
+        "S4": 1,
+        "S5": 1,
+    }.items() <= compared.items()
+
+
+@pytest.mark.parametrize(
+    ("objects", "more", "expected"),
+    [
+        (BY_CLAIMS[:1] + BY_CLAIMS[2:], {}, ("S1", "not_running", "gpu1")),
+        (BY_CLAIMS[:2], {}, ("S1", "not_running_anywhere", "")),
+        (BY_CLAIMS, {"slices": []}, ("S4", "not_offered", "gpu1")),
+        (BY_CLAIMS, {"limits": "DriverTooOld"}, ("S5", "not_enforced", "")),
+        (BY_CLAIMS, {"limits": "MemoryLimitExceeded"}, ("S5", "violated", "gpu1")),
+        (BY_CLAIMS, {"slices": slices_of("gpu1", CARDS[:1])}, ("D1", "not_in_slice", "gpu1")),
+    ],
+)
+def test_servers_and_nodes_of_claims(objects, more, expected):
+    found, _report = claims_findings(objects, **more)
+    assert set(found) == {expected}
+
+
+def test_claims_are_read_only_where_there_may_be_any():
+    assert checked(FakeKube(*copy.deepcopy(GOOD)), scope="all")["requests"] == {"GET": 2}
+    waiting = {**pod(5, [container("c")], resourceClaims=[{"name": "g"}]), "kind": "Pod"}
+    assert checked(FakeKube(*copy.deepcopy([*GOOD, waiting])), scope="all")["requests"] == {"GET": 5}
+    # A device plugin that is down has its annotation.
+    down = replaced(gpu1(allocatable=0))
+    assert checked(FakeKube(*copy.deepcopy(down)), scope="all")["requests"] == {"GET": 2}
+
+
+def test_rights_that_are_missing_are_unknown():
+    kube = FakeKube(*copy.deepcopy(BY_CLAIMS))
+    kube.failures = [None, None, KubeError("resourceslices is forbidden", 403, "Forbidden", "")]
+    findings_ = checked(kube, scope="all", allocation="dra", control_plane=[])["report"]["findings"]
+    assert [(one["level"], one["cause"]) for one in findings_ if one["check"] == "D8"] == [("UNKNOWN", "no_data")]

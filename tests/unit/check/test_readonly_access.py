@@ -14,8 +14,12 @@ import types
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._check.servers_claims import POLICIES as POLICY_KINDS
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info
+from gpushare_objects import rendered
 from real_apiserver import MERGE, ApiServer, Missing
 from verify_kit import ROOT, Stage
 
@@ -24,15 +28,22 @@ SPACE, ACCOUNT = "kube-system", "kubegpu-readonly"
 REAL = ("cluster_info", "nvml_info", "kubelet_devices_info", "gpu_allocation_check")
 ACCOUNTS = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
 
+POLICIES = ("gpushare-scheduler", "gpushare-claims", "gpushare-dra-driver", "gpushare-dra-templates")
 # Every right beyond what each account has, by namespace: group, resource, names, verbs.
 EVERYWHERE = {
     ("", "nodes", (), ("list",)),
     ("", "pods", (), ("list",)),
+    ("resource.k8s.io", "resourceslices", (), ("list",)),
+    ("resource.k8s.io", "resourceclaims", (), ("list",)),
+    ("resource.k8s.io", "resourceclaimtemplates", (), ("list",)),
+    ("resource.k8s.io", "deviceclasses", ("gpu.kubegpu.share",), ("get",)),
+    ("admissionregistration.k8s.io", "mutatingadmissionpolicies", ("gpushare-claims",), ("get",)),
+    ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings", ("gpushare-claims",), ("get",)),
     ("", "namespaces", ("gpushare-system",), ("get",)),
     ("apps", "daemonsets", ("gpushare-extender",), ("get",)),
     ("apps", "deployments", ("gpushare-scheduler", "secondary-scheduler"), ("get",)),
-    ("admissionregistration.k8s.io", "validatingadmissionpolicies", ("gpushare-scheduler",), ("get",)),
-    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", ("gpushare-scheduler",), ("get",)),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicies", POLICIES, ("get",)),
+    ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", POLICIES, ("get",)),
     ("apiregistration.k8s.io", "apiservices", ("v1beta1.admissionregistration.k8s.io",), ("get",)),
     ("config.openshift.io", "clusterversions", ("version",), ("get",)),
     ("config.openshift.io", "schedulers", ("cluster",), ("get",)),
@@ -129,6 +140,9 @@ def test_the_account_has_exactly_the_needed_rights(cluster):
     for namespace, rights in (("default", EVERYWHERE), (SPACE, EVERYWHERE | KUBE_SYSTEM)):
         assert cluster.rules(namespace) - cluster.rules(namespace, token) == rights
     # The API refuses accordingly.
+    claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+    assert cluster.ask("GET", claims)[0] == 200
+    assert cluster.ask("DELETE", claims)[0] == 403 and cluster.ask("GET", f"{claims}/c")[0] == 403
     for path in ("/api/v1/secrets", "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces"):
         assert cluster.ask("GET", path)[0] == 403, path
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
@@ -183,6 +197,51 @@ def test_verify_needs_no_other_rights(cluster):
     # The servers aren't there, and each check was made.
     assert rc == 2 and {one["result"] for one in report["checks"] if one["id"] == "S1"} == {"FAIL"}, text
     assert [one["name"] for one in report["nodes"]] == ["gpu1"]
+
+
+def test_verify_of_claims_needs_no_other_rights(cluster):
+    """The objects of site.yml, applied by its module; kube-scheduler and kubelet are played by the administrator."""
+    api = cluster.api
+    admin, reader = (
+        RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(path)}, no_log_values=set()))
+        for path in (api.kubeconfig, cluster.kubeconfig)
+    )
+    wanted = {f"{kind}{suffix}" for kind, _name in POLICY_KINDS for suffix in ("", "Binding")} | {"DeviceClass"}
+    objects = [one for one in rendered("dra", "dra_admission") if one["kind"] in wanted]
+    options = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": [], "replace_unready": False}
+    ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
+    servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny", "allocation": "dra"}
+    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given["scope"] = "servers"
+    given["servers"] = {**servers, "problem": "", "namespace": "gpushare-system"}
+
+    def found():
+        report = collect.check(reader, given)["report"]
+        assert not [one for one in report["findings"] if "may not" in one["what"] or "orbidden" in one["what"]], report
+        (check,) = [one for one in report["checks"] if one["id"] == "D10"]
+        return check["n"], [(one["cause"], one["key"]) for one in report["findings"] if one["check"] == "D10"]
+
+    assert found() == (9, [])
+    # Nodes, pods, slices, claims and templates, and what turns pods into claims.
+    reader.requests.clear()
+    found()
+    assert reader.requests == {"GET": 5 + 9}
+
+    path = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/gpushare-claims"
+    live = api.request("GET", path)
+    live["spec"]["failurePolicy"] = "Ignore"
+    api.request("PUT", path, live)
+    assert found() == (9, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
+    ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
+    assert found() == (9, [])
+    # A field that somebody adds, and a binding that denies no more.
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/gpushare-claims"
+    live = api.request("GET", path)
+    live["spec"]["validationActions"] = ["Audit"]
+    api.request("PUT", path, live)
+    api.request("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/gpu.kubegpu.share")
+    causes = {cause for cause, _key in found()[1]}
+    assert causes == {"changed", "other_action", "missing"}
 
 
 def test_removal_deletes_the_account_and_its_rights(cluster):

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from action_plugins import load
 from ansible.module_utils import basic
-from ansible_collections.kubegpu.share.plugins.action import preflight
+from ansible_collections.kubegpu.share.plugins.action import cluster_info, preflight
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.modules import preflight as preflight_module
@@ -30,6 +32,51 @@ def test_cluster_info():
     found = collect(FakeKube(NODE), {"scheduler": None, "memory_unit": None})
     assert (found["version"], found["sharing_pods"]) == ("v1.36.3", None)
     assert (found["nodes"][0]["runtime"], found["nodes"][0]["address"]) == ("containerd://2.2.9", "192.0.2.1")
+
+
+def info(monkeypatch, transport="local", become=None, environment=None, missing="", **args):
+    """Run the action on a cluster of one node; return its result and the options of the modules that it executed."""
+    connected, executed = [], []
+
+    def of_module(module):
+        connected.append(module.params["kubeconfig"])
+        return FakeKube(NODE)
+
+    monkeypatch.setattr(cluster_info.client.RealKube, "of_module", of_module)
+    monkeypatch.setattr(cluster_info.client, "MISSING", missing)
+    connection = Mock(transport=transport, become=become)
+    action = load(cluster_info, args, connection=connection)
+    action._task.environment = environment
+    action._loader.set_basedir("/playbooks")
+    monkeypatch.setattr(
+        action, "_execute_module", lambda module_args, task_vars: executed.append(module_args) or {"version": "module"}
+    )
+    return action.run(task_vars={}), connected, executed
+
+
+def test_cluster_info_is_read_by_the_tasks_own_process_on_the_controller(monkeypatch):
+    found, connected, executed = info(monkeypatch, kubeconfig="a/config")
+    assert (found["version"], found["changed"], executed) == ("v1.36.3", False, [])
+    # As the module has it, which runs in the folder of the playbook.
+    assert connected == ["/playbooks/a/config"]
+    assert info(monkeypatch, kubeconfig="/root/config")[1] == ["/root/config"]
+    assert info(monkeypatch, kubeconfig={"users": []})[1] == [{"users": []}]
+    assert info(monkeypatch)[1] == [None]
+    assert info(monkeypatch, environment=[{}])[2] == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"transport": "ssh"},
+        {"become": "sudo"},
+        {"environment": [{"HTTPS_PROXY": "http://proxy"}]},
+        {"missing": "No module named kubernetes"},
+    ],
+)
+def test_cluster_info_is_executed_where_a_module_sees_another_environment(monkeypatch, other):
+    found, connected, executed = info(monkeypatch, kubeconfig="a", **other)
+    assert (found["version"], connected, executed) == ("module", [], [{"kubeconfig": "a"}])
 
 
 @pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info"])

@@ -7,6 +7,7 @@ import pytest
 import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from gpushare.dra import command as dra_command
 from gpushare.extender import command as extender_command
 from gpushare.node import limits
 from gpushare.plugin import command as plugin_command
@@ -113,6 +114,40 @@ def test_probes_share_no_port_with_other_clients(name, command, monkeypatch):
     for probe in ("livenessProbe", "readinessProbe"):
         assert socket in container[probe]["exec"]["command"][-1] and "httpGet" not in container[probe]
     assert "ports" not in container or [one["hostIP"] for one in container["ports"]] == ["127.0.0.1"]
+
+
+def policy_of(objects, name):
+    """The NetworkPolicy of a server."""
+    (found,) = [one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == name]
+    return found["spec"]
+
+
+@pytest.mark.parametrize("namespaces", [[], ["monitoring"]])
+def test_metrics_of_the_dra_driver(namespaces, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", "gpu1")
+    assert policy_of(rendered("dra"), "gpushare-dra-driver").get("ingress") == []
+    chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
+    objects = rendered("dra", **chosen)
+    assert policy_of(objects, "gpushare-dra-templates").get("ingress") == []
+    (workload,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    spec = workload["spec"]["template"]["spec"]
+    driver, container = spec["containers"]
+    # What other clients reach has neither the driver's capability nor kubelet's sockets.
+    assert driver["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"] and "ports" not in driver
+    assert container["securityContext"] == LOCKED
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/etc/gpushare-metrics"}
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    options = dra_command.parse(container["command"][1:])
+    assert options.serve_metrics
+    assert options.status_socket == dra_command.parse(driver["command"][1:]).status_socket
+    assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
+    assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
+    (rule,) = policy_of(objects, "gpushare-dra-driver")["ingress"]
+    assert rule["ports"] == [{"port": options.metrics.port, "protocol": "TCP"}]
+    matched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}] if namespaces else None
+    assert rule["from"][0]["namespaceSelector"].get("matchExpressions") == matched
+    volumes = {one["name"]: one for one in spec["volumes"]}
+    assert volumes["metrics-tls"]["secret"]["secretName"] == "gpushare-dra-driver-metrics-tls"
 
 
 @pytest.mark.parametrize("namespaces", [[], ["monitoring"]])

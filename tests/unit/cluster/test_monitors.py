@@ -27,9 +27,12 @@ def monitors(file):
 def templates():
     """By the monitor's name, the pod's template with metrics served, and its namespace."""
     chosen = {"gpushare_extender_metrics": True, "gpushare_device_plugin_metrics": True}
-    found = [*rendered("extender", **chosen), *rendered("device_plugin", **chosen)]
+    found = [one for name in ("extender", "device_plugin", "dra") for one in rendered(name, **chosen)]
     found += dedicated_kit.rendered("workload", scheduler_extender_metrics=True)
-    return {one["metadata"]["name"]: one for one in found if one["kind"] in ("DaemonSet", "Deployment")}
+    workloads = {one["metadata"]["name"]: one for one in found if one["kind"] in ("DaemonSet", "Deployment")}
+    # The server of claim templates listens on no port.
+    assert workloads.pop("gpushare-dra-templates")
+    return workloads
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -24,21 +24,24 @@ EXAMPLE = (
 )
 
 
-def ansible(folder, *command):
-    """Run a command of Ansible in a folder, with the collection and nothing else of this process."""
+def ansible(folder, *command, **more):
+    """Run a command of Ansible in a folder, with the collection and nothing else of this process.
+
+    :param more: environment variables.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
     environment |= {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_HOME": str(folder / "home")}
     environment |= {"HOME": str(folder / "home"), "ANSIBLE_NOCOLOR": "1"}
-    environment |= {"KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": ""}
+    environment |= {"KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": "", **more}
     done = subprocess.run(
         [BIN / command[0], *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
 
-def init(folder, *variables, words=()):
+def init(folder, *variables, words=(), **more):
     extra = [word for one in variables for word in ("-e", one)]
-    return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words)
+    return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words, **more)
 
 
 def listed(folder, inventory="inventory"):
@@ -82,6 +85,15 @@ def test_options_are_written_as_valid_yaml(tmp_path):
         "ansible_user": "ada",
         "gpu_kubeconfig": f"{tmp_path}/admin #1.conf",
     }
+
+
+def test_the_kubeconfig_of_the_environment_is_read_and_written(tmp_path):
+    rc, text = init(tmp_path, KUBECONFIG="none.conf")
+    assert rc != 0 and f"{tmp_path}/none.conf isn't a file" in " ".join(text.split()), text
+    rc, text = init(tmp_path, "init_gpu_nodes=gpu1", KUBECONFIG="a.conf", K8S_AUTH_KUBECONFIG="~/b.conf:c.conf")
+    assert rc == 0, text
+    both = f"{tmp_path}/home/b.conf:{tmp_path}/c.conf"
+    assert listed(tmp_path)["_meta"]["hostvars"]["gpu1"]["gpu_kubeconfig"] == both
 
 
 def test_without_a_cluster_the_ways_to_name_machines_are_reported(tmp_path):

@@ -95,7 +95,7 @@ def test_module(root, bound, capsys):
     assert kubelet["checkpoint"]["state"] == "ok"
     assert kubelet["checkpoint"]["entries"][0]["envs"] == {"NVIDIA_VISIBLE_DEVICES": GPU}
     assert kubelet["checkpoint"]["registered"] == {MEMORY: ["s-0", "s-1", "s-2"]}
-    containers = [{"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-0", "s-1"]}]}]
+    containers = [{"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-0", "s-1"]}], "claims": []}]
     pod = {"namespace": "default", "name": "one", "containers": containers}
     assert kubelet["pod_resources"] == {"state": "ok", "problem": "", "pods": [pod]}
 
@@ -340,6 +340,9 @@ class Machine:
 
     def sockets(self, path):
         return []
+
+    def names(self, path, optional=False):
+        raise Missing(f"{path} doesn't exist")
 
     def device_nodes(self):
         return []

@@ -21,9 +21,9 @@ def test_pods_with_their_devices():
             "a/one": {"main": {"intel.com/fpga": ["secret"]}, "other": {MEMORY: ["s-2"]}},
         }
     )
-    one = {"name": "other", "devices": [{"resource": MEMORY, "ids": ["s-2"]}]}
+    one = {"name": "other", "devices": [{"resource": MEMORY, "ids": ["s-2"]}], "claims": []}
     mig = {"resource": "nvidia.com/mig-1g.5gb", "ids": ["MIG-1"]}
-    two = {"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-1", "s-0"]}, mig]}
+    two = {"name": "main", "devices": [{"resource": MEMORY, "ids": ["s-1", "s-0"]}, mig], "claims": []}
     assert parse_pod_resources(data, GPUS) == {
         "state": "ok",
         "problem": "",
@@ -37,8 +37,8 @@ def test_pods_with_their_devices():
 
 
 def test_fields_of_newer_versions_are_skipped():
-    # A container's cpu_ids (3, packed), memory (4) and dynamic_resources (5); an unknown field of the pod.
-    container = b"\x0a\x01m" + b"\x1a\x02\x01\x02" + b"\x22\x00" + b"\x2a\x03abc"
+    # A container's cpu_ids (3, packed), memory (4) and an unknown one (6); an unknown field of the pod.
+    container = b"\x0a\x01m" + b"\x1a\x02\x01\x02" + b"\x22\x00" + b"\x32\x03abc"
     devices = b"\x0a\x0envidia.com/gpu" + b"\x12\x01x" + b"\x1a\x04\x0a\x02\x08\x01"
     container += b"\x12" + bytes([len(devices)]) + devices
     pod = b"\x0a\x01p\x12\x01n" + b"\x1a" + bytes([len(container)]) + container + b"\x78\x05"

@@ -23,7 +23,7 @@ def module_of(
 
 
 class Simulation:
-    """Calls ``_step`` every 20 ms until the context ends."""
+    """Calls ``_step`` every 50 ms until the context ends."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
@@ -39,7 +39,7 @@ class Simulation:
         assert not self._thread.is_alive()
 
     def _follow(self) -> None:
-        while not self._end.wait(0.02):
+        while not self._end.wait(0.05):
             self._step()
 
     def _step(self) -> None:

@@ -110,17 +110,22 @@ class Played(Simulation):
 
 @pytest.fixture
 def api(openshift):
-    """A cluster of 4.20 without the operator."""
+    """A cluster of 4.20 without the operator; its definition may be there, as OLM leaves it."""
     PlayedOperator(openshift, "4.20.3")
     for path in (
         *(CR, DEPLOYMENTS, f"{CORE}/configmaps", f"{CORE}/pods?gracePeriodSeconds=0", f"{CORE}/secrets"),
         *(GROUPS, SUBSCRIPTIONS),
     ):
         openshift.ask("DELETE", path)
-    openshift.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=30s")
     # No controller completes a namespace's removal, so it exists before each test.
     openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     return client.DynamicKube.of_module(module_of(openshift, ARGUMENTS))
+
+
+@pytest.fixture
+def not_installed(openshift):
+    """OLM hasn't installed the operator's definition. (To publish a definition costs an API server most.)"""
+    openshift.kubectl("delete", "crd", DEFINITION, "--ignore-not-found", "--timeout=30s")
 
 
 def params(config=CONFIG, **more):
@@ -144,7 +149,7 @@ def maps(server):
 OTHER = CONFIG + "parallelism: 8\n"
 
 
-def test_install_change_and_remove(api, openshift):
+def test_install_change_and_remove(api, openshift, not_installed):
     with Played(openshift):
         before = run(api, check=True)
         assert before["changed"] and maps(openshift) == {}
@@ -184,7 +189,7 @@ def test_crashing_first_configuration_is_removed(api, openshift):
         assert openshift.ask("GET", CR)[0] == 404 and maps(openshift) == {}
 
 
-def test_olm_failure_reported_with_its_message(api, openshift):
+def test_olm_failure_reported_with_its_message(api, openshift, not_installed):
     message = r"OLM doesn't install .* ResolutionFailed: no operators found in package"
     with Played(openshift, installs=False), pytest.raises(NotInEffect, match=message):
         run(api, timeout=2.0)

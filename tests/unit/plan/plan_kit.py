@@ -10,21 +10,26 @@ from ansible.playbook.play_context import PlayContext
 from ansible.playbook.task import Task
 from ansible.plugins import loader as loaders
 from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.action import role_plan
+from ansible_collections.kubegpu.share.plugins.action import site_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import ROLES, AnsibleEngine, TaskPredictions
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import (
+    ROLES,
+    AnsibleEngine,
+    Planner,
+    TaskPredictions,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Walk
 from node_trees import TreeSystem, load
 
 
-def action(**args):
-    """Return the action role_plan, whose connection must not be used."""
+def action():
+    """Return the action site_plan, whose connection must not be used."""
     connection = Mock()
     connection._shell.tmpdir = "/tmp"
     loader = DataLoader()
     task = Task.load({"name": "x", "ansible.builtin.ping": {}}, loader=loader)
-    task.args, task.check_mode = args, False
-    return role_plan.ActionModule(
+    task.args, task.check_mode = {}, False
+    return site_plan.ActionModule(
         task=task,
         connection=connection,
         play_context=PlayContext(),
@@ -54,10 +59,28 @@ def host(name, groups=("gpu_nodes",), others=None, **variables):
 
 def walk(variables, cluster=None):
     one = action()
-    return Walk(AnsibleEngine(one), TaskPredictions(one, cluster), ROLES, variables)
+    engine = AnsibleEngine(one)
+    return Walk(engine, TaskPredictions(one, engine, cluster), ROLES, variables)
 
 
-def planned(variables, **args):
-    """The action's result."""
-    one = action(**args)
-    return one.run(task_vars=variables)
+class HostVars(dict):
+    """The variables of all hosts, as ansible-core has them."""
+
+    raw_get = dict.__getitem__
+
+
+def planner(variables, known=None, **of_play):
+    """A planner of one host.
+
+    :param known: variables of localhost in the play.
+    :param of_play: the play's own variables.
+    """
+    own = {**(known or {}), "hostvars": HostVars({variables["inventory_hostname"]: variables})}
+    made = Planner(action(), own)
+    made._of_play = of_play
+    return made
+
+
+def planned(variables):
+    """The plan of a machine."""
+    return planner(variables).machine(variables["inventory_hostname"])

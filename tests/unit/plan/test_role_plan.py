@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import test_driver_role as driver
 import yaml
+from ansible.errors import AnsibleError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
@@ -19,7 +22,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
     action_of,
     listed,
 )
-from plan_kit import facts, host, planned, walk
+from plan_kit import facts, host, planned, planner, walk
 
 ROOT = Path(__file__).resolve().parents[3]
 REGISTRY = {"gpushare_image_delivery": "registry", "driver_repo_url": "http://repo.example.org/"}
@@ -308,11 +311,50 @@ def test_one_condition_is_a_list_of_one():
     assert (listed(None), listed("a"), listed(["a"])) == ([], ["a"], ["a"])
 
 
-def test_preflight_gets_the_refusals_of_all_roles_from_one_task():
+def test_preflight_gets_the_refusals_of_all_roles_at_once():
     """A refusal of one role does not hide those of the others."""
     sections = {"toolkit": {"operator": False, "version": None}, "runtimes": {}}
     facts_of_gentoo = {**driver.HOSTS["gentoo"], "gpu_node": {**driver.HOSTS["gentoo"]["gpu_node"], **sections}}
-    found = planned(host("g", toolkit_version="latest", **facts_of_gentoo), validate=True)
+    found = planner(host("g", toolkit_version="latest", **facts_of_gentoo)).validate("g")
     assert [one for one in found["driver_choice"]["refusals"] if "which role driver has no packages for" in one]
     assert any("toolkit_version is latest" in one for one in found["toolkit_refused"])
     assert found["runtime_refused"] == ["runtime_name: no container runtime is installed on this node"]
+
+
+def test_the_variables_of_a_play_that_imports_the_playbook_are_stronger_than_the_inventory_and_weaker_than_extra_ones():
+    """They are no host's: the plan of the roles must choose the driver that the roles will choose."""
+    inventory = host("a", driver_version="inventory", toolkit_version="extra", gpu_node_name="a")
+    made = planner(inventory, driver_version="play", toolkit_version="play", runtime_name="play")
+    found = made._variables("a")
+    assert found["driver_version"] == "play" and found["runtime_name"] == "play"
+    assert found["gpu_node_name"] == "a" and found["hostvars"] is made._known["hostvars"]
+    extra = planner(inventory, known={"toolkit_version": "extra"}, toolkit_version="play")
+    assert extra._variables("a")["toolkit_version"] == "extra"
+
+
+def test_an_error_names_its_machine(monkeypatch):
+    made = planner(host("gpu7", driver_version="{{ 1 / 0 }}", **driver.HOSTS["fresh"]))
+    with pytest.raises(AnsibleError, match="Host gpu7: "):
+        made.machine("gpu7")
+
+
+def test_ansible_playbook_loads_filters_and_clients_before_it_starts_a_process():
+    """It loads the action of the first task itself; what is missing then is compiled in the process of each task."""
+    program = """
+import sys
+from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
+_AnsibleCollectionFinder(paths=[sys.argv[1]])._install()
+from ansible.plugins.loader import action_loader
+action_loader.get("kubegpu.share.preflight_variables", class_only=True)
+print(*sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT / ".collections")], capture_output=True, text=True, check=True
+    )
+    own = "ansible_collections.kubegpu.share.plugins"
+    filters = {f"{own}.filter.{path.stem}" for path in (ROOT / "plugins" / "filter").glob("*.py")}
+    loaded = set(done.stdout.split())
+    assert filters and filters - loaded == set()
+    assert {f"{own}.module_utils._kube.client", "kubernetes.dynamic"} - loaded == set()
+    # ansible-core's own have names with a number.
+    assert any(name.startswith("ansible.plugins.filter.core_") for name in loaded)

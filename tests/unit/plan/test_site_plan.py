@@ -116,9 +116,10 @@ def test_the_text_says_what_restarts_and_is_drained():
 
 def test_a_refusal_fails_the_task_and_the_data_is_written_nevertheless(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    hosts = {"gpu1": plan(refusal=Refusal("runtime", "Configure it", "no runtime").result())}
-    monkeypatch.setattr(site_plan, "plan_host", lambda action, variables, cluster: EMPTY)
-    action = load(site_plan, {"hosts": hosts, "output": "p.json"})
+    refused = plan(refusal=Refusal("runtime", "Configure it", "no runtime").result())
+    monkeypatch.setattr(site_plan.Planner, "machine", lambda planner, name: {"gpu1": refused}[name])
+    monkeypatch.setattr(site_plan.Planner, "cluster", lambda planner, cluster: EMPTY)
+    action = load(site_plan, {"machines": ["gpu1"], "output": "p.json"})
     result = action.run(task_vars={"inventory_hostname": "localhost"})
     assert result["failed"] and result["msg"] == "The run would be refused, as listed above: runtime: no runtime"
     written = json.loads((tmp_path / "p.json").read_text())

@@ -60,7 +60,6 @@ def test_a_cluster_that_cannot_divide_a_device_is_refused_by_the_gates_name(vers
         ("gpushare_extender_image", "example.org/e:1"),
         ("gpushare_device_plugin_image", "example.org/p:1"),
         ("gpushare_extender_metrics", True),
-        ("gpushare_device_plugin_metrics", True),
         ("scheduler_mode", "dedicated"),
     ],
 )

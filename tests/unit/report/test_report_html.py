@@ -135,9 +135,13 @@ IN_MIB: JsonObject = json.loads(
 )
 
 
+UNENFORCED = {**HEALTHY, "nodes": [{**HEALTHY["nodes"][0], "memory_limit": "unenforced: the driver is too old"}]}
+
+
 @pytest.mark.parametrize(
     ("given", "allocation", "texts"),
     [
+        (UNENFORCED, None, ["limits not enforced", "Memory limit: unenforced: the driver is too old"]),
         (HEALTHY, None, ["No finding.", "GPUs agree", "of 3 checks passed, 1 had nothing to check"]),
         ({}, None, ["No check ran", "UNKNOWN", "No finding is listed.", "No node shares a GPU."]),
         (None, ALLOCATION, ["nothing was checked", "ECC errors", "b/late", "b/big", "no card has so much"]),
@@ -152,6 +156,7 @@ IN_MIB: JsonObject = json.loads(
         (TROUBLE, ALLOCATION, ["overbooked", "foreign use", "2.1 more than claimed", "not checked"]),
     ],
     ids=[
+        "limits",
         "healthy",
         "empty",
         "allocation",

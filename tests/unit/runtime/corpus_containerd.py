@@ -203,11 +203,27 @@ def nvidia_ctk() -> str:
         return ""
 
 
+def product(releases: tuple[str, ...]) -> tuple[tuple[Row, str], ...]:
+    """Return every configuration with each of these releases that it is for."""
+    return tuple((row, release) for row in rows() for release in row.releases if release in releases)
+
+
+def sample(releases: tuple[str, ...]) -> tuple[tuple[Row, str], ...]:
+    """Return every configuration with one of these releases, in turn, and with all that refuse it."""
+    found = []
+    for number, row in enumerate(rows()):
+        able = [release for release in releases if release in row.releases]
+        one = able[number % len(able)] if able else ""
+        found += [(row, release) for release in able if release == one or release in row.refused]
+    return tuple(found)
+
+
 @cache
-def results(releases: tuple[str, ...], compare: bool = False) -> dict[tuple[str, str], Cell]:
-    """Apply the whole corpus to releases of containerd.
+def results(releases: tuple[str, ...], compare: bool = False, whole: bool = True) -> dict[tuple[str, str], Cell]:
+    """Apply the corpus to releases of containerd.
 
     :param compare: apply it by nvidia-ctk too.
+    :param whole: every configuration to each release; otherwise the sample.
     :returns: the cells of all available releases.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -215,9 +231,8 @@ def results(releases: tuple[str, ...], compare: bool = False) -> dict[tuple[str,
         if compare:
             nvidia_ctk()
         available = [release for release in releases if there(release)]
-        cells = [
-            (row, release, Path(folder), compare) for row in rows() for release in row.releases if release in available
-        ]
+        chosen = (product if whole else sample)(releases)
+        cells = [(row, release, Path(folder), compare) for row, release in chosen if release in available]
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
             return {
                 (cell.row.name, cell.release): cell

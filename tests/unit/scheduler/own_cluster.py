@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from real_apiserver import ApiServer, Missing
+from real_apiserver import GO, ApiServer, Missing
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,7 +39,10 @@ def controllers(api, *names):
     flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
     with (api.folder / "controllers.log").open("wb") as log:
         process = subprocess.Popen(
-            [*tied, api.programs["kube-controller-manager"], *flags], stdout=log, stderr=subprocess.STDOUT
+            [*tied, api.programs["kube-controller-manager"], *flags],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **GO},
         )
     try:
         yield

@@ -14,6 +14,8 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import prometheus as report
 from both_servers import Both
+from gpushare.dra.metrics import Metrics as DriverMetrics
+from prometheus_client import CollectorRegistry, generate_latest
 from real_prometheus import Missing, programs
 
 ROOT = Path(__file__).parents[4]
@@ -23,7 +25,7 @@ ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 # Samples a minute apart; the longest rule looks at two hours.
 MINUTES = 200
 CARD = 'node="gpu1",card="0",uuid="GPU-1"'
-EXTENDER, PLUGIN = 'instance="e"', 'instance="p"'
+EXTENDER, PLUGIN, DRIVER = 'instance="e"', 'instance="p"', 'instance="d"'
 
 
 def always(value: float) -> str:
@@ -38,6 +40,11 @@ Series = dict[str, str]
 HEALTHY: Series = {
     f'gpushare_build_info{{component="extender",version="1.0.0",{EXTENDER}}}': always(1),
     f'gpushare_build_info{{component="device-plugin",version="1.0.0",{PLUGIN}}}': always(1),
+    f'gpushare_build_info{{component="dra-driver",version="1.0.0",{DRIVER}}}': always(1),
+    f'gpushare_plugin_refusals_total{{reason="CardFull",{DRIVER}}}': always(3),
+    # The device plugin's refusals have their own Events.
+    f'gpushare_plugin_refusals_total{{reason="UnknownDeviceID",{PLUGIN}}}': rising(1),
+    f"gpushare_dra_forgotten_claims_total{{{DRIVER}}}": always(2),
     f'gpushare_mirror_age_seconds{{objects="pods",{EXTENDER}}}': always(30),
     f'gpushare_extender_requests_total{{verb="bind",result="bound",{EXTENDER}}}': rising(9),
     f'gpushare_extender_requests_total{{verb="bind",result="refused",{EXTENDER}}}': rising(3),
@@ -122,6 +129,12 @@ FIRING: dict[str, tuple[Series, dict[str, str]]] = {
         changed({named("gpushare_plugin_card_unreleased"): always(4)}),
         {"node": "gpu1", "card": "0", "uuid": "GPU-1"},
     ),
+    "GpushareDraDriverAbsent": (changed({}, 'gpushare_build_info{component="dra'), {"component": "dra-driver"}),
+    "GpushareClaimsRefused": (
+        changed({named('gpushare_plugin_refusals_total{reason="CardFull"'): rising(1)}),
+        {"instance": "d", "reason": "CardFull"},
+    ),
+    "GpushareClaimsForgotten": (changed({named("gpushare_dra_forgotten"): rising(1)}), {"instance": "d"}),
     "GpushareApiErrors": (
         changed({f'gpushare_api_requests_total{{method="GET",code="503",{PLUGIN}}}': rising(9)}),
         {"instance": "p"},
@@ -206,7 +219,9 @@ def used(expression: str) -> set[tuple[str, str]]:
 
 def test_every_metric_of_the_rules_is_one_of_the_servers_or_of_verify(both: Both) -> None:
     both.work()
-    pages = "".join(both.page(job) for job in both.addresses)
+    registry = CollectorRegistry()
+    DriverMetrics(registry).forgotten(1)
+    pages = "".join(both.page(job) for job in both.addresses) + generate_latest(registry).decode()
     source = Path(report.__file__).read_text()
     for rule in ALERTS.values():
         for name, label in used(rule["expr"]):
@@ -224,15 +239,15 @@ def test_every_metric_of_the_rules_is_one_of_the_servers_or_of_verify(both: Both
 
 def test_every_name_in_the_texts_exists(both: Both) -> None:
     """Checks, reason codes, metrics, Events, variables and playbooks that an alert sends its reader to."""
-    known = (ROOT / "docs" / "gpushare.md").read_text() + (ROOT / "docs" / "monitoring.md").read_text()
+    known = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("gpushare", "monitoring", "dra-driver"))
     variables = "".join(path.read_text() for path in ROOT.glob("roles/*/meta/argument_specs.yml"))
     checks = {check.id for check in CHECKS}
     for name, rule in ALERTS.items():
         text = " ".join(rule["annotations"].values())
         assert set(rule["annotations"]) == {"summary", "description"} and text.endswith("."), name
-        for path in re.findall(r"\b(?:docs|playbooks)/\w+\.\w+", text):
+        for path in re.findall(r"\b(?:docs|playbooks)/[\w-]+\.\w+", text):
             assert (ROOT / path).exists(), path
-        assert set(re.findall(r"\b[CGS]\d+\b", text)) <= checks
+        assert set(re.findall(r"\b[CDGS]\d+\b", text)) <= checks
         for word in re.findall(r"\b(?:gpushare_\w+|Gpu[A-Z]\w+|GPUMemory\w+|StaleState|LedgerUnavailable)\b", text):
             assert f"`{word}`" in known, word
         for word in re.findall(r"\b(?:scheduler|verify)_\w+", text):

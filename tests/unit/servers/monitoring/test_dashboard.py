@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from api_double import make_pod
 from both_servers import Both
+from gpushare.dra.metrics import Metrics as DriverMetrics
 from gpushare.shared._core.types import JsonObject
 from metrics_reader import TOKEN
 from plugin_fakes import NODE
+from prometheus_client import CollectorRegistry, generate_latest
 from real_prometheus import Missing, Prometheus, programs
 
 DASHBOARD = Path(__file__).parents[4] / "images" / "gpushare" / "dashboard.json"
@@ -121,6 +123,15 @@ def test_promtool_finds_no_fault_in_the_metrics(both: Both, prometheus: Promethe
             [programs()["promtool"], "check", "metrics"], input=ours, capture_output=True, check=False
         )
         assert (done.returncode, done.stderr.decode()) == (0, ""), job
+
+
+def test_the_dra_drivers_panels_ask_for_its_metrics() -> None:
+    """It runs beside neither of the others; without it these panels show 0."""
+    registry = CollectorRegistry()
+    DriverMetrics(registry)
+    page = generate_latest(registry).decode()
+    asked = {name for _title, text in queries(dashboard()) for name in re.findall(r"gpushare_dra_\w+", text)}
+    assert len(asked) == 3 and all(re.search(rf"^{name} ", page, re.MULTILINE) for name in asked)
 
 
 def test_dashboard_is_complete() -> None:

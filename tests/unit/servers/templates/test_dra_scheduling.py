@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dra_world import NAMESPACE, account, allocated, dra_server, node, pod, scheduling
 from gpushare.api.client import connect
 from gpushare.templates.command import Templates
@@ -16,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from real_apiserver import ApiServer
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 PCIe"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "claims.md"
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +125,33 @@ def test_models_select_cards(server: ApiServer, place: Any) -> None:
     assert found == {"h": "gpu-a-2", "a": "gpu-a-1", "not-a": "gpu-a-2", "not-h": "gpu-a-1"}
     none = run(server, space, pod("none", 2, annotations={"kubegpu.share/models": "NVIDIA A100"}))
     assert "cannot allocate all claims" in unschedulable(server, space, none)
+
+
+def test_the_templates_of_the_documentation(server: ApiServer, place: Any) -> None:
+    space = place(a=[A100, A100, H100, H100], b=[""])
+    found = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+    for one in found:
+        if one.get("kind") == "ResourceClaimTemplate":
+            server.request("POST", f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaimtemplates", one)
+
+    def start(name: str, template: str) -> None:
+        wanted = pod(name, 0, resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": template}])
+        wanted["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+        run(server, space, wanted)
+
+    start("large", "large")
+    assert got(server, space, "large") == [("gpu", "gpu-a-2", "12Gi")]
+    start("first", "h100-or-two-a100")
+    assert got(server, space, "first") == [("gpu/h100", "gpu-a-3", "12Gi")]
+    # Both H100 have 4 GiB left.
+    start("second", "h100-or-two-a100")
+    assert got(server, space, "second") == [("gpu/a100", "gpu-a-0", "6Gi"), ("gpu/a100", "gpu-a-1", "6Gi")]
+    # A condition that can't be evaluated for one card of another node keeps the pod from all nodes.
+    (careless,) = (one for one in found if one.get("metadata", {}).get("name") == "large")
+    careless["metadata"]["name"] = "careless"
+    exactly = careless["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["selectors"][0]["cel"]["expression"] = 'device.attributes["gpu.kubegpu.share"].model.matches("A100")'
+    exactly["capacity"]["requests"]["memory"] = "1Gi"
+    server.request("POST", f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaimtemplates", careless)
+    start("careless", "careless")
+    assert "no such key: model" in unschedulable(server, space, "careless")

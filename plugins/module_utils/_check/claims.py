@@ -1,0 +1,223 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The checks D1 to D4 and D7 to D9: slices with NVML, claims with pods, and what pods use. No I/O."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts import claims as dra
+from .._contracts import gpushare as contract
+from .catalog_claims import WAITING_SECONDS
+from .gpushare_pods import check_usage
+from .model import Gpu, Node, Pod, Servers, Snapshot
+from .parse import join, plural
+from .result import CheckResult
+
+# Each source rounds a GPU's memory to MiB.
+ROUNDING_MIB = 1
+TEMPLATES_LABEL = ("app.kubernetes.io/name", "gpushare-dra-templates")
+
+
+def cards_match_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D1: the cards in the node's slices are NVML's."""
+    result.count(len(node.devices))
+    existing = [gpu.uuid for gpu in node.nvml.gpus] or list(node.uuids)
+    if node.nvml.problem and not node.uuids:
+        result.unknown("no_data", why=node.nvml.problem)
+        return
+    known = {device.uuid for device in node.devices}
+    planes = {"api": join(sorted(known)) or "no card", "nvml": join(existing) or "no GPU"}
+    divided = {gpu.uuid for gpu in node.nvml.gpus if gpu.mig_mode == "enabled"}
+    for uuid in sorted(set(existing) - known - divided):
+        result.fail("not_in_slice", uuid=uuid, key=uuid, **planes)
+    for device in node.devices:
+        place = {"card": device.index, "uuid": device.uuid}
+        if device.uuid not in existing:
+            if device.unhealthy is None and node.nvml.unidentified:
+                result.unknown("unidentified", why=node.nvml.unidentified, **place)
+            elif device.unhealthy is None:
+                result.fail("not_on_machine", **place, **planes)
+            continue
+        gpu = node.nvml.gpu(device.uuid)
+        if gpu is not None:
+            _check_size(device, gpu, snapshot.servers, result)
+
+
+def _check_size(device: dra.Device, gpu: Gpu, servers: Servers | None, result: CheckResult) -> None:
+    place = {"card": device.index, "uuid": device.uuid}
+    if gpu.total_mib is None:
+        result.unknown("size_unknown", why=gpu.problem or "NVML doesn't report it", **place)
+        return
+    unit_mib = contract.MIB_PER_UNIT[device.unit]
+    reserved = (gpu.reserved_mib or 0) + (servers.reserved_mib if servers else 0)
+    expected = max(0, gpu.total_mib - reserved) // unit_mib * unit_mib
+    details = {
+        **place,
+        "offered": device.memory_mib,
+        "mib": gpu.total_mib,
+        "expected": expected,
+        "api": f"{device.memory_mib} MiB in units of {unit_mib} MiB",
+        "nvml": f"{gpu.total_mib} MiB, {reserved} MiB of them reserved",
+    }
+    if device.memory_mib > gpu.total_mib + ROUNDING_MIB or device.memory_mib % unit_mib:
+        result.fail("size_differs", **details)
+    elif device.memory_mib > expected + ROUNDING_MIB:
+        result.warn("reserve_shared", **details)
+    elif device.memory_mib < expected - ROUNDING_MIB:
+        result.warn("smaller", **details)
+
+
+def pool_is_complete(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D2: the node's slices are one complete pool, which kube-scheduler allocates from."""
+    result.count(len(node.slices))
+    api = join(f"{one.name}: generation {one.generation}, {plural(len(one.devices), 'card')}" for one in node.slices)
+    count, there = node.slices[0].count, len(node.slices)
+    if there != count:
+        result.fail("incomplete", there=there, count=count, key="count", api=api)
+    names = [device.name for device in node.devices]
+    for name in sorted({one for one in names if names.count(one) > 1}):
+        result.fail("named_twice", device=name, key=name, api=api)
+    for one in node.slices:
+        if one.pool != node.name:
+            result.fail("other_pool", pool=one.pool, key=one.name, api=api)
+
+
+def claims_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D3: what claims have of each card is no more than its memory."""
+    result.count(len(node.devices))
+    held: dict[str, list[tuple[dra.Claim, int | None]]] = {device.name: [] for device in node.devices}
+    for claim in snapshot.claims:
+        for part in claim.parts:
+            if part.pool == node.name:
+                held.setdefault(part.device, []).append((claim, part.mib))
+    sizes = {device.name: device for device in node.devices}
+    for name, parts in held.items():
+        device = sizes.get(name)
+        place = {"card": device.index if device else None, "uuid": node.uuid_of(name)}
+        shown = join(f"{claim.key} {mib} MiB" for claim, mib in parts)
+        for claim, mib in parts:
+            if mib is None:
+                result.fail("no_amount", claim=claim.key, key=claim.key, api=shown, **place)
+        total = sum(mib or 0 for _claim, mib in parts)
+        if device is None:
+            result.fail("unknown_card", device=name, key=name, claims=join(one.key for one, _mib in parts), api=shown)
+        elif total > device.memory_mib:
+            by_claim: dict[str, int] = {}
+            for claim, mib in parts:
+                by_claim[claim.uid] = by_claim.get(claim.uid, 0) + (mib or 0)
+            numbers = {"held": total, "offered": device.memory_mib, "parts": by_claim, "most": device.memory_mib}
+            result.fail("overcommitted", api=shown, **numbers, **place)
+
+
+def pods_have_claims(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D4: each running pod with a share has a claim that is allocated on its node, and reserved for it."""
+    for pod in node.pods:
+        if not (pod.steady and pod.shares):
+            continue
+        known = {one.name: one for one in pod.claims}
+        for use in pod.uses:
+            claim = known.get(use.claim)
+            if claim is None and not use.units():
+                # Another driver's.
+                continue
+            result.count()
+            details = {"pod": pod, "claim": use.claim or f"of template {use.template}", "key": use.name}
+            if claim is None:
+                result.fail("missing", api="no such ResourceClaim", **details)
+                continue
+            details["api"] = join(f"{one.pool}/{one.device} {one.mib} MiB" for one in claim.parts) or "not allocated"
+            if not claim.parts:
+                result.fail("not_allocated", **details)
+            elif pod.uid not in {user.uid for user in claim.users}:
+                details["api"] = f"reserved for {join(user.name for user in claim.users) or 'no pod'}"
+                result.fail("not_reserved", **details)
+            elif any(one.pool != node.name for one in claim.parts):
+                result.fail("other_node", other=join({one.pool for one in claim.parts}), **details)
+
+
+def claims_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D7: no pod uses more of a card than its claims, and the driver limits it to that where that is promised."""
+    mine = [pod for pod in node.pods if pod.active and pod.claimed()]
+    if result.without_data(mine, node.nvml.problem):
+        return
+    limits = {device.name: device.limit for device in node.devices}
+    for pod in mine:
+        for (pool, device), mib in pod.claimed().items():
+            gpu = node.nvml.gpu(node.uuid_of(device))
+            if pool == node.name and gpu is not None:
+                check_usage(pod, gpu, mib, limits.get(device) or "none", result)
+
+
+def claims_have_pods(snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D8: each claim that holds memory has a pod, and each waiting pod gets its claim."""
+    if snapshot.claims_problem:
+        result.unknown("no_data", why=snapshot.claims_problem)
+        return
+    pods = [*snapshot.pending, *snapshot.orphaned_pods, *(pod for node in snapshot.nodes for pod in node.pods)]
+    alive = {uid for pod in pods if not pod.finished for uid in pod.uids}
+    for claim in snapshot.claims:
+        result.count()
+        users = [user for user in claim.users if user.uid in alive]
+        where = claim.parts[0].pool if claim.parts else ""
+        details = {"node": where, "claim": claim.key, "key": f"{claim.key} {claim.uid}"}
+        details["api"] = f"reserved for {join(user.name for user in claim.users) or 'no pod'}"
+        if claim.terminating:
+            continue
+        if claim.parts and not users:
+            # Between its allocation and its reservation there is a moment.
+            result.fail("unused", **details)
+        elif claim.owner is not None and claim.owner.uid not in alive and not claim.parts:
+            result.fail("owner_gone", owner=claim.owner.name, **details)
+    _check_waiting(snapshot, pods, result)
+
+
+def _check_waiting(snapshot: Snapshot, pods: t.Sequence[Pod], result: CheckResult) -> None:
+    named = {f"{_namespace(pod)}/{use.template}" for pod in pods for use in pod.uses}
+    for pod in snapshot.pending:
+        for use in pod.uses:
+            if use.claim or not use.units() or pod.created is None or snapshot.now - pod.created < WAITING_SECONDS:
+                continue
+            result.count()
+            template = f"{_namespace(pod)}/{use.template}"
+            cause = "claim_not_made" if template in snapshot.templates else "template_missing"
+            result.fail(
+                cause, pod=pod, template=template, key=use.name, api=f"created {snapshot.now - pod.created} s ago"
+            )
+    sweeps = any(pod.labels.get(TEMPLATES_LABEL[0]) == TEMPLATES_LABEL[1] and pod.phase == "Running" for pod in pods)
+    left = sorted(snapshot.templates - named)
+    if left and not sweeps:
+        result.warn("templates_left", templates=join(left), number=len(left), key="templates", api=join(left))
+
+
+def _namespace(pod: Pod) -> str:
+    return pod.key.partition("/")[0]
+
+
+def unhealthy_cards_are_tainted(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D9: a card that NVML can't use has the taint that keeps pods away, and no other lacks pods for it."""
+    if node.nvml.problem:
+        result.unknown("no_data", why=node.nvml.problem)
+        return
+    for device in node.devices:
+        result.count()
+        gpu = node.nvml.gpu(device.uuid)
+        if gpu is None:
+            # D1 reports a card that is offered and isn't there.
+            continue
+        details = {"gpu": gpu, "why": gpu.problem, "code": device.unhealthy}
+        details["api"] = f"taint {dra.UNHEALTHY}={device.unhealthy}" if device.unhealthy else "no taint"
+        details["nvml"] = gpu.problem or "no problem"
+        if gpu.problem and device.unhealthy is None:
+            result.fail("not_tainted", **details)
+        elif device.unhealthy == contract.Reason.CARD_LOST.value and not gpu.problem:
+            result.warn("still_tainted", **details)
+    for pod in node.pods:
+        for device in node.devices:
+            if device.unhealthy is not None and pod.active and (node.name, device.name) in pod.claimed():
+                place = {"card": device.index, "uuid": device.uuid, "pod": pod, "code": device.unhealthy}
+                result.warn("holds_unhealthy", api=f"taint {dra.UNHEALTHY}={device.unhealthy}", **place)

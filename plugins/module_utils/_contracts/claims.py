@@ -1,0 +1,293 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Parse what the API has of dynamic resource allocation (``resource.k8s.io/v1``): slices, claims, and who uses them.
+
+Standard library and ``_core`` only, no I/O. Memory is in MiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._core.types import JsonObject
+from .claim_templates import CAPACITY, DRIVER, shape_of
+from .gpushare import ContractError, quantity
+
+# Of the driver, on a card that isn't given to pods; its value is the reason's code.
+UNHEALTHY = f"{DRIVER}/unhealthy"
+BYTES_PER_MIB = 1024 * 1024
+# What code that takes JSON at its word does with JSON of another shape.
+MALFORMED = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A card in a ResourceSlice.
+
+    :param index: None if the slice has none.
+    :param memory_mib: what claims can have of it.
+    :param step_mib: a claim has a multiple of so much; 0 where it has all or nothing.
+    :param limit: whether the driver limits memory: ``enforced``, ``off``, or the code of the reason why not.
+    :param unhealthy: code of the reason why pods don't get it; None if they do.
+    """
+
+    name: str
+    uuid: str
+    index: int | None
+    model: str
+    memory_mib: int
+    step_mib: int
+    limit: str
+    unhealthy: str | None
+
+    @property
+    def unit(self) -> str:
+        """The memory unit of its shares: GiB or MiB."""
+        return "GiB" if (self.step_mib or self.memory_mib) % 1024 == 0 else "MiB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A ResourceSlice of any driver; ``devices`` only of this collection's."""
+
+    name: str
+    driver: str
+    node: str
+    pool: str
+    generation: int
+    count: int
+    devices: tuple[Device, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a claim has of a card of this collection's driver.
+
+    :param request: the claim's request, without a subrequest's name.
+    :param share: the ID of this part; empty if the scheduler gave none.
+    :param mib: None where the allocation has no amount.
+    """
+
+    request: str
+    pool: str
+    device: str
+    share: str
+    mib: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class User:
+    """A pod that a claim is reserved for."""
+
+    name: str
+    uid: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A ResourceClaim.
+
+    :param created: as the API writes times.
+    :param owner: the pod for which Kubernetes made it from a template; None for any other claim.
+    :param ours: it asks for, or has, cards of this collection's driver.
+    :param wanted_mib: what its requests name.
+    :param parts: empty where it isn't allocated.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    created: str
+    terminating: bool
+    owner: User | None
+    ours: bool
+    wanted_mib: int
+    parts: tuple[Part, ...]
+    users: tuple[User, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def mib(self, request: str = "") -> dict[tuple[str, str], int]:
+        """Return its MiB by pool and device.
+
+        :param request: whose; empty for all.
+        """
+        found: dict[tuple[str, str], int] = {}
+        for one in self.parts:
+            if request in ("", one.request):
+                place = (one.pool, one.device)
+                found[place] = found.get(place, 0) + (one.mib or 0)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PodClaim:
+    """A claim of a pod.
+
+    :param name: in the pod.
+    :param claim: the ResourceClaim's name; empty as long as there is none.
+    :param template: the template's name; empty for a claim of its own.
+    :param containers: that use it, each with the request that it uses; empty for all requests.
+    """
+
+    name: str
+    claim: str
+    template: str
+    containers: tuple[tuple[str, str], ...]
+
+    def units(self) -> int:
+        """Return the units that its template's name stands for; 0 for a name of somebody else's."""
+        shape = shape_of(self.template)
+        return sum(shape.shares) if shape else 0
+
+
+def slice_of(raw: t.Any) -> Slice:
+    """Parse a ResourceSlice.
+
+    :raises ContractError: it is malformed.
+    """
+    try:
+        spec, pool = raw["spec"], raw["spec"]["pool"]
+        driver = str(spec["driver"])
+        devices = spec.get("devices") or [] if driver == DRIVER else []
+        return Slice(
+            str(raw["metadata"]["name"]),
+            driver,
+            str(spec.get("nodeName") or ""),
+            str(pool["name"]),
+            int(pool["generation"]),
+            int(pool["resourceSliceCount"]),
+            tuple(_device(one) for one in devices),
+        )
+    except MALFORMED as error:
+        raise ContractError(f"a ResourceSlice is malformed: {error!r}"[:300]) from error
+
+
+def _device(raw: t.Any) -> Device:
+    attributes = raw.get("attributes") or {}
+    capacity = raw["capacity"][CAPACITY]
+    step = ((capacity.get("requestPolicy") or {}).get("validRange") or {}).get("step")
+    taints = {one["key"]: str(one.get("value") or "Unknown") for one in raw.get("taints") or []}
+    index = (attributes.get("index") or {}).get("int")
+    return Device(
+        name=str(raw["name"]),
+        uuid=_string(attributes, "uuid"),
+        index=index if isinstance(index, int) and 0 <= index < 2**31 else None,
+        model=_string(attributes, "model"),
+        memory_mib=quantity(capacity["value"]) // BYTES_PER_MIB,
+        step_mib=quantity(step) // BYTES_PER_MIB,
+        limit=_string(attributes, "memoryLimit"),
+        unhealthy=taints.get(UNHEALTHY),
+    )
+
+
+def _string(attributes: JsonObject, name: str) -> str:
+    return str((attributes.get(name) or {}).get("string") or "")
+
+
+def claim_of(raw: t.Any) -> Claim:
+    """Parse a ResourceClaim.
+
+    :raises ContractError: it is malformed.
+    """
+    try:
+        metadata, status = raw["metadata"], raw.get("status") or {}
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+        parts = tuple(_part(one) for one in results if one["driver"] == DRIVER)
+        requests = [
+            exact
+            for one in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
+            for exact in (one.get("exactly"), *(one.get("firstAvailable") or ()))
+            if exact and exact.get("deviceClassName") == DRIVER
+        ]
+        owners = [one for one in metadata.get("ownerReferences") or [] if one.get("kind") == "Pod"]
+        return Claim(
+            namespace=str(metadata["namespace"]),
+            name=str(metadata["name"]),
+            uid=str(metadata["uid"]),
+            created=str(metadata.get("creationTimestamp") or ""),
+            terminating=bool(metadata.get("deletionTimestamp")),
+            owner=User(str(owners[0]["name"]), str(owners[0]["uid"])) if owners else None,
+            ours=bool(parts or requests),
+            wanted_mib=sum(map(_wanted, requests[:1] if _is_prioritized(raw) else requests)),
+            parts=parts,
+            users=tuple(
+                User(str(one["name"]), str(one["uid"]))
+                for one in status.get("reservedFor") or []
+                if one.get("resource") == "pods" and not one.get("apiGroup")
+            ),
+        )
+    except MALFORMED as error:
+        raise ContractError(f"a ResourceClaim is malformed: {error!r}"[:300]) from error
+
+
+def _is_prioritized(raw: JsonObject) -> bool:
+    return any(one.get("firstAvailable") for one in raw["spec"]["devices"]["requests"])
+
+
+def _wanted(request: JsonObject) -> int:
+    named = ((request.get("capacity") or {}).get("requests") or {}).get(CAPACITY)
+    return quantity(named) // BYTES_PER_MIB * int(request.get("count") or 1)
+
+
+def _part(raw: JsonObject) -> Part:
+    memory = (raw.get("consumedCapacity") or {}).get(CAPACITY)
+    return Part(
+        request=str(raw.get("request") or "").partition("/")[0],
+        pool=str(raw["pool"]),
+        device=str(raw["device"]),
+        share=str(raw.get("shareID") or ""),
+        mib=None if memory is None else quantity(memory) // BYTES_PER_MIB,
+    )
+
+
+def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
+    """Return the claims that a pod names, whoever's cards they are for.
+
+    :raises ContractError: they are malformed.
+    """
+    try:
+        spec = pod.get("spec") or {}
+        named = spec.get("resourceClaims") or []
+        if not named:
+            return ()
+        made = {
+            one["name"]: str(one.get("resourceClaimName") or "")
+            for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []
+        }
+        users = [
+            (str(container["name"]), str(use["name"]), str(use.get("request") or ""))
+            for field in ("initContainers", "containers")
+            for container in spec.get(field) or []
+            for use in (container.get("resources") or {}).get("claims") or []
+        ]
+        return tuple(
+            PodClaim(
+                str(one["name"]),
+                str(one.get("resourceClaimName") or made.get(one["name"]) or ""),
+                str(one.get("resourceClaimTemplateName") or ""),
+                tuple((container, request) for container, name, request in users if name == one["name"]),
+            )
+            for one in named
+        )
+    except MALFORMED as error:
+        raise ContractError(f"the pod's resourceClaims are malformed: {error!r}"[:300]) from error
+
+
+def newest(slices: t.Iterable[Slice]) -> dict[str, list[Slice]]:
+    """Return this driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
+    found: dict[str, list[Slice]] = {}
+    for one in sorted((one for one in slices if one.driver == DRIVER), key=lambda one: one.name):
+        before = found.get(one.node, [])
+        if not before or one.generation > before[0].generation:
+            found[one.node] = [one]
+        elif one.generation == before[0].generation:
+            before.append(one)
+    return found

@@ -1,0 +1,286 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Remove what HAMi leaves in the API: labels, annotations, locks, capacity, objects; module hami_leftovers."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._contracts import hami, hami_marks
+from .._core.errors import BadInput, NotInEffect
+from .._core.plan import Change, Plan, run
+from .._core.types import JsonObject
+from .._core.wait import Waiting
+from .._kube.client import Kube
+from .._kube.refs import Ref
+
+ARGUMENTS: JsonObject = {
+    "scope": {"type": "str", "choices": ["nodes", "cluster"], "required": True},
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "release": {"type": "str", "default": "hami"},
+    "namespace": {"type": "str", "default": "hami-system"},
+    "scheduler_name": {"type": "str", "default": hami.SCHEDULER},
+    "wait_timeout": {"type": "int", "default": 300},
+}
+RELEASE_NAME, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
+INSTANCE = "app.kubernetes.io/instance"
+# The kinds that HAMi's chart may create, in the order in which they go: no webhook without its server.
+KINDS = (
+    ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", False),
+    ("apps/v1", "Deployment", True),
+    ("apps/v1", "DaemonSet", True),
+    ("batch/v1", "Job", True),
+    ("v1", "Service", True),
+    ("v1", "ConfigMap", True),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding", True),
+    ("rbac.authorization.k8s.io/v1", "Role", True),
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", False),
+    ("rbac.authorization.k8s.io/v1", "ClusterRole", False),
+    ("v1", "ServiceAccount", True),
+)
+FIELDS = ("capacity", "allocatable")
+# Its limit of a handshake's age, and two of its rounds.
+FORGET_SECONDS = 90.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """The objects with something of HAMi's.
+
+    :param objects: those of the release, and what helm and HAMi made beside it.
+    """
+
+    nodes: tuple[JsonObject, ...]
+    pods: tuple[JsonObject, ...]
+    objects: tuple[Ref, ...]
+
+
+class Leftovers:
+    """Reconciler: nothing of HAMi is left on some nodes, or in the cluster."""
+
+    def __init__(self, kube: Kube, params: JsonObject) -> None:
+        self._kube = kube
+        self._params = params
+        self._whole = params["scope"] == "cluster"
+
+    def observe(self) -> Observed:
+        if self._whole:
+            nodes, pods = self._kube.list_all("v1", "Node"), self._kube.list_all("v1", "Pod")
+        else:
+            found = [self._kube.get(Ref("v1", "Node", "", name)) for name in self._params["nodes"]]
+            nodes = [one for one in found if one is not None]
+            pods = []
+            for node in nodes:
+                selector = f"spec.nodeName={node['metadata']['name']}"
+                pods += self._kube.list_all("v1", "Pod", field_selector=selector)
+        return Observed(tuple(nodes), tuple(pods), tuple(self._objects()) if self._whole else ())
+
+    def _objects(self) -> t.Iterator[Ref]:
+        """Yield what is left of the release, whatever state helm believes it to be in."""
+        release, namespace = self._params["release"], self._params["namespace"]
+        for api_version, kind, namespaced in KINDS:
+            for one in self._kube.list_all(api_version, kind, namespace if namespaced else ""):
+                if self._of_release(one["metadata"]):
+                    yield _ref(api_version, kind, one)
+        for one in self._kube.list_all("v1", "Secret", namespace):
+            name, labels = str(one["metadata"]["name"]), one["metadata"].get("labels") or {}
+            helms = labels.get("owner") == "helm" and labels.get("name") == release
+            if helms or self._of_release(one["metadata"]) or name == tls_secret(release):
+                yield _ref("v1", "Secret", one)
+        lease = Ref("coordination.k8s.io/v1", "Lease", namespace, self._params["scheduler_name"])
+        if self._kube.get(lease):
+            yield lease
+
+    def _of_release(self, metadata: JsonObject) -> bool:
+        """Return whether helm created an object for the release; hooks have the label only."""
+        annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+        release, namespace = self._params["release"], self._params["namespace"]
+        created = (annotations.get(RELEASE_NAME), annotations.get(RELEASE_NAMESPACE)) == (release, namespace)
+        return created or (labels.get(INSTANCE) == release and "helm.sh/hook" in annotations)
+
+    def plan(self, observed: Observed) -> Plan:
+        changes = [Change(str(ref), f"{ref}\n", "", ref) for ref in observed.objects]
+        for node in observed.nodes:
+            patch, status, before = _node_patches(node, self._whole)
+            if before:
+                ref = _ref("v1", "Node", node)
+                changes.append(Change(str(ref), before, "", (ref, patch, status)))
+        for pod in observed.pods:
+            keys = hami_marks.pod_annotations(pod)
+            if keys and not pod["metadata"].get("deletionTimestamp"):
+                ref = _ref("v1", "Pod", pod)
+                before = "".join(f"annotation {key}\n" for key in keys)
+                changes.append(Change(str(ref), before, "", (ref, _annotations(keys), {})))
+        return Plan(tuple(changes))
+
+    def apply(self, observed: Observed, plan: Plan) -> None:
+        for change in plan.changes:
+            if isinstance(change.step, Ref):
+                self._kube.delete(change.step)
+                continue
+            ref, patch, status = change.step
+            if patch:
+                self._kube.patch(ref, patch)
+            if status:
+                self._kube.patch(ref, status, "status")
+
+
+def tls_secret(release: str) -> str:
+    """Return the name of the Secret with the webhook's certificate, as the chart has it."""
+    return f"{release if 'hami' in release else f'{release}-hami'}-scheduler-tls"
+
+
+def _ref(api_version: str, kind: str, one: JsonObject) -> Ref:
+    metadata = one["metadata"]
+    return Ref(api_version, kind, str(metadata.get("namespace") or ""), str(metadata["name"]))
+
+
+def _annotations(keys: t.Iterable[str]) -> JsonObject:
+    return {"metadata": {"annotations": dict.fromkeys(keys)}}
+
+
+def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject, str]:
+    """Return the merge patches of a node and of its status, and what they remove as text.
+
+    :param whole: HAMi's scheduler is gone, too.
+    """
+    keys = hami_marks.node_annotations(node, handshakes=whole)
+    patch: JsonObject = _annotations(keys) if keys else {}
+    lines = [f"annotation {key}" for key in keys]
+    name, value = hami_marks.NODE_LABEL
+    labelled = (node["metadata"].get("labels") or {}).get(name) == value
+    if labelled and not whole:
+        patch = {"metadata": {**patch.get("metadata", {}), "labels": {name: None}}}
+        lines.append(f"label {name}={value}")
+    found = node.get("status") or {}
+    values = {field: (found.get(field) or {}).get(hami.RESOURCE_COUNT) for field in FIELDS}
+    there = [field for field, count in values.items() if count is not None]
+    # kubelet reports the resource of a plugin that is gone for five minutes, and then 0 for good. Removed before, it
+    # would come back; at 0 nobody writes it again.
+    if whole or labelled or any(str(values[field]) != "0" for field in there):
+        there = []
+    lines += [f"{field} {hami.RESOURCE_COUNT}: 0" for field in there]
+    status = {"status": {field: {hami.RESOURCE_COUNT: None} for field in there}} if there else {}
+    return patch, status, "".join(f"{line}\n" for line in lines)
+
+
+# --------------------------------------------------------------------------- nodes
+
+
+def holders(pods: t.Iterable[JsonObject]) -> list[str]:
+    """Return the pods that hold, or are about to get, a part of a card by HAMi."""
+    found = []
+    for pod in pods:
+        phase = str((pod.get("status") or {}).get("phase") or "")
+        annotations = pod["metadata"].get("annotations") or {}
+        bound = bool(pod["spec"].get("nodeName"))
+        if bound and phase not in ("Succeeded", "Failed") and hami.POD_ALLOCATED in annotations:
+            found.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
+    return sorted(found)
+
+
+def _plugins(kube: Kube, node: str) -> list[str]:
+    key, value = hami_marks.PLUGIN_LABEL
+    found = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
+    return [f"{one['metadata'].get('namespace')}/{one['metadata']['name']}" for one in found]
+
+
+class _Labels:
+    """Reconciler: HAMi's device plugin is on none of the nodes."""
+
+    def __init__(self, kube: Kube, nodes: t.Sequence[str]) -> None:
+        self._kube = kube
+        self._refs = [Ref("v1", "Node", "", name) for name in nodes]
+
+    def observe(self) -> list[Ref]:
+        name, value = hami_marks.NODE_LABEL
+        found = [(ref, self._kube.get(ref)) for ref in self._refs]
+        return [ref for ref, one in found if one and (one["metadata"].get("labels") or {}).get(name) == value]
+
+    def plan(self, labelled: list[Ref]) -> Plan:
+        text = "label {}={}\n".format(*hami_marks.NODE_LABEL)
+        return Plan(tuple(Change(str(ref), text, "", ref) for ref in labelled))
+
+    def apply(self, labelled: list[Ref], plan: Plan) -> None:
+        for change in plan.changes:
+            self._kube.patch(change.step, {"metadata": {"labels": {hami_marks.NODE_LABEL[0]: None}}})
+
+
+def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:
+    """Wait until no pod of the device plugin is left on the nodes: it writes its annotations again.
+
+    :raises NotInEffect: one is there at the timeout.
+    """
+    left: list[str] = []
+    for _poll in waiting.attempts():
+        left = [pod for name in nodes for pod in _plugins(kube, name)]
+        if not left:
+            return
+    raise NotInEffect(
+        f"HAMi's device plugin still runs {waiting.timeout:g} s after the nodes' label was removed: {', '.join(left)}; "
+        "check that kubelet runs on these nodes"
+    )
+
+
+def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:
+    """Wait until HAMi's scheduler places no pod on the nodes any more, where it still runs.
+
+    It forgets a node at the latest a minute after its last handshake, and removes or marks that then, for some seconds.
+    """
+    key, value = hami_marks.SCHEDULER_LABEL
+    if not kube.list_all("v1", "Pod", label_selector=f"{key}={value}"):
+        return
+    left = set(nodes)
+    for _poll in dataclasses.replace(waiting, timeout=min(FORGET_SECONDS, waiting.timeout)).attempts():
+        for name in sorted(left):
+            node = kube.get(Ref("v1", "Node", "", name)) or {"metadata": {}}
+            handshake = (node["metadata"].get("annotations") or {}).get(hami.NODE_HANDSHAKE)
+            if handshake is None or hami.is_abandoned(handshake):
+                left.discard(name)
+        if not left:
+            return
+
+
+def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
+    """Remove what is left; see module hami_leftovers.
+
+    :param params: the module's options.
+    :param check: predict the changes without applying them.
+    :param waiting: the clock, for tests.
+    :raises BadInput: pods hold parts of cards, or with the cluster's scope a node still has the device plugin.
+    :raises NotInEffect: the device plugin still runs.
+    """
+    leftovers = Leftovers(kube, params)
+    observed = leftovers.observe()
+    holding = holders(observed.pods)
+    if holding:
+        shown = f"{', '.join(holding[:5])}{f' and {len(holding) - 5} more' if len(holding) > 5 else ''}"
+        raise BadInput(f"pods hold parts of cards by HAMi: {shown}; delete them first", code="pods_hold", pods=holding)
+    if params["scope"] == "cluster":
+        key, value = hami_marks.NODE_LABEL
+        labelled = [
+            str(one["metadata"]["name"])
+            for one in observed.nodes
+            if hami.NODE_REGISTER in (one["metadata"].get("annotations") or {})
+            and (one["metadata"].get("labels") or {}).get(key) == value
+        ]
+        if labelled:
+            message = f"HAMi's device plugin is still on {', '.join(labelled)}; remove it from the nodes first"
+            raise BadInput(f"{message} (hami_step: remove_nodes)", code="nodes_left", nodes=labelled)
+        return {**run(leftovers, check), "requests": dict(kube.requests)}
+    nodes = [str(one["metadata"]["name"]) for one in observed.nodes]
+    if check:
+        return {**run(leftovers, check), "requests": dict(kube.requests)}
+    first = run(_Labels(kube, nodes), check)
+    waiting = waiting or Waiting(timeout=params["wait_timeout"])
+    _wait_for_plugins(kube, nodes, waiting)
+    second = run(leftovers, check)
+    if first["changed"]:
+        _wait_until_forgotten(kube, nodes, waiting)
+    result = {"changed": first["changed"] or second["changed"], "diff": first["diff"] + second["diff"]}
+    return {**result, "requests": dict(kube.requests)}

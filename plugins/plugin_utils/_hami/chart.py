@@ -1,0 +1,135 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What a rendered chart does with the planned values: helm ignores a value that no template reads. Pure."""
+
+from __future__ import annotations
+
+import copy
+import typing as t
+
+import yaml
+
+from ...module_utils._core.types import JsonObject
+from .tree import MISSING, Finding, finding, get, put
+from .values import ReleasePlan
+
+DEVICE_CONFIG = "device-config.yaml"
+CONTENT = "device-config"
+
+# Value of the chart to the key below nvidia in the device configuration.
+CONFIGURED = {
+    "devicePlugin.deviceSplitCount": "deviceSplitCount",
+    "devicePlugin.deviceMemoryScaling": "deviceMemoryScaling",
+    "devicePlugin.deviceCoreScaling": "deviceCoreScaling",
+    "devicePlugin.runtimeClassName": "runtimeClassName",
+}
+# Value of the chart to the argument of a container that carries it.
+ARGUMENTS = {
+    "scheduler.forceOverwriteDefaultScheduler": "--force-overwrite-default-scheduler",
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": "--node-scheduler-policy",
+    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "--gpu-scheduler-policy",
+    "devicePlugin.migStrategy": "--mig-strategy",
+    "devicePlugin.disablecorelimit": "--disable-core-limit",
+}
+
+
+class Release(t.TypedDict):
+    """The values to deploy, with the device configuration where the chart has no value for it."""
+
+    release_values: JsonObject
+    problems: list[Finding]
+
+
+def release(rendered: str, planned: ReleasePlan) -> Release:
+    """Compare a rendered chart with the plan, and complete the device configuration.
+
+    :param rendered: the chart rendered with the planned values.
+    """
+    objects = [one for one in yaml.safe_load_all(rendered) if isinstance(one, dict)]
+    values = copy.deepcopy(planned["release_values"])
+    problems: list[Finding] = []
+    config = _device_config(objects)
+    if config is None:
+        problems.append(finding("no_device_config", "", f"the chart renders no ConfigMap with {DEVICE_CONFIG}"))
+        return {"release_values": values, "problems": problems}
+    section = config.get("nvidia") or {}
+    found = sorted({version for one in objects for version in [_chart_version(one)] if version})
+    if found != [planned["chart_version"]]:
+        message = f"the chart is version {' and '.join(found) or 'unknown'}, and hami_chart_version is"
+        problems.append(finding("chart_version", "", f"{message} {planned['chart_version']}"))
+    problems += _differences(values, section, _arguments(objects), _webhook(objects))
+    wanted = {key: value for key, value in planned["defaults"].items() if value != section.get(key)}
+    if wanted:
+        # It replaces the chart's whole file, so that all the rest is the chart's own text.
+        config["nvidia"] = {**section, **wanted}
+        put(values, CONTENT, {"content": yaml.safe_dump(config, sort_keys=False)})
+    return {"release_values": values, "problems": problems}
+
+
+def _device_config(objects: t.Iterable[JsonObject]) -> JsonObject | None:
+    for one in objects:
+        text = (one.get("data") or {}).get(DEVICE_CONFIG) if one.get("kind") == "ConfigMap" else None
+        if text:
+            found = yaml.safe_load(text)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _chart_version(one: JsonObject) -> str:
+    """Return the version in the label that charts set by convention, ``<name>-<version>``."""
+    return str((one["metadata"].get("labels") or {}).get("helm.sh/chart") or "").partition("-")[2]
+
+
+def _arguments(objects: t.Iterable[JsonObject]) -> list[str]:
+    """Return the arguments of all containers of the workloads."""
+    found: list[str] = []
+    for one in objects:
+        if one.get("kind") in ("DaemonSet", "Deployment"):
+            for container in one["spec"]["template"]["spec"]["containers"]:
+                found += [str(part) for part in (container.get("command") or []) + (container.get("args") or [])]
+    return found
+
+
+def _webhook(objects: t.Iterable[JsonObject]) -> JsonObject:
+    found = [one for one in objects if one.get("kind") == "MutatingWebhookConfiguration"]
+    return t.cast(JsonObject, found[0]["webhooks"][0]) if found else {}
+
+
+def _differences(
+    values: JsonObject, section: JsonObject, arguments: t.Sequence[str], webhook: JsonObject
+) -> list[Finding]:
+    """Return the planned values that the rendered objects don't carry.
+
+    :param section: ``nvidia`` of the device configuration.
+    :param arguments: of all containers.
+    :param webhook: the first one of the configuration; empty without one.
+    """
+    carried: list[tuple[str, t.Any, t.Any]] = [
+        (path, get(values, path), section.get(key)) for path, key in CONFIGURED.items()
+    ]
+    for path, flag in ARGUMENTS.items():
+        found = [one.partition("=")[2] for one in arguments if one.startswith(f"{flag}=")]
+        value = get(values, path)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        carried.append((path, text if value is not MISSING else MISSING, found[0] if found else None))
+    policy = "scheduler.admissionWebhook.failurePolicy"
+    if get(values, "scheduler.admissionWebhook.enabled") is not False:
+        carried.append((policy, get(values, policy), webhook.get("failurePolicy")))
+        path = "scheduler.admissionWebhook.whitelistNamespaces"
+        carried.append((path, get(values, path), _exempt(webhook)))
+    return [
+        finding("value_ignored", path, f"this version of the chart ignores {path}: it renders {found!r}, not {value!r}")
+        for path, value, found in carried
+        if value is not MISSING and value != found
+    ]
+
+
+def _exempt(webhook: JsonObject) -> list[str] | None:
+    for one in ((webhook.get("namespaceSelector") or {}).get("matchExpressions")) or []:
+        if one.get("key") == "kubernetes.io/metadata.name" and one.get("operator") == "NotIn":
+            return list(one.get("values") or [])
+    return None

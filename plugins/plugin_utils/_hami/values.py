@@ -1,0 +1,292 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Plan the values of HAMi's chart from the role's variables, the user's values, the nodes and the cluster. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+from ...module_utils._contracts import hami
+from ...module_utils._core.types import JsonObject
+from . import runtime
+from .legacy import image_values, translate
+from .tree import MISSING, Finding, finding, get, merged, put, unknown
+
+# HAMi's webhook decodes and encodes every new pod with the types of this minor version: fields of later ones are lost.
+NEWEST_MINOR = 36
+SELECTOR = {"gpu": "on"}
+WEBHOOK = "scheduler.admissionWebhook"
+OVERRIDES = {
+    "nameOverride": "hami_release",
+    "fullnameOverride": "hami_release",
+    "namespaceOverride": "hami_namespace",
+}
+# Below these paths the chart takes any key; the last two it has, but not among its values.
+OPEN = (
+    "devicePlugin.nvidiaNodeSelector",
+    "global.managedNodeSelector",
+    "scheduler.admissionWebhook.namespaceSelector.matchLabels",
+    "scheduler.admissionWebhook.objectSelector",
+    "scheduler.nodeSelector",
+    "scheduler.nodeLabelSelector",
+)
+_MINOR = re.compile(r"v?1\.(\d+)")
+_RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)")
+
+
+class Options(t.TypedDict):
+    """The role's variables, without ``hami_``; memory in MiB, cores in percent."""
+
+    namespace: str
+    release: str
+    chart_version: str
+    values: JsonObject
+    nodes: list[str]
+    split_count: int
+    memory_scaling: float
+    core_scaling: float
+    default_memory: int
+    default_cores: int
+    limit_cores: bool
+    node_policy: str
+    gpu_policy: str
+    mig_strategy: str
+    node_configuration: list[JsonObject]
+    injection: str
+    runtime_class: str
+    driver_root: str
+    library_folder: str
+    image: str
+    kube_scheduler_image: str
+    image_pull_secrets: list[str]
+    tolerations: list[JsonObject]
+    scheduler_tolerations: list[JsonObject]
+    scheduler_replicas: int
+    failure_policy: str
+    exempt_namespaces: list[str]
+    overwrite_default_scheduler: str
+    service_type: str
+
+
+class Cluster(t.TypedDict):
+    """What is known of the cluster.
+
+    :ivar version: of the API server, such as ``v1.36.3``.
+    :ivar nodes: the Node objects.
+    :ivar facts: ``gpu_node`` by the node's name, of those that were observed.
+    :ivar runtime_classes: the RuntimeClass objects.
+    :ivar chart_values: the chart's own values.
+    """
+
+    version: str
+    nodes: list[JsonObject]
+    facts: dict[str, JsonObject]
+    runtime_classes: list[JsonObject]
+    chart_values: JsonObject
+
+
+class ReleasePlan(t.TypedDict):
+    """What is deployed.
+
+    :ivar release_values: the chart's values.
+    :ivar defaults: of ``nvidia`` in the device configuration, which no value of the chart sets.
+    :ivar runtime_class: the RuntimeClass that has to exist; empty for none.
+    :ivar overwrites: whether the webhook gives HAMi's scheduler to pods that name none.
+    :ivar certificate: whether the role makes the webhook's certificate.
+    :ivar chart_version: the version that the chart must have.
+    """
+
+    release_values: JsonObject
+    certificate: bool
+    chart_version: str
+    defaults: dict[str, int]
+    runtime_class: str
+    overwrites: bool
+    notes: list[Finding]
+    problems: list[Finding]
+
+
+def plan(options: Options, cluster: Cluster) -> ReleasePlan:
+    """Plan the release.
+
+    :returns: with ``problems``, nothing must be deployed.
+    """
+    moved = translate(options["values"])
+    notes, problems = list(moved.notes), list(moved.problems)
+    own: JsonObject = t.cast(JsonObject, {**options, **moved.variables})
+    classes = {str(one["metadata"]["name"]): str(one.get("handler", "")) for one in cluster["runtime_classes"]}
+    way = runtime.choose(options["nodes"], cluster["facts"], classes, options["injection"], options["runtime_class"])
+    if isinstance(way, dict):
+        problems.append(way)
+        way = runtime.Choice("default")
+    overwrites, reason = _overwrites(options, cluster["nodes"])
+    notes += [reason] if reason else []
+    values = merged(_own_values(t.cast(Options, own), cluster["version"], way, overwrites), moved.values)
+    problems += unknown(values, cluster["chart_values"], OPEN)
+    problems += [
+        finding("name_override", path, f"{path} can't be set: {variable} names the objects")
+        for path, variable in OVERRIDES.items()
+        if get(values, path) not in (MISSING, "", None)
+    ]
+    notes += _version_notes(cluster["version"])
+    problems += _scheduler_problems(values, cluster["version"])
+    notes += _value_notes(values)
+    set_class = get(values, "devicePlugin.runtimeClassName")
+    needed = set_class if set_class is not MISSING else ""
+    return {
+        "release_values": values,
+        "defaults": {
+            "defaultMemory": int(own["default_memory"] or 0),
+            "defaultCores": int(own["default_cores"] or 0),
+        },
+        "runtime_class": str(needed or ""),
+        "overwrites": get(values, "scheduler.forceOverwriteDefaultScheduler") is True,
+        "certificate": get(values, f"{WEBHOOK}.enabled") is not False
+        and not get(values, "scheduler.patch.enabled")
+        and not get(values, "scheduler.certManager.enabled"),
+        "chart_version": options["chart_version"],
+        "notes": notes,
+        "problems": problems,
+    }
+
+
+def _own_values(options: Options, version: str, way: runtime.Choice, overwrites: bool) -> JsonObject:
+    """Return the chart's values by the role's variables."""
+    values: JsonObject = {}
+    folder = options["library_folder"].rstrip("/")
+    plugin: JsonObject = {
+        "deviceSplitCount": options["split_count"],
+        "deviceMemoryScaling": _number(options["memory_scaling"]),
+        "deviceCoreScaling": _number(options["core_scaling"]),
+        # The chart wants text.
+        "disablecorelimit": "false" if options["limit_cores"] else "true",
+        "migStrategy": options["mig_strategy"],
+        "nodeConfiguration": {"config": json.dumps({"nodeconfig": options["node_configuration"]}, indent=2)},
+        "runtimeClassName": way.runtime_class,
+        # The chart would make it as a hook, which deletes one of others first and leaves its own behind.
+        "createRuntimeClass": False,
+        "deviceListStrategy": "cdi-annotations" if way.way == "cdi" else "envvar",
+        "tolerations": options["tolerations"],
+        "service": {"type": options["service_type"]},
+        # The folder's name stands at three places of the chart, which have to agree.
+        "libPath": f"{folder}/vgpu",
+        "monitor": {"ctrPath": f"{folder}/vgpu/containers"},
+        "nvidiaNodeSelector": dict(SELECTOR),
+    }
+    if way.way == "cdi":
+        plugin["nvidiaDriverRoot"] = options["driver_root"] or "/"
+        plugin["nvidiaHookPath"] = way.hook or "/usr/bin/nvidia-ctk"
+    elif options["driver_root"]:
+        plugin["nvidiaDriverRoot"] = options["driver_root"]
+    scheduler: JsonObject = {
+        "defaultSchedulerPolicy": {
+            "nodeSchedulerPolicy": options["node_policy"],
+            "gpuSchedulerPolicy": options["gpu_policy"],
+        },
+        "forceOverwriteDefaultScheduler": overwrites,
+        "replicas": options["scheduler_replicas"],
+        "tolerations": options["scheduler_tolerations"],
+        "service": {"type": options["service_type"]},
+        "admissionWebhook": {
+            "failurePolicy": options["failure_policy"],
+            # Never its own namespace: with Fail, a scheduler that is gone couldn't come back.
+            "whitelistNamespaces": sorted({*options["exempt_namespaces"], options["namespace"]}),
+        },
+        # The role makes the certificate: the chart's hooks take an image of a third party for it.
+        "patch": {"enabled": False},
+        "certManager": {"enabled": False},
+    }
+    values = {
+        "global": {"gpuHookPath": folder, "imagePullSecrets": options["image_pull_secrets"]},
+        "devicePlugin": plugin,
+        "scheduler": scheduler,
+    }
+    if options["image"]:
+        for path in ("devicePlugin.image", "devicePlugin.monitor.image", "scheduler.extender.image"):
+            put(values, path, image_values(options["image"]))
+    image = image_values(options["kube_scheduler_image"])
+    release = _RELEASE.match(version)
+    if release:
+        # One kube-scheduler of the cluster's own version, without a distribution's suffix.
+        image.setdefault("tag", f"v{release.group(1)}")
+    put(values, "scheduler.kubeScheduler.image", image)
+    return values
+
+
+def _number(value: float) -> float | int:
+    """Return a whole number as such: helm would render 1.0."""
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _overwrites(options: Options, nodes: t.Sequence[JsonObject]) -> tuple[bool, Finding | None]:
+    """Return whether the webhook takes pods that name no scheduler, and a note if other nodes announce the resource."""
+    others = sorted(
+        str(one["metadata"]["name"])
+        for one in nodes
+        if str(one["metadata"]["name"]) not in options["nodes"]
+        and (one["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
+        and str(((one.get("status") or {}).get("allocatable") or {}).get(hami.RESOURCE_COUNT, "0")) != "0"
+    )
+    wanted = options["overwrite_default_scheduler"]
+    if not others:
+        return wanted != "never", None
+    where = f"{', '.join(others[:3])}{f' and {len(others) - 3} more' if len(others) > 3 else ''}"
+    path = "hami_overwrite_default_scheduler"
+    if wanted == "always":
+        message = (
+            f"{where} announce {hami.RESOURCE_COUNT} by another device plugin, and HAMi's webhook takes all pods that "
+            "request it: pods for those nodes have to be in a namespace, or have a label, hami.io/webhook=ignore"
+        )
+        return True, finding("captures_others", path, message)
+    message = (
+        f"{where} announce {hami.RESOURCE_COUNT} by another device plugin, so HAMi's webhook leaves pods alone that "
+        f"name no scheduler: pods for HAMi's nodes have to set schedulerName: {hami.SCHEDULER}"
+    )
+    return False, finding("leaves_default_scheduler", path, message)
+
+
+def _version_notes(version: str) -> list[Finding]:
+    found = _MINOR.match(version)
+    if not found or int(found.group(1)) <= NEWEST_MINOR:
+        return []
+    message = (
+        f"the cluster is Kubernetes {version}, and HAMi's webhook encodes every new pod of its namespaces with the "
+        f"types of 1.{NEWEST_MINOR}: it removes newer fields from them. Name namespaces whose pods use such fields in "
+        "hami_exempt_namespaces"
+    )
+    return [finding("newer_kubernetes", "", message)]
+
+
+def _scheduler_problems(values: JsonObject, version: str) -> list[Finding]:
+    """Return why the kube-scheduler beside HAMi's extender doesn't fit the cluster."""
+    if get(values, "scheduler.kubeScheduler.enabled") is False:
+        return []
+    path = "scheduler.kubeScheduler.image.tag"
+    tag, cluster = _MINOR.match(str(get(values, path))), _MINOR.match(version)
+    if not tag or not cluster:
+        return []
+    behind = int(cluster.group(1)) - int(tag.group(1))
+    if 0 <= behind <= 1:
+        return []
+    message = (
+        f"{path} is {get(values, path)}, and the cluster is {version}: kube-scheduler must not be newer than the API "
+        "server, and at most one minor version older"
+    )
+    return [finding("scheduler_version", path, message)]
+
+
+def _value_notes(values: JsonObject) -> list[Finding]:
+    """Return notes about values with consequences for the rest of this collection."""
+    notes = []
+    for path, name in (("resourceName", hami.RESOURCE_COUNT), ("resourceMem", hami.RESOURCE_MEMORY)):
+        value = get(values, path)
+        if value not in (MISSING, name):
+            message = f"{path} is {value}: inspect, verify and acceptance read {name} only"
+            notes.append(finding("resource_renamed", path, message))
+    return notes

@@ -1,0 +1,28 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Import what many tasks of site.yml need, once.
+
+ansible-playbook itself imports each task's action plugin, and starts a process for each task and host, which inherits
+what is imported. Whatever isn't, each of these processes compiles again: ansible-core keeps no compiled code of
+collections, and for one filter it loads all filters of the collection.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from ansible.plugins.loader import filter_loader, test_loader
+
+from . import engine  # noqa: F401  # with the roles' planning and the client of the cluster
+
+_PLUGINS = __name__.partition(".plugin_utils.")[0]
+for _filter in pkgutil.iter_modules(importlib.import_module(f"{_PLUGINS}.filter").__path__):
+    importlib.import_module(f"{_PLUGINS}.filter.{_filter.name}")
+for _loader in (filter_loader, test_loader):
+    # ansible-core's own, which it looks for in every process that uses one.
+    list(_loader.all())
