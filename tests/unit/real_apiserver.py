@@ -496,10 +496,12 @@ class ApiServer:
         if done.returncode:
             raise Refused(0, done.stderr.strip())
         names = done.stdout.split()
-        done = self.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names)
-        if done.returncode:
-            raise Refused(0, done.stderr.strip())
         end = time.monotonic() + 60
+        # It fails for a definition that has no status yet.
+        while (done := self.kubectl("wait", "--for=condition=Established", "--timeout=60s", *names)).returncode:
+            if time.monotonic() > end:
+                raise Refused(0, done.stderr.strip())
+            time.sleep(0.2)
         for name in names:
             # They are served a moment after they are established.
             while self.kubectl("get", name.partition("/")[2], "--all-namespaces").returncode:

@@ -1,0 +1,126 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Remove the resources that a device plugin left in its nodes' status when it went; module ``device_resources``.
+
+kubelet announces a vanished plugin's resource with nothing allocatable: its former size for five minutes, then 0 for
+good, which nobody removes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import typing as t
+
+from .._contracts.gpushare import quantity
+from .._core.errors import NotInEffect
+from .._core.plan import Change, Plan, run
+from .._core.types import JsonObject
+from .._core.wait import Waiting
+from .._kube.client import Kube
+from .._kube.refs import Ref
+
+FIELDS = ("capacity", "allocatable")
+PAUSE = 5.0
+ARGUMENTS: JsonObject = {
+    "nodes": {"type": "list", "elements": "str", "required": True},
+    "resources": {"type": "list", "elements": "str", "required": True},
+    "plugin_timeout": {"type": "int", "default": 120},
+    "kubelet_timeout": {"type": "int", "default": 420},
+}
+
+
+class Resources:
+    """Reconciler: these nodes have none of the resources, but those that kubelet still announces.
+
+    :param patterns: names of resources, as a shell matches them.
+    """
+
+    def __init__(self, kube: Kube, nodes: t.Sequence[str], patterns: t.Sequence[str]) -> None:
+        self._kube = kube
+        self._refs = [Ref("v1", "Node", "", name) for name in nodes]
+        self._patterns = patterns
+
+    def observe(self) -> dict[Ref, dict[str, dict[str, int]]]:
+        """Return the resources of each node that exists: by name, the numbers in its capacity and allocatable."""
+        found = {}
+        for ref in self._refs:
+            node = self._kube.get(ref)
+            if node is not None:
+                found[ref] = self._numbers(node.get("status") or {})
+        return found
+
+    def _numbers(self, status: JsonObject) -> dict[str, dict[str, int]]:
+        names = {name for field in FIELDS for name in status.get(field) or {} if self._matches(name)}
+        return {
+            name: {field: quantity((status.get(field) or {}).get(name, "0")) for field in FIELDS}
+            for name in sorted(names)
+        }
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def plan(self, state: dict[Ref, dict[str, dict[str, int]]]) -> Plan:
+        changes = []
+        for ref, resources in state.items():
+            gone = [name for name, numbers in resources.items() if not any(numbers.values())]
+            if gone:
+                changes.append(Change(f"{ref} status", "".join(f"{name}: 0\n" for name in gone), "", (ref, gone)))
+        return Plan(tuple(changes))
+
+    def apply(self, state: dict[Ref, dict[str, dict[str, int]]], plan: Plan) -> None:
+        for change in plan.changes:
+            ref, gone = change.step
+            self._kube.patch(ref, {"status": {field: dict.fromkeys(gone) for field in FIELDS}}, "status")
+
+    def announced(self, field: str) -> dict[str, dict[str, int]]:
+        """Return the nodes that still have the resources in a field, with the numbers."""
+        found = {
+            ref.name: {name: numbers[field] for name, numbers in resources.items() if numbers[field]}
+            for ref, resources in self.observe().items()
+        }
+        return {name: resources for name, resources in found.items() if resources}
+
+
+def remove(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
+    """Run the module.
+
+    :param kube: the cluster.
+    :param params: the module's options.
+    :param check: predict the changes without applying them or waiting.
+    :param waiting: the clock, for tests.
+    :raises NotInEffect: a device plugin still announces a resource; its details have the nodes.
+    """
+    reconciler = Resources(kube, params["nodes"], params["resources"])
+    clock = waiting or Waiting(0, PAUSE)
+    if not check:
+        left = _wait(reconciler, "allocatable", params["plugin_timeout"], clock)
+        if left:
+            raise NotInEffect(
+                f"{_text(left)} after {params['plugin_timeout']} s, so a device plugin still runs there: find its pod "
+                "on the node and who runs it, and run again",
+                announced=left,
+            )
+        _wait(reconciler, "capacity", params["kubelet_timeout"], clock)
+    result = run(reconciler, check)
+    return {**result, "left": reconciler.announced("capacity"), "requests": dict(kube.requests)}
+
+
+def _wait(reconciler: Resources, field: str, timeout: float, clock: Waiting) -> dict[str, dict[str, int]]:
+    """Wait until no node has the resources in a field, and return what is left at the end of the time."""
+    end = clock.now() + timeout
+    while True:
+        left = reconciler.announced(field)
+        if not left or clock.now() >= end:
+            return left
+        clock.sleep(clock.pause)
+
+
+def _text(left: t.Mapping[str, t.Mapping[str, int]]) -> str:
+    return "; ".join(
+        f"node {node} announces {', '.join(f'{name} {number}' for name, number in resources.items())}"
+        for node, resources in left.items()
+    )
