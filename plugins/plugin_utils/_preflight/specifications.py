@@ -34,7 +34,7 @@ SHARED: JsonObject = {
     "uninstall_with_pods": {"type": "bool"},
 }
 # Required options that playbooks and roles set themselves.
-PASSED = frozenset(("gpushare_component", "hami_step", "image_reference"))
+PASSED = frozenset(("gpushare_component", "hami_step", "image_reference", "nvidia_device_plugin_step"))
 # Variables that roles set for each other. Users don't, and they are no misspelt ones.
 FACTS = frozenset(
     (
