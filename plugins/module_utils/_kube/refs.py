@@ -35,6 +35,7 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("apps/v1", "StatefulSet"): ("statefulsets", True),
     ("batch/v1", "CronJob"): ("cronjobs", True),
     ("batch/v1", "Job"): ("jobs", True),
+    ("coordination.k8s.io/v1", "Lease"): ("leases", True),
     ("networking.k8s.io/v1", "NetworkPolicy"): ("networkpolicies", True),
     ("node.k8s.io/v1", "RuntimeClass"): ("runtimeclasses", False),
     ("policy/v1", "PodDisruptionBudget"): ("poddisruptionbudgets", True),
@@ -42,6 +43,8 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): ("clusterrolebindings", False),
     ("rbac.authorization.k8s.io/v1", "Role"): ("roles", True),
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): ("rolebindings", True),
+    ("resource.k8s.io/v1", "ResourceClaim"): ("resourceclaims", True),
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"): ("resourceclaimtemplates", True),
     ("resource.k8s.io/v1", "ResourceSlice"): ("resourceslices", False),
     ("scheduling.k8s.io/v1", "PriorityClass"): ("priorityclasses", False),
 }
