@@ -36,6 +36,7 @@ DESCRIBED = {
     "claims-preemption": "kube-scheduler evicts no pod for a claim.",
     "switch-pending": "A node has another allocation than its variable asks for, and keeps it in this run.",
     "switch-unfinished": "A run of playbooks/switch.yml ended before its node was taken over.",
+    "two-backends": "gpushare gives away the cards of a node for which gpu_backend names another back end.",
     "two-allocations": "Extender and DRA driver both announce a node's cards, or pods hold them by both.",
 }
 
@@ -177,6 +178,16 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
                 f"run the same command again: {SWITCH}",
                 one["node"],
                 fields=fields,
+            )
+        elif one["backend"] != backends.GPUSHARE and one["present"]:
+            yield Finding(
+                "two-backends",
+                PROBLEM,
+                "gpushare gives away the cards of node {node} ({present}), and {backend} would do so a second time",
+                "set it to gpushare for the node, or take gpushare off the node first (roles/gpushare/README.md)",
+                one["node"],
+                variable="gpu_backend",
+                fields={**fields, "present": one["present"], "backend": one["backend"]},
             )
         elif len(now.get(one["node"], ())) > 1:
             yield Finding(

@@ -271,6 +271,12 @@ def test_a_node_between_two_allocations_is_refused():
     assert {*found({"gpu1": "dra", "gpu2": "dra"}, *others, switch=["gpu1"])} == {"claims-preemption"}
 
 
+def test_a_node_has_one_back_end():
+    text = found({"gpu1": "hami"}, node("gpu1", ANNOUNCED))["two-backends"]
+    assert text.startswith("gpu_backend: gpushare gives away the cards of node gpu1 (extender), and hami would do")
+    assert "two-backends" not in found({"gpu1": "hami"}, node("gpu1"))
+
+
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
 def test_nvidias_driver_gives_away_the_same_cards(allocation):
     others = (announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))
