@@ -14,7 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation import m
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import EXTENDER, Claims
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
@@ -36,9 +36,7 @@ ARGUMENTS: JsonObject = {
     "image_archive": {"type": "path", "default": ""},
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
-    "allocation": {"type": "str", "default": EXTENDER},
-    "values": {"type": "dict", "default": {}},
-    "capacity": {"type": "bool"},
+    "switch": {"type": "list", "elements": "str", "default": []},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
@@ -62,7 +60,8 @@ class ActionModule(ShareAction):
         planner = Planner(self, task_vars or {})
         hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
-        claims = Claims(params["allocation"], untagged(params["values"]), params["capacity"])
+        known = untagged(params["cluster"] or {})
+        claims = Claims(known.get("values") or {}, known.get("capacity"), known.get("backends"), params["switch"])
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])

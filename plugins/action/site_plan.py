@@ -24,7 +24,7 @@ ARGUMENTS: JsonObject = {
     "machines": {"type": "list", "elements": "str", "default": []},
     "schedulers": {"type": "list", "elements": "str", "default": []},
     "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
-    "allocation": {"type": "str", "choices": ["extender", "dra"], "default": "extender"},
+    "claims": {"type": "bool", "default": False},
     "output": {"type": "path"},
 }
 
@@ -59,7 +59,7 @@ class ActionModule(ShareAction):
         if plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.
             nodes = cluster.nodes(params)
-            slices = cluster.slices(params) if params["allocation"] == "dra" and nodes is not None else None
+            slices = cluster.slices(params) if params["claims"] and nodes is not None else None
             result["summary"] = None if nodes is None else dataclasses.asdict(summary(nodes, data, False, slices))
         return result
 

@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import
 ARGUMENTS: JsonObject = {
     **client.auth_arguments(),
     "planned": {"type": "dict"},
-    "allocation": {"type": "str", "choices": ["extender", "dra"], "default": "extender"},
+    "claims": {"type": "bool", "default": False},
 }
 
 
@@ -37,7 +37,7 @@ class ActionModule(ShareAction):
                 f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
             )
             return {"changed": False, "summary": None}
-        slices = cluster.slices(params) if params["allocation"] == "dra" else None
+        slices = cluster.slices(params) if params["claims"] else None
         made = summary(nodes, planned.get("plan"), bool(self._task.check_mode), slices)
         self._display.display(made.text())
         return {"changed": False, "summary": dataclasses.asdict(made)}

@@ -57,6 +57,7 @@ _value:
 
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_backends
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare, nvidia_plugin
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONTROL_PLANE_LABELS
 
@@ -80,7 +81,7 @@ def _named(machines: str | t.Sequence[str]) -> dict[str, str]:
 
 
 def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:
-    labelled = any(node["labels"].get(label) == "true" for label in GPU_LABELS)
+    labelled = any(node["labels"].get(label) in ("true", node_backends.DRA) for label in GPU_LABELS)
     return labelled or any(node["capacity"].get(resource, "0") != "0" for resource in GPU_RESOURCES)
 
 

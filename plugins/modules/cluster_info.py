@@ -17,6 +17,7 @@ description:
     reachable at all (a managed control plane), and reports the reason.
   - Fails where a scheduler would be left without the extender, because that scheduler would bind pods that then have no card.
   - Fails where a dedicated scheduler of an earlier set-up would stay at work beside schedulers on machines.
+  - With O(backends), decides which back end has the cards of each node, and whether they are allocated by the extender or by claims.
   - Fails within seconds when the API server can't be reached or doesn't accept the credentials.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
@@ -59,6 +60,43 @@ options:
         description: Namespace of a dedicated scheduler.
         type: str
         default: gpushare-scheduler
+  backends:
+    description:
+      - Decide the back end of each node. With V(dra) or V(auto) among them, the pods that hold shares are read, and the API server is asked by a dry run
+        whether it keeps the capacity that a claim asks for.
+      - With O(scheduler), the scheduler is detected only where a node needs the extender, or where it is left without one; then as with
+        O(scheduler.state=absent).
+    type: dict
+    suboptions:
+      wanted:
+        description: The nodes whose cards are used.
+        type: list
+        elements: dict
+        required: true
+        suboptions:
+          node:
+            description: Its name in the cluster.
+            type: str
+            required: true
+          backend:
+            description: The variable C(gpu_backend) of the node.
+            type: str
+            choices: [gpushare, hami, nvidia]
+            default: gpushare
+          allocation:
+            description: The variable C(gpushare_allocation) of the node.
+            type: str
+            choices: [extender, dra, auto]
+            default: extender
+      values:
+        description: The variables that not every allocation can serve, by name, each as its type has it.
+        type: dict
+        default: {}
+      switch:
+        description: Names of the nodes that are taken over in this run. Others keep the allocation that they have.
+        type: list
+        elements: str
+        default: []
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -135,6 +173,21 @@ slices:
     may not list them.
   type: list
   elements: dict
+  returned: success
+capacity:
+  description: Whether the API server keeps the capacity that a claim asks for; null where it wasn't asked, or the user may not create claim templates.
+  type: bool
+  returned: success
+values:
+  description: O(backends.values).
+  type: dict
+  returned: success
+backends:
+  description: >-
+    The back ends; null without O(backends). C(nodes) has C(node), C(backend), C(allocation), C(wanted), C(present), and why, as C(code) and C(fields).
+    C(extender), C(dra), C(hami) and C(nvidia) name nodes. C(parts) says which allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of
+    which it has parts that no node needs, and C(dedicated) whether a scheduler of its own has the extender. C(claims) says which new pods are turned into claims (V(all), V(asked) or V(none)).
+  type: dict
   returned: success
 scheduler:
   description: How the cluster runs its scheduler; null without O(scheduler).

@@ -73,17 +73,11 @@ options:
     description: The variable C(gpushare_device_plugin_image).
     type: str
     default: ""
-  allocation:
-    description: The variable C(gpushare_allocation).
-    type: str
-    default: extender
-  values:
-    description: The variables that not every O(allocation) can serve, by name, each as its type has it.
-    type: dict
-    default: {}
-  capacity:
-    description: Whether the API server keeps the capacity that a claim asks for. Unset where it wasn't asked.
-    type: bool
+  switch:
+    description: Names of the nodes that are taken over to another allocation in this run. Others keep theirs, with a warning.
+    type: list
+    elements: str
+    default: []
   ignore:
     description: Ids of findings that do not stop the run; V(id@host) for one host only.
     type: list

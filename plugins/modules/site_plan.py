@@ -35,11 +35,10 @@ options:
     type: str
     choices: [changes, always]
     default: changes
-  allocation:
-    description: The variable C(gpushare_allocation). With V(dra) the cards are those of the driver's ResourceSlices.
-    type: str
-    choices: [extender, dra]
-    default: extender
+  claims:
+    description: Whether claims allocate cards of a node. Then those of the DRA driver's ResourceSlices are counted, too.
+    type: bool
+    default: false
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path

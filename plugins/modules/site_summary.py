@@ -20,11 +20,10 @@ options:
   planned:
     description: The result of M(kubegpu.share.site_plan) with which the run began. Without changes its nodes aren't read again.
     type: dict
-  allocation:
-    description: The variable C(gpushare_allocation). With V(dra) the cards are those of the driver's ResourceSlices.
-    type: str
-    choices: [extender, dra]
-    default: extender
+  claims:
+    description: Whether claims allocate cards of a node. Then those of the DRA driver's ResourceSlices are counted, too.
+    type: bool
+    default: false
 author:
   - The kubegpu.share authors (@kubegpu)
 """

@@ -21,7 +21,7 @@ MODULES = Path(gpu_node_info.__file__).parent
 ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Most files and KiB per module. Lower an entry when a module gets smaller; raise it only for what the node needs.
 LIMITS: dict[str, tuple[int, int]] = {
-    "cluster_info": (22, 150),
+    "cluster_info": (24, 180),
     "cluster_objects": (15, 100),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
@@ -44,9 +44,10 @@ LIMITS: dict[str, tuple[int, int]] = {
     "machine_config": (12, 65),
     "node_announcements": (10, 60),
     "node_baseline": (60, 230),
+    "node_takeover": (20, 135),
     "nouveau": (20, 65),
     "nvml_info": (18, 85),
-    "openshift_scheduler": (19, 135),
+    "openshift_scheduler": (19, 140),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (10, 50),
     "toolkit_config": (19, 70),

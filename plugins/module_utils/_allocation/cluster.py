@@ -12,6 +12,7 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from . import foreign
 from .nodes import node_unit
 
 if t.TYPE_CHECKING:
@@ -58,12 +59,16 @@ class AnnouncedSlice(t.TypedDict):
 
 
 class ClusterState(t.TypedDict):
-    """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read."""
+    """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read.
+
+    ``plugins`` are those of others, where a node has one.
+    """
 
     version: str
     nodes: list[ClusterNode]
     sharing_pods: list[SharingPod] | None
     slices: list[AnnouncedSlice] | None
+    plugins: list[foreign.Plugin]
 
 
 def collect(
@@ -87,11 +92,15 @@ def collect(
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
     if sharing_pods or (memory_unit is not None and units):
         pods = [_pod(pod) for pod in kube.list_all("v1", "Pod", field_selector=UNFINISHED) if contract.counts(pod)]
+    known = [_node(node) for node in nodes]
+    others = any(foreign.announced(node["allocatable"]) for node in known)
+    others = others or any(one["driver"] == foreign.DRIVER for one in slices or ())
     return {
         "version": version,
-        "nodes": [_node(node) for node in nodes],
+        "nodes": known,
         "sharing_pods": pods,
         "slices": slices,
+        "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others else [],
     }
 
 

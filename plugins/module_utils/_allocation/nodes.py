@@ -110,7 +110,7 @@ def node_unit(cards: t.Sequence[contract.Card]) -> str | None:
 def _about(node: JsonObject, found: Node) -> None:
     found.memory_limit = announced_limit(node)
     labels = node["metadata"].get("labels") or {}
-    found.labelled = labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_VALUE
+    found.labelled = labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
     found.announced = bool((node["metadata"].get("annotations") or {}).get(contract.NODE_CARDS))
     for one in (node.get("status") or {}).get("addresses") or []:
         if one.get("type") == "InternalIP":

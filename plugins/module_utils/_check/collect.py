@@ -17,7 +17,7 @@ from .._contracts import claim_templates, hami, hami_marks
 from .._contracts.gpushare import (
     NODE_CARDS,
     NODE_LABEL,
-    NODE_LABEL_VALUE,
+    NODE_LABEL_VALUES,
     RESOURCE_COUNT,
     RESOURCE_MEMORY,
     node_resource,
@@ -146,7 +146,7 @@ def _is_without_plugin(node: t.Any) -> bool:
     """Return whether a node is to share its cards, and no device plugin announces them."""
     try:
         metadata = node["metadata"]
-        labelled = (metadata.get("labels") or {}).get(NODE_LABEL) == NODE_LABEL_VALUE
+        labelled = (metadata.get("labels") or {}).get(NODE_LABEL) in NODE_LABEL_VALUES
         announced = NODE_CARDS in (metadata.get("annotations") or {})
         return labelled and not announced and not node_resource(node, RESOURCE_MEMORY, "allocatable")
     except (AttributeError, KeyError, TypeError):

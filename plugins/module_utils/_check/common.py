@@ -36,7 +36,7 @@ LABEL = f"{contract.NODE_LABEL}={contract.NODE_LABEL_VALUE}"
 
 def has_label(node: Node) -> bool:
     """Return whether a node has the label that selects it for gpushare."""
-    return node.labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_VALUE
+    return node.labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
 
 
 def has_gpus(node: Node) -> bool:

@@ -29,6 +29,9 @@ RESOURCE_COUNT = "aliyun.com/gpu-count"
 
 NODE_LABEL = "gpushare"
 NODE_LABEL_VALUE = "true"
+# Of a node whose cards are divided by claims; one value of both, so that one DaemonSet selects it.
+NODE_LABEL_CLAIMS = "dra"
+NODE_LABEL_VALUES = frozenset((NODE_LABEL_VALUE, NODE_LABEL_CLAIMS))
 
 # On the pod; the very same strings are the environment variables of the container.
 POD_INDEX = "ALIYUN_COM_GPU_MEM_IDX"

@@ -104,11 +104,20 @@ class Kube(t.Protocol):
     def apply(self, definition: JsonObject, manager: str) -> JsonObject:
         """Apply a definition server-side, taking over fields from other managers."""
 
+    def try_create(self, definition: JsonObject) -> JsonObject:
+        """Return what the API server would create; nothing is created."""
+
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         """Send a JSON merge patch."""
 
     def delete(self, ref: Ref) -> None:
         """Request the deletion of an object, if it exists."""
+
+    def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:
+        """Request the eviction of a pod.
+
+        :param grace: seconds that it gets to end; None for its own number.
+        """
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         """Return a container's log.
@@ -237,6 +246,12 @@ class RealKube:
         body, content = json.dumps(definition), "application/apply-patch+yaml"
         return self._ask(_Request("PATCH", self._path(ref), query, body, content, str(ref)))
 
+    def try_create(self, definition: JsonObject) -> JsonObject:
+        ref = ref_of(definition)
+        self._demand(ref)
+        where = self._path(dataclasses.replace(ref, name=""))
+        return self._ask(_Request("POST", where, [("dryRun", "All")], definition, subject=str(ref)))
+
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         self._demand(ref)
         path = self._path(ref) + (f"/{subresource}" if subresource else "")
@@ -256,6 +271,17 @@ class RealKube:
         if self._known(ref):
             query = [("propagationPolicy", "Foreground")]
             self._find(_Request("DELETE", self._path(ref), query, subject=str(ref)))
+
+    def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:
+        ref = Ref("v1", "Pod", namespace, pod)
+        options = {} if grace is None else {"deleteOptions": {"gracePeriodSeconds": grace}}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+            **options,
+        }
+        self._ask(_Request("POST", f"{self._path(ref)}/eviction", (), body, subject=str(ref)))
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         """Return the end of a container's log.

@@ -12,6 +12,7 @@ import dataclasses
 import re
 import typing as t
 
+from .._allocation import foreign as foreign_plugins
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
@@ -77,9 +78,6 @@ TROUBLE = {
 OLD_IMAGES = {"gpushare_extender_image": "1.11-d170d8a", "gpushare_device_plugin_image": "v2-1.11-aff8a23"}
 # Since this version pods have fields that the old client drops when it writes pods back.
 OLD_IMAGES_END = (1, 16)
-
-# Resources by which other stacks announce the cards that this collection would announce.
-FOREIGN = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +145,9 @@ def examine(
     others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(options.nodes) if name not in known]
     hosts = (*hosts, *others)
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
-    if not shared:
+    if options.claims.backends:
+        shared -= {*options.claims.backends["hami"], *options.claims.backends["nvidia"]}
+    if not shared and not (options.claims.backends and options.claims.backends["nodes"]):
         what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
         found.append(Finding("no-gpu-nodes", PROBLEM, what, variable="gpu_nodes"))
     if cluster is not None:
@@ -169,7 +169,7 @@ def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     # Upstream's device plugin has no limits.
     limit = "off" if options.device_plugin_image else options.memory_limit
     # Only a device plugin lists devices to kubelet.
-    listed = options.claims.allocation == allocation.EXTENDER
+    listed = options.claims.by_extender(host.node)
     return Machine(host.host, facts, host.options, unit, limit, listed)
 
 
@@ -199,7 +199,7 @@ def _cluster(
         if node is None:
             yield _unknown_node(host, nodes)
         else:
-            yield from _node(options, host, node, host.node in shared)
+            yield from _node(options, host, node, host.node in shared, cluster["plugins"])
     if options.memory_unit in contract.MIB_PER_UNIT:
         yield from _unit_change(options, cluster)
 
@@ -242,11 +242,19 @@ def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
     )
 
 
-def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.Iterator[Finding]:
+def _node(
+    options: Options, host: Host, node: ClusterNode, shared: bool, plugins: t.Sequence[foreign_plugins.Plugin]
+) -> t.Iterator[Finding]:
+    """Report what is in the way of one node.
+
+    :param shared: its cards are to be shared.
+    :param plugins: of others, in the cluster.
+    """
     variable = "gpushare_nodes" if options.nodes else "gpu_nodes"
 
     runtime = node["runtime"].partition(":")[0]
-    foreign = sorted(name for name in node["capacity"] if _is_foreign(options, node, name))
+    foreign = [name for name in foreign_plugins.announced(node["allocatable"]) if not _goes(options, node, name)]
+    here = foreign_plugins.on_node(plugins, node["labels"]) if foreign else []
     fields = {
         "node": host.node,
         "runtime": node["runtime"],
@@ -254,6 +262,8 @@ def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.It
         "resources": foreign,
         "known": " or ".join(RUNTIMES),
         "named_by": variable,
+        "plugin": foreign_plugins.told(here) or "another device plugin",
+        "plugins": here,
     }
 
     def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
@@ -276,16 +286,14 @@ def _node(options: Options, host: Host, node: ClusterNode, shared: bool) -> t.It
     if foreign and shared:
         yield finding(
             "foreign-plugin",
-            "announces {resources} already: another device plugin gives away the same cards",
-            "remove that plugin from the node, or the node from {named_by}",
+            "announces {resources} already: {plugin} gives away the same cards",
+            foreign_plugins.way_out(here),
         )
 
 
-def _is_foreign(options: Options, node: ClusterNode, resource: str) -> bool:
-    if not FOREIGN.fullmatch(resource) or contract.quantity(node["capacity"][resource]) <= 0:
-        return False
-    # The operator labels the nodes that it serves; the resources of its device plugin there go with that plugin.
-    return not (options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
+def _goes(options: Options, node: ClusterNode, resource: str) -> bool:
+    """Return whether a resource goes with the device plugin of the GPU Operator, which labels the nodes it serves."""
+    return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
 
 
 def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:

@@ -13,6 +13,9 @@ import re
 import typing as t
 
 from .._allocation import cluster
+from .._allocation import node_backends as backends
+from .._allocation.node_backends import CLAIMS_SINCE, OPENSHIFT_LABEL, release
+from .._contracts import claim_templates
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._kube.client import Kube, KubeError, auth_arguments
@@ -38,9 +41,7 @@ from .constants import (
 from .pods import is_mirror, scheduler_container
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
-# The first release whose kube-apiserver and kube-scheduler divide a device by claims (gate DRAConsumableCapacity).
-CLAIMS_SINCE = (1, 36)
-OPENSHIFT_LABEL = "node.openshift.io/os_id"
+
 # Modes and names of the distributions whose servers have a mode, by a mark of their kubelets' versions.
 SERVERS = {"+k3s": (K3S, "k3s"), "+rke2": (RKE2, "RKE2")}
 # Distributions that run kube-scheduler outside of a pod, by a mark of their nodes.
@@ -55,12 +56,50 @@ SCHEDULER_OPTIONS: JsonObject = {
     "namespace": {"type": "str", "default": "gpushare-system"},
     "dedicated_namespace": {"type": "str", "default": DEDICATED_NAME},
 }
+WANTED: JsonObject = {
+    "node": {"type": "str", "required": True},
+    "backend": {"type": "str", "choices": list(backends.BACKENDS), "default": backends.GPUSHARE},
+    "allocation": {"type": "str", "choices": list(backends.ALLOCATIONS), "default": backends.EXTENDER},
+}
+BACKENDS_OPTIONS: JsonObject = {
+    "wanted": {"type": "list", "elements": "dict", "options": WANTED, "required": True},
+    "values": {"type": "dict", "default": {}},
+    "switch": {"type": "list", "elements": "str", "default": []},
+}
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "memory_unit": {"type": "str", "choices": ["GiB", "MiB"]},
     "sharing_pods": {"type": "bool", "default": False},
     "scheduler": {"type": "dict", "options": SCHEDULER_OPTIONS},
+    "backends": {"type": "dict", "options": BACKENDS_OPTIONS},
 }
+# A claim on a part of a device: the API server drops its capacity where the feature gate is off.
+PROBE: JsonObject = {
+    "apiVersion": claim_templates.API_VERSION,
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "gpushare-preflight", "namespace": "default"},
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "gpu",
+                        "exactly": {
+                            "deviceClassName": claim_templates.DRIVER,
+                            "capacity": {"requests": {claim_templates.CAPACITY: "1Gi"}},
+                        },
+                    }
+                ]
+            }
+        }
+    },
+}
+# By which parts of an allocation are known, in the order in which they are removed; the servers make the Leases.
+DAEMON_SETS: t.Mapping[str, tuple[str, ...]] = {
+    backends.EXTENDER: ("gpushare-device-plugin", EXTENDER),
+    backends.DRA: ("gpushare-dra-driver",),
+}
+LEASES: t.Mapping[str, str] = {backends.EXTENDER: "gpushare-ledger", backends.DRA: "gpushare-dra-templates"}
 
 
 class NamespaceState(t.TypedDict):
@@ -259,17 +298,58 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     """
     version = str(kube.version().get("gitVersion", ""))
     nodes = kube.list_all("v1", "Node")
-    scheduler = detect(kube, params["scheduler"], nodes, version) if params["scheduler"] is not None else None
-    unit = params["memory_unit"]
-    slices = None if unit is None else _slices(kube, version)
-    found = cluster.collect(kube, nodes, version, unit, bool(params.get("sharing_pods")), slices)
+    unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
+    slices = None if unit is None and wanted is None else _slices(kube, version)
+    by_claims = wanted is not None and any(
+        one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"]
+    )
+    pods = bool(params.get("sharing_pods")) or by_claims
+    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices)}
+    found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
+    if wanted is not None:
+        namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
+        there, dedicated = _parts(kube, namespaces)
+        state = t.cast(cluster.ClusterState, found)
+        made = backends.resolve(
+            wanted["wanted"], state, found["capacity"], wanted["values"], frozenset(wanted["switch"]), there, dedicated
+        )
+        found |= {"backends": made, "values": wanted["values"]}
+        if options is not None and not made["parts"]["extender"]:
+            # Nothing of it is in any scheduler, or it is to be removed.
+            options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
+    scheduler = detect(kube, options, nodes, version) if options is not None else None
     return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
 
 
-def release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version; zeros for one that has none."""
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+def _keeps_capacity(kube: Kube, version: str) -> bool | None:
+    """Return whether the API server keeps the capacity that a claim asks for; None where it can't be asked."""
+    if release(version) < CLAIMS_SINCE:
+        return None
+    try:
+        kept = kube.try_create(PROBE)
+    except KubeError as error:
+        if error.status == 403:
+            return None
+        if error.status == 404:
+            return False
+        raise
+    return "capacity" in kept["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+
+
+def _parts(kube: Kube, options: JsonObject) -> tuple[backends.Parts, bool]:
+    """Return the allocations of which parts are in the cluster, and whether a dedicated scheduler is.
+
+    :param options: as ``SCHEDULER_OPTIONS``.
+    """
+    namespace = str(options["namespace"])
+    sets = {one["metadata"]["name"] for one in kube.list_all("apps/v1", "DaemonSet", namespace=namespace)}
+    leases = {one["metadata"]["name"] for one in kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)}
+    dedicated = _exists(kube, Ref("apps/v1", "Deployment", str(options["dedicated_namespace"]), DEDICATED_NAME))
+    found = {
+        allocation: LEASES[allocation] in leases or not sets.isdisjoint(DAEMON_SETS[allocation])
+        for allocation in (backends.EXTENDER, backends.DRA)
+    }
+    return {"extender": found[backends.EXTENDER] or dedicated, "dra": found[backends.DRA]}, dedicated
 
 
 def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:

@@ -54,11 +54,17 @@ class ReadOnce:
     def apply(self, definition: JsonObject, manager: str) -> JsonObject:
         raise NotImplementedError("a plan applies nothing")
 
+    def try_create(self, definition: JsonObject) -> JsonObject:
+        return self._kube.try_create(definition)
+
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         raise NotImplementedError("a plan patches nothing")
 
     def delete(self, ref: Ref) -> None:
         raise NotImplementedError("a plan deletes nothing")
+
+    def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:
+        raise NotImplementedError("a plan evicts nothing")
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         return self._kube.log(namespace, pod, container, lines)
@@ -185,12 +191,13 @@ def _read(kube: Kube, options: JsonObject) -> JsonObject | None:
     api_version, kind = options["api_version"], options["kind"]
     if (api_version, kind) not in KINDS:
         return None
-    namespace, selectors = options.get("namespace") or "", options.get("label_selectors") or []
+    namespace = options.get("namespace") or ""
+    labels, fields = (",".join(options.get(name) or []) for name in ("label_selectors", "field_selectors"))
     if options.get("name"):
         one = kube.get(Ref(api_version, kind, namespace, options["name"]))
         found = [one] if one else []
     else:
-        found = kube.list_all(api_version, kind, namespace, label_selector=",".join(selectors))
+        found = kube.list_all(api_version, kind, namespace, field_selector=fields, label_selector=labels)
     return {"changed": False, "resources": found, "api_found": True}
 
 

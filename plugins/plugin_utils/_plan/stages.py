@@ -47,9 +47,13 @@ class Stage:
     serial: bool = False
 
 
-# By whom cards are allocated; the variable belongs to role gpushare, whose default no other role has.
-EXTENDER = "gpushare_allocation | default('extender') != 'dra'"
-DRA = "gpushare_allocation | default('extender') == 'dra'"
+ABSENT = {"gpushare_state": "absent"}
+# What preflight has resolved: the parts that the cluster needs, and those that no node needs any more.
+BACKENDS = "hostvars['localhost'].gpu_backends"
+EXTENDER = f"{BACKENDS}.parts.extender"
+DRA = f"{BACKENDS}.parts.dra"
+EXTENDER_LEAVES = f"{BACKENDS}.leaving.extender"
+DRA_LEAVES = f"{BACKENDS}.leaving.dra"
 
 STAGES = (
     Stage(
@@ -59,7 +63,7 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "image"},
-                f"{EXTENDER} or inventory_hostname in groups['gpu_nodes'] | default([])",
+                f"{EXTENDER} | default(true) or inventory_hostname in groups['gpu_nodes'] | default([])",
             ),
         ),
     ),
@@ -87,7 +91,7 @@ STAGES = (
             ),
         ),
     ),
-    Stage("scheduler", ("kubegpu_schedulers",), (Entry("scheduler"),), serial=True),
+    Stage("scheduler", ("kubegpu_schedulers",), (Entry("scheduler", when=EXTENDER),), serial=True),
     Stage("cluster_scheduler", (), (Entry("scheduler", {"scheduler_step": "cluster"}, EXTENDER),)),
     Stage(
         "device_plugin",
@@ -102,6 +106,23 @@ STAGES = (
         ),
     ),
     Stage("dra", (), (Entry("gpushare", {"gpushare_component": "dra"}, DRA),)),
+    # What no node needs any more, in the reverse order: no node has a card of it.
+    Stage(
+        "leaving",
+        (),
+        (
+            Entry("gpushare", {"gpushare_component": "dra", **ABSENT}, DRA_LEAVES),
+            Entry("gpushare", {"gpushare_component": "device_plugin", **ABSENT}, EXTENDER_LEAVES),
+            Entry("scheduler", {"scheduler_step": "cluster", "scheduler_state": "absent"}, EXTENDER_LEAVES),
+        ),
+    ),
+    Stage(
+        "leaving_scheduler",
+        ("kubegpu_schedulers",),
+        (Entry("scheduler", {"scheduler_state": "absent"}, EXTENDER_LEAVES),),
+        serial=True,
+    ),
+    Stage("leaving_extender", (), (Entry("gpushare", {"gpushare_component": "extender", **ABSENT}, EXTENDER_LEAVES),)),
 )
 
 

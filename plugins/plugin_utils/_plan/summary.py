@@ -72,11 +72,9 @@ def summary(
     :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
     """
     steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
-    if slices is not None:
-        return _of_slices(slices, steps, check)
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     units = {node_unit(cards) for cards in sharing}
-    return Summary(
+    found = Summary(
         nodes=len(sharing),
         cards=sum(map(len, sharing)),
         units=sum(card.units for cards in sharing for card in cards),
@@ -84,14 +82,23 @@ def summary(
         steps=steps,
         check=check,
     )
+    return found if slices is None else _with_slices(found, slices)
 
 
-def _of_slices(slices: t.Iterable[JsonObject], steps: int | None, check: bool) -> Summary:
-    """Return the summary of what the driver announces."""
+def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
+    """Return a summary with what the DRA driver announces, too."""
     ours = [one["spec"] for one in slices if one["spec"].get("driver") == claims.DRIVER]
     devices = [device for spec in ours for device in spec.get("devices") or []]
     sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
     nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
-    unit = "MiB" if any(size % GIB for size in sizes) else "GiB"
+    unit = "MiB" if found.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
     shared = sum(sizes) // (GIB // 1024 if unit == "MiB" else GIB)
-    return Summary(len(nodes), len(devices), shared, unit if devices else "", steps, check, NEXT_CLAIMS)
+    return dataclasses.replace(
+        found,
+        nodes=found.nodes + len(nodes),
+        cards=found.cards + len(devices),
+        units=found.units + shared,
+        unit=unit if devices else found.unit,
+        # Acceptance runs by the extender.
+        next=NEXT if found.nodes else NEXT_CLAIMS,
+    )

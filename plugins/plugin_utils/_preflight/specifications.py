@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from ...module_utils._allocation import node_backends
 from ...module_utils._core.types import JsonObject
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -21,14 +22,18 @@ GPU, CONTROL = "gpu_nodes", "control_plane"
 EVERYWHERE = frozenset((GPU, CONTROL, LOCAL))
 # Where the variables of a role that doesn't run everywhere count; elsewhere they are ignored.
 PLACES: dict[str, frozenset[str]] = {
-    **dict.fromkeys(("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime"), frozenset((GPU,))),
+    **dict.fromkeys(
+        ("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime", "switch"), frozenset((GPU,))
+    ),
     **dict.fromkeys(
         ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))
     ),
 }
+# Back ends whose role is there.
+BACKENDS = [name for name, role in node_backends.ROLES.items() if (ROLES / role).is_dir()]
 # Variables of no role alone.
 SHARED: JsonObject = {
-    "gpu_backend": {"type": "str", "choices": ["gpushare"]},
+    "gpu_backend": {"type": "str", "choices": BACKENDS},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
     "uninstall_with_pods": {"type": "bool"},
@@ -44,6 +49,7 @@ FACTS = frozenset(
         "node_baseline_held",
         "node_baseline_files",
         "nouveau_reboot_required",
+        "gpu_backends",
         "scheduler_detected",
         "scheduler_observed",
         "verify_started",

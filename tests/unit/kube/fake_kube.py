@@ -202,10 +202,18 @@ class FakeKube:
             live["metadata"]["generation"] += 1
         return self._read(ref)
 
+    def try_create(self, definition):
+        self._count("POST", ref_of(definition))
+        return copy.deepcopy(definition)
+
     def delete(self, ref):
         self._count("DELETE", ref)
         self.objects.pop(ref, None)
         self.owners.pop(ref, None)
+
+    def evict(self, namespace, pod, grace=None):
+        self._count("POST", f"eviction of {namespace}/{pod}")
+        self.objects.pop(Ref("v1", "Pod", namespace, pod), None)
 
     def log(self, namespace, pod, container, lines):
         self._count("GET", f"log {namespace}/{pod}/{container}")

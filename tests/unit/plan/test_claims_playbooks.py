@@ -26,7 +26,11 @@ GIVEN = {
     "gpushare_wait_timeout": 60,
 }
 CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}", at, 16384, 16, model="NVIDIA T4") for at in (0, 1)]
-SERVERS = ("daemonsets/gpushare-dra-driver", "deployments/gpushare-dra-templates")
+SERVERS = (
+    "gpushare-system/daemonsets/gpushare-dra-driver",
+    "gpushare-system/deployments/gpushare-dra-templates",
+    "gpushare-system/daemonsets/gpushare-device-plugin",
+)
 CLUSTER_WIDE = (
     "resource.k8s.io/v1/deviceclasses",
     "resource.k8s.io/v1/resourceslices",
@@ -69,8 +73,8 @@ class Cluster:
                 found[path.rpartition("/")[2]] = mine
         return found
 
-    def labels(self):
-        return self.server.request("GET", "/api/v1/nodes/gpu1")["metadata"].get("labels", {})
+    def labels(self, node="gpu1"):
+        return self.server.request("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
 
     def has_pods(self, path, owner):
         """Have a pod of a server run on the node while that is deployed, and the cards in a slice beside the driver."""
@@ -96,9 +100,9 @@ class Cluster:
             self.server.ask("DELETE", f"{at}/{name}", {"gracePeriodSeconds": 0})
 
     def has_ready_pods(self):
-        """Report the pods of both servers as ready, as far as they are deployed."""
+        """Report the pods of the servers as ready, as far as they are deployed."""
         for path in SERVERS:
-            at = f"/apis/apps/v1/namespaces/gpushare-system/{path}"
+            at = f"/apis/apps/v1/namespaces/{path}"
             with contextlib.suppress(Refused, OSError):
                 status, text = self.server.ask("GET", at)
                 one = json.loads(text) if status == 200 else None
@@ -157,7 +161,7 @@ def test_the_role_deploys_and_removes_its_component(cluster, tmp_path):
         return done
 
     assert role("present").changed and not role("present").changed
-    assert cluster.named()["daemonsets"] == {"gpushare-dra-driver"} and cluster.labels()["gpushare"] == "true"
+    assert cluster.named()["daemonsets"] == {"gpushare-dra-driver"} and cluster.labels()["gpushare"] == "dra"
     assert role("absent").changed and cluster.named() == {} and "gpushare" not in cluster.labels()
     until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 60)
 
@@ -177,7 +181,7 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
     named = cluster.named()
     assert named["daemonsets"] == {"gpushare-dra-driver"} and named["deployments"] == {"gpushare-dra-templates"}
     assert named["mutatingadmissionpolicies"] == {"gpushare-claims"} and named["deviceclasses"] == {"gpu.kubegpu.share"}
-    assert cluster.labels()["gpushare"] == "true"
+    assert cluster.labels()["gpushare"] == "dra"
     for kind, name in (("DaemonSet", "dra-driver"), ("Deployment", "dra-templates")):
         assert any(kind in change and name in change for change in changes), changes
     # No extender, no scheduler, no device plugin was looked for or touched.
@@ -242,6 +246,83 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
     assert cluster.play(tmp_path, "uninstall.yml").changed == 0
 
 
+EXTENDER_ROLES = [
+    {"role": "kubegpu.share.scheduler", "scheduler_step": "detect"},
+    {"role": "kubegpu.share.gpushare", "gpushare_component": "device_plugin"},
+]
+
+
+@pytest.mark.long
+def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster, tmp_path):
+    """One node has the extender, then none: the plan shows the steps, and site.yml makes exactly them."""
+    nodes = "/api/v1/nodes"
+    cluster.server.request("POST", nodes, {"metadata": {"name": "gpu2"}})
+    amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+    cluster.server.request(
+        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
+    )
+    connection = {"gpu_kubeconfig": str(cluster.server.kubeconfig)}
+    mixed = {"gpushare_nodes": ["gpu1", "gpu2"], "groups": {"pool": {"gpu2": {"gpushare_allocation": "extender"}}}}
+
+    # The extender's half as it is on gpu2; its scheduler isn't there yet.
+    extender = {**GIVEN, **connection, "gpushare_nodes": ["gpu2"], "gpushare_allocation": "extender"}
+    play = {"hosts": "localhost", "gather_facts": False, "roles": EXTENDER_ROLES}
+    done = run_playbook(tmp_path, [play], **extender)
+    assert done.rc == 0, done.text
+
+    planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **mixed)
+    assert planned.rc == 0, planned.text
+    steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
+    assert {step["stage"] for step in steps} == {"cluster_scheduler", "device_plugin", "dra"}, steps
+    # The claims of gpu1 join the policy of shares; nothing of the extender's changes.
+    changes = [change for step in steps if step["stage"] == "device_plugin" for change in step["changes"]]
+    assert all("ValidatingAdmissionPolicy" in change for change in changes), changes
+    done = run_playbook(
+        tmp_path,
+        [{"hosts": "localhost", "gather_facts": False, "tasks": DRA_TASKS}],
+        **{**GIVEN, **connection, **mixed},
+    )
+    assert done.rc == 0, done.text
+    assert (cluster.labels("gpu1")["gpushare"], cluster.labels("gpu2")["gpushare"]) == ("dra", "true")
+    planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **mixed)
+    steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
+    assert {step["stage"] for step in steps} == {"cluster_scheduler"}, steps
+
+    # gpu2 goes over; nobody announces its cards any more.
+    nothing = dict.fromkeys(amounts, "0")
+    cluster.server.request(
+        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": nothing, "allocatable": nothing}}, MERGE
+    )
+    cluster.server.request("PATCH", f"{nodes}/gpu2", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
+    both = {"gpushare_nodes": ["gpu1", "gpu2"]}
+    planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **both)
+    assert planned.rc == 0, planned.text
+    steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
+    assert {step["stage"] for step in steps} == {"dra", "leaving"}, steps
+    done = cluster.play(tmp_path, "site.yml", **both)
+    assert done.rc == 0, done.text
+    named = cluster.named()
+    assert (named["daemonsets"], named["deployments"]) == ({"gpushare-dra-driver"}, {"gpushare-dra-templates"})
+    assert "gpushare-shares" in named["validatingadmissionpolicies"], "both allocations use it"
+    assert "gpushare-annotations" not in named["validatingadmissionpolicies"]
+    assert (cluster.labels("gpu1")["gpushare"], cluster.labels("gpu2")["gpushare"]) == ("dra", "dra")
+    assert cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 200
+    assert cluster.server.ask("GET", "/api/v1/namespaces/gpushare-scheduler")[0] in (200, 404)
+    again = cluster.play(tmp_path, "site.yml", **both)
+    assert again.rc == 0 and again.changed == 0, again.text
+    removed = cluster.play(tmp_path, "uninstall.yml", **both)
+    assert removed.rc == 0 and cluster.named() == {}, removed.text
+    cluster.server.request("DELETE", f"{nodes}/gpu2")
+
+
+DRA_TASKS = [
+    {"ansible.builtin.import_role": {"name": "kubegpu.share.preflight", "tasks_from": "cluster"}},
+    {"ansible.builtin.import_role": {"name": "kubegpu.share.gpushare"}, "vars": {"gpushare_component": "dra"}},
+    {
+        "ansible.builtin.import_role": {"name": "kubegpu.share.gpushare"},
+        "vars": {"gpushare_component": "device_plugin"},
+    },
+]
 UID = "4b0dd4a5-0001-4c0d-8000-000000000000"
 
 

@@ -105,10 +105,11 @@ def test_with_claims_a_control_plane_has_no_step(tmp_path):
     given["gpu_node"] = facts("debian-12-bare", tmp_path)
     found = planned(host("cp1", ("control_plane",), **given))
     assert found["refusal"]["role"] == "image", "the image would be imported there"
-    found = planned(host("cp1", ("control_plane",), gpushare_allocation="dra", **given))
+    given["others"] = {"localhost": {"gpu_backends": {"parts": {"extender": False, "dra": True}}}}
+    found = planned(host("cp1", ("control_plane",), **given))
     assert (found["steps"], found["refusal"]) == ([], None)
     # A control plane that has GPUs gets it.
-    found = planned(host("cp1", ("control_plane", "gpu_nodes"), gpushare_allocation="dra", **given))
+    found = planned(host("cp1", ("control_plane", "gpu_nodes"), **given))
     assert found["refusal"]["role"] == "image"
 
 

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What would stop gpushare_allocation: dra, or the way back."""
+"""Which allocation each node has, what would stop gpushare_allocation: dra, and the way back."""
 
 from __future__ import annotations
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
+    POSSIBLE,
+    SWITCHING,
+    resolve,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import POSSIBLE, Claims, examine
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import examine as examine_all
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from fake_kube import FakeKube
 from test_preflight import R615, cards, facts, gpu_pod, node
 
 OURS = "gpu.kubegpu.share"
+NONE = {contract.RESOURCE_MEMORY: "0"}
+ANNOUNCED = {contract.RESOURCE_MEMORY: "32"}
 
 
 def announced(driver, name):
@@ -21,35 +29,201 @@ def announced(driver, name):
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": driver}, "spec": spec}
 
 
-def found(claims, *objects, version="v1.36.3"):
+def server(kind, name, namespace="gpushare-system"):
+    api = "coordination.k8s.io/v1" if kind == "Lease" else "apps/v1"
+    labels = {"app.kubernetes.io/part-of": "gpushare"}
+    spec = {"template": {"spec": {"containers": [{"name": "c", "image": "kubegpu/gpushare:1"}]}}}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def wanted(**nodes):
+    """What the variables ask for: by node an allocation, or another back end."""
+    return [
+        {"node": name, "backend": "gpushare", "allocation": value}
+        if value in ("extender", "dra", "auto")
+        else {"node": name, "backend": value, "allocation": "extender"}
+        for name, value in nodes.items()
+    ]
+
+
+def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=(), scheduler=None):
+    """The result of cluster_info."""
     nodes = [] if any(one["kind"] == "Node" for one in objects) else [node("gpu1"), node("cp1")]
     kube = FakeKube(*nodes, *objects)
     kube.version_answer = {"gitVersion": version}
-    cluster = collect(kube, {"memory_unit": "GiB", "scheduler": None, "sharing_pods": True})
-    return {one.id: one.text for one in examine(claims, cluster, {"gpu1"})}
+    if not capacity:
+        kube.try_create = lambda _one: {"spec": {"spec": {"devices": {"requests": [{"exactly": {}}]}}}}
+    backends = {"wanted": wanted(**asked), "values": values or {}, "switch": switch}
+    return collect(kube, {"memory_unit": "GiB", "scheduler": scheduler, "backends": backends})
+
+
+def found(asked, *objects, **given):
+    cluster = read(asked, *objects, **given)
+    claims = Claims(cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()))
+    return {one.id: one.text for one in examine(claims, cluster, frozenset(asked))}
+
+
+def chosen(asked, *objects, **given):
+    return {
+        one["node"]: (one["allocation"], one["code"]) for one in read(asked, *objects, **given)["backends"]["nodes"]
+    }
+
+
+# --------------------------------------------------------------------------- what a node has
+
+
+def test_each_node_has_its_own_allocation():
+    made = read({"gpu1": "extender", "gpu2": "dra", "gpu3": "hami"}, node("gpu1"), node("gpu2"), node("gpu3"))[
+        "backends"
+    ]
+    assert (made["extender"], made["dra"], made["hami"], made["nvidia"]) == (["gpu1"], ["gpu2"], ["gpu3"], [])
+    assert made["parts"] == {"extender": True, "dra": True} and made["claims"] == "asked"
+    only = read({"gpu1": "dra"})["backends"]
+    assert (only["parts"], only["claims"]) == ({"extender": False, "dra": True}, "all")
+    assert read({"gpu1": "extender"})["backends"]["claims"] == "none"
+
+
+@pytest.mark.parametrize("announcing", [announced(OURS, "gpu1"), node("gpu1", labels={"gpushare": "dra"})])
+def test_a_node_keeps_what_it_has_until_it_is_taken_over(announcing):
+    """Its cards would be given away twice."""
+    assert chosen({"gpu1": "extender"}, announcing) == {"gpu1": ("dra", "switch-pending")}
+    assert chosen({"gpu1": "auto"}, announcing) == {"gpu1": ("dra", "present")}
+    assert chosen({"gpu1": "extender"}, announcing, switch=["gpu1"]) == {"gpu1": ("extender", "switched")}
+    made = read({"gpu1": "extender"}, announcing)["backends"]
+    # The schedulers use the extender before a node announces its cards to them.
+    assert made["parts"] == {"extender": True, "dra": True} and made["extender"] == []
+
+
+@pytest.mark.parametrize(
+    "announcing",
+    [
+        node("gpu1", ANNOUNCED),
+        node("gpu1", ANNOUNCED, cards(32, 32768), free=NONE),
+        node("gpu1", labels={"gpushare": "true"}),
+        gpu_pod(),
+    ],
+    ids=["announced", "plugin down", "labelled", "pod"],
+)
+def test_the_extenders_nodes_are_known(announcing):
+    objects = [announcing] if announcing["kind"] == "Node" else [node("gpu1"), announcing]
+    assert chosen({"gpu1": "dra"}, *objects) == {"gpu1": ("extender", "switch-pending")}
+    text = found({"gpu1": "dra"}, *objects)["switch-pending"]
+    assert text.startswith("gpushare_allocation: node gpu1 has extender now, and this run leaves it so")
+    assert text.endswith("playbooks/switch.yml -e gpushare_allocation=dra --limit gpu1")
+
+
+def test_a_plugin_that_has_just_left_holds_no_card():
+    left = node("gpu1", ANNOUNCED, free=NONE)
+    assert chosen({"gpu1": "dra"}, left) == {"gpu1": ("dra", "requested")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "objects", "given", "result"),
+    [
+        ({"gpu1": "auto"}, [node("gpu1")], {}, ("dra", "claims-served")),
+        ({"gpu1": "auto"}, [node("gpu1")], {"version": "v1.35.1"}, ("extender", "claims-version")),
+        ({"gpu1": "auto"}, [node("gpu1")], {"capacity": False}, ("extender", "claims-gate")),
+        ({"gpu1": "auto"}, [node("gpu1")], {"values": {"gpushare_placement": "spread"}}, ("extender", "claims-unable")),
+        (
+            {"gpu1": "auto"},
+            [node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})],
+            {},
+            ("extender", "claims-openshift"),
+        ),
+        # A pod anywhere runs under the extender; a node that has something keeps it, and new ones follow.
+        ({"gpu1": "auto"}, [node("gpu1"), node("gpu2"), gpu_pod(on="gpu2")], {}, ("extender", "extender-pods")),
+        ({"gpu1": "auto"}, [node("gpu1"), node("gpu2", ANNOUNCED)], {}, ("extender", "joined")),
+        ({"gpu1": "auto"}, [node("gpu1"), announced(OURS, "gpu2"), node("gpu2")], {}, ("dra", "joined")),
+        ({"gpu1": "auto"}, [node("gpu1", ANNOUNCED)], {}, ("extender", "present")),
+    ],
+)
+def test_auto_is_decided_and_says_why(asked, objects, given, result):
+    assert chosen(asked, *objects, **given)["gpu1"] == result
+    text = found(asked, *objects, **given)["allocation"]
+    assert text.startswith(f"gpushare_allocation: auto is {result[0]} on gpu1, because ") and "{" not in text
+
+
+def test_parts_that_no_node_needs_leave():
+    extender, driver = server("DaemonSet", "gpushare-extender"), server("Lease", "gpushare-dra-templates")
+    dedicated = server("Deployment", "gpushare-scheduler", "gpushare-scheduler")
+    assert read({"gpu1": "dra"}, node("gpu1"), extender)["backends"]["leaving"] == {"extender": True, "dra": False}
+    assert read({"gpu1": "dra"}, node("gpu1"), dedicated)["backends"]["leaving"] == {"extender": True, "dra": False}
+    assert read({"gpu1": "extender"}, node("gpu1"), driver)["backends"]["leaving"] == {"extender": False, "dra": True}
+    both = read({"gpu1": "extender", "gpu2": "dra"}, node("gpu1"), node("gpu2"), extender, driver)["backends"]
+    assert both["leaving"] == {"extender": False, "dra": False}
+
+
+def test_a_scheduler_is_detected_where_one_has_the_extender():
+    options = {"mode": "auto", "hosts": {}, "state": "present", "namespace": "gpushare-system"}
+    options["dedicated_namespace"] = "gpushare-scheduler"
+    assert read({"gpu1": "dra"}, scheduler=options)["scheduler"] is None
+    assert read({"gpu1": "extender"}, scheduler=options)["scheduler"]["mode"] == "dedicated"
+    # Its removal isn't refused, whatever runs the scheduler.
+    left = read({"gpu1": "dra"}, node("gpu1"), server("DaemonSet", "gpushare-extender"), scheduler=options)
+    assert left["scheduler"]["mode"] == "dedicated" and left["scheduler"]["leftovers"]
+
+
+def test_variables_of_a_node_are_those_of_its_host():
+    hosts = {
+        "a": {"gpu_node_name": "gpu1", "gpushare_allocation": "dra"},
+        "b": {},
+        "c": {"gpu_backend": "hami"},
+        "pool-1": {"gpushare_allocation": "auto"},
+    }
+    usual = {"gpu_backend": "gpushare", "gpushare_allocation": "extender"}
+    by_node = {one["node"]: one for one in wanted_backends(hosts, ["a", "b", "c"], (), usual)}
+    assert [one["allocation"] for one in by_node.values()] == ["dra", "extender", "extender"]
+    assert by_node["c"]["backend"] == "hami"
+    # A node without SSH access has the variables of the host of its name.
+    named = wanted_backends(hosts, ["a", "b", "c"], ["gpu1", "pool-1", "pool-2"], usual)
+    assert [(one["node"], one["allocation"]) for one in named[:3]] == [
+        ("gpu1", "dra"),
+        ("pool-1", "auto"),
+        ("pool-2", "extender"),
+    ]
+    assert [one["node"] for one in named[3:]] == ["c"], "gpushare_nodes names those of gpushare only"
+
+
+# --------------------------------------------------------------------------- what would stop a run
 
 
 def test_a_cluster_that_can_do_it_has_a_note_that_nothing_is_preempted():
-    assert found(Claims("dra", capacity=True)) == {
+    assert found({"gpu1": "dra"}) == {
         "claims-preemption": "gpushare_allocation: dra evicts no pod for one of higher priority: kube-scheduler has no "
         "preemption for claims; set it to extender where that is needed"
     }
-    assert found(Claims()) == {}
+    assert found({"gpu1": "extender"}) == {}
 
 
 @pytest.mark.parametrize(
     ("version", "capacity", "sentence"),
     [
-        ("v1.35.2", None, "runs Kubernetes v1.35.2, and the feature gate DRAConsumableCapacity is on from 1.36"),
-        ("v1.34.10", None, "runs Kubernetes v1.34.10, and the feature gate DRAConsumableCapacity is on from 1.36"),
-        ("unknown", None, "runs Kubernetes unknown, and the feature gate DRAConsumableCapacity is on from 1.36"),
+        ("v1.35.2", True, "runs Kubernetes v1.35.2, and the feature gate DRAConsumableCapacity is on from 1.36"),
+        ("unknown", True, "runs Kubernetes unknown, and the feature gate DRAConsumableCapacity is on from 1.36"),
         ("v1.36.3", False, "the feature gate DRAConsumableCapacity is off in kube-apiserver (v1.36.3)"),
         ("v2.0.0", False, "the feature gate DRAConsumableCapacity is off in kube-apiserver (v2.0.0)"),
     ],
 )
 def test_a_cluster_that_cannot_divide_a_device_is_refused_by_the_gates_name(version, capacity, sentence):
-    assert sentence in found(Claims("dra", capacity=capacity), version=version)["claims-unserved"]
-    assert "claims-unserved" not in found(Claims("extender", capacity=capacity), version=version)
+    given = {"version": version, "capacity": capacity}
+    assert sentence in found({"gpu1": "dra"}, **given)["claims-unserved"]
+    assert "claims-unserved" not in found({"gpu1": "extender"}, **given)
+
+
+def test_whoever_may_not_try_to_create_a_claim_is_not_refused():
+    kube = FakeKube(node("gpu1"))
+    asked = {"wanted": wanted(gpu1="dra"), "values": {}, "switch": []}
+
+    def refusing(status):
+        def refused(_one):
+            raise KubeError("may not create resourceclaimtemplates", status=status)
+
+        return refused
+
+    for status, capacity in ((403, None), (404, False)):
+        kube.try_create = refusing(status)
+        assert collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": asked})["capacity"] is capacity
 
 
 @pytest.mark.parametrize(
@@ -65,54 +239,69 @@ def test_a_cluster_that_cannot_divide_a_device_is_refused_by_the_gates_name(vers
 )
 def test_what_claims_cannot_do_is_refused_by_name(variable, value):
     assert variable in POSSIBLE
-    text = found(Claims("dra", {variable: value}, True))["claims-unable"]
+    values = {variable: value}
+    text = found({"gpu1": "dra"}, values=values)["claims-unable"]
     assert text.startswith(f"{variable}: {value} isn't possible with gpushare_allocation: dra")
-    assert "claims-unable" not in found(Claims("extender", {variable: value}))
+    assert "claims-unable" not in found({"gpu1": "extender"}, values=values)
+    # Beside the extender, its own variables mean it alone.
+    mixed = found({"gpu1": "dra", "gpu2": "extender"}, node("gpu1"), node("gpu2"), values=values)
+    assert ("claims-unable" in mixed) is (variable not in OF_EXTENDER)
 
 
 def test_openshift_is_refused():
     openshift = node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})
-    assert "isn't possible on OpenShift" in found(Claims("dra", capacity=True), openshift)["claims-unable"]
+    assert "isn't possible on OpenShift" in found({"gpu1": "dra"}, openshift)["claims-unable"]
 
 
-def test_a_node_has_one_allocation():
-    announcing = node("gpu1", {contract.RESOURCE_MEMORY: "32"})
-    given = "given away by the device plugin, as resource aliyun.com/gpu-mem, and dra would give them away a second"
-    none = {contract.RESOURCE_MEMORY: "0"}
-    down = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, cards(32, 32768), free=none)
-    for objects in ([announcing], [down], [node("gpu1"), gpu_pod()]):
-        text = found(Claims("dra", capacity=True), *objects)["two-allocations"]
-        assert given in text and "uninstall.yml -e gpushare_allocation=extender first" in text
-    # A plugin that has just left, and other nodes.
-    left = node("gpu1", {contract.RESOURCE_MEMORY: "32"}, free=none)
-    other = node("gpu2", {contract.RESOURCE_MEMORY: "32"})
-    assert "two-allocations" not in found(Claims("dra", capacity=True), left, other, announced(OURS, "gpu1"))
-    text = found(Claims(), announced(OURS, "gpu1"))["two-allocations"]
-    assert "given away by the DRA driver gpu.kubegpu.share, and extender would give them away a second time" in text
-    assert found(Claims(), announced(OURS, "gpu2")) == {}
+def test_a_node_between_two_allocations_is_refused():
+    both = [node("gpu1", ANNOUNCED), announced(OURS, "gpu1")]
+    text = found({"gpu1": "dra"}, *both)["two-allocations"]
+    assert "the cards of node gpu1 are given away by the device plugin and by the DRA driver" in text
+    begun = node("gpu1", annotations={SWITCHING: "dra"})
+    text = found({"gpu1": "extender"}, begun)["switch-unfinished"]
+    assert "a run that was to take it over to dra ended early" in text
+    assert text.endswith("run the same command again: playbooks/switch.yml -e gpushare_allocation=dra --limit gpu1")
+    # switch.yml goes on from both.
+    for objects in (both, [begun]):
+        assert {*found({"gpu1": "dra"}, *objects, switch=["gpu1"])} == {"claims-preemption"}
+    # Then the variable on the command line isn't that of the other nodes.
+    others = [node("gpu1", ANNOUNCED), node("gpu2", ANNOUNCED)]
+    assert "switch-pending" in found({"gpu1": "dra", "gpu2": "dra"}, *others)
+    assert {*found({"gpu1": "dra", "gpu2": "dra"}, *others, switch=["gpu1"])} == {"claims-preemption"}
+
+
+def test_a_node_has_one_back_end():
+    text = found({"gpu1": "hami"}, node("gpu1", ANNOUNCED))["two-backends"]
+    assert text.startswith("gpu_backend: gpushare gives away the cards of node gpu1 (extender), and hami would do")
+    assert "two-backends" not in found({"gpu1": "hami"}, node("gpu1"))
 
 
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
 def test_nvidias_driver_gives_away_the_same_cards(allocation):
-    claims = Claims(allocation, capacity=True)
-    text = found(claims, announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))["foreign-plugin"]
-    assert text.startswith("node gpu1 has ResourceSlices of gpu.nvidia.com")
-    assert "foreign-plugin" not in found(claims, announced("gpu.nvidia.com", "gpu2"))
+    others = (announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))
+    text = found({"gpu1": allocation}, *others)["foreign-plugin"]
+    assert text.startswith("node gpu1 has ResourceSlices of gpu.nvidia.com: NVIDIA's DRA driver gives away")
+    assert "foreign-plugin" not in found({"gpu1": allocation}, announced("gpu.nvidia.com", "gpu2"))
 
 
 def test_claims_need_no_list_of_device_ids():
     """80 GiB in MiB are more IDs than a device plugin can send."""
-    kube = FakeKube(node("gpu1"))
-    kube.version_answer = {"gitVersion": "v1.36.3"}
-    cluster = collect(kube, {"memory_unit": "MiB", "scheduler": None})
     host = Host("gpu1", "gpu1", "gpu_nodes", facts(memory=81920), R615)
 
     def ids(allocation):
-        options = Options(memory_unit="MiB", claims=Claims(allocation, capacity=True))
+        cluster = read({"gpu1": allocation})
+        options = Options(memory_unit="MiB", claims=Claims({}, True, cluster["backends"]))
         return {one.id for one in examine_all(options, cluster, [host])}
 
     assert "device-list" in ids("extender")
     assert "device-list" not in ids("dra")
+
+
+def test_nodes_of_other_back_ends_share_nothing():
+    cluster = read({"gpu1": "nvidia"}, node("gpu1", {"nvidia.com/gpu": "2"}))
+    host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
+    options = Options(claims=Claims(backends=cluster["backends"]))
+    assert not {"foreign-plugin", "no-gpu-nodes"} & {one.id for one in examine_all(options, cluster, [host])}
 
 
 def test_slices_are_read_in_one_request_where_they_may_be():
@@ -122,12 +311,74 @@ def test_slices_are_read_in_one_request_where_they_may_be():
     kube.version_answer = {"gitVersion": "v1.36.0"}
     assert collect(kube, {"memory_unit": None, "scheduler": None})["slices"] is None
     assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] == [{"driver": OURS, "node": "gpu1"}]
-    read = kube.list_all
+    read_them = kube.list_all
 
     def refused(api_version, kind, *rest, **more):
         if kind == "ResourceSlice":
             raise KubeError("may not list resourceslices", status=403)
-        return read(api_version, kind, *rest, **more)
+        return read_them(api_version, kind, *rest, **more)
 
     kube.list_all = refused
     assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] is None
+
+
+# --------------------------------------------------------------------------- plugins of others
+
+
+def daemon_set(name, image, selector=None, owner=None, release=None):
+    metadata = {"name": name, "namespace": "gpu-operator"}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": owner[0], "name": owner[1], "uid": "u", "apiVersion": "nvidia.com/v1"}]
+    if release:
+        metadata["annotations"] = {"meta.helm.sh/release-name": release}
+    pod = {"containers": [{"name": "c", "image": image}], **({"nodeSelector": selector} if selector else {})}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {"template": {"spec": pod}}}
+
+
+PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said", "to_do"),
+    [
+        (
+            daemon_set("nvidia-device-plugin-daemonset", PLUGIN, owner=("ClusterPolicy", "cluster-policy")),
+            "DaemonSet gpu-operator/nvidia-device-plugin-daemonset of ClusterPolicy cluster-policy gives away",
+            "label the node nvidia.com/gpu.deploy.device-plugin=false",
+        ),
+        (
+            daemon_set("nvdp", PLUGIN, {"nvidia.com/gpu.present": "true"}, release="nvdp"),
+            "DaemonSet gpu-operator/nvdp of helm's release gpu-operator/nvdp gives away",
+            "take the node out of the release's nodeSelector or affinity",
+        ),
+        (
+            daemon_set("hami-device-plugin", "projecthami/hami:v2.10.0"),
+            "DaemonSet gpu-operator/hami-dev",
+            "remove that",
+        ),
+        # On other nodes only, or of something else.
+        (daemon_set("nvdp", PLUGIN, {"pool": "b"}), "another device plugin gives away", "remove that plugin"),
+        (daemon_set("node-exporter", "quay.io/prometheus/node-exporter:v1"), "another device plugin", "remove that"),
+    ],
+)
+def test_a_plugin_of_others_is_named_with_its_origin_and_left_alone(plugin, said, to_do):
+    there = node("gpu1", {"nvidia.com/gpu": "2"}, labels={"nvidia.com/gpu.present": "true"})
+    cluster = read({"gpu1": "extender"}, there, plugin)
+    host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
+    options = Options(claims=Claims(backends=cluster["backends"]))
+    [one] = [one for one in examine_all(options, cluster, [host]) if one.id == "foreign-plugin"]
+    assert said in one.text and to_do in one.text
+
+
+def test_a_plugin_of_others_that_has_just_left_is_no_problem():
+    """kubelet reports its capacity for five minutes more."""
+    left = node("gpu1", {"nvidia.com/gpu": "2"}, free={"nvidia.com/gpu": "0"})
+    cluster = read({"gpu1": "extender"}, left)
+    host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
+    found_ids = {one.id for one in examine_all(Options(claims=Claims(backends=cluster["backends"])), cluster, [host])}
+    assert "foreign-plugin" not in found_ids and cluster["plugins"] == []
+
+
+def test_nothing_is_resolved_without_a_node():
+    cluster = read({})
+    assert resolve([], cluster)["parts"] == {"extender": False, "dra": False}

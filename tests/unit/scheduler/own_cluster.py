@@ -60,15 +60,20 @@ class Played(t.NamedTuple):
         return int(re.search(r"changed=(\d+)", self.text).group(1))
 
 
+def named(groups):
+    """The variables of each host, by group."""
+    return {name: hosts if isinstance(hosts, dict) else dict.fromkeys(hosts) for name, hosts in groups.items()}
+
+
 def run_playbook(folder, playbook, *words, groups=None, **variables):
     """Run a playbook on this machine.
 
     :param playbook: a path, or the plays.
-    :param groups: the hosts of each group of the inventory.
+    :param groups: the hosts of each group of the inventory, or the variables of each by its name.
     :param variables: of all hosts, localhost included.
     """
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    inventory = {name: {"hosts": dict.fromkeys(hosts)} for name, hosts in (groups or {}).items()}
+    inventory = {name: {"hosts": hosts} for name, hosts in named(groups or {}).items()}
     (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}}, **inventory}))
     if not isinstance(playbook, Path):
         (folder / "play.yml").write_text(yaml.safe_dump(playbook, sort_keys=False))

@@ -1,0 +1,107 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""Device plugins and DRA drivers of others that give away a node's cards, and where they come from. Pure."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+from .._contracts import gpushare as contract
+from .._core.types import JsonObject
+
+# Resources by which other stacks announce the cards that this collection would announce.
+RESOURCES = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
+# NVIDIA's driver for dynamic resource allocation, which announces whole cards.
+DRIVER = "gpu.nvidia.com"
+# Names of images, without registry and tag.
+_IMAGES = re.compile(
+    r"k8s-device-plugin|hami|k8s-vgpu|volcano-vgpu-device-plugin|.*nvidia.*device-plugin.*|k8s-dra-driver.*|dra-driver-nvidia.*"
+)
+_NAMES = re.compile(r".*(nvidia.*device-plugin|hami-device-plugin|nvidia-dra-driver|dra-driver-gpu-kubelet-plugin).*")
+RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
+# What the GPU Operator makes its DaemonSets of, in API group nvidia.com or resource.nvidia.com.
+OPERATORS = ("ClusterPolicy", "GPUCluster")
+
+
+class Plugin(t.TypedDict):
+    """A DaemonSet of others that gives away cards.
+
+    ``owner`` is the object that made it, as ``ClusterPolicy cluster-policy``; ``release`` that of helm, as
+    ``namespace/name``. Either may be empty. Its pods run on nodes with the labels in ``selector``.
+    """
+
+    name: str
+    owner: str
+    release: str
+    selector: dict[str, str]
+
+
+def announced(allocatable: t.Mapping[str, str]) -> list[str]:
+    """Return the resources of other stacks that a node has now.
+
+    kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable.
+    """
+    return sorted(
+        name for name, text in allocatable.items() if RESOURCES.fullmatch(name) and contract.quantity(text) > 0
+    )
+
+
+def plugins(daemon_sets: t.Iterable[JsonObject]) -> list[Plugin]:
+    """Return the DaemonSets that give away cards, of all of a cluster."""
+    found: list[Plugin] = []
+    for one in daemon_sets:
+        metadata, spec = one["metadata"], one["spec"]["template"]["spec"]
+        if (metadata.get("labels") or {}).get("app.kubernetes.io/part-of") == "gpushare":
+            continue
+        images = {_bare(str(container.get("image", ""))) for container in spec.get("containers") or []}
+        if not any(map(_IMAGES.fullmatch, images)) and not _NAMES.fullmatch(str(metadata["name"])):
+            continue
+        annotations = metadata.get("annotations") or {}
+        owners = [f"{owner['kind']} {owner['name']}" for owner in metadata.get("ownerReferences") or []]
+        release = annotations.get(RELEASE)
+        where = annotations.get(RELEASE_NAMESPACE) or metadata.get("namespace")
+        found.append(
+            {
+                "name": f"DaemonSet {metadata.get('namespace')}/{metadata['name']}",
+                "owner": owners[0] if owners else "",
+                "release": f"{where}/{release}" if release else "",
+                "selector": dict(spec.get("nodeSelector") or {}),
+            }
+        )
+    return found
+
+
+def _bare(image: str) -> str:
+    return image.rpartition("/")[2].partition("@")[0].partition(":")[0]
+
+
+def on_node(found: t.Iterable[Plugin], labels: t.Mapping[str, str]) -> list[Plugin]:
+    """Return those whose pods a node with these labels may have."""
+    return [one for one in found if one["selector"].items() <= labels.items()]
+
+
+def told(found: t.Sequence[Plugin]) -> str:
+    """Return names and origins for a message; empty where there are none."""
+
+    def origin(one: Plugin) -> str:
+        return (
+            f" of {one['owner']}" if one["owner"] else f" of helm's release {one['release']}" if one["release"] else ""
+        )
+
+    return " and ".join(f"{one['name']}{origin(one)}" for one in found)
+
+
+def way_out(found: t.Sequence[Plugin]) -> str:
+    """Return the template of what takes a plugin off one node; ``{named_by}`` is the variable that names the node."""
+    first: Plugin = found[0] if found else {"name": "", "owner": "", "release": "", "selector": {}}
+    or_node = ", or take the node out of {named_by}"
+    if first["owner"].split(" ")[0] in OPERATORS:
+        return "label the node nvidia.com/gpu.deploy.device-plugin=false, by which the GPU Operator leaves it" + or_node
+    if first["release"]:
+        return "take the node out of the release's nodeSelector or affinity" + or_node
+    return "remove that plugin from the node, or the node from {named_by}"

@@ -1,0 +1,248 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""A node that changes its allocation: the pods with cards leave it, and nothing of the former allocation stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._contracts import claim_templates
+from .._contracts import gpushare as contract
+from .._core.errors import BadInput, NotInEffect
+from .._core.plan import Change, Plan, run
+from .._core.types import JsonObject
+from .._core.wait import Waiting
+from .._kube.client import Kube, KubeError, auth_arguments
+from .._kube.refs import Ref
+from . import foreign, node_backends
+
+DRAINED, CLEAN = "drained", "clean"
+ARGUMENTS: JsonObject = {
+    **auth_arguments(),
+    "node": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": [DRAINED, CLEAN], "required": True},
+    "allocation": {"type": "str", "choices": [node_backends.EXTENDER, node_backends.DRA]},
+    "force": {"type": "bool", "default": False},
+    "delete_emptydir_data": {"type": "bool", "default": False},
+    "grace_period": {"type": "int"},
+    "timeout": {"type": "int", "default": 600},
+}
+# The pods of a server's DaemonSet, by its allocation.
+SERVERS: t.Mapping[str, str] = {
+    node_backends.EXTENDER: "gpushare-device-plugin",
+    node_backends.DRA: "gpushare-dra-driver",
+}
+NAME_LABEL = "app.kubernetes.io/name"
+MIRROR = "kubernetes.io/config.mirror"
+# Refused because a disruption budget is exhausted.
+TOO_MANY = 429
+
+# What may be left of an allocation on a node.
+LABEL, ANNOTATION, RESOURCE, SLICE, SERVER, CLAIM, POD = (
+    *("label", "annotation", "resource", "slice", "server", "claim", "pod"),
+)
+
+
+class Remain(t.NamedTuple):
+    """Something that is left, and its name."""
+
+    code: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeState:
+    """What the API has of a node.
+
+    :param node: the Node object; None where there is none.
+    :param pods: bound to it.
+    :param slices: its ResourceSlices.
+    :param claims: of the whole cluster.
+    """
+
+    node: JsonObject | None
+    pods: t.Sequence[JsonObject]
+    slices: t.Sequence[JsonObject]
+    claims: t.Sequence[JsonObject]
+
+
+def read(kube: Kube, name: str, by_claims: bool) -> NodeState:
+    """Read a node.
+
+    :param by_claims: the cluster serves claims.
+    """
+    api, node = claim_templates.API_VERSION, f"spec.nodeName={name}"
+    return NodeState(
+        kube.get(Ref("v1", "Node", "", name)),
+        kube.list_all("v1", "Pod", field_selector=node),
+        kube.list_all(api, "ResourceSlice", field_selector=node) if by_claims else [],
+        kube.list_all(api, "ResourceClaim") if by_claims else [],
+    )
+
+
+def serves_claims(kube: Kube) -> bool:
+    """Return whether the cluster divides devices by claims."""
+    return node_backends.release(str(kube.version().get("gitVersion", ""))) >= node_backends.CLAIMS_SINCE
+
+
+def _results(claim: JsonObject) -> list[JsonObject]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    found = (allocation.get("devices") or {}).get("results") or []
+    return [one for one in found if one.get("driver") in (claim_templates.DRIVER, foreign.DRIVER)]
+
+
+def holders(state: NodeState) -> list[JsonObject]:
+    """Return the pods that have a card of the node, whoever has allocated it; not those that have ended."""
+    claiming = {
+        str(user.get("uid"))
+        for claim in state.claims
+        if _results(claim)
+        for user in claim["status"].get("reservedFor") or []
+    }
+    return [
+        pod
+        for pod in state.pods
+        if not contract.finished(pod)
+        and (contract.counts(pod) or contract.pod_uid(pod) in claiming or foreign.announced(_limits(pod)))
+    ]
+
+
+def _limits(pod: JsonObject) -> dict[str, str]:
+    spec = pod.get("spec") or {}
+    both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    return {
+        name: str(value) for one in both for name, value in ((one.get("resources") or {}).get("limits") or {}).items()
+    }
+
+
+def remains(state: NodeState, allocation: str) -> list[Remain]:
+    """Return what is left of an allocation on a node, in the API."""
+    if state.node is None:
+        return []
+    metadata, status = state.node["metadata"], state.node.get("status") or {}
+    name = str(metadata["name"])
+    found = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
+    found += [
+        Remain(SERVER, contract.pod_key(pod))
+        for pod in state.pods
+        if (pod["metadata"].get("labels") or {}).get(NAME_LABEL) == SERVERS[allocation]
+    ]
+    label = (metadata.get("labels") or {}).get(contract.NODE_LABEL)
+    if label == node_backends.LABELS[allocation]:
+        found.append(Remain(LABEL, f"{contract.NODE_LABEL}={label}"))
+    if allocation == node_backends.EXTENDER:
+        if contract.NODE_CARDS in (metadata.get("annotations") or {}):
+            found.append(Remain(ANNOTATION, contract.NODE_CARDS))
+        if contract.quantity((status.get("allocatable") or {}).get(contract.RESOURCE_MEMORY, 0)) > 0:
+            found.append(Remain(RESOURCE, contract.RESOURCE_MEMORY))
+        return found
+    ours = claim_templates.DRIVER
+    found += [Remain(SLICE, str(one["metadata"]["name"])) for one in state.slices if one["spec"].get("driver") == ours]
+    found += [
+        Remain(CLAIM, contract.pod_key(claim))
+        for claim in state.claims
+        if any(one["driver"] == ours and one.get("pool") == name for one in _results(claim))
+    ]
+    return found
+
+
+class Drain:
+    """Reconciler: no pod on a node has a card.
+
+    :param params: as ``ARGUMENTS``.
+    """
+
+    def __init__(self, kube: Kube, params: JsonObject, waiting: Waiting) -> None:
+        self._kube = kube
+        self._params = params
+        self._waiting = waiting
+        self._by_claims = serves_claims(kube)
+
+    def observe(self) -> NodeState:
+        return read(self._kube, self._params["node"], self._by_claims)
+
+    def plan(self, state: NodeState) -> Plan:
+        found = holders(state)
+        refused = [reason for reason in map(self._refusal, found) if reason]
+        if refused:
+            raise BadInput(
+                f"node {self._params['node']} can't be drained of its pods with cards: {'; '.join(refused)}. "
+                "Nothing was evicted",
+                pods=[contract.pod_key(pod) for pod in found if self._refusal(pod)],
+            )
+        return Plan(tuple(Change(f"Pod {contract.pod_key(pod)}", "has a card\n", "", pod) for pod in found))
+
+    def _refusal(self, pod: JsonObject) -> str:
+        """Return why a pod isn't evicted; empty where it may be, or goes already."""
+        if contract.terminating(pod):
+            return ""
+        key, metadata = contract.pod_key(pod), pod["metadata"]
+        owner = next((one for one in metadata.get("ownerReferences") or [] if one.get("controller")), None)
+        if MIRROR in (metadata.get("annotations") or {}):
+            return f"{key} is a static pod of the node"
+        if owner and owner["kind"] == "DaemonSet":
+            return f"{key} is a pod of DaemonSet {owner['name']}, which would make it again: exclude the node there"
+        if not owner and not self._params["force"]:
+            return f"{key} has no controller that makes it again (maintenance_force evicts it nevertheless)"
+        volumes = (pod.get("spec") or {}).get("volumes") or []
+        if any("emptyDir" in one for one in volumes) and not self._params["delete_emptydir_data"]:
+            return f"{key} has data in an emptyDir, which is lost (maintenance_delete_emptydir_data allows that)"
+        return ""
+
+    def apply(self, state: NodeState, plan: Plan) -> None:
+        left, budgets = holders(state), dict[str, str]()
+        for _attempt in self._waiting.attempts():
+            for pod in left:
+                if not contract.terminating(pod):
+                    self._evict(pod, budgets)
+            left = holders(self.observe())
+            if not left:
+                return
+        names = [contract.pod_key(pod) for pod in left]
+        reasons = [f"{name} ({budgets[name]})" if name in budgets else name for name in names]
+        raise NotInEffect(
+            f"node {self._params['node']} still has pods with cards after {self._params['timeout']} s: "
+            f"{', '.join(reasons)}",
+            pods=names,
+        )
+
+    def _evict(self, pod: JsonObject, budgets: dict[str, str]) -> None:
+        try:
+            self._kube.evict(pod["metadata"]["namespace"], pod["metadata"]["name"], self._params["grace_period"])
+        except KubeError as error:
+            if error.status == TOO_MANY:
+                budgets[contract.pod_key(pod)] = "its disruption budget allows no eviction now"
+            elif error.status != 404:
+                raise
+
+
+def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
+    """Run the module ``node_takeover``.
+
+    :param params: as ``ARGUMENTS``.
+    :param check: change nothing and wait for nothing.
+    :raises NotInEffect: pods, or something of the allocation, are left after the timeout.
+    """
+    waiting = waiting or Waiting(params["timeout"], 2.0)
+    if params["state"] == DRAINED:
+        return run(Drain(kube, params, waiting), check)
+    if not params["allocation"]:
+        raise BadInput("state clean needs the allocation of which nothing may be left")
+    by_claims, left = serves_claims(kube), list[Remain]()
+    for _attempt in waiting.attempts():
+        left = remains(read(kube, params["node"], by_claims), params["allocation"])
+        if not left or check:
+            return {"changed": False, "remains": [one._asdict() for one in left]}
+    raise NotInEffect(
+        f"node {params['node']} isn't clean of {params['allocation']} after {params['timeout']} s: "
+        f"{', '.join(map(str, left))}",
+        remains=[one._asdict() for one in left],
+    )

@@ -1,0 +1,84 @@
+#!/usr/bin/python
+
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_takeover
+short_description: Evict a node's pods that have cards, or prove that nothing of an allocation is left on it
+version_added: 1.0.0
+description:
+  - "For the roles of this collection only: role P(kubegpu.share.switch#role) uses it."
+  - Pods without a card stay. Cordon the node first.
+  - Pods are evicted, so that disruption budgets hold; where one is exhausted, the eviction is repeated until O(timeout).
+extends_documentation_fragment:
+  - kubegpu.share.attributes
+  - kubegpu.share.attributes.cluster
+options:
+  node:
+    description: Name of the node.
+    type: str
+    required: true
+  state:
+    description:
+      - V(drained) evicts the pods that have a card, by C(aliyun.com/gpu-mem), a claim or another stack's resource, and waits until they have ended. It evicts
+        none where it may not evict one of them.
+      - V(clean) changes nothing. It waits until nothing of O(allocation) is left on the node, neither label, annotation, resource, ResourceSlice, claim nor
+        server, and no pod has a card.
+    type: str
+    choices: [drained, clean]
+    required: true
+  allocation:
+    description: The allocation of which nothing may be left, for V(clean).
+    type: str
+    choices: [extender, dra]
+  force:
+    description: Whether pods without a controller are evicted too; nothing recreates them.
+    type: bool
+    default: false
+  delete_emptydir_data:
+    description: Whether pods with emptyDir volumes are evicted too; the volumes are deleted with their content.
+    type: bool
+    default: false
+  grace_period:
+    description: Seconds that a pod gets to end. By default each pod's own.
+    type: int
+  timeout:
+    description: Time limit in seconds.
+    type: int
+    default: 600
+author:
+  - The kubegpu.share authors (@kubegpu)
+"""
+
+EXAMPLES = r"""
+- name: Evict the pods that have cards of the node
+  kubegpu.share.node_takeover:
+    node: gpu1
+    state: drained
+"""
+
+RETURN = r"""
+remains:
+  description: With V(clean), what is left, each with C(code) and C(name). Empty except in check mode, since the module fails otherwise.
+  type: list
+  elements: dict
+  returned: with O(state=clean)
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.takeover import ARGUMENTS, ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    run_module(module, lambda: ensure(RealKube.of_module(module), module.params, module.check_mode))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""What the variables of the inventory ask for on each node."""
+
+from __future__ import annotations
+
+import typing as t
+
+from ...module_utils._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
+
+BACKEND, ALLOCATION, NODE = "gpu_backend", "gpushare_allocation", "gpu_node_name"
+
+
+def wanted_backends(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Mapping[str, str] | None = None,
+) -> list[Wanted]:
+    """Return what is asked for on each node; see the documentation of the filter.
+
+    :param hostvars: the variables of all hosts.
+    :param hosts: those of the group gpu_nodes.
+    :param nodes: the variable ``gpushare_nodes``: nodes with gpushare; empty for those of ``hosts``.
+    :param given: ``gpu_backend`` and ``gpushare_allocation`` of nodes that have none of their own.
+    """
+    names = {str(hostvars[host].get(NODE) or host): host for host in hosts}
+
+    def of(node: str) -> Wanted:
+        host = names.get(node, node)
+        # The get of Ansible's hostvars has no default.
+        own = hostvars[host] if host in hostvars else {}  # noqa: SIM401
+        usual = given or {}
+        backend = own.get(BACKEND) or usual.get(BACKEND) or GPUSHARE
+        allocation = own.get(ALLOCATION) or usual.get(ALLOCATION) or EXTENDER
+        return {"node": node, "backend": str(backend), "allocation": str(allocation)}
+
+    found = [of(node) for node in dict.fromkeys([*nodes, *names])]
+    return [one for one in found if not nodes or one["node"] in nodes or one["backend"] != GPUSHARE]

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node that changes its allocation: which pods leave it, and what is left of an allocation."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.takeover import ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from fake_clock import FakeClock
+from fake_kube import FakeKube
+
+OURS = "gpu.kubegpu.share"
+MEMORY = "aliyun.com/gpu-mem"
+OWNED = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
+
+
+def node(labels=None, annotations=None, free="0", name="gpu1"):
+    metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
+    status = {"allocatable": {MEMORY: free}, "capacity": {MEMORY: "32"}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+
+
+def pod(name, limits=None, on="gpu1", owners=OWNED, phase="Running", labels=None, volumes=(), **metadata):
+    metadata = {"name": name, "namespace": "default", "uid": name, "labels": labels or {}, **metadata}
+    if owners:
+        metadata["ownerReferences"] = owners
+    spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"limits": limits or {}}}]}
+    if volumes:
+        spec["volumes"] = list(volumes)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+def claim(name, user, driver=OURS, pool="gpu1"):
+    status = {
+        "allocation": {"devices": {"results": [{"driver": driver, "pool": pool, "device": "gpu-0"}]}},
+        "reservedFor": [{"resource": "pods", "name": user, "uid": user}],
+    }
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "status": status}
+
+
+def slice_of(driver=OURS, on="gpu1"):
+    spec = {"driver": driver, "nodeName": on}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{on}-{driver}"},
+        "spec": spec,
+    }
+
+
+def params(state, **given):
+    usual = {"node": "gpu1", "force": False, "delete_emptydir_data": False, "grace_period": None, "timeout": 10}
+    return {**usual, "state": state, "allocation": None, **given}
+
+
+def run(kube, state, check=False, **given):
+    clock = FakeClock()
+    return ensure(kube, params(state, **given), check, Waiting(10, 2, sleep=clock.sleep, now=clock.now))
+
+
+def left(kube):
+    return {ref.name for ref in kube.objects if ref.kind == "Pod"}
+
+
+def test_exactly_the_pods_with_a_card_leave_the_node():
+    kube = FakeKube(
+        node(),
+        pod("shares", {MEMORY: "2"}),
+        pod("claims"),
+        pod("whole", {"nvidia.com/gpu": "1"}),
+        pod("plain", {"cpu": "1"}),
+        pod("done", {MEMORY: "2"}, phase="Succeeded"),
+        pod("elsewhere", {MEMORY: "2"}, on="gpu2"),
+        pod("nic"),
+        claim("a", "claims"),
+        claim("b", "nic", driver="nic.example.org"),
+    )
+    assert run(kube, "drained", check=True)["changed"] and "shares" in left(kube)
+    result = run(kube, "drained")
+    assert [one["before_header"] for one in result["diff"]] == [
+        "Pod default/shares",
+        "Pod default/claims",
+        "Pod default/whole",
+    ]
+    assert left(kube) == {"plain", "done", "elsewhere", "nic"}
+    assert not run(kube, "drained")["changed"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "allowed", "reason"),
+    [
+        (pod("p", {MEMORY: "2"}, owners=None), {"force": True}, "no controller that makes it again (maintenance_force"),
+        (pod("p", {MEMORY: "2"}, volumes=[{"emptyDir": {}}]), {"delete_emptydir_data": True}, "data in an emptyDir"),
+        (
+            pod("p", {MEMORY: "2"}, owners=[{"kind": "DaemonSet", "name": "d", "controller": True}]),
+            None,
+            "a pod of DaemonSet d, which would make it again",
+        ),
+        (pod("p", {MEMORY: "2"}, annotations={"kubernetes.io/config.mirror": "x"}), None, "a static pod"),
+    ],
+)
+def test_nothing_is_evicted_where_one_pod_may_not_be(refused, allowed, reason):
+    kube = FakeKube(node(), pod("other", {MEMORY: "2"}), refused)
+    with pytest.raises(BadInput, match="Nothing was evicted") as error:
+        run(kube, "drained")
+    assert reason in str(error.value) and error.value.details["pods"] == ["default/p"]
+    assert left(kube) == {"other", "p"}
+    if allowed:
+        run(kube, "drained", **allowed)
+        assert left(kube) == set()
+
+
+def test_a_disruption_budget_holds_and_is_named_at_the_end():
+    kube = FakeKube(node(), pod("kept", {MEMORY: "2"}), pod("other", {MEMORY: "2"}))
+    evict, refusals = kube.evict, []
+
+    def refused(namespace, name, grace=None):
+        if name == "kept" and len(refusals) < most:
+            refusals.append(name)
+            raise KubeError("would violate the budget", 429, "TooManyRequests")
+        evict(namespace, name, grace)
+
+    kube.evict, most = refused, 100
+    with pytest.raises(
+        NotInEffect, match=r"still has pods with cards after 10 s: default/kept \(its disruption budget"
+    ):
+        run(kube, "drained")
+    assert left(kube) == {"kept"}
+    refusals.clear()
+    most = 2
+    run(kube, "drained")
+    assert left(kube) == set()
+
+
+REMAINS = {
+    "label": ("extender", node(labels={"gpushare": "true"}), []),
+    "annotation": ("extender", node(annotations={"kubegpu.share/cards": "[]"}), []),
+    "resource": ("extender", node(free="32"), []),
+    "server": ("extender", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-device-plugin"})]),
+    "pod": ("dra", node(), [pod("p", {MEMORY: "2"})]),
+    "slice": ("dra", node(), [slice_of()]),
+    "claim": ("dra", node(), [claim("c", "gone")]),
+    "label ": ("dra", node(labels={"gpushare": "dra"}), []),
+    "server ": ("dra", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-dra-driver"})]),
+}
+
+
+@pytest.mark.parametrize("name", REMAINS)
+def test_each_thing_that_is_left_is_named(name):
+    allocation, live, others = REMAINS[name]
+    kube = FakeKube(live, *others)
+    assert [one["code"] for one in run(kube, "clean", True, allocation=allocation)["remains"]] == [name.strip()]
+    with pytest.raises(NotInEffect, match=f"isn't clean of {allocation} after 10 s: {name.strip()} ") as error:
+        run(kube, "clean", allocation=allocation)
+    assert error.value.details["remains"][0]["code"] == name.strip()
+
+
+def test_what_the_other_allocation_or_another_node_has_is_no_remains():
+    others = [slice_of(on="gpu2"), slice_of("nic.example.org"), claim("c", "p", pool="gpu2"), pod("plain")]
+    kube = FakeKube(node(labels={"gpushare": "dra"}), *others)
+    assert run(kube, "clean", allocation="extender")["remains"] == []
+    kube = FakeKube(node(labels={"gpushare": "true"}, annotations={"kubegpu.share/cards": "[]"}, free="32"), *others)
+    assert run(kube, "clean", allocation="dra")["remains"] == []
+
+
+def test_before_claims_were_there_none_are_read():
+    kube = FakeKube(node(), pod("p", {MEMORY: "2"}))
+    kube.version_answer = {"gitVersion": "v1.30.0"}
+    run(kube, "drained")
+    assert left(kube) == set() and not [one for one in kube.calls if "Resource" in str(one)]
+    assert Ref("v1", "Node", "", "gpu1") in kube.objects

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Role switch by the real ansible-playbook on a real API server, with the simulated NVML of the lab.
+
+No kubelet and no server runs: a thread does in the API what they would do on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import pytest
+from own_cluster import ROOT, controllers, own_api_server, run_playbook
+from real_apiserver import MERGE, Refused
+from simulated_driver import CARDS, VERSION, compiled
+
+NODE = "/api/v1/nodes/gpu1"
+SETS = "/apis/apps/v1/namespaces/gpushare-system/daemonsets"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+PODS = "/api/v1/namespaces/gpushare-system/pods"
+MEMORY = "aliyun.com/gpu-mem"
+MARKS = {"kubegpu.share/switch", "kubegpu.share/switch-cordoned"}
+
+
+def slice_of_the_driver():
+    pool = {"name": "gpu1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.kubegpu.share", "nodeName": "gpu1", "pool": pool, "devices": []}
+    return {"metadata": {"name": "gpu1-0"}, "spec": spec}
+
+
+class Machine:
+    """The node gpu1. ``sold`` lists each moment at which both allocations gave its cards away."""
+
+    def __init__(self, server):
+        self.server, self.sold, self.canaries = server, [], []
+        self.works = True
+
+    def node(self):
+        return self.server.request("GET", NODE)
+
+    def label(self):
+        return self.node()["metadata"].get("labels", {}).get("gpushare")
+
+    def serve(self):
+        label = self.label()
+        sets = {one["metadata"]["name"]: one for one in self.server.request("GET", SETS)["items"]}
+        announced = "32" if label == "true" and "gpushare-device-plugin" in sets else "0"
+        cards = "[]" if announced == "32" else None
+        if self.node()["status"].get("allocatable", {}).get(MEMORY) != announced:
+            status = {"capacity": {MEMORY: "32"}, "allocatable": {MEMORY: announced}}
+            self.server.request("PATCH", f"{NODE}/status", {"status": status}, MERGE)
+            if cards:
+                self.server.request("PATCH", NODE, {"metadata": {"annotations": {"kubegpu.share/cards": cards}}}, MERGE)
+        there = [one["metadata"]["name"] for one in self.server.request("GET", SLICES)["items"]]
+        if label == "dra" and "gpushare-dra-driver" in sets and not there:
+            self.server.request("POST", SLICES, slice_of_the_driver())
+        if there and announced == "32":
+            self.sold.append(label)
+        for path, one in [(f"{SETS}/{name}", one) for name, one in sets.items()]:
+            counts = dict.fromkeys(
+                (
+                    "currentNumberScheduled",
+                    "desiredNumberScheduled",
+                    "updatedNumberScheduled",
+                    "numberReady",
+                    "numberAvailable",
+                ),
+                1,
+            )
+            self.report(path, one, {**counts, "numberMisscheduled": 0})
+        templates = "/apis/apps/v1/namespaces/gpushare-system/deployments/gpushare-dra-templates"
+        with contextlib.suppress(Refused):
+            counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), 2)
+            self.report(templates, self.server.request("GET", templates), counts)
+        for pod in self.server.request("GET", PODS)["items"]:
+            name = pod["metadata"]["name"]
+            if self.works and name.startswith("gpushare-switch-") and pod["status"].get("phase") == "Pending":
+                self.canaries.append((label, bool(pod["spec"].get("resourceClaims"))))
+                self.server.request("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Succeeded"}}, MERGE)
+
+    def report(self, path, live, counts):
+        status = {"observedGeneration": live["metadata"]["generation"], **counts}
+        if status.items() - live.get("status", {}).items():
+            self.server.request("PATCH", f"{path}/status", {"status": status}, MERGE)
+
+    @contextlib.contextmanager
+    def served(self):
+        stopped = threading.Event()
+
+        def run():
+            while not stopped.wait(0.3):
+                with contextlib.suppress(Refused):
+                    self.serve()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield self
+        finally:
+            stopped.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with own_api_server() as server, controllers(server, "namespace", "garbage-collector"):
+        for name in ("gpu1", "gpu2"):
+            server.request(
+                "POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
+            )
+        server.apply(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}}
+        )
+        # The other node has the extender, whose parts are there.
+        server.request("PATCH", "/api/v1/nodes/gpu2", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE)
+        server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare-system"}})
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        server.apply({**lease, "metadata": {"name": "gpushare-ledger", "namespace": "gpushare-system"}})
+        server.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": "default", "namespace": "gpushare-system"},
+            }
+        )
+        with Machine(server).served() as made:
+            yield made
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    library = compiled(tmp_path / "driver", VERSION)
+    (tmp_path / "cards").write_text(CARDS)
+    folder = library if library.is_dir() else library.parent
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(folder))
+    monkeypatch.setenv("KUBEGPU_SIM_CARDS", str(tmp_path / "cards"))
+    assert os.environ["LD_LIBRARY_PATH"]
+
+
+def switch(machine, folder, to, *words, **variables):
+    given = {
+        "gpu_kubeconfig": str(machine.server.kubeconfig),
+        "gpushare_allocation": to,
+        "gpushare_image_delivery": "registry",
+        "gpushare_wait_timeout": 60,
+        "switch_clean_timeout": 30,
+        "switch_canary_timeout": 10,
+        **variables,
+    }
+    play = {"hosts": "gpu1", "gather_facts": False, "serial": 1, "roles": ["kubegpu.share.switch"]}
+    return run_playbook(folder, [play], *words, groups={"gpu_nodes": ["gpu1", "gpu2"]}, **given)
+
+
+def labelled(machine, folder, allocation):
+    """Have the role label the node; the field is its own then."""
+    role = {"role": "kubegpu.share.gpushare", "gpushare_component": "node", "gpushare_node_allocation": allocation}
+    play = {"hosts": "localhost", "gather_facts": False, "roles": [{**role, "gpushare_component_nodes": ["gpu1"]}]}
+    done = run_playbook(folder, [play], gpu_kubeconfig=str(machine.server.kubeconfig))
+    assert done.rc == 0, done.text
+
+
+def pod(server, name, units=None):
+    resources = {"limits": {MEMORY: units}} if units else {}
+    spec = {
+        "nodeName": "gpu1",
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "i", "resources": resources}],
+    }
+    server.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": name}, "spec": spec})
+
+
+def pods(server):
+    return {one["metadata"]["name"] for one in server.request("GET", "/api/v1/namespaces/default/pods")["items"]}
+
+
+def finished(machine):
+    node = machine.node()
+    return not MARKS & {*node["metadata"].get("annotations", {})} and not node["spec"].get("unschedulable")
+
+
+@pytest.mark.long
+def test_a_node_goes_back(machine, driver, tmp_path):
+    server = machine.server
+    labelled(machine, tmp_path, "dra")
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    server.apply({**lease, "metadata": {"name": "gpushare-dra-templates", "namespace": "gpushare-system"}})
+    server.request("POST", SLICES, slice_of_the_driver())
+    machine.canaries.clear()
+    back = switch(machine, tmp_path, "extender")
+    assert back.rc == 0, back.text
+    assert finished(machine) and machine.label() == "true" and machine.canaries == [("true", False)]
+    assert server.request("GET", SLICES)["items"] == [] and machine.sold == []
+
+
+@pytest.mark.long
+def test_a_node_goes_over_goes_on_after_a_failure(machine, driver, tmp_path):
+    server = machine.server
+    labelled(machine, tmp_path, "extender")
+    pod(server, "shares", 2)
+    pod(server, "plain")
+    refused = switch(machine, tmp_path, "dra")
+    assert refused.rc != 0 and "no controller that makes it again" in refused.text, refused.text
+    assert "Run the same command again" in refused.text and pods(server) == {"shares", "plain"}
+    assert machine.label() == "true" and machine.node()["spec"]["unschedulable"]
+
+    # The proof fails: the node stays cordoned, with the new allocation on it and nothing of the former one.
+    machine.works = False
+    failed = switch(machine, tmp_path, "dra", switch_force=True)
+    assert failed.rc != 0 and "Wait until the pod has seen its card" in failed.text, failed.text
+    assert pods(server) == {"plain"}
+    node = machine.node()
+    assert node["metadata"]["annotations"]["kubegpu.share/switch"] == "dra" and node["spec"]["unschedulable"]
+    assert "kubegpu.share/cards" not in node["metadata"]["annotations"] and machine.label() == "dra"
+
+    machine.works = True
+    done = switch(machine, tmp_path, "dra")
+    assert done.rc == 0, done.text
+    assert finished(machine) and machine.label() == "dra" and {*machine.canaries} == {("dra", True)}
+    # The other node still has the extender: only who asks for a claim gets one.
+    wanted = {
+        "metadata": {"name": "new"},
+        "spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": {MEMORY: 1}}}]},
+    }
+    assert "resourceClaims" not in server.ask("POST", "/api/v1/namespaces/default/pods?dryRun=All", wanted)[1]
+    again = switch(machine, tmp_path, "dra")
+    assert again.rc == 0 and again.changed == 0, again.text
+
+    assert pods(server) == {"plain"} and machine.sold == []
+
+
+@pytest.mark.long
+def test_a_node_whose_cards_are_in_use_outside_of_pods_gets_nothing_new(machine, driver, tmp_path):
+    cards = tmp_path / "cards"
+    cards.write_text(f"{CARDS}process 1 {os.getpid()} 100\n")
+    before = machine.label()
+    to = "dra" if before == "true" else "extender"
+    done = switch(machine, tmp_path, to)
+    assert done.rc != 0 and machine.label() is None, done.text
+    assert "isn't clean of" in done.text and "No card was given away" in done.text
+    cards.write_text(CARDS)
+    assert switch(machine, tmp_path, before).rc == 0 and finished(machine)
+
+
+def test_the_playbook_validates_before_it_takes_over_one_node_at_a_time():
+    text = (ROOT / "playbooks" / "switch.yml").read_text()
+    assert text.index("kubegpu.share.preflight") < text.index("serial: 1") < text.index("kubegpu.share.switch\n")
