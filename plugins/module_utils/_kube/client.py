@@ -246,12 +246,6 @@ class RealKube:
         body, content = json.dumps(definition), "application/apply-patch+yaml"
         return self._ask(_Request("PATCH", self._path(ref), query, body, content, str(ref)))
 
-    def try_create(self, definition: JsonObject) -> JsonObject:
-        ref = ref_of(definition)
-        self._demand(ref)
-        where = self._path(dataclasses.replace(ref, name=""))
-        return self._ask(_Request("POST", where, [("dryRun", "All")], definition, subject=str(ref)))
-
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         self._demand(ref)
         path = self._path(ref) + (f"/{subresource}" if subresource else "")

@@ -15,7 +15,7 @@ import re
 import typing as t
 
 from ...module_utils._contracts import nvidia_plugin as contract
-from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE
+from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
 from . import geometry
 from .configurations import CDI_CRI, ENVVAR, Configuration, configurations
@@ -24,7 +24,7 @@ from .problem import Problem
 PREFIX = "nvidia_device_plugin_"
 RUNTIME = "nvidia"
 # The labels of nodes that another back end's plugin serves: two never run on one node, whoever else sets gpu.present.
-OTHERS: t.Mapping[str, str] = {NODE_LABEL: NODE_LABEL_VALUE, "gpu": "on"}
+OTHERS: t.Mapping[str, list[str]] = {NODE_LABEL: sorted(NODE_LABEL_VALUES), "gpu": ["on"]}
 # Another back end may have taken the operator's plugin off a node by these.
 OPERATOR_LABELS: t.Mapping[str, str] = {
     "nvidia.com/gpu.deploy.device-plugin": "true",
@@ -279,7 +279,7 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, cdi: bool
     :param options: the role's variables.
     """
     wanted = [{"key": contract.LABEL_PRESENT, "operator": "In", "values": ["true"]}]
-    wanted += [{"key": key, "operator": "NotIn", "values": [value]} for key, value in OTHERS.items()]
+    wanted += [{"key": key, "operator": "NotIn", "values": values} for key, values in OTHERS.items()]
     required = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
     # JSON is YAML.
     ours: JsonObject = {
