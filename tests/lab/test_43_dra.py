@@ -26,7 +26,6 @@ from test_42_attacks import LIMIT, MAPS, TOO_MUCH, Result, Scene, check_outcome,
 from test_44_updates_and_leaders import DAEMONSETS, update
 
 from lab import engine
-from lab.paths import NAME
 
 SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
 VERIFY, INSPECT, ACCEPTANCE = "playbooks/verify.yml", "playbooks/inspect.yml", "playbooks/acceptance.yml"
@@ -392,7 +391,7 @@ def test_the_machine_reboots(lab: Lab, space: str) -> None:
         before = given(lab, lab.api.pod(space, "reboot"))
         machine = engine.find()
         assert machine is not None
-        machine.docker("restart", f"{NAME}-{node}")
+        machine.docker("restart", f"{engine.NAME}-{node}")
 
         def again() -> bool:
             pod = lab.api.pod(space, "reboot")

@@ -29,7 +29,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "driver_runfile": (11, 30),
     "gpu_acceptance": (36, 260),
     "gpu_allocation_check": (62, 560),
-    "gpu_allocation_info": (25, 175),
+    "gpu_allocation_info": (25, 180),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "hami_files": (8, 30),

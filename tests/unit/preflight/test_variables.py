@@ -49,6 +49,8 @@ def found(*hosts: Variables, cluster: bool = True) -> list[tuple[str, str, str]]
         ("runtime_name", "dockr", f"'dockr' isn't one of {RUNTIMES}; set it to 'docker'"),
         ("scheduler_mode", "statik", f"'statik' isn't one of {MODES}; set it to 'static_pod'"),
         ("gpu_backend", "magic", "'magic' isn't 'gpushare'; set it to 'gpushare'"),
+        ("gpu_backend", "hami", "no playbook deploys 'hami' yet; call role kubegpu.share.hami in a play of your own, and"),
+        ("gpu_backend", "nvidia", "no playbook deploys 'nvidia' yet; call role kubegpu.share.nvidia_device_plugin in a"),
         ("gpu_maintenance", "now", "'now' isn't one of 'never', 'drain', 'reboot'; set it to one of 'never',"),
         ("gpushare_memory_unit", "GB", "'GB' isn't one of 'GiB', 'MiB'; set it to 'GiB'"),
         ("gpushare_placement", "worst", "'worst' isn't one of 'binpack', 'spread'; set it to one of 'binpack',"),
