@@ -281,7 +281,7 @@ settings. [role driver](driver_role.rst), [role runtime](runtime_role.rst)
 
 ## Back ends
 
-| | shares are set up for | inspect and verify read |
+| | set up by | inspect and verify read |
 |---|---|---|
 {backends}
 """
@@ -309,8 +309,10 @@ def support() -> str:
         "hami": "HAMi",
         "nvidia": "NVIDIA's device plugin",
     }
-    served = code("plugin_utils._preflight.specifications").SHARED["gpu_backend"]["choices"]
-    backends = [f"| {text} | {'yes' if name in served else 'no'} | {read[name]} |" for name, text in shown.items()]
+    known_backends = code("module_utils._allocation.node_backends")
+    callers = {name: f"a play of your own, by role {role}" for name, role in known_backends.ROLES.items()}
+    callers.update(dict.fromkeys(known_backends.DEPLOYED, "site.yml"))
+    backends = [f"| {text} | {callers[name]} | {read[name]} |" for name, text in shown.items()]
     return SUPPORT.format(
         systems="\n".join(systems),
         runtimes=", ".join(f"`{name}`" for name in preflight.RUNTIMES),

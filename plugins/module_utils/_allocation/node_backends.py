@@ -18,9 +18,11 @@ from .cluster import ClusterNode, ClusterState
 
 # Values of gpu_backend, a node's variable.
 GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
-# The role of each. A value whose role this collection doesn't have is refused before any machine is connected.
+# The role of each.
 ROLES: t.Mapping[str, str] = {GPUSHARE: "gpushare", HAMI: "hami", NVIDIA: "nvidia_device_plugin"}
 BACKENDS = tuple(ROLES)
+# Those whose role site.yml runs. The others are refused before any machine is connected.
+DEPLOYED = (GPUSHARE,)
 # Values of gpushare_allocation, a node's variable.
 EXTENDER, DRA, AUTO = "extender", "dra", "auto"
 ALLOCATIONS = (EXTENDER, DRA, AUTO)
