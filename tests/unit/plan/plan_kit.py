@@ -75,7 +75,7 @@ def planner(variables, known=None, **of_play):
     :param known: variables of localhost in the play.
     :param of_play: the play's own variables.
     """
-    own = {**(known or {}), "hostvars": HostVars({variables["inventory_hostname"]: variables})}
+    own = {**(known or {}), "hostvars": HostVars({**variables["hostvars"], variables["inventory_hostname"]: variables})}
     made = Planner(action(), own)
     made._of_play = of_play
     return made
