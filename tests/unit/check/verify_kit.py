@@ -45,7 +45,7 @@ OPTIONS = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers
 LISTS = dict.fromkeys(OPTIONS, "list")
 NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "allocation", "runtime_class"), "str")
 TAKES = {
-    "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict"},
+    "cluster_info": {**AUTH, "memory_unit": "str", **dict.fromkeys(("scheduler", "backends"), "dict")},
     "nvml_info": {"timeout": "int"},
     "kubelet_devices_info": {"root": "path"},
     "control_plane_info": {"patches_dir": "path"},
