@@ -214,6 +214,7 @@ def test_a_node_goes_over_goes_on_after_a_failure(machine, driver, tmp_path):
     assert "kubegpu.share/cards" not in node["metadata"]["annotations"] and machine.label() == "dra"
 
     machine.works = True
+    machine.canaries.clear()
     done = switch(machine, tmp_path, "dra")
     assert done.rc == 0, done.text
     assert finished(machine) and machine.label() == "dra" and {*machine.canaries} == {("dra", True)}
