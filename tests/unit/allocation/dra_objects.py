@@ -119,8 +119,6 @@ def turned(number: int, shape: templates.Shape, on: str = "gpu1", named: bool = 
                     "name": f"main-{at}",
                     "image": "registry.example/work:1",
                     "resources": {
-                        "limits": {contract.RESOURCE_MEMORY: "0"},
-                        "requests": {contract.RESOURCE_MEMORY: "0"},
                         "claims": [{"name": templates.POD_CLAIM, "request": f"{templates.REQUEST}{at}"}],
                     },
                 }

@@ -103,7 +103,8 @@ def turned(wanted):
         if one["name"] in places:
             request = {"name": "gpu-mem", "request": f"gpu-{places[one['name']]}"}
             one["resources"]["claims"] = [*one["resources"].get("claims", []), request]
-            one["resources"].update(limits={MEMORY: "0"}, requests={MEMORY: "0"})
+            for field in ("limits", "requests"):
+                one["resources"].get(field, {}).pop(MEMORY, None)
     return spec
 
 
@@ -290,7 +291,7 @@ def test_a_mirror_pod_of_a_static_pod_is_left_alone(server):
 
 
 def test_defaults_of_a_namespace_count(server):
-    """LimitRanger has added limits and requests before the policy sees the pod."""
+    """LimitRanger has added limits and requests before the policy sees the pod, and adds them once more after it."""
     namespace = server.namespace()
     limits = [{"type": "Container", "default": {MEMORY: 3}, "defaultRequest": {MEMORY: 3}}]
     server.apply(
@@ -303,7 +304,10 @@ def test_defaults_of_a_namespace_count(server):
     )
     there = PODS.replace("default", namespace)
     answer = until(lambda: _with_claims(server.ask("POST", there, pod(container("c"), container("d", 4)))))
-    assert essence(json.loads(answer[1])["spec"]) == essence(turned(pod(container("c", 3), container("d", 4))))
+    expected = turned(pod(container("c", 3), container("d", 4)))
+    for one in expected["containers"]:
+        one["resources"]["limits"] = {MEMORY: "0"}
+    assert essence(json.loads(answer[1])["spec"]) == essence(expected)
 
 
 def _with_claims(answer):

@@ -65,8 +65,8 @@ def test_a_pod_is_turned_where_it_or_its_namespace_asks_for_it(server, namespace
     assert status == 201, text
     expected = turned(wanted) if claim else wanted["spec"]
     assert essence(json.loads(text)["spec"])[0] == expected.get("resourceClaims", [])
-    limits = json.loads(text)["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"aliyun.com/gpu-mem": "0" if claim else "4"}
+    limits = json.loads(text)["spec"]["containers"][0]["resources"].get("limits", {})
+    assert limits == ({} if claim else {"aliyun.com/gpu-mem": "4"})
 
 
 def test_what_claims_cannot_do_is_refused_only_where_a_claim_is_asked_for(server):
