@@ -340,7 +340,7 @@ def used(cluster):
     def cleaned(made, **more):
         return {**made, "metadata": {"name": made["metadata"]["name"], **more}}
 
-    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE)
+    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "dra"}}}, MERGE)
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"conditions": [ready]}}, MERGE)
     for one in slices_of("gpu1", CARDS, limits="enforced"):
