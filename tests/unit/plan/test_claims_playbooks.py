@@ -419,7 +419,10 @@ def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
 
 def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):
     """No driver runs here, so that no node can be tested; test_claims_acceptance.py runs the suites."""
+    label = {"metadata": {"labels": {"gpushare": "dra"}}}
+    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", label, MERGE)
     done = cluster.play(tmp_path, "acceptance.yml", acceptance_image="i")
+    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
     assert done.changed == 0 and "scheduler_mode is" not in done.text, done.text
     assert "no node advertises aliyun.com/gpu-mem" in words_of(done), done.text
 
