@@ -69,10 +69,11 @@ options:
     type: dict
     suboptions:
       wanted:
-        description: The nodes whose cards are used.
+        description: >-
+          The nodes whose cards are used. Without it nothing is asked for, and each node has the back end that it has now, by its label C(gpushare) and what
+          it announces.
         type: list
         elements: dict
-        required: true
         suboptions:
           node:
             description: Its name in the cluster.

@@ -38,12 +38,16 @@ description:
   - Other pods may come and go meanwhile. A step that they made impossible is retried; its result in the end is V(UNKNOWN), never V(FAIL).
   - The namespace is removed in any case, also after a signal. The next run removes what a killed run left. So only one run at a time is possible
     in a namespace.
-  - Supports the contract of gpushare, ours and upstream's, and with O(allocation) claims on this collection's cards. A slice doesn't have the number
+  - Supports the contract of gpushare, ours and upstream's, and claims on this collection's cards. Which of them is tested follows from the label
+    C(gpushare) of the node that is used. On a node with C(gpushare=dra) the pods ask for C(aliyun.com/gpu-mem) as ever, admission turns that into claims, and
+    what these are allocated is compared with the cards in ResourceSlices. Every reason of the extender is kube-scheduler's own then. The pods have the label
+    C(kubegpu.share/allocation), so that admission leaves them or turns them as the node needs it. Where a cluster has nodes of both, one run tests one of
+    them, and the table names the others (C(untested)). A slice doesn't have the number
     of a card's device node, so W5 and W6 compare the containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
     V(skipped) with the reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
   - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
     delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
-    O(allocate_command); with V(dra) of O(allocation) to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
+    O(allocate_command); where a node has claims, to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
   - A result of V(FAIL) doesn't fail the module; the play decides.
 extends_documentation_fragment:
   - kubegpu.share.attributes.cluster
@@ -88,15 +92,8 @@ options:
     type: dict
     default: {}
   scheduler_name:
-    description: The scheduler that places the pods, if it isn't the cluster's own.
+    description: The scheduler that places pods on nodes of the extender, if it isn't the cluster's own. Claims are allocated by the cluster's own.
     type: str
-  allocation:
-    description:
-      - The variable C(gpushare_allocation). With V(dra) the pods ask for C(aliyun.com/gpu-mem) as ever, admission turns that into claims, and what
-        these are allocated is compared with the cards in ResourceSlices. Every reason of the extender is kube-scheduler's own then.
-    type: str
-    choices: [extender, dra]
-    default: extender
   runtime_class:
     description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
     type: str
@@ -191,6 +188,10 @@ acceptance:
       description: Every pod that was created (pod, uid, units, node, card, phase, and a summary of its last state).
       type: list
       elements: dict
+    untested:
+      description: Names of the nodes of the other allocation, where a cluster has nodes of both.
+      type: list
+      elements: str
 table:
   description: The steps as text.
   returned: success
@@ -214,8 +215,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import (
     CANARY,
-    DRA,
-    EXTENDER,
     HAMI,
     WORKLOADS,
     Options,
@@ -237,7 +236,6 @@ def main() -> None:
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "scheduler_name": {"type": "str"},
-        "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},

@@ -17,7 +17,7 @@ description:
   - The evidence of the machines comes from M(kubegpu.share.nvml_info) and M(kubegpu.share.kubelet_devices_info). This module itself queries the
     API only, for nodes and unfinished pods. Where there may be claims it also lists ResourceSlices, ResourceClaims and this collection's
     ResourceClaimTemplates. Where a node has upstream's plugin it lists the ConfigMaps of C(kube-system), and with O(servers) it reads the
-    admission policy or OpenShift's scheduler where there are any; with V(dra) of O(servers.allocation), the DeviceClass and four admission
+    admission policy or OpenShift's scheduler where there are any; where a node has claims, the DeviceClass and four admission
     policies with their bindings.
   - A contradiction is a C(FAIL); what the back end allows although it is a risk is a C(WARN). Evidence that is missing or can't be read is
     C(UNKNOWN), and never counts as C(PASS). One sample may have caught a change in progress. Only findings of two samples are certain; see
@@ -44,7 +44,10 @@ options:
     type: dict
     default: {}
   servers:
-    description: This collection's gpushare servers, and where they must run. Without it they aren't checked.
+    description:
+      - This collection's gpushare servers, and where they must run. Without it they aren't checked.
+      - Which of them a node needs is decided by its label C(gpushare), V(true) for the extender or V(dra) for claims, and without it by the cards that it
+        announces. Where all nodes have claims, neither extender nor scheduler is checked; where there are both, both are.
     type: dict
     suboptions:
       control_plane:
@@ -70,11 +73,6 @@ options:
         type: str
         choices: [deny, warn, none]
         default: deny
-      allocation:
-        description: The variable C(gpushare_allocation). With V(dra) the servers are the DRA drivers and C(gpushare-dra-templates).
-        type: str
-        choices: [extender, dra]
-        default: extender
       reserved_mib:
         description: The variable C(gpushare_reserved_memory), by which a card in a ResourceSlice is smaller than what NVML reports.
         type: int

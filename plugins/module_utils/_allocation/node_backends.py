@@ -220,6 +220,21 @@ def resolve(
     }
 
 
+def as_it_is(cluster: ClusterState) -> Backends:
+    """Return the back ends as the nodes have them now, whatever variables ask for.
+
+    A cluster without any such node has the extender's parts, if it has parts.
+    """
+    wanted = [
+        Wanted(node=name, backend=GPUSHARE, allocation=EXTENDER if EXTENDER in allocations else DRA)
+        for name, allocations in observed(cluster).items()
+        if allocations
+    ]
+    found = resolve(wanted, cluster)
+    parts = found["parts"]
+    return {**found, "parts": Parts(extender=parts["extender"] or not parts["dra"], dra=parts["dra"])}
+
+
 def claims_of(extender: t.Collection[str], dra: t.Collection[str]) -> str:
     """Return which pods are turned into claims, where these nodes have either allocation."""
     if not dra:

@@ -17,6 +17,7 @@ from .._contracts import claim_templates, hami, hami_marks
 from .._contracts.gpushare import (
     NODE_CARDS,
     NODE_LABEL,
+    NODE_LABEL_CLAIMS,
     NODE_LABEL_VALUES,
     RESOURCE_COUNT,
     RESOURCE_MEMORY,
@@ -28,7 +29,7 @@ from .._kube.client import Kube
 from .._kube.stream import Wanted, listed, uncollected
 from .._scheduler import constants
 from .grants import is_driver
-from .model import DRA, EXTENDER, Options, Pod, Servers
+from .model import Options, Pod, Servers
 from .parse import Reader, shorten
 from .registry import ALL, SCOPES
 from .report import report
@@ -61,7 +62,6 @@ SERVERS_ARGUMENTS: JsonObject = {
     "admission": {"type": "str", "choices": [DENY, WARN, NONE], "default": DENY},
     "problem": {"type": "str", "default": ""},
     "running": {"type": "dict", "default": {}},
-    "allocation": {"type": "str", "choices": [EXTENDER, DRA], "default": EXTENDER},
     "reserved_mib": {"type": "int", "default": 0},
 }
 ARGUMENTS: JsonObject = {
@@ -105,7 +105,7 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
         servers = _servers(kube, params["servers"], server_pods)
         # After the pods: a claim whose pod is gone by then is gone in the second sample.
-        by_claims = claim_lists.read(kube) if _may_have_claims(nodes, pods, servers) else None
+        by_claims = claim_lists.read(kube) if _may_have_claims(nodes, pods) else None
         seen = snapshot(
             nodes,
             pods,
@@ -135,18 +135,19 @@ def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject])
     return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
 
 
-def _may_have_claims(nodes: t.Iterable[t.Any], pods: t.Iterable[Pod], servers: Servers | None) -> bool:
+def _may_have_claims(nodes: t.Iterable[t.Any], pods: t.Iterable[Pod]) -> bool:
     """Return whether there may be slices and claims of this collection: who has neither saves three requests."""
-    if servers is not None and servers.by_claims:
-        return True
     return any(pod.uses or is_driver(pod) for pod in pods) or any(_is_without_plugin(node) for node in nodes)
 
 
 def _is_without_plugin(node: t.Any) -> bool:
-    """Return whether a node is to share its cards, and no device plugin announces them."""
+    """Return whether a node is to share its cards, by claims or without a device plugin that announces them."""
     try:
         metadata = node["metadata"]
-        labelled = (metadata.get("labels") or {}).get(NODE_LABEL) in NODE_LABEL_VALUES
+        label = (metadata.get("labels") or {}).get(NODE_LABEL)
+        if label == NODE_LABEL_CLAIMS:
+            return True
+        labelled = label in NODE_LABEL_VALUES
         announced = NODE_CARDS in (metadata.get("annotations") or {})
         return labelled and not announced and not node_resource(node, RESOURCE_MEMORY, "allocatable")
     except (AttributeError, KeyError, TypeError):

@@ -26,17 +26,30 @@ from .grants import (
     requests_gpu,
     visible_gpus,
 )
-from .model import DRA, Container, Node, Pod, Snapshot
+from .model import DRA, EXTENDER, Container, Node, Pod, Snapshot
 from .parse import join, plural, shorten
 from .result import CheckResult
 from .snapshot import LEGACY, VISIBLE
 
-LABEL = f"{contract.NODE_LABEL}={contract.NODE_LABEL_VALUE}"
+VALUES = {EXTENDER: contract.NODE_LABEL_VALUE, DRA: contract.NODE_LABEL_CLAIMS}
 
 
 def has_label(node: Node) -> bool:
     """Return whether a node has the label that selects it for gpushare."""
     return node.labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
+
+
+def label_of(allocation: str) -> str:
+    """Return the label that selects a node for an allocation."""
+    return f"{contract.NODE_LABEL}={VALUES[allocation]}"
+
+
+def allocation_of(node: Node) -> str:
+    """Return who is to allocate the node's cards, by its label and else by what it announces; empty if unknown."""
+    for allocation, value in VALUES.items():
+        if node.labels.get(contract.NODE_LABEL) == value:
+            return allocation
+    return DRA if node.devices else EXTENDER if node.cards else ""
 
 
 def has_gpus(node: Node) -> bool:
@@ -70,7 +83,7 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
     elif not node.backends and has_label(node):
-        result.fail("nothing_announced", label=LABEL, api=api)
+        result.fail("nothing_announced", label=label_of(allocation_of(node)), api=api)
 
 
 def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:

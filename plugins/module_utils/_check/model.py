@@ -41,7 +41,6 @@ class Servers:
     :param namespace: of the servers.
     :param scheduler: how the cluster runs its scheduler, as ``cluster_info`` reports it.
     :param admission: what the admission policy does with a GPU pod for another scheduler: deny, warn or none.
-    :param allocation: ``extender``, or ``dra`` where kube-scheduler allocates claims.
     :param reserved_mib: of each card, what isn't given to pods beside the driver's own.
     :param problem: why the servers can't be checked; empty where they can.
     :param running: by node, the kube-scheduler processes that ``control_plane_info`` observed there.
@@ -53,16 +52,11 @@ class Servers:
     namespace: str
     scheduler: str
     admission: str
-    allocation: str = EXTENDER
     reserved_mib: int = 0
     problem: str = ""
     running: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
     pods: tuple[JsonObject, ...] = ()
     api: ObjectReader | None = None
-
-    @property
-    def by_claims(self) -> bool:
-        return self.allocation == DRA
 
 
 @dataclasses.dataclass(frozen=True)

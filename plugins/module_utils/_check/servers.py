@@ -16,17 +16,17 @@ from .._kube.rollout import ready, reasons
 from .._scheduler import constants
 from .._scheduler.constants import ANNOTATION, FOLDER
 from .._scheduler.pods import runs_scheduler
-from .common import LABEL, has_label
-from .model import Node, Servers, Snapshot
+from .common import has_label, label_of
+from .model import DRA, Node, Servers, Snapshot
 from .parse import join
 from .result import CheckResult
 from .servers_claims import nodes_offer_cards, unenforced
-from .servers_scheduler import COMPONENT, check_openshift, has_labels, is_openshift_scheduler
+from .servers_needed import DRA_DRIVER, DRA_TEMPLATES, allocations, gpu_nodes, has_labels, is_server, needed
+from .servers_scheduler import check_openshift, is_openshift_scheduler
 
 EXTENDER = "extender"
 DEVICE_PLUGIN = "device-plugin"
 SCHEDULER = "scheduler"
-DRA_DRIVER, DRA_TEMPLATES = "dra-driver", "dra-templates"
 
 
 def is_server_pod(pod: JsonObject) -> bool:
@@ -44,26 +44,26 @@ def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
     servers = snapshot.servers
     if servers is None:
         return
-    if servers.problem:
+    kinds = needed(snapshot)
+    if EXTENDER in kinds and servers.problem:
         result.unknown("not_checked", why=servers.problem)
-        return
-    if servers.scheduler in constants.ON_MACHINES and not servers.by_claims:
+    elif EXTENDER in kinds and servers.scheduler in constants.ON_MACHINES:
         for name in servers.control_plane:
             _check_server(servers, EXTENDER, name, result)
-    else:
-        component = SCHEDULER if servers.scheduler == constants.DEDICATED else EXTENDER
-        component = DRA_TEMPLATES if servers.by_claims else component
-        mine = [pod for pod in servers.pods if _is_server(pod, component)]
-        result.count()
-        if not any(ready(pod) for pod in mine):
-            cause = "not_ready_anywhere" if mine else "not_running_anywhere"
-            result.fail(cause, key=component, server=component, why="; ".join(reasons(None, mine, [])))
-    for node in gpu_nodes(snapshot):
-        _check_server(servers, DRA_DRIVER if servers.by_claims else DEVICE_PLUGIN, node.name, result)
+    elif EXTENDER in kinds:
+        _check_anywhere(servers, SCHEDULER if servers.scheduler == constants.DEDICATED else EXTENDER, result)
+    if DRA in kinds:
+        _check_anywhere(servers, DRA_TEMPLATES, result)
+    for node, allocation in _checked(snapshot):
+        _check_server(servers, DRA_DRIVER if allocation == DRA else DEVICE_PLUGIN, node.name, result)
 
 
-def _is_server(pod: JsonObject, component: str) -> bool:
-    return has_labels(pod, *constants.PART_OF) and has_labels(pod, COMPONENT, component)
+def _check_anywhere(servers: Servers, component: str, result: CheckResult) -> None:
+    mine = [pod for pod in servers.pods if is_server(pod, component)]
+    result.count()
+    if not any(ready(pod) for pod in mine):
+        cause = "not_ready_anywhere" if mine else "not_running_anywhere"
+        result.fail(cause, key=component, server=component, why="; ".join(reasons(None, mine, [])))
 
 
 def _check_server(servers: Servers, component: str, node: str, result: CheckResult) -> None:
@@ -71,7 +71,7 @@ def _check_server(servers: Servers, component: str, node: str, result: CheckResu
     mine = [
         pod
         for pod in servers.pods
-        if _is_server(pod, component)
+        if is_server(pod, component)
         and pod["metadata"].get("namespace") == servers.namespace
         and contract.pod_node(pod) == node
     ]
@@ -81,20 +81,22 @@ def _check_server(servers: Servers, component: str, node: str, result: CheckResu
     result.fail(cause, node=node, key=component, server=component, why="; ".join(reasons(None, mine, [])))
 
 
-def gpu_nodes(snapshot: Snapshot) -> list[Node]:
-    """Return the nodes that have the label, or whose machines are among the GPU nodes of the inventory."""
-    return [node for node in snapshot.nodes if node.observed or has_label(node)]
+def _checked(snapshot: Snapshot) -> list[tuple[Node, str]]:
+    """Return the GPU nodes that can be checked, and who allocates the cards of each.
 
-
-def _checked(snapshot: Snapshot) -> Servers | None:
-    """Return what is needed to check the servers; None where they aren't or can't be checked."""
-    return None if snapshot.servers is None or snapshot.servers.problem else snapshot.servers
+    Claims need nothing of what is unknown where the servers have a problem.
+    """
+    servers = snapshot.servers
+    if servers is None:
+        return []
+    found = allocations(snapshot)
+    return [(node, found[node.name]) for node in gpu_nodes(snapshot) if not servers.problem or found[node.name] == DRA]
 
 
 def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S2: each scheduler has loaded the configuration with the extender, which an upgrade may have removed."""
-    servers = _checked(snapshot)
-    if servers is None or servers.by_claims:
+    servers = snapshot.servers
+    if servers is None or servers.problem or EXTENDER not in needed(snapshot):
         return
     if servers.scheduler == constants.OPENSHIFT and servers.api is not None:
         check_openshift(servers, servers.api, result)
@@ -149,17 +151,15 @@ def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:
 
 def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S4: every GPU node is in the cluster, has the label and announces GPUs."""
-    servers = _checked(snapshot)
-    if servers is None:
-        return
-    for name in snapshot.unknown_nodes:
+    servers = snapshot.servers
+    for name in snapshot.unknown_nodes if servers is not None and not servers.problem else ():
         result.count()
         result.fail("not_in_cluster", node=name)
-    for node in gpu_nodes(snapshot):
+    for node, allocation in _checked(snapshot):
         result.count()
         if not has_label(node):
-            result.fail("no_label", node=node.name, label=LABEL, key="label")
-        if servers.by_claims:
+            result.fail("no_label", node=node.name, label=label_of(allocation), key="label")
+        if allocation == DRA:
             nodes_offer_cards(node, result)
             continue
         memory = node.resource(contract.RESOURCE_MEMORY)
@@ -170,9 +170,7 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
 
 def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S5: the driver enforces memory limits. One finding for all nodes of the same reason."""
-    if _checked(snapshot) is None:
-        return
-    nodes = [node for node in gpu_nodes(snapshot) if has_label(node)]
+    nodes = [node for node, _allocation in _checked(snapshot) if has_label(node)]
     result.count(len(nodes))
     by_reason: dict[str, list[str]] = {}
     violations = {code.value for code in contract.LIMIT_VIOLATIONS}

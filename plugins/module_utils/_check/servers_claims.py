@@ -13,9 +13,10 @@ from .._contracts.claim_templates import API_VERSION, DRIVER
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._kube.refs import FIELD_MANAGER, Ref
-from .model import Node, ObjectReader, Snapshot
+from .model import DRA, Node, ObjectReader, Snapshot
 from .parse import join
 from .result import CheckResult
+from .servers_needed import needed
 
 ADMISSION = "admissionregistration.k8s.io/v1"
 CLAIMS, OF_DRIVER, OF_TEMPLATES = "gpushare-claims", "gpushare-dra-driver", "gpushare-dra-templates"
@@ -30,7 +31,7 @@ POLICIES = (
 def objects_are_unchanged(snapshot: Snapshot, result: CheckResult) -> None:
     """Check D10: what turns pods into claims, and ties the servers' accounts, is as site.yml wrote it."""
     servers = snapshot.servers
-    if servers is None or servers.api is None or not servers.by_claims:
+    if servers is None or servers.api is None or DRA not in needed(snapshot):
         return
     api = servers.api
     _check_object(api, Ref(API_VERSION, "DeviceClass", "", DRIVER), result)

@@ -21,17 +21,12 @@ from .._openshift import cluster as openshift
 from .._openshift import policy as own
 from .._openshift import secondary
 from .._scheduler import constants
-from .model import ObjectReader, Servers, Snapshot
+from .model import EXTENDER, ObjectReader, Servers, Snapshot
 from .result import CheckResult
+from .servers_needed import COMPONENT, has_labels, needed
 
-COMPONENT = "app.kubernetes.io/component"
 ADMISSION = "admissionregistration.k8s.io"
 DENY, WARN, NONE = "deny", "warn", "none"
-
-
-def has_labels(pod: JsonObject, key: str, value: str) -> bool:
-    """Return whether a pod has a label of this value."""
-    return ((pod.get("metadata") or {}).get("labels") or {}).get(key) == value
 
 
 def is_openshift_scheduler(pod: JsonObject) -> bool:
@@ -161,7 +156,9 @@ def _check_secondary(api: ObjectReader, result: CheckResult) -> None:
 def admission_policy_exists(snapshot: Snapshot, result: CheckResult) -> None:
     """Check S3: beside a scheduler of its own, an admission policy covers GPU pods for other schedulers."""
     servers = snapshot.servers
-    if servers is None or servers.problem or servers.api is None or servers.admission == NONE or servers.by_claims:
+    if servers is None or servers.problem or servers.api is None or servers.admission == NONE:
+        return
+    if EXTENDER not in needed(snapshot):
         return
     api = servers.api
     if servers.scheduler == constants.DEDICATED:

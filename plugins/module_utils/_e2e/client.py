@@ -64,6 +64,7 @@ class SuiteClient:
     :ivar created_pods: by name.
     :ivar touched: objects of this run may exist.
     :ivar changed: the cluster was changed.
+    :ivar allocations: who allocates the cards of each node that shares memory.
     """
 
     def __init__(self, kube: Kube, options: Options, waiting: Waiting, run: str) -> None:
@@ -76,6 +77,8 @@ class SuiteClient:
         self.created_pods: dict[str, CreatedPod] = {}
         self.touched = False
         self.changed = False
+        self.allocations: dict[str, str] = {}
+        self._has_claims = False
 
     # ----------------------------------------------------------------- requests
 
@@ -140,8 +143,11 @@ class SuiteClient:
 
     def all_nodes(self) -> list[JsonObject]:
         found = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+        self._has_claims = any(nodes.allocation_of(one) == objects.DRA for one in found)
         cards = self._cards()
-        return [claims.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
+        found = [claims.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
+        self.allocations = {nodes.name_of(one): nodes.allocation_of(one) for one in found if nodes.shares_memory(one)}
+        return found
 
     def usable_state(self, node: JsonObject) -> NodeState | str:
         """Return a node's state, or why the node can't be used."""
@@ -173,14 +179,14 @@ class SuiteClient:
         return self._booked(found)
 
     def _cards(self) -> dict[str, claims.Cards]:
-        """Return the cards in slices by node, where claims are allocated."""
-        if not self._options.by_claims:
+        """Return the cards in slices by node, where a node has them."""
+        if not self._has_claims:
             return {}
         return claims.cards_by_node(self.request(lambda: self._kube.list_all(API_VERSION, "ResourceSlice")))
 
     def _booked(self, pods: list[JsonObject]) -> list[JsonObject]:
-        """Return pods with what their claims are allocated, where claims are allocated."""
-        if not self._options.by_claims:
+        """Return pods with what their claims are allocated, where a node's cards are allocated by claims."""
+        if not self._has_claims:
             return pods
         found = self.request(lambda: self._kube.list_all(API_VERSION, "ResourceClaim"))
         return claims.as_booked(pods, found, self._cards())
@@ -191,9 +197,13 @@ class SuiteClient:
 
     # ----------------------------------------------------------------- pods
 
-    def create_pod(self, name: str, units: t.Sequence[int], node: str | None) -> PodState:
-        """Create a pod with one container for each number of units."""
-        return self.create(self.template().pod(name, units, node), sum(units))
+    def create_pod(self, name: str, units: t.Sequence[int], node: str | None, allocation: str) -> PodState:
+        """Create a pod with one container for each number of units.
+
+        :param node: the only node where it may run; None for any.
+        :param allocation: who is to allocate its share.
+        """
+        return self.create(self.template().pod(name, units, node, allocation), sum(units))
 
     def template(self) -> PodTemplate:
         """Return what all pods of the run have in common."""

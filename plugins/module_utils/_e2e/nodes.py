@@ -15,6 +15,7 @@ from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
+from .objects import DRA, EXTENDER
 
 # A larger number than the API has for a quantity: such a node isn't read any further.
 MOST_UNITS = 2**63
@@ -34,6 +35,7 @@ class NodeState:
     :param stray: units of pods whose card isn't known.
     :param upstream: its device plugin is upstream's, which announces no cards.
     :param memory_limit: what its device plugin announces about memory limits; empty if nothing.
+    :param allocation: who allocates its cards.
     """
 
     name: str
@@ -45,6 +47,7 @@ class NodeState:
     stray: int = 0
     upstream: bool = False
     memory_limit: str = ""
+    allocation: str = EXTENDER
 
     @property
     def largest_card(self) -> int:
@@ -85,6 +88,15 @@ def shares_memory(node: t.Any) -> bool:
         return contract.node_resource(node, contract.RESOURCE_MEMORY) > 0
     except MALFORMED:
         return False
+
+
+def allocation_of(node: t.Any) -> str:
+    """Return who allocates a node's cards, by its label."""
+    try:
+        label = (node["metadata"].get("labels") or {}).get(contract.NODE_LABEL)
+    except MALFORMED:
+        label = None
+    return DRA if label == contract.NODE_LABEL_CLAIMS else EXTENDER
 
 
 def other_backend(node: t.Any) -> str:
@@ -160,6 +172,7 @@ def node_state(node: JsonObject, pods: t.Iterable[JsonObject]) -> NodeState | st
             stray=stray,
             upstream=contract.NODE_CARDS not in annotations,
             memory_limit=str(annotations.get(contract.NODE_LIMIT) or ""),
+            allocation=allocation_of(node),
         )
         _uids = found.uids
         numbers = [*found.free.values(), *(card.units for card in cards), stray, allocatable, found.total_free]

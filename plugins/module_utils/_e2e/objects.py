@@ -25,8 +25,10 @@ NOBODY = 65534
 # Seconds. The pods of a killed run hold memory for at most this long, even without a further run.
 POD_SECONDS = 3600
 PLUGIN_COMMANDS = ("gpushare-device-plugin", "gpushare-dra-driver")
-# How shares are allocated, as the variable gpushare_allocation has it.
+# Who allocates the cards of a node.
 EXTENDER, DRA = "extender", "dra"
+# On a pod: which of them it is for, where a cluster has nodes of both.
+POD_ALLOCATION = "kubegpu.share/allocation"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Options:
     :param image: of the pods; None for the device plugin's own, or the DRA driver's.
     :param node: the only node to use; None to select one.
     :param timeout: seconds that each wait may take.
-    :param allocation: who allocates the pods' shares: ``extender``, or ``dra`` for kube-scheduler by claims.
+    :param scheduler_name: of pods that the extender is to place; None for the cluster's own.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
     :param cases: more cases for the suite ``hami``.
     """
@@ -52,12 +54,7 @@ class Options:
     priority_class: str | None = None
     timeout: float = 120.0
     allocate_command: t.Sequence[str] = ()
-    allocation: str = EXTENDER
     cases: t.Sequence[JsonObject] = ()
-
-    @property
-    def by_claims(self) -> bool:
-        return self.allocation == DRA
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "namespace", self.namespace or NAMESPACES[self.suite])
@@ -91,11 +88,12 @@ class PodTemplate:
     run: str
     user: int
 
-    def pod(self, name: str, units: t.Sequence[int], node: str | None) -> JsonObject:
+    def pod(self, name: str, units: t.Sequence[int], node: str | None, allocation: str = "") -> JsonObject:
         """Return a pod that sleeps, with one container for each number of units.
 
         :param node: the only node where it may run; the scheduler still places it, through the extender. It is matched
             as a field, so that a cluster autoscaler sees that a new node wouldn't help. None for any node.
+        :param allocation: ``extender`` or ``dra``, which admission turns into a claim; empty for other back ends.
         """
         options = self.options
         containers = [
@@ -130,7 +128,8 @@ class PodTemplate:
         named = {
             "nodeSelector": dict(options.node_selector),
             "runtimeClassName": options.runtime_class,
-            "schedulerName": options.scheduler_name,
+            # Claims are allocated by the cluster's own.
+            "schedulerName": options.scheduler_name if allocation != DRA else None,
             "priorityClassName": options.priority_class,
         }
         spec.update({key: value for key, value in named.items() if value})
@@ -139,6 +138,8 @@ class PodTemplate:
             required = {"nodeSelectorTerms": [term]}
             spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
         labels = {LABEL: options.suite, RUN_LABEL: self.run}
+        if allocation:
+            labels[POD_ALLOCATION] = allocation
         metadata = {"name": name, "namespace": options.namespace, "labels": labels}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 

@@ -21,7 +21,7 @@ from .canary import Canary
 from .client import CreatedPod, SuiteClient
 from .exec import Execute
 from .hami import Hami
-from .objects import CANARY, HAMI, WORKLOADS, Options
+from .objects import CANARY, DRA, HAMI, WORKLOADS, Options
 from .result import Check, Finding
 from .suite import Suite
 from .workloads import Workloads
@@ -40,6 +40,7 @@ class Acceptance(t.TypedDict):
     namespace: str
     units: int
     pods: list[CreatedPod]
+    untested: list[str]
 
 
 class Outcome(t.TypedDict):
@@ -107,6 +108,13 @@ def run(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Wa
     return _outcome(suite, client, options, check and suite.ready)
 
 
+def _untested_text(suite: Suite) -> str:
+    if not suite.untested:
+        return ""
+    by = "the extender" if suite.selected.allocation == DRA else "kube-scheduler by claims"
+    return f"\nNot tested: {', '.join(suite.untested)}, whose cards {by} allocates; run it on one of them, too."
+
+
 def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: bool) -> Outcome:
     steps = [suite.steps[one] for one in sorted(suite.steps)]
     return {
@@ -119,8 +127,10 @@ def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: 
             "namespace": options.namespace,
             "units": suite.units if suite.before else 0,
             "pods": list(client.created_pods.values()),
+            "untested": suite.untested,
         },
-        "table": result.table(steps, f"node {suite.node}, image {client.image}" if suite.node else ""),
+        "table": result.table(steps, f"node {suite.node}, image {client.image}" if suite.node else "")
+        + _untested_text(suite),
         "findings": result.findings(steps, suite.node, options.namespace),
         "checks": result.checks(steps, options.suite if options.suite == HAMI else "gpushare"),
     }

@@ -17,7 +17,7 @@ from .assertions import CHECK_PLUGIN
 from .client import SuiteClient
 from .exec import Execute
 from .nodes import NodeState, evictable_pods
-from .objects import Options
+from .objects import DRA, Options
 from .pods import PodState
 from .result import Failed, Inconclusive, NoBackend, Skipped, StepOutcome, StepResult
 from .step_log import StepRunner
@@ -74,6 +74,13 @@ class Suite(StepRunner, abc.ABC):
     @property
     def node(self) -> str:
         return self.before.name if self.before else ""
+
+    @property
+    def untested(self) -> list[str]:
+        """Names of nodes that share memory and aren't tested, since another allocation has their cards."""
+        if self.before is None:
+            return []
+        return sorted(name for name, one in self._client.allocations.items() if one != self.before.allocation)
 
     @property
     def selected(self) -> NodeState:
@@ -148,7 +155,7 @@ class Suite(StepRunner, abc.ABC):
         """Create a pod on the node and return its name."""
         self._number += 1
         name = f"{word}-{self._number}"
-        created = self._client.create_pod(name, units, self.node)
+        created = self._client.create_pod(name, units, self.node, self.selected.allocation)
         self._priority, self._preempts = created.priority, created.preempts
         return name
 
@@ -247,7 +254,7 @@ class Suite(StepRunner, abc.ABC):
 
         def refused(pod: PodState) -> bool:
             # Before the claim exists, kube-scheduler refuses the pod for that.
-            return bool(assertions.extender_refusal(pod.refusals) if self._options.by_claims else pod.refusals)
+            return bool(assertions.extender_refusal(pod.refusals) if self.selected.allocation == DRA else pod.refusals)
 
         state = self._client.watch([name], lambda pods: bool(pods[name].node) or refused(pods[name]))[name]
         if not state.node and state.refusals:

@@ -18,7 +18,7 @@ from .canary import no_node_text
 from .client import SuiteClient
 from .exec import CommandFailed, Execute
 from .nodes import NodeState
-from .objects import Options
+from .objects import DRA, Options
 from .pods import PodState
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 from .suite import Suite
@@ -126,7 +126,7 @@ class Workloads(Suite):
             if nodes.shares_memory(node)
         )
         name = "too-large"
-        self._client.create_pod(name, [units], None)
+        self._client.create_pod(name, [units], None, self.selected.allocation)
         pod = self.wait_refused(name)
         self.remove({name})
         if pod.node:
@@ -163,7 +163,7 @@ class Workloads(Suite):
         """Validate that the containers of a pod see the device node of the pod's card only, and return its name."""
         minors = {card.index: card.minor for card in self.selected.cards}
         expected = f"nvidia{minors[pod.index]}" if pod.index in minors else "no card"
-        if self._options.by_claims and pod.index in minors:
+        if self.selected.allocation == DRA and pod.index in minors:
             # A slice doesn't have the number: the first container on a card shows it, and all others must agree.
             expected = self._seen.get(pod.index, "")
         for container in containers:

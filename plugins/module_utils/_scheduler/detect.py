@@ -62,7 +62,7 @@ WANTED: JsonObject = {
     "allocation": {"type": "str", "choices": list(backends.ALLOCATIONS), "default": backends.EXTENDER},
 }
 BACKENDS_OPTIONS: JsonObject = {
-    "wanted": {"type": "list", "elements": "dict", "options": WANTED, "required": True},
+    "wanted": {"type": "list", "elements": "dict", "options": WANTED},
     "values": {"type": "dict", "default": {}},
     "switch": {"type": "list", "elements": "str", "default": []},
 }
@@ -301,24 +301,35 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
     by_claims = wanted is not None and any(
-        one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"]
+        one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"] or ()
     )
     pods = bool(params.get("sharing_pods")) or by_claims
     found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
     if wanted is not None:
-        namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
-        there, dedicated = _parts(kube, namespaces)
-        state = t.cast(cluster.ClusterState, found)
-        made = backends.resolve(
-            wanted["wanted"], state, found["capacity"], wanted["values"], frozenset(wanted["switch"]), there, dedicated
-        )
+        made = _backends(kube, wanted, found, options)
         found |= {"backends": made, "values": wanted["values"]}
         if options is not None and not made["parts"]["extender"]:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
     scheduler = detect(kube, options, nodes, version) if options is not None else None
     return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
+
+
+def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonObject | None) -> backends.Backends:
+    """Decide each node's back end.
+
+    :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
+    :param found: what was read of the cluster.
+    :param options: as ``SCHEDULER_OPTIONS``.
+    """
+    state = t.cast(cluster.ClusterState, found)
+    if wanted["wanted"] is None:
+        return backends.as_it_is(state)
+    namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
+    there, dedicated = _parts(kube, namespaces)
+    switch = frozenset(wanted["switch"])
+    return backends.resolve(wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated)
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:

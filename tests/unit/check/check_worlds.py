@@ -378,9 +378,7 @@ def claims_servers() -> JsonObject:
     """This collection's servers where kube-scheduler allocates claims."""
     templates = {**server("dra-templates", NODE), "metadata": {**server("dra-templates", NODE)["metadata"]}}
     templates["metadata"]["labels"] = TEMPLATES_POD
-    return servers(
-        allocation="dra", control_plane=[], pods=[server("dra-driver", NODE), templates], objects=admission_objects()
-    )
+    return servers(control_plane=[], pods=[server("dra-driver", NODE), templates], objects=admission_objects())
 
 
 def claimed_evidence(
@@ -421,7 +419,7 @@ def claims_world(
     unit = more.pop("unit", "GiB")
     limits = more.pop("limits", contract.LIMIT_OFF)
     found = world(
-        node({}, labels={contract.NODE_LABEL: contract.NODE_LABEL_VALUE}),
+        node({}, labels={contract.NODE_LABEL: contract.NODE_LABEL_CLAIMS}),
         [*pods, plugin(DRIVER_POD), bystander()],
         gpus,
         [],

@@ -470,7 +470,7 @@ def test_an_object_that_cant_be_read_on_openshift_is_unknown_and_the_others_are_
 # --------------------------------------------------------------------------- with claims
 
 BY_CLAIMS = [
-    check_worlds.node({}, labels={"gpushare": "true"}, name="gpu1"),
+    check_worlds.node({}, labels={"gpushare": "dra"}, name="gpu1"),
     server("dra-driver", "gpu1"),
     server("dra-templates", "gpu1"),
 ]
@@ -484,7 +484,7 @@ def claims_findings(objects, slices=None, **more):
         kube.add(copy.deepcopy(one), FIELD_MANAGER)
     for one in slices_of("gpu1", CARDS, **more) if slices is None else slices:
         kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
-    report = checked(kube, allocation="dra", control_plane=[])
+    report = checked(kube, control_plane=[])
     return [(one["check"], one["cause"], one["node"]) for one in report["report"]["findings"]], report
 
 
@@ -523,6 +523,63 @@ def test_servers_and_nodes_of_claims(objects, more, expected):
     assert set(found) == {expected}
 
 
+BOTH = [
+    *GOOD,
+    check_worlds.node({}, labels={"gpushare": "dra"}, name="gpu2"),
+    server("dra-driver", "gpu2"),
+    server("dra-templates", "gpu2"),
+]
+
+
+def findings_of_both(objects, problem=""):
+    """Level, check, cause and node of each finding, in a cluster with a node of each allocation."""
+    kube = FakeKube(*copy.deepcopy(objects))
+    for one in POLICIES:
+        kube.add(copy.deepcopy(one), FIELD_MANAGER)
+    for one in slices_of("gpu2", CARDS, limits="enforced"):
+        kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    nodes = {"gpu1": [A, B], "gpu2": [A, B]}
+    found = checked(kube, nodes=nodes, problem=problem)["report"]
+    compared = {one["id"]: one["n"] for one in found["checks"]}
+    return [(one["level"], one["check"], one["cause"], one["node"]) for one in found["findings"]], compared
+
+
+def test_nodes_of_both_allocations_are_each_checked_by_their_own_servers():
+    found, compared = findings_of_both(BOTH)
+    assert found == []
+    # Extender, device plugin, driver and templates; a scheduler's configuration, and what turns pods into claims.
+    assert {"S1": 4, "S2": 1, "S4": 2, "S5": 2, "D10": 9, "D1": 2, "G1": 2}.items() <= compared.items(), compared
+    for pod_, expected in (
+        ("dra-driver-gpu2", ("FAIL", "S1", "not_running", "gpu2")),
+        ("dra-templates-gpu2", ("FAIL", "S1", "not_running_anywhere", "")),
+        ("device-plugin-gpu1", ("FAIL", "S1", "not_running", "gpu1")),
+        ("extender-cp1", ("FAIL", "S1", "not_running", "cp1")),
+    ):
+        left = [one for one in BOTH if one["metadata"]["name"] != pod_]
+        assert len(left) < len(BOTH), pod_
+        assert findings_of_both(left)[0] == [expected]
+
+
+def test_what_is_unknown_of_the_schedulers_leaves_the_servers_of_claims_checked():
+    left = [one for one in BOTH if one["metadata"]["name"] != "dra-driver-gpu2"]
+    found, _compared = findings_of_both(left, problem="no control plane is known")
+    assert found == [("FAIL", "S1", "not_running", "gpu2"), ("UNKNOWN", "S1", "not_checked", "")]
+
+
+def test_an_unlabelled_node_is_as_the_others():
+    """A new host of the inventory, in a cluster of claims: no extender is missed."""
+    kube = FakeKube(*copy.deepcopy([*BY_CLAIMS, check_worlds.node({}, name="gpu9")]))
+    for one in POLICIES:
+        kube.add(copy.deepcopy(one), FIELD_MANAGER)
+    for one in slices_of("gpu1", CARDS, limits="enforced"):
+        kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    report = checked(kube, control_plane=["gpu1"], nodes={"gpu1": [A, B], "gpu9": []})["report"]
+    found = {(one["check"], one["cause"], one["node"]) for one in report["findings"]}
+    assert {("S1", "not_running", "gpu9"), ("S4", "no_label", "gpu9"), ("S4", "not_offered", "gpu9")} <= found
+    assert not [one for one in report["findings"] if one["node"] != "gpu9"], found
+    assert any("gpushare=dra" in one["what"] for one in report["findings"])
+
+
 def test_claims_are_read_only_where_there_may_be_any():
     assert checked(FakeKube(*copy.deepcopy(GOOD)), scope="all")["requests"] == {"GET": 2}
     waiting = {**pod(5, [container("c")], resourceClaims=[{"name": "g"}]), "kind": "Pod"}
@@ -535,5 +592,5 @@ def test_claims_are_read_only_where_there_may_be_any():
 def test_rights_that_are_missing_are_unknown():
     kube = FakeKube(*copy.deepcopy(BY_CLAIMS))
     kube.failures = [None, None, KubeError("resourceslices is forbidden", 403, "Forbidden", "")]
-    findings_ = checked(kube, scope="all", allocation="dra", control_plane=[])["report"]["findings"]
+    findings_ = checked(kube, scope="all", control_plane=[])["report"]["findings"]
     assert [(one["level"], one["cause"]) for one in findings_ if one["check"] == "D8"] == [("UNKNOWN", "no_data")]

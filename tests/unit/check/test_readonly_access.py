@@ -199,18 +199,21 @@ def test_verify_needs_no_other_rights(cluster):
     assert [one["name"] for one in report["nodes"]] == ["gpu1"]
 
 
-def test_verify_of_claims_needs_no_other_rights(cluster):
+def test_verify_of_claims_needs_no_other_rights(cluster, request):
     """The objects of site.yml, applied by its module; kube-scheduler and kubelet are played by the administrator."""
     api = cluster.api
     admin, reader = (
         RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(path)}, no_log_values=set()))
         for path in (api.kubeconfig, cluster.kubeconfig)
     )
+    # A node of claims; the other one is the extender's.
+    api.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu2", "labels": {"gpushare": "dra"}}})
+    request.addfinalizer(lambda: api.request("DELETE", "/api/v1/nodes/gpu2"))
     wanted = {f"{kind}{suffix}" for kind, _name in POLICY_KINDS for suffix in ("", "Binding")} | {"DeviceClass"}
     objects = [one for one in rendered("dra", "dra_admission") if one["kind"] in wanted]
     options = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": [], "replace_unready": False}
     ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
-    servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny", "allocation": "dra"}
+    servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny"}
     given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
     given["scope"] = "servers"
     given["servers"] = {**servers, "problem": "", "namespace": "gpushare-system"}

@@ -59,7 +59,7 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
         assert isinstance(call["extender"]["away"], str) and call["extender"]["away"]
         servers = {"control_plane": ["cp1", "away"], "namespace": "gpushare-system", "admission": "deny"}
         servers |= {"scheduler": "static_pod", "problem": "", "running": {"cp1": RUNNING, "away": []}}
-        servers |= {"allocation": "extender", "reserved_mib": 0}
+        servers |= {"reserved_mib": 0}
         assert call["servers"] == servers and call["scope"] is None
         assert call["grace_seconds"] == 1
     assert len(stage.calls("control_plane_info")) == 2
@@ -190,3 +190,26 @@ def test_sites_last_step_fails_after_two_samples_and_only_reports_in_check_mode(
     rc, text = last_step("--check")
     assert rc == 0 and "run without --check for the final result" in text and "S1 of gpu1 is FAIL" in text, text
     assert len(stage.calls("gpu_allocation_check")) == 1
+
+
+@pytest.mark.parametrize("extender_too", [False, True])
+def test_what_the_nodes_have_decides_which_servers_are_looked_at(stage, extender_too):
+    """The variable is each node's: localhost has none, and a value of it there changes nothing."""
+    parts = {"extender": extender_too, "dra": True}
+    found = chosen() if extender_too else {"scheduler": None}
+    stage.returns("cluster_info", {**found, "backends": {"parts": parts}})
+    stage.returns("control_plane_info", {"control_plane": {"running": RUNNING, "manifest": "text"}})
+    stage.returns("gpu_allocation_check", {"report": report()})
+    away = {"acceptance": {"node": "gpu1", "untested": ["gpu2"], "steps": []}, "checks": [], "findings": []}
+    stage.returns("gpu_acceptance", away)
+    hosts = {"gpu_nodes": {"gpu1": {"gpushare_allocation": "dra"}, "gpu2": {}}, "control_plane": {"cp1": {}}}
+    given = {"verify_canary": True, "gpushare_allocation": "extender"}
+    rc, text = stage.play("-e", "verify_grace=0", hosts=hosts, **given)
+    assert rc == 0, text
+    [asked] = stage.calls("cluster_info")
+    assert asked["backends"] == {"wanted": None}
+    [call] = stage.calls("gpu_allocation_check")
+    assert call["servers"]["problem"] == "" and "allocation" not in call["servers"]
+    # Where claims allocate all cards, control planes are left alone.
+    assert (call["extender"] is None, len(stage.calls("control_plane_info"))) == (not extender_too, int(extender_too))
+    assert "The canary ran on gpu1. Not tested: gpu2, whose cards have the other allocation" in text

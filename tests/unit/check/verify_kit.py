@@ -43,9 +43,9 @@ module.exit_json(**answer)
 AUTH = {"kubeconfig": "raw"}
 OPTIONS = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
 LISTS = dict.fromkeys(OPTIONS, "list")
-NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "allocation", "runtime_class"), "str")
+NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class"), "str")
 TAKES = {
-    "cluster_info": {**AUTH, "memory_unit": "str", **dict.fromkeys(("scheduler", "backends"), "dict")},
+    "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict", "backends": "dict"},
     "nvml_info": {"timeout": "int"},
     "kubelet_devices_info": {"root": "path"},
     "control_plane_info": {"patches_dir": "path"},
@@ -84,7 +84,7 @@ def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[s
     found = {"mode": mode, "reason": "of a test", "on_machines": mode == "static_pod", "hosts": [], "openshift": ""}
     found |= {"takes_policy": False, "leftovers": [], "versions": [], "version": "v1.36.3"}
     found["namespace"] = {"name": "gpushare-system", "metadata": {"name": "gpushare-system"} if ours else {}}
-    return {"scheduler": {**found, **more}}
+    return {"scheduler": {**found, **more}, "backends": {"parts": {"extender": True, "dra": False}}}
 
 
 def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:

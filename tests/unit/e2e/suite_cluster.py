@@ -118,6 +118,8 @@ class Cluster:
         if kind == "DaemonSet":
             container = {"image": "registry.example/gpushare:1", "command": ["gpushare-device-plugin"]}
             return [{"spec": {"template": {"spec": {"containers": [container]}}}}]
+        if kind in ("ResourceSlice", "ResourceClaim"):
+            return []
         assert kind == "Pod"
         found = list(self.pods.values())
         if namespace:

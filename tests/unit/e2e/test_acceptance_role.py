@@ -41,4 +41,6 @@ def test_the_playbook_detects_the_scheduler_first():
     (play,) = yaml.safe_load((ROOT / "playbooks/acceptance.yml").read_text())
     first, then = play["roles"]
     assert (first["role"], first["scheduler_step"]) == ("kubegpu.share.scheduler", "detect")
+    # Nodes are taken as they are, so that hosts' variables and the inventory decide nothing.
+    assert first["scheduler_backends"] == {"wanted": None}
     assert then == "kubegpu.share.acceptance"

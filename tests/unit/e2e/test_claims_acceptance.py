@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.claims import as_announced, as_booked, cards_by_node
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import node_state
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import DRA, NAMESPACES, Options
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import NAMESPACES, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.pods import pod_state
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
@@ -34,7 +34,10 @@ from real_apiserver import MERGE, ApiServer
 
 CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}", at, 16384, 16, model="NVIDIA T4") for at in (0, 1)]
 FOUR, PAIR, SPREAD = Shape((4,)), Shape((4, 2)), Shape((8,), cards=2)
-NODE: JsonObject = {"metadata": {"name": "gpu1"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+NODE: JsonObject = {
+    "metadata": {"name": "gpu1", "labels": {"gpushare": "dra"}},
+    "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+}
 
 
 # --------------------------------------------------------------------------- claims as bookings
@@ -126,7 +129,7 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
             connect(server.url, str(account(server, folder))), namespace=NAMESPACE, registry=CollectorRegistry()
         )
         served.start()
-        server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
+        server.request("POST", "/api/v1/nodes", {"metadata": NODE["metadata"]})
         status = {"capacity": {"cpu": "8", "memory": "8Gi", "pods": "110"}, **NODE["status"]}
         server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": status}, MERGE)
         server.request("PATCH", "/api/v1/nodes/gpu1", {"spec": {"taints": None}}, MERGE)
@@ -140,7 +143,7 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubelet]:
 
 
 def suite(kubelet: Kubelet, name: str) -> JsonObject:
-    options = Options(suite=name, image="i", timeout=60, allocation=DRA)
+    options = Options(suite=name, image="i", timeout=60)
     module = types.SimpleNamespace(params={"kubeconfig": str(kubelet.server.kubeconfig)}, no_log_values=set())
     return dict(run(RealKube.of_module(module), kubelet.execute, options, False, Waiting(60, 0.5)))
 

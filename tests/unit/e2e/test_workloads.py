@@ -141,3 +141,27 @@ def test_pods_are_small_and_end_by_themselves() -> None:
 
 def test_device_nodes_of_cards_only() -> None:
     assert device_files("null\nnvidia-uvm\nnvidia10\nnvidia0\nnvidiactl\nnvidia-caps\n") == ["nvidia0", "nvidia10"]
+
+
+def test_a_run_tests_nodes_of_one_allocation_and_names_the_others() -> None:
+    cluster = Cluster([node("gpu1", [16, 16]), node("gpu2", [16, 16])])
+    cluster.nodes["gpu1"]["metadata"]["labels"] = {"gpushare": "true", "pool": "a"}
+    cluster.nodes["gpu2"]["metadata"]["labels"] = {"gpushare": "dra"}
+    found = run_workloads(cluster, node_selector={"pool": "a"}, scheduler_name="gpushare-scheduler")
+    assert results(found) == PASSED and found["acceptance"]["untested"] == ["gpu2"], found["table"]
+    assert (
+        "Not tested: gpu2, whose cards kube-scheduler by claims allocates; run it on one of them, too."
+        in found["table"]
+    )
+    # Admission leaves these pods for the extender.
+    assert {one["metadata"]["labels"]["kubegpu.share/allocation"] for one in cluster.created} == {"extender"}
+    cluster.nodes["gpu2"]["metadata"]["labels"] = {"gpushare": "true"}
+    assert run_workloads(cluster)["acceptance"]["untested"] == []
+
+
+def test_a_pod_for_claims_asks_for_them_and_names_no_scheduler_of_the_extender() -> None:
+    template = PodTemplate(Options(suite=WORKLOADS, scheduler_name="gpushare-scheduler"), "i", "run", 65534)
+    by_claims, by_extender = (template.pod("p", [1], "gpu1", one) for one in ("dra", "extender"))
+    assert by_claims["metadata"]["labels"]["kubegpu.share/allocation"] == "dra"
+    assert "schedulerName" not in by_claims["spec"]
+    assert by_extender["spec"]["schedulerName"] == "gpushare-scheduler"

@@ -315,6 +315,37 @@ def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster
     cluster.server.request("DELETE", f"{nodes}/gpu2")
 
 
+@pytest.mark.long
+def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(cluster, tmp_path):
+    """The variable is gpu2's, and localhost has none: what the nodes have decides."""
+    nodes, connection = "/api/v1/nodes", {"gpu_kubeconfig": str(cluster.server.kubeconfig)}
+    cluster.server.request("POST", nodes, {"metadata": {"name": "gpu2"}})
+    amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+    cluster.server.request(
+        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
+    )
+    both = {"gpushare_nodes": ["gpu1", "gpu2"], "groups": {"pool": {"gpu1": {"gpushare_allocation": "dra"}}}}
+    given = {key: value for key, value in GIVEN.items() if key != "gpushare_allocation"}
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": DRA_TASKS}
+    done = run_playbook(tmp_path, [play], **{**given, **connection, **both})
+    assert done.rc == 0, done.text
+    assert (cluster.labels("gpu1")["gpushare"], cluster.labels("gpu2")["gpushare"]) == ("dra", "true")
+
+    words = ("-e", "verify_grace=0", "-e", f"verify_json={tmp_path / 'report.json'}")
+    done = run_playbook(tmp_path, PLAYBOOKS / "verify.yml", *words, **{**given, **connection})
+    report = json.loads((tmp_path / "report.json").read_text())
+    compared = {one["id"]: one["n"] for one in report["checks"]}
+    # The templates, the driver of gpu1 and the device plugin of gpu2; the extender was never deployed.
+    assert compared["D10"] == 9 and compared["S4"] == 2 and compared["S1"] >= 3, (compared, done.text)
+    missed = {(one["check"], one["cause"]) for one in report["findings"] if one["node"] == "gpu1"}
+    assert not {("S4", "not_announced"), ("S4", "no_label")} & missed, report["findings"]
+
+    done = run_playbook(tmp_path, PLAYBOOKS / "uninstall.yml", **{**given, **connection, **both})
+    assert done.rc == 0 and cluster.named() == {}, done.text
+    assert not {"gpushare"} & {*cluster.labels("gpu1"), *cluster.labels("gpu2")}
+    cluster.server.request("DELETE", f"{nodes}/gpu2")
+
+
 DRA_TASKS = [
     {"ansible.builtin.import_role": {"name": "kubegpu.share.preflight", "tasks_from": "cluster"}},
     {"ansible.builtin.import_role": {"name": "kubegpu.share.gpushare"}, "vars": {"gpushare_component": "dra"}},
@@ -340,7 +371,7 @@ def used(cluster):
     def cleaned(made, **more):
         return {**made, "metadata": {"name": made["metadata"]["name"], **more}}
 
-    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE)
+    server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": "dra"}}}, MERGE)
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"conditions": [ready]}}, MERGE)
     for one in slices_of("gpu1", CARDS, limits="enforced"):
@@ -388,7 +419,10 @@ def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
 
 def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):
     """No driver runs here, so that no node can be tested; test_claims_acceptance.py runs the suites."""
+    label = {"metadata": {"labels": {"gpushare": "dra"}}}
+    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", label, MERGE)
     done = cluster.play(tmp_path, "acceptance.yml", acceptance_image="i")
+    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
     assert done.changed == 0 and "scheduler_mode is" not in done.text, done.text
     assert "no node advertises aliyun.com/gpu-mem" in words_of(done), done.text
 

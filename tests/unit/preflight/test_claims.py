@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
     POSSIBLE,
     SWITCHING,
+    as_it_is,
     resolve,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
@@ -382,3 +383,18 @@ def test_a_plugin_of_others_that_has_just_left_is_no_problem():
 def test_nothing_is_resolved_without_a_node():
     cluster = read({})
     assert resolve([], cluster)["parts"] == {"extender": False, "dra": False}
+
+
+@pytest.mark.parametrize(
+    ("labels", "parts"),
+    [
+        ({"gpu1": "true", "gpu2": "true"}, {"extender": True, "dra": False}),
+        ({"gpu1": "dra", "gpu2": "dra"}, {"extender": False, "dra": True}),
+        ({"gpu1": "true", "gpu2": "dra"}, {"extender": True, "dra": True}),
+        # Servers without a node: who deployed them reads of the extender's, as ever.
+        ({"gpu1": ""}, {"extender": True, "dra": False}),
+    ],
+)
+def test_where_nothing_is_asked_for_the_nodes_are_taken_as_they_are(labels, parts):
+    nodes = [node(name, labels={"gpushare": value} if value else {}) for name, value in labels.items()]
+    assert as_it_is(read({}, *nodes))["parts"] == parts
