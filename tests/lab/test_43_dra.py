@@ -291,7 +291,7 @@ def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path
         files_ = f"/var/run/cdi/{DRIVER}-claim-"
         lab.ssh(
             lab.gpu_nodes[0],
-            f"file=$(ls {files_}*.json); cp $file /root/before.json; cp $file {files_}of-nobody.json;"
+            f"set -e; file=$(ls {files_}*.json); cp $file /root/before.json; cp $file {files_}of-nobody.json;"
             " sed -i 's/NVIDIA_VISIBLE_DEVICES=[^\"]*/NVIDIA_VISIBLE_DEVICES=all/' $file",
         )
         path = tmp_path / "report.json"
@@ -475,7 +475,9 @@ def attacks(lab: Lab, dra: Mapping[str, list[JsonObject]]) -> dict[str, Result]:
     wanted = {tag: f"{name}={value}" for tag, data in MAPS.items() for name, value in data.items()}
     with images(lab, node, wanted) as names:
         scene = Scene(lab, node, dra[node][-1]["uuid"], names)
-        return played(lab, scene, {card["index"]: card["minor"] for card in dra[node]}, own)
+        results = played(lab, scene, {card["index"]: card["minor"] for card in dra[node]}, own)
+    until(lambda: nothing_left(lab), "nothing is left of the attacks", 120)
+    return results
 
 
 @pytest.mark.parametrize(("row", "play"), [pytest.param(row, play, id=play) for row in TABLE for play in row.plays])
@@ -516,7 +518,13 @@ def test_a_card_dies_and_comes_back(lab: Lab, space: str) -> None:
             60,
         )
         names = make(lab, *(claimed(lab, f"sick-{number}", 8) for number in range(6)))
-        until(lambda: sum(held(lab).values()) == 48, "three healthy cards are full", 120)
+
+        def full() -> bool:
+            amounts = held(lab)
+            assert sorted(amounts.values()) == [16, 16, 16], amounts
+            return True
+
+        until(full, "three healthy cards are full", 120)
         lost = slices(lab, node)[1]["name"]
         assert lost not in held(lab)
         delete_pods(lab, space, names)
