@@ -25,7 +25,7 @@ GPU_NODE = gpu_node(
 
 
 def act(task_vars=None, **arguments):
-    task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False)
+    task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False, _parent=None)
     action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
     action._display = MagicMock(columns=100)
     return action.run(task_vars=task_vars or {}), [call.args[0] for call in action._display.display.call_args_list]
