@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 import role_templates
@@ -14,7 +14,7 @@ from gpu_nodes import gpu_node
 from runtime_kit import containerd_state
 from test_images import archive
 
-CLUSTER = {"version": "v1.36.3", "nodes": [], "sharing_pods": None, "slices": None}
+CLUSTER = {"version": "v1.36.3", "nodes": [], "sharing_pods": None, "slices": None, "plugins": []}
 GPU_NODE = gpu_node(
     driver__cards=[],
     driver__module_version=None,
@@ -28,11 +28,26 @@ def act(task_vars=None, **arguments):
     task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False, _parent=None)
     action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
     action._display = MagicMock(columns=100)
+    # What the roles refuse of a machine is in the tests of the plan, which evaluate the roles' tasks.
+    nothing = {"driver_choice": {"refusals": []}, "toolkit_refused": [], "runtime_refused": [], "runtime_warnings": []}
+    with patch.object(preflight, "Planner", return_value=MagicMock(validate=lambda _name: nothing)):
+        return run(action, task_vars)
+
+
+def run(action, task_vars):
     return action.run(task_vars=task_vars or {}), [call.args[0] for call in action._display.display.call_args_list]
 
 
 def node(name):
-    return {"name": name, "ready": True, "capacity": {}, "annotations": {}, "runtime": "containerd://2.2.9"}
+    return {
+        "name": name,
+        "ready": True,
+        "capacity": {},
+        "allocatable": {},
+        "labels": {},
+        "annotations": {},
+        "runtime": "containerd://2.2.9",
+    }
 
 
 HOSTVARS = {"one": {"gpu_node": GPU_NODE, "gpu_node_name": "gpu1", "driver_version": "615.71.09"}, "cp1": {}}
