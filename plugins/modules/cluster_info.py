@@ -94,7 +94,7 @@ options:
         type: dict
         default: {}
       switch:
-        description: Names of the nodes that are taken over in this run. Others keep the allocation that they have.
+        description: Names of the nodes that are switched in this run. Others keep the allocation that they have.
         type: list
         elements: str
         default: []

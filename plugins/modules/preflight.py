@@ -74,7 +74,7 @@ options:
     type: str
     default: ""
   switch:
-    description: Names of the nodes that are taken over to another allocation in this run. Others keep theirs, with a warning.
+    description: Names of the nodes that are switched to another allocation in this run. Others keep theirs, with a warning.
     type: list
     elements: str
     default: []

@@ -28,7 +28,7 @@ EXTENDER, DRA, AUTO = "extender", "dra", "auto"
 ALLOCATIONS = (EXTENDER, DRA, AUTO)
 # The value of the label gpushare on a node, by who allocates its cards: it has one value, so one DaemonSet selects it.
 LABELS: t.Mapping[str, str] = {EXTENDER: contract.NODE_LABEL_VALUE, DRA: contract.NODE_LABEL_CLAIMS}
-# On a node, while playbooks/switch.yml takes it over: the new allocation.
+# On a node, while playbooks/switch.yml switches it: the new allocation.
 SWITCHING = "kubegpu.share/switch"
 
 # The first release whose kube-apiserver and kube-scheduler divide a device by claims, by the feature gate.
@@ -63,8 +63,8 @@ PODS = "extender-pods"
 REASONS: t.Mapping[str, str] = {
     REQUESTED: "{wanted} is set",
     PRESENT: "the node has it already",
-    PENDING: "the node still has it; playbooks/switch.yml takes the node over to {wanted}",
-    SWITCHED: "playbooks/switch.yml takes the node over",
+    PENDING: "the node still has it; playbooks/switch.yml switches the node to {wanted}",
+    SWITCHED: "playbooks/switch.yml switches the node",
     JOINED: "the cluster's other nodes have it",
     SERVED: "Kubernetes {version} divides a card by claims, and no pod runs under the extender",
     VERSION: "Kubernetes {version} is older than {since}, from which on a card is divided by claims",
@@ -190,7 +190,7 @@ def resolve(
 
     :param wanted: of every node whose cards are used.
     :param capacity: as for ``no_claims``, like ``values``.
-    :param switch: nodes that are taken over in this run.
+    :param switch: nodes that are switched in this run.
     :param there: the parts that are in the cluster; None if they weren't looked for.
     :param dedicated: a scheduler of its own has the extender.
     """

@@ -34,7 +34,7 @@ DESCRIBED = {
     "claims-unable": "A variable asks for what gpushare_allocation: dra can't do.",
     "claims-preemption": "kube-scheduler evicts no pod for a claim.",
     "switch-pending": "A node has another allocation than its variable asks for, and keeps it in this run.",
-    "switch-unfinished": "A run of playbooks/switch.yml ended before its node was taken over.",
+    "switch-unfinished": "A run of playbooks/switch.yml ended before its node was switched.",
     "two-backends": "gpushare gives away the cards of a node for which gpu_backend names another back end.",
     "two-allocations": "Extender and DRA driver both announce a node's cards, or pods hold them by both.",
 }
@@ -47,7 +47,7 @@ class Claims:
     :param values: of the variables in ``POSSIBLE``.
     :param capacity: whether the API server keeps the capacity that a claim asks for; None if it wasn't asked.
     :param backends: as they were resolved; None without a cluster.
-    :param switch: nodes that are taken over in this run.
+    :param switch: nodes that are switched in this run.
     """
 
     values: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
@@ -198,7 +198,7 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
                 variable=VARIABLE,
                 fields=fields,
             )
-    # In a run of switch.yml the variable is that of the nodes that it takes over.
+    # In a run of switch.yml the variable is that of the nodes that it switches.
     pending = (
         []
         if claims.switch
@@ -210,7 +210,7 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
             "switch-pending",
             WARNING,
             "node{s} {nodes} {has} {present} now, and this run leaves it so: a card mustn't be given away twice",
-            f"take the nodes over, one after another: {SWITCH}",
+            f"switch the nodes, one after another: {SWITCH}",
             variable=VARIABLE,
             fields={
                 "nodes": names,
