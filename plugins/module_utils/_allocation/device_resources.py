@@ -15,7 +15,7 @@ from __future__ import annotations
 import fnmatch
 import typing as t
 
-from .._contracts.gpushare import quantity
+from .._contracts.gpushare import node_resource
 from .._core.errors import NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -50,15 +50,13 @@ class Resources:
         for ref in self._refs:
             node = self._kube.get(ref)
             if node is not None:
-                found[ref] = self._numbers(node.get("status") or {})
+                found[ref] = self._numbers(node)
         return found
 
-    def _numbers(self, status: JsonObject) -> dict[str, dict[str, int]]:
+    def _numbers(self, node: JsonObject) -> dict[str, dict[str, int]]:
+        status = node.get("status") or {}
         names = {name for field in FIELDS for name in status.get(field) or {} if self._matches(name)}
-        return {
-            name: {field: quantity((status.get(field) or {}).get(name, "0")) for field in FIELDS}
-            for name in sorted(names)
-        }
+        return {name: {field: node_resource(node, name, field) for field in FIELDS} for name in sorted(names)}
 
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
