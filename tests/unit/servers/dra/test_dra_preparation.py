@@ -217,17 +217,17 @@ def test_a_call_that_kubelet_has_given_up_prepares_nothing(node: Node) -> None:
         assert go_on.wait(20)
 
     node.kube.before = slow
-    waits, answers = [True], list[t.Any]()
-    call = threading.Thread(target=lambda: answers.append(node.driver.prepare([ref(1)], lambda: waits[0])))
+    waits, prepared, undone = [True], list[t.Any](), list[list[str]]()
+    call = threading.Thread(target=lambda: prepared.append(node.driver.prepare([ref(1)], lambda: waits[0])))
     call.start()
     assert reached.wait(20)
     waits[0] = False
-    undo = threading.Thread(target=lambda: answers.append(node.unprepare(1)))
+    undo = threading.Thread(target=lambda: undone.append(node.unprepare(1)))
     undo.start()
     go_on.set()
     call.join(20)
     undo.join(20)
-    assert answers[0][uid(1)].startswith("CallEnded: ") and answers[1] == [""] and node.files() == []
+    assert prepared[0][uid(1)].startswith("CallEnded: ") and undone == [[""]] and node.files() == []
 
 
 def test_the_limit_of_the_pod_is_set_before_kubelet_gets_its_answer(node: Node) -> None:
