@@ -56,6 +56,8 @@ def owned_by(owner):
 class Cluster:
     def __init__(self, server):
         self.server = server
+        # The cards of each node on which the servers' pods run.
+        self.nodes = {"gpu1": CARDS}
         server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
 
     def play(self, folder, name, *words, **variables):
@@ -77,14 +79,18 @@ class Cluster:
         return self.server.request("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
 
     def has_pods(self, path, owner):
-        """Have a pod of a server run on the node while that is deployed, and the cards in a slice beside the driver."""
-        name = path.rpartition("/")[2]
+        """Have a pod of a server run on each node while that is deployed, and the cards in a slice beside the driver."""
+        for node, cards in self.nodes.items():
+            self.has_pod(path, owner, node, cards)
+
+    def has_pod(self, path, owner, node, cards):
+        name = f"{path.rpartition('/')[2]}-{node}"
         at = "/api/v1/namespaces/gpushare-system/pods"
         made = {
             "metadata": {"name": name, **({} if owner is None else owned_by(owner))},
             # Without a grace it goes at once, whoever deletes it: no kubelet ends it.
             "spec": {
-                "nodeName": "gpu1",
+                "nodeName": node,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "c", "image": "i"}],
             },
@@ -93,7 +99,7 @@ class Cluster:
         # A namespace that is on its way out takes no new pod.
         if owner is not None and self.server.ask("POST", at, made)[0] == 201:
             self.server.request("PATCH", f"{at}/{name}/status", {"status": ready}, MERGE)
-            for one in slices_of("gpu1", CARDS) if path == SERVERS[0] else []:
+            for one in slices_of(node, cards) if path == SERVERS[0] else []:
                 body = {**one, "metadata": {"name": one["metadata"]["name"]}}
                 self.server.ask("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
         elif owner is None:
