@@ -79,7 +79,7 @@ class Cluster:
         return self.server.request("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
 
     def has_pods(self, path, owner):
-        """Have a pod of a server run on each node while that is deployed, and the cards in a slice beside the driver."""
+        """Have a pod of a server run on each node while that is deployed, and cards in a slice beside the driver."""
         for node, cards in self.nodes.items():
             self.has_pod(path, owner, node, cards)
 
