@@ -26,6 +26,8 @@ _NAMES = re.compile(r".*(nvidia.*device-plugin|hami-device-plugin|nvidia-dra-dri
 RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 # What the GPU Operator makes its DaemonSets of, in API group nvidia.com or resource.nvidia.com.
 OPERATORS = ("ClusterPolicy", "GPUCluster")
+# Labels by which it takes its parts off a node; a value that is there it keeps.
+DEPLOYS = "nvidia.com/gpu.deploy."
 
 
 class Plugin(t.TypedDict):
@@ -100,8 +102,11 @@ def way_out(found: t.Sequence[Plugin]) -> str:
     """Return the template of what takes a plugin off one node; ``{named_by}`` is the variable that names the node."""
     first: Plugin = found[0] if found else {"name": "", "owner": "", "release": "", "selector": {}}
     or_node = ", or take the node out of {named_by}"
-    if first["owner"].split(" ")[0] in OPERATORS:
-        return "label the node nvidia.com/gpu.deploy.device-plugin=false, by which the GPU Operator leaves it" + or_node
+    kind = first["owner"].split(" ")[0]
+    if kind in OPERATORS:
+        part = "dra-driver" if kind == "GPUCluster" else "device-plugin"
+        label = next((key for key in first["selector"] if key.startswith(DEPLOYS)), DEPLOYS + part)
+        return f"label the node {label}=false, by which the GPU Operator leaves it" + or_node
     if first["release"]:
         return "take the node out of the release's nodeSelector or affinity" + or_node
     return "remove that plugin from the node, or the node from {named_by}"

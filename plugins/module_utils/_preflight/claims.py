@@ -87,9 +87,12 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
                 "foreign-plugin",
                 PROBLEM,
                 "node {node} has ResourceSlices of {driver}: {plugin} gives away the same cards",
-                "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
+                foreign.way_out(here)
+                if any(one["owner"] for one in here)
+                else "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
                 node["name"],
                 fields={
+                    "named_by": "gpu_nodes",
                     "node": node["name"],
                     "driver": foreign.DRIVER,
                     "plugin": foreign.told(here) or "NVIDIA's DRA driver",

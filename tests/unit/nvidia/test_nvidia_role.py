@@ -340,6 +340,41 @@ def restored(role, before):
     assert not [name for name in policy.get("annotations") or {} if name.startswith("kubegpu.share/")]
 
 
+def test_nodes_of_the_operators_gpucluster_are_refused_and_those_of_its_policy_are_not(operator, tmp_path):
+    """Its definition has no schema here; the kind, group, version and scope are NVIDIA's."""
+    names = {"kind": "GPUCluster", "listKind": "GPUClusterList", "plural": "gpuclusters", "singular": "gpucluster"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": schema}
+    operator.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "gpuclusters.nvidia.com"},
+            "spec": {"group": "nvidia.com", "names": names, "scope": "Cluster", "versions": [version]},
+        }
+    )
+    clusters = "/apis/nvidia.com/v1alpha1/gpuclusters"
+    until(lambda: operator.ask("GET", clusters)[0] == 200)
+    one = {"apiVersion": "nvidia.com/v1alpha1", "kind": "GPUCluster", "metadata": {"name": "gpu-cluster"}}
+    until(lambda: operator.ask("POST", clusters, {**one, "spec": {"draDriver": {}}})[0] == 201)
+
+    def refused():
+        done = Role(operator, tmp_path, "").run("cluster")
+        text = " ".join(done.text.split())
+        return done.rc != 0 and "GPUCluster gpu-cluster lets the GPU Operator allocate the cards of" in text, text
+
+    with PlayedGpuOperator(operator):
+        # The nodes are the ClusterPolicy's, as they were.
+        assert not refused()[0]
+        mode = {"nvidia.com/gpu-operator.resource-allocation.mode": "dra"}
+        operator.request("PATCH", "/api/v1/nodes/gpu2", {"metadata": {"labels": mode}}, MERGE)
+        done, text = refused()
+        assert done and "the cards of gpu2 by claims" in text and "mode=device-plugin" in text
+    operator.request("DELETE", "/apis/nvidia.com/v1/clusterpolicies/cluster-policy")
+    done, text = refused()
+    assert done and "the cards of gpu1, gpu2 by claims" in text and "create a ClusterPolicy" in text
+
+
 def test_the_gpu_operators_policy_is_restored(operator, tmp_path):
     before = policy_of(operator)
     with PlayedGpuOperator(operator):

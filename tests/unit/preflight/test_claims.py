@@ -371,6 +371,23 @@ def test_a_plugin_of_others_is_named_with_its_origin_and_left_alone(plugin, said
     assert said in one.text and to_do in one.text
 
 
+@pytest.mark.parametrize(
+    ("owner", "to_do"),
+    [
+        (("GPUCluster", "gpu-cluster"), "label the node nvidia.com/gpu.deploy.dra-driver=false"),
+        (None, "resources.gpus.enabled=false"),
+    ],
+)
+def test_nvidias_dra_driver_is_named_with_its_origin(owner, to_do):
+    """As the GPU Operator's GPUCluster has it, which gives cards by claims without a device plugin."""
+    labels = {"nvidia.com/gpu.deploy.dra-driver": "true"}
+    image = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0"
+    driver = daemon_set("nvidia-dra-driver-kubelet-plugin", image, labels, owner=owner)
+    text = found({"gpu1": "extender"}, node("gpu1", labels=labels), announced("gpu.nvidia.com", "gpu1"), driver)
+    assert "DaemonSet gpu-operator/nvidia-dra-driver-kubelet-plugin" in text["foreign-plugin"]
+    assert ("of GPUCluster gpu-cluster" in text["foreign-plugin"]) == bool(owner) and to_do in text["foreign-plugin"]
+
+
 def test_a_plugin_of_others_that_has_just_left_is_no_problem():
     """kubelet reports its capacity for five minutes more."""
     left = node("gpu1", {"nvidia.com/gpu": "2"}, free={"nvidia.com/gpu": "0"})
