@@ -27,7 +27,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
-    "gpu_acceptance": (36, 260),
+    # With the cases of every back end; it runs once, on the controller.
+    "gpu_acceptance": (40, 290),
     "gpu_allocation_check": (62, 560),
     "gpu_allocation_info": (25, 180),
     "gpu_node_info": (58, 215),
