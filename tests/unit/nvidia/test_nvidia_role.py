@@ -148,6 +148,34 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         assert role.step("remove") == 0
 
 
+def test_the_dcgm_exporter_has_a_service_monitor_where_there_may_be_one(server, tmp_path, helm):
+    monitors = f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors"
+    with PlayedPlugin(server, NAMESPACE):
+        exporter = {"nvidia_device_plugin_dcgm_exporter_chart": str(Path(__file__).parent / "exporter_chart")}
+        role = Role(server, tmp_path, helm, nvidia_device_plugin_dcgm_exporter=True, **exporter)
+        assert role.step("cluster") > 0 and role.step("cluster") == 0
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/dcgm-exporter"
+        template = server.request("GET", path)["spec"]["template"]
+        assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+        assert template["spec"]["containers"][0]["env"] == [{"name": "KUBERNETES_VIRTUAL_GPUS", "value": "true"}]
+        names = {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"}
+        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+        spec = {"group": "monitoring.coreos.com", "names": names, "scope": "Namespaced", "versions": [version]}
+        about = {"metadata": {"name": "servicemonitors.monitoring.coreos.com"}, "spec": spec}
+        definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        server.apply({**definition, **about}, manager="theirs")
+        until(lambda: server.ask("GET", monitors)[0] == 200)
+        assert role.step("cluster", nvidia_device_plugin_dcgm_exporter_service_monitor="false") == 0
+        assert role.step("cluster") > 0 and role.step("cluster") == 0
+        [monitor] = server.request("GET", monitors)["items"]
+        # Else the pods that have the cards had another label than the dashboard asks for.
+        assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+        assert role.step("cluster", nvidia_device_plugin_dcgm_exporter=False) > 0
+        assert "dcgm-exporter" not in daemons(server)
+        role.step("remove")
+
+
 def test_feature_discoverys_definitions_go_if_they_came_with_the_chart(server, tmp_path, helm):
     before = everything(server)
     with PlayedPlugin(server, NAMESPACE):
