@@ -65,7 +65,8 @@ class ActionModule(ShareAction):
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
-        if params["cluster"] is not None and params["image_delivery"] == delivery.IMPORT:
+        needed = claims.backends is None or claims.backends["gpushare"]
+        if params["cluster"] is not None and needed and params["image_delivery"] == delivery.IMPORT:
             found += _archive(params["image_archive"], params["image"])
         if params["image_delivery"] == delivery.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
