@@ -15,6 +15,7 @@ from .._allocation import foreign
 from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
+from .._contracts import hami
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # Variables of the extender and the device plugin alone: where a node has them, they mean those.
@@ -37,6 +38,10 @@ DESCRIBED = {
     "claims-unable": "A variable asks for what gpushare_allocation: dra can't do.",
     "claims-preemption": "kube-scheduler evicts no pod for a claim.",
     "switch-pending": "A node has another back end or allocation than its variable asks for, and keeps it in this run.",
+    "hami-takes-pods": "HAMi's webhook takes pods that are for nodes of another device plugin.",
+    "hami-scheduler-name": "HAMi's webhook leaves pods alone that name no scheduler.",
+    "operator-configured": "The GPU Operator's device plugin is configured, and no chart is installed.",
+    "operator-claims": "The GPU Operator allocates all cards by claims.",
     "switch-unfinished": "A run of playbooks/switch.yml ended before its node was switched.",
     "two-backends": "Two back ends, or extender and DRA driver, both give away a node's cards.",
 }
@@ -85,6 +90,9 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
         )
     yield from _automatic(nodes)
     yield from _changes(claims, cluster, nodes)
+    if claims.backends:
+        yield from _webhook(claims, claims.backends, cluster)
+        yield from _operators(claims.backends, cluster)
     others = {one["node"] for one in cluster["slices"] or () if one["driver"] == foreign.DRIVER}
     for node in cluster["nodes"]:
         if node["name"] in shared & others:
@@ -220,6 +228,58 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
                 "has": "have" if len(names) > 1 else "has",
             },
         )
+
+
+def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Say which pods HAMi's webhook takes where another device plugin announces the same resource."""
+    resource = hami.RESOURCE_COUNT
+    announcing = {node["name"] for node in cluster["nodes"] if resource in foreign.announced(node["allocatable"])}
+    others = sorted((announcing | set(found["nvidia"])) - set(found["hami"]))
+    if not found["hami"] or not others:
+        return
+    variable = "hami_overwrite_default_scheduler"
+    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "value": claims.values.get(variable)}
+    if fields["value"] == "always":
+        yield Finding(
+            "hami-takes-pods",
+            WARNING,
+            "with {value} HAMi's webhook takes all pods that request {resource}, also those for {others}",
+            "set it to auto, or label those pods or their namespaces hami.io/webhook=ignore",
+            variable=variable,
+            fields=fields,
+        )
+    else:
+        yield Finding(
+            "hami-scheduler-name",
+            NOTE,
+            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin",
+            "set schedulerName: {scheduler} in pods for HAMi's nodes",
+            variable=variable,
+            fields=fields,
+        )
+
+
+def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
+    for one in cluster["operators"]:
+        fields = {"operator": f"{one['kind']} {one['name']}", "nodes": found["nvidia"] or found["hami"]}
+        if one["kind"] == "ClusterPolicy" and found["nvidia"]:
+            yield Finding(
+                "operator-configured",
+                NOTE,
+                "the GPU Operator ({operator}) runs the device plugin on {nodes}: it gets these; no chart is installed",
+                variable="nvidia_device_plugin_configurations",
+                fields=fields,
+            )
+        elif one["kind"] == "GPUCluster" and (found["nvidia"] or found["hami"]):
+            yield Finding(
+                "operator-claims",
+                PROBLEM,
+                "{operator} lets the GPU Operator allocate all cards by claims, those of {nodes} too",
+                "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
+                variable=BACKEND,
+                fields=fields,
+            )
 
 
 def _variable(one: backends.NodeBackend) -> str:

@@ -52,6 +52,7 @@ CLUSTER = {
     "runtime": "The node's container runtime isn't one of those that can be set up.",
     "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
     "foreign-plugin": "Another device plugin announces the same cards.",
+    "no-helm": "The controller lacks helm, by which HAMi's and NVIDIA's charts are deployed.",
     "unit-change": "The memory unit differs from the present one, and pods hold memory in that one.",
     "driver-refused": "Role driver can't do what is asked for on this machine.",
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",

@@ -306,6 +306,39 @@ def test_two_back_ends_on_a_node_are_refused():
     assert text.startswith("gpu_backend: the cards of node gpu1 are given away by the device plugin and by HAMi")
 
 
+@pytest.mark.parametrize(
+    ("value", "id", "sentence"),
+    [
+        ("auto", "hami-scheduler-name", "leaves pods alone that name no scheduler: gpu2 have nvidia.com/gpu"),
+        ("always", "hami-takes-pods", "with always HAMi's webhook takes all pods that request nvidia.com/gpu, also"),
+    ],
+)
+def test_what_hamis_webhook_does_with_pods_of_nvidias_plugin_is_said(value, id, sentence):
+    values = {"hami_overwrite_default_scheduler": value}
+    nodes = [node("gpu1"), node("gpu2")]
+    assert sentence in found({"gpu1": "hami", "gpu2": "nvidia"}, *nodes, values=values)[id]
+    # Somebody else's plugin has them, too.
+    others = [node("gpu1"), node("gpu2", {"nvidia.com/gpu": "2"})]
+    assert sentence in found({"gpu1": "hami"}, *others, values=values)[id]
+    assert id not in found({"gpu1": "hami", "gpu2": "extender"}, *nodes, values=values)
+
+
+def test_the_gpu_operator_is_named():
+    def told(kind, api):
+        return {"apiVersion": f"nvidia.com/{api}", "kind": kind, "metadata": {"name": "one"}}
+
+    labelled = node("gpu1", labels={"nvidia.com/gpu.deploy.operands": "true"})
+    policy, claiming = told("ClusterPolicy", "v1"), told("GPUCluster", "v1alpha1")
+    assert (
+        "the GPU Operator (ClusterPolicy one) runs the device plugin on gpu1"
+        in (found({"gpu1": "nvidia"}, labelled, policy)["operator-configured"])
+    )
+    for backend in ("hami", "nvidia"):
+        text = found({"gpu1": backend}, labelled, claiming)["operator-claims"]
+        assert text.startswith("gpu_backend: GPUCluster one lets the GPU Operator allocate all cards by claims")
+    assert not {"operator-configured", "operator-claims"} & {*found({"gpu1": "extender"}, labelled, policy, claiming)}
+
+
 def test_parts_of_hami_and_nvidia_are_known_by_their_namespaces():
     def space(name, value):
         return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label_of(value)}}
