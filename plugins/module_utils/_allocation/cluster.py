@@ -61,7 +61,8 @@ class AnnouncedSlice(t.TypedDict):
 class ClusterState(t.TypedDict):
     """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read.
 
-    ``plugins`` are those of others, where a node has one.
+    ``plugins`` are those of others, where a node has one, and ``operators`` what the GPU Operator was told, where it
+    labelled a node.
     """
 
     version: str
@@ -69,6 +70,7 @@ class ClusterState(t.TypedDict):
     sharing_pods: list[SharingPod] | None
     slices: list[AnnouncedSlice] | None
     plugins: list[foreign.Plugin]
+    operators: list[foreign.Operator]
 
 
 def collect(
@@ -101,6 +103,7 @@ def collect(
         "sharing_pods": pods,
         "slices": slices,
         "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others else [],
+        "operators": foreign.operators(kube, (name for node in known for name in node["labels"])),
     }
 
 

@@ -169,13 +169,14 @@ class FakeKube:
 
     def list_all(self, api_version, kind, namespace="", field_selector="", label_selector=""):
         self._count("GET", f"{kind}s {namespace}")
-        labels = dict(one.split("=") for one in label_selector.split(",")) if label_selector else {}
+        selected = [one.partition("=") for one in label_selector.split(",") if one]
         node = field_selector.removeprefix("spec.nodeName=") if field_selector.startswith("spec.nodeName=") else None
         found = []
         for ref, live in self.objects.items():
             same = (ref.api_version, ref.kind) == (api_version, kind) and namespace in ("", ref.namespace)
             same = same and node in (None, live.get("spec", {}).get("nodeName"))
-            if same and labels.items() <= (live["metadata"].get("labels") or {}).items():
+            labels = live["metadata"].get("labels") or {}
+            if same and all(name in labels and (not equal or labels[name] == text) for name, equal, text in selected):
                 found.append(self._read(ref))
         return found
 

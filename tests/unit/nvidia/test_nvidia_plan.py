@@ -49,6 +49,7 @@ def planned(configurations=None, **more):
         "gfd": False,
         "values": {},
         "facts": {},
+        "assume_runtime": False,
     }
     return plan({**options, **more})
 
@@ -71,6 +72,7 @@ def test_a_card_of_ones_own():
     [node] = result["nodes"]
     assert node["resources"] == ["nvidia.com/gpu"]
     assert node["labels"] == {
+        "kubegpu.share/backend": "nvidia",
         "nvidia.com/gpu.present": "true",
         "nvidia.com/device-plugin.config": "whole",
         "nvidia.com/gpu.replicas": "1",
@@ -150,6 +152,7 @@ def test_nodes_with_configurations_of_their_own_are_waited_for_by_what_they_anno
     ]
     operators = [one["metadata"]["labels"] for group in result["operator_groups"] for one in group["definitions"]]
     deployed = {f"nvidia.com/gpu.deploy.{one}": "true" for one in ("device-plugin", "operator-validator")}
+    deployed["kubegpu.share/backend"] = "nvidia"
     divided = {"nvidia.com/device-plugin.config": "unequal", "nvidia.com/mig.config": "unequal"}
     assert operators[-1] == {**divided, **deployed}
     assert operators[0] == {"nvidia.com/device-plugin.config": "whole", **deployed}
@@ -229,6 +232,8 @@ def test_a_node_whose_runtime_has_no_way_to_a_card_is_refused():
     result = planned(nodes=["gpu1", "gpu2"], facts={"gpu2": containerd(PLAIN)})
     assert codes(result) == [("no_injection", "injection")]
     assert "gpu2" in result["problems"][0]["message"]
+    # Role runtime is planned, too.
+    assert planned(facts={"gpu1": containerd(PLAIN)}, assume_runtime=True)["problems"] == []
     assert planned(facts={"gpu1": containerd(PLAIN)}, injection="envvar", runtime_class="nvidia")["problems"] == []
 
 
@@ -245,7 +250,11 @@ def test_labels_of_the_cards_are_nvidias_where_the_cards_are_of_one_kind():
 
 def test_gpu_feature_discovery_sets_its_labels_itself():
     result = planned({"m": {"sharing": "mps", "replicas": 2}}, gfd=True)
-    assert set(result["nodes"][0]["labels"]) == {"nvidia.com/gpu.present", "nvidia.com/device-plugin.config"}
+    assert set(result["nodes"][0]["labels"]) == {
+        "kubegpu.share/backend",
+        "nvidia.com/gpu.present",
+        "nvidia.com/device-plugin.config",
+    }
     assert result["values"]["gfd"] == {"enabled": True}
 
 
