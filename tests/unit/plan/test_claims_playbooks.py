@@ -428,9 +428,9 @@ def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):
 
 
 def test_preflight_refuses_what_claims_cannot_do(cluster, tmp_path):
-    done = cluster.play(tmp_path, "preflight.yml", gpushare_placement="spread", scheduler_mode="dedicated")
+    done = cluster.play(tmp_path, "preflight.yml", gpushare_memory_limit_violation="evict", scheduler_mode="dedicated")
     assert done.rc != 0 and done.changed == 0
-    for variable, value in (("gpushare_placement", "spread"), ("scheduler_mode", "dedicated")):
+    for variable, value in (("gpushare_memory_limit_violation", "evict"), ("scheduler_mode", "dedicated")):
         assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words_of(done)
     assert "kube-scheduler has no preemption for claims" in words_of(done)
 

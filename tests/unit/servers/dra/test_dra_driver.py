@@ -57,6 +57,28 @@ def test_a_node_and_a_claim(node: DriverNode) -> None:
     assert node.page("/healthz") == (200, "ok")
 
 
+def test_with_spread_the_emptiest_card_is_offered_first(make: t.Callable[..., DriverNode]) -> None:
+    node = make(seen(0), seen(1), seen(2))
+    node.up(placement="spread")
+
+    def order() -> list[int]:
+        return [one["attributes"]["index"]["int"] for one in node.devices()]
+
+    assert order() == [0, 1, 2]
+    claims = [node.claim(1, (0, "4Gi")), node.claim(2, (1, "6Gi"))]
+    node.kubelet.prepare(claims[0])
+    until(lambda: order() == [1, 2, 0])
+    node.kubelet.prepare(claims[1])
+    until(lambda: order() == [2, 0, 1])
+    # The next process knows what is prepared.
+    node.stop()
+    node.start(placement="spread")
+    until(lambda: node.page("/readyz")[1] == "ok")
+    assert order() == [2, 0, 1]
+    node.kubelet.unprepare(claims[0])
+    until(lambda: order() == [0, 2, 1])
+
+
 def test_a_container_cannot_widen_its_limit(node: DriverNode) -> None:
     """What the toolkit sets from the container's environment is read back."""
     claim = node.claim(1, (0, "4Gi"))
