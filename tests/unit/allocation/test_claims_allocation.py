@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 
 import pytest
 from allocation_snapshots import asks, booked, node, ours, pod
@@ -60,6 +61,14 @@ def test_a_containers_requests_of_several_cards_are_counted_once():
     assert on_cards(entry) == [[("work-1", 3)], [("work-1", 3)]]
     [held, _other] = [card["pods"][0] for card in entry["cards"]]
     assert held["containers"] == [{"name": "main-0", "units": 4}, {"name": "main-1", "units": 2}]
+
+
+def test_a_card_with_mig_is_shown_with_its_reason():
+    divided = dataclasses.replace(CARDS[0], healthy=False, code="MIGEnabled", reason="MIG is on")
+    found = by_claims([], [], cards=[divided, CARDS[1]])
+    (entry,) = found["nodes"]
+    assert (entry["total"], entry["allocatable"]) == (32, 16)
+    assert re.search(r"^GPU0 \S+ 0/16 +UNHEALTHY: MIGEnabled$", table(found), re.MULTILINE), table(found)
 
 
 def test_a_node_of_each_kind_is_in_one_table():

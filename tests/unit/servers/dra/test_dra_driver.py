@@ -14,6 +14,7 @@ import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
 from gpushare.dra import command
 from gpushare.kubelet import dra
+from gpushare.nvml.library import MIG
 from gpushare.nvml.limits import MIB, Limit
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import seen
@@ -181,6 +182,16 @@ def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(node
     node.kubelet.unprepare(first)
     assert node.kubelet.prepare(second)
     assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
+
+
+def test_a_card_with_mig_is_announced_and_not_given_to_pods(make: t.Callable[..., DriverNode]) -> None:
+    node = make(dataclasses.replace(seen(0), problem=MIG), seen(1))
+    node.up()
+    assert [[taint["value"] for taint in one.get("taints", [])] for one in node.devices()] == [["MIGEnabled"], []]
+    with pytest.raises(Refused, match=r"^MIGEnabled: claim \S+/claim1: card 0 .* MIG is on: its instances have memory"):
+        node.kubelet.prepare(node.claim(1, (0, "4Gi")))
+    node.nvml.found = [seen(0), seen(1)]
+    until(lambda: not any("taints" in one for one in node.devices()))
 
 
 def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
