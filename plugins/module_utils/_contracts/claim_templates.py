@@ -9,8 +9,8 @@
 Admission turns ``aliyun.com/gpu-mem`` of a pod into a claim by template, and can neither create the template nor tell
 anybody else what is to be in it. So the name alone says it: ``gpu-mem-4``, ``gpu-mem-4-2`` for two containers of one
 card, ``gpu-mem-8.cards-2``, ``gpu-mem-8-4.cards-2`` for two containers of the same two cards,
-``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same
-names in CEL; a test compares the two.
+``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same names in CEL; a test compares
+the two.
 
 The servers' image contains this very file. It imports only the standard library and ``_core/types.py``, and does no
 I/O.
@@ -19,9 +19,7 @@ I/O.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import typing as t
 
 from .._core.types import JsonObject
 
@@ -43,7 +41,6 @@ MOST_CARDS_TOGETHER = 4
 MOST_UNITS = 999_999_999
 # An object's name.
 NAME_LENGTH = 253
-SUFFIXES = {"GiB": "Gi", "MiB": "Mi"}
 
 _OF_CARD = re.compile(f"({REQUEST}[0-9]+)-[0-9]+")
 # What stands for itself in a name; x begins an escape, with two hexadecimal digits.
@@ -105,62 +102,6 @@ def shape_of(name: str) -> Shape | None:
     return shape if shape.possible and name_of(shape) == name else None
 
 
-def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
-    """Return the ResourceClaimTemplate of a name; None for a name that stands for none.
-
-    :param unit: ``GiB`` or ``MiB``, of the whole cluster.
-    """
-    shape = shape_of(name)
-    if shape is None:
-        return None
-    selectors = [{"cel": {"expression": text}} for text in _selectors(shape)]
-    together = len(shape.shares) > 1 and shape.cards > 1
-    # A card's requests follow one another: whether they fit is known before the next card is chosen.
-    named = (
-        [
-            (f"{REQUEST}{number}-{card}", share)
-            for card in range(shape.cards)
-            for number, share in enumerate(shape.shares)
-        ]
-        if together
-        else [(f"{REQUEST}{number}", share) for number, share in enumerate(shape.shares)]
-    )
-    requests = [
-        {
-            "name": request,
-            "exactly": {
-                "deviceClassName": DRIVER,
-                "allocationMode": "ExactCount",
-                "count": 1 if together else shape.cards,
-                **({"selectors": selectors} if selectors else {}),
-                "capacity": {"requests": {CAPACITY: f"{share // shape.cards}{SUFFIXES[unit]}"}},
-            },
-        }
-        for request, share in named
-    ]
-    constraints = {"constraints": found} if (found := list(_constraints(shape))) else {}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: MANAGER}},
-        "spec": {"spec": {"devices": {"requests": requests, **constraints}}},
-    }
-
-
-def _constraints(shape: Shape) -> t.Iterator[JsonObject]:
-    """Return that the containers have the same cards, and that these are different ones."""
-    same, different = "matchAttribute", "distinctAttribute"
-    uuid, containers, cards = f"{DRIVER}/uuid", range(len(shape.shares)), range(shape.cards)
-    if len(containers) > 1 and len(cards) > 1:
-        for card in cards:
-            yield {"requests": [f"{REQUEST}{number}-{card}" for number in containers], same: uuid}
-        yield {"requests": [f"{REQUEST}0-{card}" for card in cards], different: uuid}
-    elif len(containers) > 1:
-        yield {same: uuid}
-    elif len(cards) > 1:
-        yield {different: uuid}
-
-
 def container_of(request: str) -> str:
     """Return what the requests of one container have in common: ``gpu-1`` of ``gpu-1-0``; else the request itself."""
     found = _OF_CARD.fullmatch(request)
@@ -181,20 +122,3 @@ def _escaped(pattern: str) -> str:
 def _patterns(text: str | None) -> tuple[str, ...]:
     escape = re.compile("x([0-9a-f]{2})")
     return tuple(escape.sub(lambda found: chr(int(found[1], 16)), one) for one in text.split("-")) if text else ()
-
-
-def _selectors(shape: Shape) -> t.Iterator[str]:
-    """Return conditions in CEL for a card's model; a card without one never meets them."""
-    # A function or an optional field in between would hide the text's length, and the API server find it too complex.
-    model = f'device.attributes["{DRIVER}"].model'
-    if shape.models:
-        yield f"has({model}) && {model}.matches({_expression(shape.models)})"
-    if shape.excluded:
-        yield f'has({model}) && {model} != "" && !{model}.matches({_expression(shape.excluded)})'
-
-
-def _expression(patterns: t.Iterable[str]) -> str:
-    """Return a regular expression that matches what one of the patterns does, as text in CEL."""
-    wild = {"*": ".*", "?": "."}
-    texts = ("".join(wild.get(one) or re.escape(one) for one in pattern) for pattern in patterns)
-    return json.dumps(f"(?i)^({'|'.join(texts)})$")

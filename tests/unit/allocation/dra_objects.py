@@ -11,6 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from gpushare.dra import claims, records, slices, specifications
 from gpushare.dra.claims import device_name
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.templates import objects
 
 DRIVER = templates.DRIVER
 HOUR_AGO = "2026-11-22T11:00:00Z"
@@ -51,7 +52,7 @@ def claim(
         each of them, then the second one's.
     :param pods: UIDs by name that it is reserved for; by default ``work-<number>``.
     """
-    template = templates.template_of(namespace, templates.name_of(shape), unit)
+    template = objects.template_of(namespace, templates.name_of(shape), unit)
     assert template is not None
     users = {f"work-{number}": pod_uid(number)} if pods is None else pods
     spec = template["spec"]["spec"]
@@ -80,7 +81,7 @@ def claim(
                 "pool": node,
                 "device": device_name(card.uuid),
                 "shareID": share_id(number, at),
-                "consumedCapacity": {"memory": f"{amount}{templates.SUFFIXES[unit]}"},
+                "consumedCapacity": {"memory": f"{amount}{objects.SUFFIXES[unit]}"},
             }
             for at, (request, amount, card) in enumerate(zip(requests, amounts, cards, strict=True))
         ]

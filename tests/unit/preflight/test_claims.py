@@ -235,7 +235,6 @@ def test_whoever_may_not_try_to_create_a_claim_is_not_refused():
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("gpushare_memory_limit_violation", "evict"),
         ("gpushare_extender_image", "example.org/e:1"),
         ("gpushare_device_plugin_image", "example.org/p:1"),
         ("gpushare_extender_metrics", True),

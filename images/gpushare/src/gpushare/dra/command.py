@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpushare.api.account import FOLDER
 from gpushare.api.client import Kube, KubeError, connect
+from gpushare.api.events import Events
 from gpushare.api.flags import Flags, check_choice
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.reviews import Reviews
@@ -46,6 +47,7 @@ from gpushare.kubelet.plugin_sockets import PluginSockets
 from gpushare.kubelet.pod_resources import Unreadable
 from gpushare.node import flags
 from gpushare.node.cgroups import NodeCgroups, PodCgroups
+from gpushare.node.evictions import Evictions
 from gpushare.node.injection import FOLDERS, Injection
 from gpushare.node.limit_enforcer import Enforcer
 from gpushare.node.metrics_server import serve_metrics
@@ -156,6 +158,9 @@ class Driver:
             Records(self._folder / "claims"),
             Specifications(options.claim_folder),
         )
+        # Only with evictions does the account have the right to write Events.
+        self.events = Events(kube, COMPONENT, options.node)
+        self.evictions = Evictions(kube, self.events, self.metrics.evicted)
         self.limits = PodLimits(self.enforcer, cgroups, lambda: self.inventory.cards, self.preparation.prepared)
         self.sockets = PluginSockets(
             DRIVER,
@@ -199,6 +204,8 @@ class Driver:
         """
         start_all(self.servers)
         self._started = time.monotonic()
+        if self.options.evict:
+            self.events.start()
         self.publisher.mirror.start()
         for name, work, pause in (
             ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
@@ -217,7 +224,7 @@ class Driver:
         self._stop.set()
         self._work.set()
         self.publisher.wake()
-        working = [*(server.stop for server in self.servers), *self.workers.joins()]
+        working = [*(server.stop for server in self.servers), self.events.stop, *self.workers.joins()]
         return stop_within(
             (STOP_SECONDS - 4, [self.publisher.mirror.stop, *working]),
             (STOP_SECONDS, [self._leave, self.listing.close]),
@@ -358,7 +365,10 @@ class Driver:
         if self._stop.is_set() or not self.preparation.restored:
             return
         usage = self.limits.once(self._listing() or [])
-        self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, self.enforcer.violations)
+        violations = self.enforcer.violations
+        self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, violations)
+        if self.options.evict:
+            self.evictions.once([one for one in violations if one.holds], self.limits.pods())
 
     def _observe(self) -> None:
         if not self.preparation.restored:
