@@ -11,6 +11,7 @@ import json
 import threading
 
 import pytest
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from dra_objects import claim, slices_of, turned
@@ -353,6 +354,27 @@ def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(clu
     done = run_playbook(tmp_path, PLAYBOOKS / "uninstall.yml", **{**given, **connection, **both})
     assert done.rc == 0 and cluster.named() == {}, done.text
     assert not {"gpushare"} & {*cluster.labels("gpu1"), *cluster.labels("gpu2")}
+
+
+def test_the_namespace_stays_while_a_scheduler_needs_the_extender(tmp_path):
+    """As uninstall.yml decides it for the role, which removes namespace and policies only where it is alone."""
+    plays = yaml.safe_load((PLAYBOOKS / "uninstall.yml").read_text())
+    [alone] = [role["gpushare_alone"] for play in plays for role in play.get("roles", []) if "gpushare_alone" in role]
+    left = [{"mode": "static_pod"}]
+    cases = {
+        "claims alone": ({}, True),
+        "the extender went": ({"scheduler_detected": {"mode": "static_pod", "leftovers": left}}, True),
+        "dedicated": ({"scheduler_detected": {"mode": "dedicated", "leftovers": []}}, True),
+        "dedicated, and another": ({"scheduler_detected": {"mode": "dedicated", "leftovers": left}}, False),
+    }
+    tasks = [
+        {"name": name, "ansible.builtin.assert": {"that": ["alone == expected"]}, "vars": {**given, "alone": alone}}
+        for name, (given, _expected) in cases.items()
+    ]
+    for task, (_given, expected) in zip(tasks, cases.values(), strict=True):
+        task["vars"]["expected"] = expected
+    done = run_playbook(tmp_path, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}])
+    assert done.rc == 0, done.text
 
 
 DRA_TASKS = [
