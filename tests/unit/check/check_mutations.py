@@ -520,6 +520,12 @@ def tainted(world: JsonObject, code: str) -> None:
 breaks("D9", "claims_mib", "a card is back, and still tainted", "still_tainted", level="WARN")(
     lambda w: tainted(w, "CardLost")
 )
+breaks("D9", "claims_mib", "MIG is on, and the card isn't tainted", "divided")(
+    lambda w: card(w, 0)["mig"].update(mode="enabled")
+)
+breaks("D9", "claims_mib", "MIG is off again, and the card still tainted", "still_tainted", level="WARN")(
+    lambda w: tainted(w, "MIGEnabled")
+)
 breaks("D9", "claims_mib", "pods hold a card that is tainted", "holds_unhealthy", level="WARN")(
     lambda w: tainted(w, "XIDError")
 )
