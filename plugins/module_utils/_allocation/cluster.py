@@ -80,6 +80,7 @@ def collect(
     memory_unit: str | None = None,
     sharing_pods: bool = False,
     slices: list[AnnouncedSlice] | None = None,
+    foreigners: bool = True,
 ) -> ClusterState:
     """Return the cluster's version and nodes.
 
@@ -89,6 +90,7 @@ def collect(
         now, because changing the unit would invalidate their shares.
     :param sharing_pods: pods are read in any case.
     :param slices: as they were read.
+    :param foreigners: device plugins of others and what the GPU Operator was told are read, where a node shows them.
     """
     pods: list[SharingPod] | None = None
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
@@ -102,8 +104,8 @@ def collect(
         "nodes": known,
         "sharing_pods": pods,
         "slices": slices,
-        "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others else [],
-        "operators": foreign.operators(kube, (name for node in known for name in node["labels"])),
+        "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others and foreigners else [],
+        "operators": foreign.operators(kube, (name for node in known for name in node["labels"])) if foreigners else [],
     }
 
 

@@ -304,7 +304,9 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
         one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"] or ()
     )
     pods = bool(params.get("sharing_pods")) or by_claims
-    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices)}
+    # Who takes the nodes as they are, as verify does, may not read others' objects.
+    as_it_is = wanted is not None and wanted["wanted"] is None
+    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)

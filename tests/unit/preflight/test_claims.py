@@ -497,5 +497,22 @@ def test_nothing_is_resolved_without_a_node():
     ],
 )
 def test_where_nothing_is_asked_for_the_nodes_are_taken_as_they_are(labels, parts):
-    nodes = [node(name, labels=label_of(value)) for name, value in labels.items()]
+    nodes = [node(name, {"nvidia.com/gpu": "2"}, labels=label_of(value)) for name, value in labels.items()]
     assert {name for name, there in as_it_is(read({}, *nodes))["parts"].items() if there} == parts
+
+
+def test_who_takes_the_nodes_as_they_are_reads_no_objects_of_others():
+    """An account that may only read what verify.yml needs."""
+    kube = FakeKube(
+        node("gpu1", {"nvidia.com/gpu": "2"}, labels={**label_of("hami"), "nvidia.com/gpu.deploy.driver": "x"})
+    )
+    listed, asked = kube.list_all, []
+
+    def recorded(api_version, kind, *rest, **more):
+        asked.append(kind)
+        return listed(api_version, kind, *rest, **more)
+
+    kube.list_all = recorded
+    wanted_ = {"wanted": None, "values": {}, "switch": []}
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": wanted_})["backends"]["hami"] == ["gpu1"]
+    assert asked == ["Node", "ResourceSlice"]
