@@ -238,7 +238,7 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
     if not found["hami"] or not others:
         return
     variable = "hami_overwrite_default_scheduler"
-    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "label": backends.LABEL}
+    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "label": backends.LABEL_BACKEND}
     fields["value"] = claims.values.get(variable)
     if fields["value"] == "always":
         yield Finding(
@@ -253,9 +253,9 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
         yield Finding(
             "hami-scheduler-name",
             NOTE,
-            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin, and an "
-            "admission policy (from Kubernetes 1.30 on) refuses pods that could be bound to HAMi's nodes by another scheduler",
-            "set schedulerName: {scheduler} in pods for HAMi's nodes, and nodeSelector {label}: nvidia in those for others",
+            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin; from "
+            "Kubernetes 1.30 on those are refused that another scheduler could bind to HAMi's nodes",
+            "set schedulerName: {scheduler} in pods for HAMi's nodes, and nodeSelector {label}: nvidia in others",
             variable=variable,
             fields=fields,
         )
