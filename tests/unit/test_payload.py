@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_operator": (12, 90),
     "hami_files": (8, 30),
     "hami_leftovers": (13, 86),
-    "hami_ready": (16, 115),
+    "hami_ready": (16, 116),
     "image_build": (9, 35),
     "image_import": (16, 75),
     "kernel_driver": (15, 50),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts import claim_templates as templates
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts import hami
@@ -149,7 +150,8 @@ def _resolved(
         unit = units.get(node, usual)
         for (_pool, device), mib in claim.mib().items():
             shares[device] = shares.get(device, 0) + (_units(mib, unit) if first == entry["name"] else 0)
-        for container, request in use.containers:
+        # A container may have a request for each of its cards.
+        for container, request in dict.fromkeys((name, templates.container_of(one)) for name, one in use.containers):
             held = _units(sum(claim.mib(request).values()), unit)
             containers[container] = containers.get(container, 0) + held
     if not ours:

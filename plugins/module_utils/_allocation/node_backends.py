@@ -93,8 +93,6 @@ GATE = "DRAConsumableCapacity"
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Values that claims can do, by variable; what isn't here they can't do yet.
 POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
-    "gpushare_placement": ("binpack",),
-    "gpushare_memory_limit_violation": ("report",),
     "gpushare_extender_image": ("",),
     "gpushare_device_plugin_image": ("",),
     "gpushare_extender_metrics": (False,),

@@ -163,6 +163,7 @@ CLAIMS_CHECKS = {
         {
             "no_data": "the cards' health is unknown: {why}",
             "not_tainted": "NVML reports a problem of {gpu} ({why}), and its slice gives it to pods",
+            "divided": "MIG is on for {gpu}, and its slice gives the whole card to pods",
             "still_tainted": "{gpu} is tainted ({code}), and NVML reports no problem of it",
             "holds_unhealthy": "the pod holds card {card}, which is tainted: {code}",
         },

@@ -211,10 +211,15 @@ def unhealthy_cards_are_tainted(node: Node, snapshot: Snapshot, result: CheckRes
             continue
         details = {"gpu": gpu, "why": gpu.problem, "code": device.unhealthy}
         details["api"] = f"taint {dra.UNHEALTHY}={device.unhealthy}" if device.unhealthy else "no taint"
-        details["nvml"] = gpu.problem or "no problem"
+        is_divided = gpu.mig_mode == "enabled"
+        details["nvml"] = gpu.problem or ("MIG is on" if is_divided else "no problem")
+        # The codes of what is over as soon as NVML says so.
+        gone = {contract.Reason.CARD_LOST.value: not gpu.problem, contract.Reason.MIG_ENABLED.value: not is_divided}
         if gpu.problem and device.unhealthy is None:
             result.fail("not_tainted", **details)
-        elif device.unhealthy == contract.Reason.CARD_LOST.value and not gpu.problem:
+        elif is_divided and device.unhealthy is None:
+            result.fail("divided", **details)
+        elif gone.get(device.unhealthy or "") and not gpu.problem:
             result.warn("still_tainted", **details)
     for pod in node.pods:
         for device in node.devices:

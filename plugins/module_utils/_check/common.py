@@ -12,6 +12,7 @@ import typing as t
 
 from .._contracts import backends
 from .._contracts import gpushare as contract
+from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
 from .grants import (
     NO_GPUS,
@@ -163,6 +164,9 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
             continue
         details = {"resource": resource, "number": number, "left": left, "key": resource}
         details["api"] = f"capacity {number}, allocatable {left}"
+        if nvidia.is_kept(resource, allocatable):
+            result.warn("resource_kept", **details)
+            continue
         for card in unhealthy:
             reason = shorten(card.reason or "unhealthy", 200)
             result.fail("unhealthy_gpu", card=card.index, uuid=card.uuid, reason=reason, **details)

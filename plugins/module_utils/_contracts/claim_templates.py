@@ -8,8 +8,9 @@
 
 Admission turns ``aliyun.com/gpu-mem`` of a pod into a claim by template, and can neither create the template nor tell
 anybody else what is to be in it. So the name alone says it: ``gpu-mem-4``, ``gpu-mem-4-2`` for two containers of one
-card, ``gpu-mem-8.cards-2``, ``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same
-names in CEL; a test compares the two.
+card, ``gpu-mem-8.cards-2``, ``gpu-mem-8-4.cards-2`` for two containers of the same two cards,
+``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same names in CEL; a test compares
+the two.
 
 The servers' image contains this very file. It imports only the standard library and ``_core/types.py``, and does no
 I/O.
@@ -18,9 +19,7 @@ I/O.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-import typing as t
 
 from .._core.types import JsonObject
 
@@ -28,7 +27,8 @@ from .._core.types import JsonObject
 DRIVER = "gpu.kubegpu.share"
 CAPACITY = "memory"
 API_VERSION = "resource.k8s.io/v1"
-# In the pod: the claim that admission adds. In the claim: one request for each container, gpu-0 and so on.
+# In the pod: the claim that admission adds. In the claim: one request for each container, gpu-0 and so on; where
+# several containers have several cards, one for each card of each, gpu-0-0 and so on.
 POD_CLAIM = "gpu-mem"
 REQUEST = "gpu-"
 PREFIX = "gpu-mem-"
@@ -36,11 +36,13 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "kubegpu.share"
 # Of Kubernetes: a claim's requests, and the devices that it may get.
 MOST_REQUESTS = MOST_CARDS = 32
+# For several containers kube-scheduler tries the cards in every order before it knows that they don't fit.
+MOST_CARDS_TOGETHER = 4
 MOST_UNITS = 999_999_999
 # An object's name.
 NAME_LENGTH = 253
-SUFFIXES = {"GiB": "Gi", "MiB": "Mi"}
 
+_OF_CARD = re.compile(f"({REQUEST}[0-9]+)-[0-9]+")
 # What stands for itself in a name; x begins an escape, with two hexadecimal digits.
 _PLAIN = re.compile(r"[a-wyz0-9]")
 # What a pattern of models may hold besides: these, and wildcards.
@@ -56,8 +58,8 @@ _NAME = re.compile(
 class Shape:
     """What a claim asks for.
 
-    :param shares: the units of each request; several requests get the same card.
-    :param cards: over how many cards of one node the only request is spread equally.
+    :param shares: the units of each container; all get the same cards.
+    :param cards: over how many cards of one node each container's units are spread equally.
     :param models: patterns, in lower case, of which a card's model must match one; empty for any.
     :param excluded: patterns, in lower case, of which a card's model must match none.
     """
@@ -70,8 +72,12 @@ class Shape:
     @property
     def possible(self) -> bool:
         """Whether a claim can say it."""
-        spread = self.cards == 1 or (len(self.shares) == 1 and self.shares[0] % self.cards == 0)
-        return spread and 0 < len(self.shares) <= MOST_REQUESTS and self.cards <= MOST_CARDS
+        containers = len(self.shares)
+        if not containers or any(share % self.cards for share in self.shares):
+            return False
+        if containers == 1:
+            return self.cards <= MOST_CARDS
+        return self.cards <= MOST_CARDS_TOGETHER and containers * self.cards <= MOST_REQUESTS
 
 
 def name_of(shape: Shape) -> str:
@@ -96,36 +102,10 @@ def shape_of(name: str) -> Shape | None:
     return shape if shape.possible and name_of(shape) == name else None
 
 
-def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
-    """Return the ResourceClaimTemplate of a name; None for a name that stands for none.
-
-    :param unit: ``GiB`` or ``MiB``, of the whole cluster.
-    """
-    shape = shape_of(name)
-    if shape is None:
-        return None
-    selectors = [{"cel": {"expression": text}} for text in _selectors(shape)]
-    requests = [
-        {
-            "name": f"{REQUEST}{number}",
-            "exactly": {
-                "deviceClassName": DRIVER,
-                "allocationMode": "ExactCount",
-                "count": shape.cards,
-                **({"selectors": selectors} if selectors else {}),
-                "capacity": {"requests": {CAPACITY: f"{share // shape.cards}{SUFFIXES[unit]}"}},
-            },
-        }
-        for number, share in enumerate(shape.shares)
-    ]
-    rule = "matchAttribute" if len(requests) > 1 else "distinctAttribute" if shape.cards > 1 else ""
-    constraints = {"constraints": [{rule: f"{DRIVER}/uuid"}]} if rule else {}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: MANAGER}},
-        "spec": {"spec": {"devices": {"requests": requests, **constraints}}},
-    }
+def container_of(request: str) -> str:
+    """Return what the requests of one container have in common: ``gpu-1`` of ``gpu-1-0``; else the request itself."""
+    found = _OF_CARD.fullmatch(request)
+    return found[1] if found else request
 
 
 def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
@@ -142,20 +122,3 @@ def _escaped(pattern: str) -> str:
 def _patterns(text: str | None) -> tuple[str, ...]:
     escape = re.compile("x([0-9a-f]{2})")
     return tuple(escape.sub(lambda found: chr(int(found[1], 16)), one) for one in text.split("-")) if text else ()
-
-
-def _selectors(shape: Shape) -> t.Iterator[str]:
-    """Return conditions in CEL for a card's model; a card without one never meets them."""
-    # A function or an optional field in between would hide the text's length, and the API server find it too complex.
-    model = f'device.attributes["{DRIVER}"].model'
-    if shape.models:
-        yield f"has({model}) && {model}.matches({_expression(shape.models)})"
-    if shape.excluded:
-        yield f'has({model}) && {model} != "" && !{model}.matches({_expression(shape.excluded)})'
-
-
-def _expression(patterns: t.Iterable[str]) -> str:
-    """Return a regular expression that matches what one of the patterns does, as text in CEL."""
-    wild = {"*": ".*", "?": "."}
-    texts = ("".join(wild.get(one) or re.escape(one) for one in pattern) for pattern in patterns)
-    return json.dumps(f"(?i)^({'|'.join(texts)})$")

@@ -15,7 +15,7 @@ import dataclasses
 import typing as t
 
 from .._core.types import JsonObject
-from .claim_templates import CAPACITY, DRIVER, shape_of
+from .claim_templates import CAPACITY, DRIVER, container_of, shape_of
 from .gpushare import ContractError, quantity
 
 # Of the driver, on a card that isn't given to pods; its value is the reason's code.
@@ -117,11 +117,11 @@ class Claim:
     def mib(self, request: str = "") -> dict[tuple[str, str], int]:
         """Return its MiB by pool and device.
 
-        :param request: whose; empty for all.
+        :param request: of a container, which has all of that container's; empty for all.
         """
         found: dict[tuple[str, str], int] = {}
         for one in self.parts:
-            if request in ("", one.request):
+            if not request or container_of(request) == container_of(one.request):
                 place = (one.pool, one.device)
                 found[place] = found.get(place, 0) + (one.mib or 0)
         return found

@@ -64,13 +64,13 @@ class NodePlan(t.TypedDict):
     name: str
     labels: dict[str, str]
     mig_layout: str
-    resources: list[str]
+    resources: dict[str, int]
 
 
 class Group(t.TypedDict):
     """Nodes that announce the same resources, as definitions of their labels."""
 
-    resources: list[str]
+    resources: dict[str, int]
     nodes: list[str]
     definitions: list[JsonObject]
 
@@ -240,13 +240,18 @@ def _node(name: str, one: Configuration, injection: Injection, options: Options)
         "name": name,
         "labels": labels,
         "mig_layout": one.layout.name if one.layout else "",
-        "resources": list(one.announced),
+        "resources": one.announced(len(_cards(options["facts"].get(name)))),
     }
+
+
+def _cards(facts: t.Any) -> list[JsonObject]:
+    """Return the cards that were observed on a node; empty where none were."""
+    return ((facts or {}).get("driver") or {}).get("cards") or []
 
 
 def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
     """Return NVIDIA's labels of the cards, where they were observed and are of one kind."""
-    cards = ((facts or {}).get("driver") or {}).get("cards") or []
+    cards = _cards(facts)
     kinds = {(card.get("name"), card.get("memory_mib")) for card in cards}
     if len(kinds) != 1:
         return {}
@@ -264,7 +269,7 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
 
     :param operator: with the labels that the GPU Operator needs; it sets NVIDIA's others itself.
     """
-    found: dict[tuple[str, ...], Group] = {}
+    found: dict[tuple[tuple[str, int], ...], Group] = {}
     for node in nodes:
         labels = node["labels"]
         if operator:
@@ -273,7 +278,7 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
             if node["mig_layout"]:
                 labels[contract.LABEL_MIG_CONFIG] = node["mig_layout"]
         empty = Group(resources=node["resources"], nodes=[], definitions=[])
-        group = found.setdefault(tuple(node["resources"]), empty)
+        group = found.setdefault(tuple(node["resources"].items()), empty)
         group["nodes"].append(node["name"])
         metadata = {"name": node["name"], "labels": labels}
         group["definitions"].append({"apiVersion": "v1", "kind": "Node", "metadata": metadata})

@@ -47,7 +47,6 @@ class Certificates(t.TypedDict):
 
 SERVER, CLIENT = "gpushare-extender-tls", "gpushare-extender-client"
 AUTHORITY = "gpushare extender authority"
-METRICS_NAME = "gpushare-metrics"
 DAYS = 3650
 # A run in the last year renews them, before they expire.
 RENEW_DAYS = 365
@@ -77,11 +76,6 @@ def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: dateti
     if not ours:
         raise BadInput(f"{reason}. Correct it, or delete both Secrets to have new ones made")
     return _new(names, now)
-
-
-def of_metrics(secrets: t.Sequence[JsonObject], now: datetime.datetime) -> Side:
-    """Return the certificate of a server's metrics, the existing one or a new one; see ``of_server``."""
-    return of_server(secrets, [METRICS_NAME], now)
 
 
 def of_server(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: datetime.datetime) -> Side:

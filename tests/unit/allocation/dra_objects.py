@@ -11,6 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from gpushare.dra import claims, records, slices, specifications
 from gpushare.dra.claims import device_name
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.templates import objects
 
 DRIVER = templates.DRIVER
 HOUR_AGO = "2026-11-22T11:00:00Z"
@@ -47,10 +48,11 @@ def claim(
 ) -> JsonObject:
     """Return the claim of a template, allocated where cards are given.
 
-    :param cards: of each request, or as many as the only request has.
+    :param cards: of each request, or as many as the only request has; of several containers' cards, the first one's for
+        each of them, then the second one's.
     :param pods: UIDs by name that it is reserved for; by default ``work-<number>``.
     """
-    template = templates.template_of(namespace, templates.name_of(shape), unit)
+    template = objects.template_of(namespace, templates.name_of(shape), unit)
     assert template is not None
     users = {f"work-{number}": pod_uid(number)} if pods is None else pods
     spec = template["spec"]["spec"]
@@ -69,7 +71,8 @@ def claim(
         "status": {},
     }
     if cards:
-        requests = [one["name"] for one in spec["devices"]["requests"]] * shape.cards
+        named = [one["name"] for one in spec["devices"]["requests"]]
+        requests = named * (len(shape.shares) * shape.cards // len(named))
         amounts = [one // shape.cards for one in shape.shares] * shape.cards
         results = [
             {
@@ -78,7 +81,7 @@ def claim(
                 "pool": node,
                 "device": device_name(card.uuid),
                 "shareID": share_id(number, at),
-                "consumedCapacity": {"memory": f"{amount}{templates.SUFFIXES[unit]}"},
+                "consumedCapacity": {"memory": f"{amount}{objects.SUFFIXES[unit]}"},
             }
             for at, (request, amount, card) in enumerate(zip(requests, amounts, cards, strict=True))
         ]
@@ -119,7 +122,10 @@ def turned(number: int, shape: templates.Shape, on: str = "gpu1", named: bool = 
                     "name": f"main-{at}",
                     "image": "registry.example/work:1",
                     "resources": {
-                        "claims": [{"name": templates.POD_CLAIM, "request": f"{templates.REQUEST}{at}"}],
+                        "claims": [
+                            {"name": templates.POD_CLAIM, "request": f"{templates.REQUEST}{at}{card}"}
+                            for card in _of_cards(shape)
+                        ],
                     },
                 }
                 for at in range(len(shape.shares))
@@ -131,6 +137,11 @@ def turned(number: int, shape: templates.Shape, on: str = "gpu1", named: bool = 
             **({"resourceClaimStatuses": statuses} if named else {}),
         },
     }
+
+
+def _of_cards(shape: templates.Shape) -> list[str]:
+    several = min(shape.cards, len(shape.shares)) > 1
+    return [f"-{card}" for card in range(shape.cards)] if several else [""]
 
 
 def record_of(made: JsonObject, cards: t.Sequence[contract.Card], node: str = "gpu1", unit: str = "GiB") -> JsonObject:

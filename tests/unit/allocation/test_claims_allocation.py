@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 
 import pytest
 from allocation_snapshots import asks, booked, node, ours, pod
@@ -20,6 +21,7 @@ from kube_api import Api, connect, forget_environment, kubeconfig, module
 LABEL = {contract.NODE_LABEL: contract.NODE_LABEL_VALUE}
 CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}-0000-4000-8000-00000000000{at}", at, 16384, 16) for at in (0, 1)]
 FOUR, PAIR, SPREAD = Shape((4,)), Shape((4, 2)), Shape((8,), cards=2)
+GRID = Shape((4, 2), cards=2)
 
 
 def dra_node(name="gpu1"):
@@ -52,6 +54,21 @@ def test_pods_hold_what_their_claims_are_allocated():
     assert several["containers"] == [{"name": "main-0", "units": 4}, {"name": "main-1", "units": 2}]
     assert (several["state"], several["assigned"], several["problem"]) == ("assigned", True, "")
     assert entry["pending"] == [] and found["waiting"] == []
+
+
+def test_a_containers_requests_of_several_cards_are_counted_once():
+    (entry,) = by_claims([turned(1, GRID)], [claim(1, GRID, [CARDS[0], CARDS[0], CARDS[1], CARDS[1]])])["nodes"]
+    assert on_cards(entry) == [[("work-1", 3)], [("work-1", 3)]]
+    [held, _other] = [card["pods"][0] for card in entry["cards"]]
+    assert held["containers"] == [{"name": "main-0", "units": 4}, {"name": "main-1", "units": 2}]
+
+
+def test_a_card_with_mig_is_shown_with_its_reason():
+    divided = dataclasses.replace(CARDS[0], healthy=False, code="MIGEnabled", reason="MIG is on")
+    found = by_claims([], [], cards=[divided, CARDS[1]])
+    (entry,) = found["nodes"]
+    assert (entry["total"], entry["allocatable"]) == (32, 16)
+    assert re.search(r"^GPU0 \S+ 0/16 +UNHEALTHY: MIGEnabled$", table(found), re.MULTILINE), table(found)
 
 
 def test_a_node_of_each_kind_is_in_one_table():

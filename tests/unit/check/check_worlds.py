@@ -352,7 +352,7 @@ TEMPLATES_POD = {
     "app.kubernetes.io/component": "dra-templates",
     "app.kubernetes.io/part-of": "gpushare",
 }
-FOUR, PAIR, SPREAD = Shape((4,)), Shape((4, 2)), Shape((8,), cards=2)
+FOUR, PAIR, SPREAD, GRID = Shape((4,)), Shape((4, 2)), Shape((8,), cards=2), Shape((4, 2), cards=2)
 
 
 def admission_objects() -> list[JsonObject]:
@@ -441,13 +441,15 @@ def claims_world(
 
 
 def claims_enforced() -> JsonObject:
-    """Claims on cards of different size, one for two containers and one over two cards; limits enforced; servers."""
+    """Claims on cards of different size, for two containers, over two cards, and both; limits enforced; servers."""
     cards = our_cards(16, 40)
     pods = [dra_objects.turned(1, FOUR), dra_objects.turned(2, PAIR), dra_objects.turned(3, SPREAD)]
+    pods.append(dra_objects.turned(4, GRID))
     made = [
         dra_objects.claim(1, FOUR, cards[:1]),
         dra_objects.claim(2, PAIR, [cards[1]] * 2),
         dra_objects.claim(3, SPREAD, cards),
+        dra_objects.claim(4, GRID, [cards[0], cards[0], cards[1], cards[1]]),
     ]
     gpus = [
         gpu(0, 16 * 1024, [process(1, 101, 3500), process(3, 301, 4000)], [limit(1, 4096, 3500), limit(3, 4096, 4000)]),

@@ -9,6 +9,7 @@ import re
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from gpushare.templates.objects import template_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +22,9 @@ def shapes(draw):
     if draw(st.booleans()):
         shares, cards = draw(st.lists(st.integers(1, 9999), min_size=1, max_size=4)), 1
     else:
-        cards = draw(st.integers(2, 32))
-        shares = [cards * draw(st.integers(1, 99))]
+        several = draw(st.booleans())
+        cards = draw(st.integers(2, 4 if several else 32))
+        shares = [cards * one for one in draw(st.lists(st.integers(1, 99), min_size=1, max_size=8 if several else 1))]
     return templates.Shape(tuple(shares), cards, draw(PATTERNS), draw(PATTERNS))
 
 
@@ -38,7 +40,8 @@ def test_a_name_stands_for_its_shape(shape):
     "name",
     [
         *("gpu-mem-", "gpu-mem-0", "gpu-mem-04", "gpu-mem-4-", "gpu-mem-x", "gpu-mem-1000000000", "other-4"),
-        *("gpu-mem-4.cards-1", "gpu-mem-4.cards-3", "gpu-mem-4-4.cards-2", "gpu-mem-66.cards-33"),
+        *("gpu-mem-4.cards-1", "gpu-mem-4.cards-3", "gpu-mem-4-3.cards-2", "gpu-mem-66.cards-33"),
+        *("gpu-mem-5-5.cards-5", "gpu-mem-" + "-".join("4" * 9) + ".cards-4"),
         *(
             "gpu-mem-4.models",
             "gpu-mem-4.models-",
@@ -52,7 +55,7 @@ def test_a_name_stands_for_its_shape(shape):
 )
 def test_other_names_stand_for_nothing(name):
     assert templates.shape_of(name) is None
-    assert templates.template_of("default", name, "GiB") is None
+    assert template_of("default", name, "GiB") is None
 
 
 @given(PATTERNS.filter(len), PATTERNS, st.text(alphabet=LETTERS.upper() + LETTERS, max_size=8))
@@ -64,7 +67,7 @@ def test_conditions_on_a_model_accept_what_the_extender_accepts(models, excluded
         return bool(model) and (not found if "!device" in expression else found)
 
     # The same for RE2: the escapes are of punctuation only.
-    template = templates.template_of("default", templates.name_of(templates.Shape((4,), 1, models, excluded)), "GiB")
+    template = template_of("default", templates.name_of(templates.Shape((4,), 1, models, excluded)), "GiB")
     selectors = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
     accepted = all(holds(one["cel"]["expression"]) for one in selectors)
     assert accepted == contract.Demand(4, models=models, excluded=excluded).accepts_model(model)
@@ -72,7 +75,7 @@ def test_conditions_on_a_model_accept_what_the_extender_accepts(models, excluded
 
 def test_memory_is_in_the_clusters_unit():
     for unit, memory in (("GiB", "4Gi"), ("MiB", "4Mi")):
-        template = templates.template_of("default", "gpu-mem-8.cards-2", unit)
+        template = template_of("default", "gpu-mem-8.cards-2", unit)
         [request] = template["spec"]["spec"]["devices"]["requests"]
         assert request["exactly"]["capacity"] == {"requests": {"memory": memory}}
         assert request["exactly"]["count"] == 2

@@ -101,8 +101,10 @@ def turned(wanted):
     spec["resourceClaims"] = [*spec.get("resourceClaims", []), claim]
     for one in spec["containers"] + spec.get("initContainers", []):
         if one["name"] in places:
-            request = {"name": "gpu-mem", "request": f"gpu-{places[one['name']]}"}
-            one["resources"]["claims"] = [*one["resources"].get("claims", []), request]
+            request = f"gpu-{places[one['name']]}"
+            several = [f"-{card}" for card in range(shape.cards)] if min(shape.cards, len(shape.shares)) > 1 else [""]
+            requests = [{"name": "gpu-mem", "request": f"{request}{card}"} for card in several]
+            one["resources"]["claims"] = [*one["resources"].get("claims", []), *requests]
             for field in ("limits", "requests"):
                 one["resources"].get(field, {}).pop(MEMORY, None)
     return spec
@@ -160,6 +162,13 @@ SHAPES = {
     "several cards, with an init container": pod(
         container("c", 4), annotations={contract.POD_CARD_COUNT: "02"}, initContainers=[container("i", 4)]
     ),
+    "several cards for several containers": pod(
+        container("c", 4),
+        container("d", 2, claims=[{"name": "nic"}]),
+        annotations={contract.POD_CARD_COUNT: "2"},
+        initContainers=[container("i", 2), sidecar("s", 6)],
+        resourceClaims=[{"name": "nic", "resourceClaimName": "nic"}],
+    ),
     "binpack": pod(container("c", 4), annotations={contract.POD_PLACEMENT: "binpack"}),
     "models": pod(container("c", 4), annotations={contract.POD_MODELS: "*A100*, NVIDIA H100*"}),
     "models with an x": pod(container("c", 4), annotations={contract.POD_MODELS: "NVIDIA RTX 6000 (Max-Q)?"}),
@@ -209,16 +218,20 @@ REFUSED = {
         "a claim would hold 7 units instead of 6",
     ),
     "33 containers": (pod(*(container(f"c{n}", 1) for n in range(33))), "more than 32 containers ask for it"),
-    "spread": (wishing(placement="spread"), "spread is possible with gpushare_allocation: extender only"),
+    "spread": (wishing(placement="spread"), "kubegpu.share/placement: binpack is the only one here"),
     "another placement": (wishing(placement=""), "kubegpu.share/placement is neither binpack nor spread"),
     "no number of cards": (wishing(card_count="two"), "kubegpu.share/card-count is no number of cards from 1 to 32"),
     "no card": (wishing(card_count="0"), "kubegpu.share/card-count is no number of cards from 1 to 32"),
     "33 cards": (wishing(33, card_count="33"), "kubegpu.share/card-count is no number of cards from 1 to 32"),
     "a huge number of cards": (wishing(card_count="9" * 30), "kubegpu.share/card-count is no number of cards"),
     "units that can't be spread": (wishing(5, card_count="2"), "can't be spread equally over 2 cards"),
-    "several cards for two containers": (
-        pod(container("c", 4), container("d", 4), annotations={contract.POD_CARD_COUNT: "2"}),
-        "kubegpu.share/card-count is possible with gpushare_allocation: extender only where several containers",
+    "five cards for two containers": (
+        pod(container("c", 5), container("d", 5), annotations={contract.POD_CARD_COUNT: "5"}),
+        "kubegpu.share/card-count is at most 4 where several containers ask for memory",
+    ),
+    "nine containers on four cards": (
+        pod(*(container(f"c{n}", 4) for n in range(9)), annotations={contract.POD_CARD_COUNT: "4"}),
+        "kubegpu.share/card-count and the containers that ask make more than 32 requests of one claim",
     ),
     "no models": (wishing(models=""), "kubegpu.share/models is no list of models"),
     "an empty pattern": (wishing(exclude_models="a,,b"), "kubegpu.share/exclude-models is no list of models"),

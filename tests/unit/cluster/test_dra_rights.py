@@ -66,6 +66,19 @@ def test_kubectl_lists_exactly_these_permissions(server):
     assert listed(server, ACCOUNT, NAMESPACE) == slices | {"get resourceclaims.resource.k8s.io"}
 
 
+def test_only_with_evictions_it_may_evict_and_write_events():
+    def rights(**variables):
+        (role,) = (
+            one
+            for one in rendered("dra", **variables)
+            if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", "gpushare:dra-driver")
+        )
+        return {f"{verb} {one}" for rule in role["rules"] for one in rule["resources"] for verb in rule["verbs"]}
+
+    more = rights(gpushare_memory_limit_violation="evict") - rights()
+    assert more == {"create pods/eviction", "create events"}
+
+
 def test_a_driver_announces_the_cards_of_its_own_node(kube):
     made = kube.post(PATH, announced("gpu1-0"))
     made["spec"]["pool"]["generation"] = 2

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import dedicated_kit
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import METRICS_NAME
 from gpushare_objects import rendered
 from real_apiserver import ApiServer, api_server  # noqa: F401  # pylint: disable=unused-import
 
 FOLDER = Path(__file__).parents[3] / "images" / "gpushare"
+ROLE = Path(__file__).parents[3] / "roles" / "gpushare"
 FILES = ("monitors.yml", "monitors-dedicated.yml")
 
 
@@ -38,6 +39,8 @@ def templates():
 @pytest.mark.parametrize("file", FILES)
 def test_each_monitor_selects_the_pods_their_port_and_their_certificate(file):
     deployed = templates()
+    template = (ROLE / "templates" / "metrics.yml.j2").read_text()
+    [certified] = re.findall(r"server_certificate\(\['(\S+)'\]\)", template)
     assert monitors(file)
     for name, monitor in monitors(file).items():
         workload = deployed[name]
@@ -49,7 +52,7 @@ def test_each_monitor_selects_the_pods_their_port_and_their_certificate(file):
         assert ports.count(endpoint["port"]) == 1 and endpoint["scheme"] == "https"
         [volume] = [one for one in pod["spec"]["volumes"] if one["name"] == "metrics-tls"]
         assert endpoint["tlsConfig"] == {
-            "serverName": METRICS_NAME,
+            "serverName": certified,
             "ca": {"secret": {"name": volume["secret"]["secretName"], "key": "ca.crt"}},
         }
 

@@ -168,16 +168,19 @@ def test_only_the_scheduler_connects(made, address, tmp_path):
 # --------------------------------------------------------------------------- metrics
 
 
+METRICS = ["gpushare-metrics"]
+
+
 def metrics_secret(side):
     return secret("gpushare-extender-metrics-tls", side)
 
 
 def test_a_valid_certificate_of_metrics_is_kept_and_renewed_in_its_last_year():
-    side = subject.of_metrics([], NOW)
-    assert subject.of_metrics([metrics_secret(side)], NOW) == side
+    side = subject.of_server([], METRICS, NOW)
+    assert subject.of_server([metrics_secret(side)], METRICS, NOW) == side
     last_year = NOW + datetime.timedelta(days=subject.DAYS - subject.RENEW_DAYS + 1)
-    assert subject.of_metrics([metrics_secret(side)], last_year) != side
-    other = subject.of_metrics([], NOW)
+    assert subject.of_server([metrics_secret(side)], METRICS, last_year) != side
+    other = subject.of_server([], METRICS, NOW)
     for broken in ({**side, "key": other["key"]}, {**side, "authority": other["authority"]}, {}):
         given = metrics_secret(broken) if broken else {"metadata": {"name": "x"}, "data": {}}
-        assert subject.of_metrics([given], NOW) not in (side, other, broken)
+        assert subject.of_server([given], METRICS, NOW) not in (side, other, broken)

@@ -11,6 +11,7 @@ import json
 import threading
 
 import pytest
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from dra_objects import claim, slices_of, turned
@@ -26,11 +27,12 @@ GIVEN = {
     "gpushare_wait_timeout": 60,
 }
 CARDS = [contract.Card(at, f"GPU-5a4d7f2{at}", at, 16384, 16, model="NVIDIA T4") for at in (0, 1)]
-SERVERS = (
-    "gpushare-system/daemonsets/gpushare-dra-driver",
-    "gpushare-system/deployments/gpushare-dra-templates",
-    "gpushare-system/daemonsets/gpushare-device-plugin",
-)
+# Each with the values of the nodes' label that it selects.
+SERVERS = {
+    "gpushare-system/daemonsets/gpushare-dra-driver": ("dra",),
+    "gpushare-system/deployments/gpushare-dra-templates": ("dra", "true"),
+    "gpushare-system/daemonsets/gpushare-device-plugin": ("true",),
+}
 CLUSTER_WIDE = (
     "resource.k8s.io/v1/deviceclasses",
     "resource.k8s.io/v1/resourceslices",
@@ -77,27 +79,34 @@ class Cluster:
         return self.server.request("GET", f"/api/v1/nodes/{node}")["metadata"].get("labels", {})
 
     def has_pods(self, path, owner):
-        """Have a pod of a server run on the node while that is deployed, and the cards in a slice beside the driver."""
-        name = path.rpartition("/")[2]
-        at = "/api/v1/namespaces/gpushare-system/pods"
+        """Have a pod of a server run on each of its nodes while it is deployed; with a driver, the cards in slices."""
+        for one in self.server.request("GET", "/api/v1/nodes")["items"]:
+            node = one["metadata"]["name"]
+            is_its = one["metadata"].get("labels", {}).get("gpushare") in SERVERS[path]
+            self.has_pod(path.rpartition("/")[2], owner if is_its else None, node)
+
+    def has_pod(self, server, owner, node):
+        at, name = "/api/v1/namespaces/gpushare-system/pods", f"{server}-{node}"
+        if owner is None:
+            self.server.ask("DELETE", f"{at}/{name}", {"gracePeriodSeconds": 0})
+            return
         made = {
-            "metadata": {"name": name, **({} if owner is None else owned_by(owner))},
+            "metadata": {"name": name, **owned_by(owner)},
             # Without a grace it goes at once, whoever deletes it: no kubelet ends it.
             "spec": {
-                "nodeName": "gpu1",
+                "nodeName": node,
                 "terminationGracePeriodSeconds": 0,
                 "containers": [{"name": "c", "image": "i"}],
             },
         }
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         # A namespace that is on its way out takes no new pod.
-        if owner is not None and self.server.ask("POST", at, made)[0] == 201:
-            self.server.request("PATCH", f"{at}/{name}/status", {"status": ready}, MERGE)
-            for one in slices_of("gpu1", CARDS) if path == SERVERS[0] else []:
-                body = {**one, "metadata": {"name": one["metadata"]["name"]}}
-                self.server.ask("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
-        elif owner is None:
-            self.server.ask("DELETE", f"{at}/{name}", {"gracePeriodSeconds": 0})
+        if self.server.ask("POST", at, made)[0] != 201:
+            return
+        self.server.request("PATCH", f"{at}/{name}/status", {"status": ready}, MERGE)
+        for one in slices_of(node, CARDS) if server == "gpushare-dra-driver" else []:
+            body = {**one, "metadata": {"name": one["metadata"]["name"]}}
+            self.server.ask("POST", "/apis/resource.k8s.io/v1/resourceslices", body)
 
     def has_ready_pods(self):
         """Report the pods of the servers as ready, as far as they are deployed."""
@@ -252,15 +261,26 @@ EXTENDER_ROLES = [
 ]
 
 
+GPU2 = "/api/v1/nodes/gpu2"
+
+
+def amounts(server, memory, count):
+    found = {"aliyun.com/gpu-mem": memory, "aliyun.com/gpu-count": count}
+    server.request("PATCH", f"{GPU2}/status", {"status": {"capacity": found, "allocatable": found}}, MERGE)
+
+
+@pytest.fixture
+def gpu2(cluster):
+    """A second node, whose cards the device plugin announces."""
+    cluster.server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu2"}})
+    amounts(cluster.server, "32", "2")
+    yield
+    cluster.server.request("DELETE", GPU2)
+
+
 @pytest.mark.long
-def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster, tmp_path):
+def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster, gpu2, tmp_path):
     """One node has the extender, then none: the plan shows the steps, and site.yml makes exactly them."""
-    nodes = "/api/v1/nodes"
-    cluster.server.request("POST", nodes, {"metadata": {"name": "gpu2"}})
-    amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
-    cluster.server.request(
-        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
-    )
     connection = {"gpu_kubeconfig": str(cluster.server.kubeconfig)}
     mixed = {"gpushare_nodes": ["gpu1", "gpu2"], "groups": {"pool": {"gpu2": {"gpushare_allocation": "extender"}}}}
 
@@ -289,11 +309,8 @@ def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster
     assert {step["stage"] for step in steps} == {"cluster_scheduler"}, steps
 
     # gpu2 goes over; nobody announces its cards any more.
-    nothing = dict.fromkeys(amounts, "0")
-    cluster.server.request(
-        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": nothing, "allocatable": nothing}}, MERGE
-    )
-    cluster.server.request("PATCH", f"{nodes}/gpu2", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
+    amounts(cluster.server, "0", "0")
+    cluster.server.request("PATCH", GPU2, {"metadata": {"labels": {"gpushare": None}}}, MERGE)
     both = {"gpushare_nodes": ["gpu1", "gpu2"]}
     planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **both)
     assert planned.rc == 0, planned.text
@@ -312,18 +329,12 @@ def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster
     assert again.rc == 0 and again.changed == 0, again.text
     removed = cluster.play(tmp_path, "uninstall.yml", **both)
     assert removed.rc == 0 and cluster.named() == {}, removed.text
-    cluster.server.request("DELETE", f"{nodes}/gpu2")
 
 
 @pytest.mark.long
-def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(cluster, tmp_path):
+def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(cluster, gpu2, tmp_path):
     """The variable is gpu2's, and localhost has none: what the nodes have decides."""
-    nodes, connection = "/api/v1/nodes", {"gpu_kubeconfig": str(cluster.server.kubeconfig)}
-    cluster.server.request("POST", nodes, {"metadata": {"name": "gpu2"}})
-    amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
-    cluster.server.request(
-        "PATCH", f"{nodes}/gpu2/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
-    )
+    connection = {"gpu_kubeconfig": str(cluster.server.kubeconfig)}
     both = {"gpushare_nodes": ["gpu1", "gpu2"], "groups": {"pool": {"gpu1": {"gpushare_allocation": "dra"}}}}
     given = {key: value for key, value in GIVEN.items() if key != "gpushare_allocation"}
     play = {"hosts": "localhost", "gather_facts": False, "tasks": DRA_TASKS}
@@ -343,7 +354,27 @@ def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(clu
     done = run_playbook(tmp_path, PLAYBOOKS / "uninstall.yml", **{**given, **connection, **both})
     assert done.rc == 0 and cluster.named() == {}, done.text
     assert not {"gpushare"} & {*cluster.labels("gpu1"), *cluster.labels("gpu2")}
-    cluster.server.request("DELETE", f"{nodes}/gpu2")
+
+
+def test_the_namespace_stays_while_a_scheduler_needs_the_extender(tmp_path):
+    """As uninstall.yml decides it for the role, which removes namespace and policies only where it is alone."""
+    plays = yaml.safe_load((PLAYBOOKS / "uninstall.yml").read_text())
+    [alone] = [role["gpushare_alone"] for play in plays for role in play.get("roles", []) if "gpushare_alone" in role]
+    left = [{"mode": "static_pod"}]
+    cases = {
+        "claims alone": ({}, True),
+        "the extender went": ({"scheduler_detected": {"mode": "static_pod", "leftovers": left}}, True),
+        "dedicated": ({"scheduler_detected": {"mode": "dedicated", "leftovers": []}}, True),
+        "dedicated, and another": ({"scheduler_detected": {"mode": "dedicated", "leftovers": left}}, False),
+    }
+    tasks = [
+        {"name": name, "ansible.builtin.assert": {"that": ["alone == expected"]}, "vars": {**given, "alone": alone}}
+        for name, (given, _expected) in cases.items()
+    ]
+    for task, (_given, expected) in zip(tasks, cases.values(), strict=True):
+        task["vars"]["expected"] = expected
+    done = run_playbook(tmp_path, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}])
+    assert done.rc == 0, done.text
 
 
 DRA_TASKS = [
@@ -428,9 +459,9 @@ def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):
 
 
 def test_preflight_refuses_what_claims_cannot_do(cluster, tmp_path):
-    done = cluster.play(tmp_path, "preflight.yml", gpushare_placement="spread", scheduler_mode="dedicated")
+    done = cluster.play(tmp_path, "preflight.yml", gpushare_extender_metrics=True, scheduler_mode="dedicated")
     assert done.rc != 0 and done.changed == 0
-    for variable, value in (("gpushare_placement", "spread"), ("scheduler_mode", "dedicated")):
+    for variable, value in (("gpushare_extender_metrics", True), ("scheduler_mode", "dedicated")):
         assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words_of(done)
     assert "kube-scheduler has no preemption for claims" in words_of(done)
 

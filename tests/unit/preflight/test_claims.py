@@ -132,7 +132,12 @@ def test_a_plugin_that_has_just_left_holds_no_card():
         ({"gpu1": "auto"}, [node("gpu1")], {}, ("dra", "claims-served")),
         ({"gpu1": "auto"}, [node("gpu1")], {"version": "v1.35.1"}, ("extender", "claims-version")),
         ({"gpu1": "auto"}, [node("gpu1")], {"capacity": False}, ("extender", "claims-gate")),
-        ({"gpu1": "auto"}, [node("gpu1")], {"values": {"gpushare_placement": "spread"}}, ("extender", "claims-unable")),
+        (
+            {"gpu1": "auto"},
+            [node("gpu1")],
+            {"values": {"gpushare_extender_metrics": True}},
+            ("extender", "claims-unable"),
+        ),
         (
             {"gpu1": "auto"},
             [node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})],
@@ -237,8 +242,6 @@ def test_whoever_may_not_try_to_create_a_claim_is_not_refused():
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("gpushare_placement", "spread"),
-        ("gpushare_memory_limit_violation", "evict"),
         ("gpushare_extender_image", "example.org/e:1"),
         ("gpushare_device_plugin_image", "example.org/p:1"),
         ("gpushare_extender_metrics", True),

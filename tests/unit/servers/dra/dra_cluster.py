@@ -46,6 +46,13 @@ class Cluster:
         server.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", pod)
         self.account = server.token(folder, self.namespace, name, "driver")
 
+    def allow(self, rule: t.Any) -> None:
+        """Give the driver's account one more right."""
+        path = f"/apis/rbac.authorization.k8s.io/v1/clusterroles/driver-{self.namespace}"
+        role = self.server.request("GET", path)
+        role["rules"].append(rule)
+        self.server.request("PUT", path, role)
+
     def slices(self) -> list[t.Any]:
         """The node's slices, by name."""
         path = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.nodeName%3D{self.node}"

@@ -14,6 +14,7 @@ import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
 from gpushare.dra import command
 from gpushare.kubelet import dra
+from gpushare.nvml.library import MIG
 from gpushare.nvml.limits import MIB, Limit
 from gpushare.shared._contracts import gpushare as contract
 from plugin_fakes import seen
@@ -55,6 +56,28 @@ def test_a_node_and_a_claim(node: DriverNode) -> None:
     node.kubelet.unprepare(claim)
     assert list(node.cdi.iterdir()) == []
     assert node.page("/healthz") == (200, "ok")
+
+
+def test_with_spread_the_emptiest_card_is_offered_first(make: t.Callable[..., DriverNode]) -> None:
+    node = make(seen(0), seen(1), seen(2))
+    node.up(placement="spread")
+
+    def order() -> list[int]:
+        return [one["attributes"]["index"]["int"] for one in node.devices()]
+
+    assert order() == [0, 1, 2]
+    claims = [node.claim(1, (0, "4Gi")), node.claim(2, (1, "6Gi"))]
+    node.kubelet.prepare(claims[0])
+    until(lambda: order() == [1, 2, 0])
+    node.kubelet.prepare(claims[1])
+    until(lambda: order() == [2, 0, 1])
+    # The next process knows what is prepared.
+    node.stop()
+    node.start(placement="spread")
+    until(lambda: node.page("/readyz")[1] == "ok")
+    assert order() == [2, 0, 1]
+    node.kubelet.unprepare(claims[0])
+    until(lambda: order() == [0, 2, 1])
 
 
 def test_a_container_cannot_widen_its_limit(node: DriverNode) -> None:
@@ -123,6 +146,86 @@ def test_each_container_has_its_own_request(node: DriverNode) -> None:
     assert node.limits.mib_of(node.cgroups.pod(1)) == {FIRST: 4096, SECOND: 1}
 
 
+def memory_limits(node: DriverNode) -> list[str]:
+    return [one["attributes"]["memoryLimit"]["string"] for one in node.devices()]
+
+
+def test_the_memory_of_a_pod_with_several_containers_is_its_own(
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which control group is which container's isn't known; what the pod's own holds is compared with its claims."""
+    monkeypatch.setattr("gpushare.node.limit_enforcer.UNACCOUNTED_SECONDS", 0.0)
+    node = make(*(dataclasses.replace(seen(number), reserved_mib=256) for number in (0, 1)))
+    node.up()
+    claim = node.claim(1, (0, "3Gi"), (0, "1Gi"), requests=("gpu-0", "gpu-1"))
+    pod = str(node.cgroups.pod(1))
+    for number in range(2):
+        node.cgroups.container(1, number)
+    node.kubelet.prepare(claim)
+    node.kubelet.pods = {"pod1": [[claim.uid], [claim.uid]]}
+    node.limits.held[FIRST, pod] = 3000 * MIB
+    labels = f'card="0",model="Simulated NVIDIA GPU",node="{node.cluster.node}",uuid="{FIRST}"'
+    until(lambda: node.metric(f"gpushare_plugin_card_limited_used_bytes{{{labels}}}") == 3000 * MIB)
+    time.sleep(0.6)
+    assert memory_limits(node) == ["enforced", "enforced"]
+    node.limits.held[FIRST, pod] = 5000 * MIB
+    until(lambda: memory_limits(node) == ["MemoryLimitExceeded", "enforced"])
+    assert "hold 5000 MiB of card 0, and its claims have 4096 MiB" in node.driver.enforcer.violations[0].text  # type: ignore[union-attr]
+    node.limits.held[FIRST, pod] = 3000 * MIB
+    until(lambda: memory_limits(node) == ["enforced", "enforced"])
+    node.limits.held[SECOND, pod] = 100 * MIB
+    until(lambda: memory_limits(node) == ["enforced", "ForeignMemoryHeld"])
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_pod_that_holds_more_than_its_claim(
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch, evict: bool
+) -> None:
+    """As the device plugin, by the same code; without the option the account has no right to evict."""
+    monkeypatch.setattr("gpushare.node.evictions.LASTING_SECONDS", 0.0)
+    node = make()
+    if evict:
+        node.cluster.allow({"apiGroups": [""], "resources": ["pods/eviction", "events"], "verbs": ["create"]})
+    node.up(evict=evict)
+    server, pods = node.cluster.server, f"/api/v1/namespaces/{node.cluster.namespace}/pods"
+    spec = {"nodeName": node.cluster.node, "containers": [{"name": "c", "image": "i"}]}
+    running = {
+        name: server.request("POST", pods, {"metadata": {"name": name}, "spec": spec})["metadata"]["uid"]
+        for name in ("greedy", "other")
+    }
+    for number, (name, uid) in enumerate(running.items()):
+        pod = node.cgroups.root / "kubepods.slice" / f"kubepods-pod{uid.replace('-', '_')}.slice"
+        container = pod / f"cri-containerd-{number:064x}.scope"
+        container.mkdir(parents=True)
+        (container / "cgroup.procs").write_text("1\n")
+        if name == "greedy":
+            node.limits.held[FIRST, str(container)] = 9000 * MIB
+            node.limits.kept[FIRST, str(container)] = Limit(0, 16384 * MIB)
+        result = {"request": "gpu", "driver": "gpu.kubegpu.share", "pool": node.cluster.node, "device": FIRST.lower()}
+        made = node.cluster.claim(name, {**result, "consumedCapacity": {"memory": "4Gi"}}, pods=[(name, uid)])
+        node.kubelet.prepare(dra.ClaimRef(node.cluster.namespace, made, name))
+        node.kubelet.pods[name] = [[made]]
+    until(lambda: memory_limits(node)[0] == "MemoryLimitExceeded")
+
+    def ending() -> list[str]:
+        return [one["metadata"]["name"] for one in server.request("GET", pods)["items"]
+                if "deletionTimestamp" in one["metadata"]]  # fmt: skip
+
+    if not evict:
+        time.sleep(0.6)
+        assert ending() == []
+        return
+    until(lambda: node.metric('gpushare_plugin_evictions_total{result="evicted"}'))
+    # Nothing runs on the node that would end the pod; one without a grace period is gone.
+    left = {one["metadata"]["name"] for one in server.request("GET", pods)["items"]} - set(ending())
+    assert left & set(running) == {"other"}
+    listed = f"/api/v1/namespaces/{node.cluster.namespace}/events?fieldSelector=involvedObject.name%3Dgreedy"
+    (event,) = until(lambda: server.request("GET", listed)["items"])
+    assert event["reason"] == "GpuPodEvicted" and event["message"].startswith(
+        "MemoryLimitExceeded: this pod is evicted"
+    )
+
+
 def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., DriverNode]) -> None:
     node = make()
     (node.root / "nvidia").mkdir()
@@ -159,6 +262,16 @@ def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(node
     node.kubelet.unprepare(first)
     assert node.kubelet.prepare(second)
     assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
+
+
+def test_a_card_with_mig_is_announced_and_not_given_to_pods(make: t.Callable[..., DriverNode]) -> None:
+    node = make(dataclasses.replace(seen(0), problem=MIG), seen(1))
+    node.up()
+    assert [[taint["value"] for taint in one.get("taints", [])] for one in node.devices()] == [["MIGEnabled"], []]
+    with pytest.raises(Refused, match=r"^MIGEnabled: claim \S+/claim1: card 0 .* MIG is on: its instances have memory"):
+        node.kubelet.prepare(node.claim(1, (0, "4Gi")))
+    node.nvml.found = [seen(0), seen(1)]
+    until(lambda: not any("taints" in one for one in node.devices()))
 
 
 def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:

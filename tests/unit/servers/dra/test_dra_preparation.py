@@ -153,18 +153,33 @@ def test_where_the_variable_names_the_cards(node: Node) -> None:
     assert isinstance(devices, tuple) and [len(device.cdi) for device in devices] == [1, 1]
     for edits in node.specifications().values():
         assert edits["env"][0] == "NVIDIA_VISIBLE_DEVICES=GPU-AAAA,GPU-BBBB"
+    # As admission asks for several cards of several containers.
+    node.kube.put(
+        make_claim(
+            6,
+            *(
+                result(f"gpu-{card}", f"{mib}Gi", request=f"gpu-{number}-{at}")
+                for at, card in enumerate(("aaaa", "bbbb"))
+                for number, mib in enumerate((2, 1))
+            ),
+        )
+    )
     of_pod, of_requests = node.prepare(2, 3)
     assert "CDIRequired: claims default/claim2 and default/claim1 are of one pod" in of_pod
     assert "CDIRequired: claim default/claim3 has requests of different cards" in of_requests
     node.unprepare(1)
-    (same,) = node.prepare(5)
-    assert isinstance(same, tuple)
-    names = [device.cdi[0].partition("=")[2] for device in same]
-    wanted = [("GPU-AAAA", "3", "2", "2048"), ("GPU-AAAA", "3", "1", "1024")]
-    for name, (visible, pod, container, limit) in zip(names, wanted, strict=True):
-        found = dict(one.split("=") for one in node.specifications()[name]["env"])
-        assert found["NVIDIA_VISIBLE_DEVICES"] == visible and found["NVIDIA_GPU_MEMORY_LIMIT"] == limit
-        assert (found["ALIYUN_COM_GPU_MEM_POD"], found["ALIYUN_COM_GPU_MEM_CONTAINER"]) == (pod, container)
+    both = "GPU-AAAA,GPU-BBBB"
+    for number, wanted in (
+        (5, [("GPU-AAAA", "3", "2", "2048"), ("GPU-AAAA", "3", "1", "1024")]),
+        (6, [(both, "6", "4", "2048"), (both, "6", "2", "1024")] * 2),
+    ):
+        (same,) = node.prepare(number)
+        assert isinstance(same, tuple)
+        names = [device.cdi[0].partition("=")[2] for device in same]
+        for name, (visible, pod, container, limit) in zip(names, wanted, strict=True):
+            found = dict(one.split("=") for one in node.specifications()[name]["env"])
+            assert found["NVIDIA_VISIBLE_DEVICES"] == visible and found["NVIDIA_GPU_MEMORY_LIMIT"] == limit
+            assert (found["ALIYUN_COM_GPU_MEM_POD"], found["ALIYUN_COM_GPU_MEM_CONTAINER"]) == (pod, container)
 
     def required(uuids: t.Sequence[str]) -> t.Mapping[str, str]:
         raise InvalidIds(Reason.CDI_UNAVAILABLE, "no CDI specification names it")

@@ -12,9 +12,9 @@ import pytest
 import role_templates
 from fake_clock import FakeClock
 from gpushare.api.client import Kube, KubeError, connect
+from gpushare.node.evictions import LASTING_SECONDS, MIRROR, RETRY_SECONDS, Evictions
 from gpushare.node.limits import Violation
 from gpushare.nvml.limits import MIB, Limit
-from gpushare.plugin.evictions import LASTING_SECONDS, MIRROR, RETRY_SECONDS, Evictions
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
 from gpushare.shared._core.types import JsonObject
@@ -41,7 +41,7 @@ def test_a_pod_that_holds_more_than_its_share(
     make: t.Callable[..., Node], evict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It allocated before the plugin's first check, and the driver refuses to lower the limit."""
-    monkeypatch.setattr("gpushare.plugin.evictions.LASTING_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare.node.evictions.LASTING_SECONDS", 0.0)
     node = make()
     node.kubelet.start()
     node.limits.version = "615.71.09"

@@ -105,6 +105,41 @@ def test_several_cards_are_different_ones(server: ApiServer, place: Any) -> None
     assert "cannot allocate all claims" in unschedulable(server, space, beyond)
 
 
+def test_the_order_of_a_slices_devices_decides(server: ApiServer, place: Any) -> None:
+    """With gpushare_placement: spread the driver writes the emptiest card first whenever what claims hold changes."""
+    space = place(a=["", "", ""])
+    path = "/apis/resource.k8s.io/v1/resourceslices/a"
+    held = dict.fromkeys(("gpu-a-0", "gpu-a-1", "gpu-a-2"), 0)
+    for number in range(6):
+        slice_of = server.request("GET", path)
+        slice_of["spec"]["devices"].sort(key=lambda one: (held[one["name"]], one["name"]))
+        slice_of["spec"]["pool"]["generation"] += 1
+        server.request("PUT", path, slice_of)
+        [(_request, device, _memory)] = got(server, space, run(server, space, pod(f"p{number}", 4)))
+        assert held[device] == min(held.values()), (device, held)
+        held[device] += 4
+    assert set(held.values()) == {8}
+
+
+def test_several_containers_get_the_same_cards_each_its_share(server: ApiServer, place: Any) -> None:
+    space = place(a=["", "", "", ""])
+    got(server, space, run(server, space, pod("before", 12)))
+    two = {"kubegpu.share/card-count": "2"}
+    found = got(server, space, run(server, space, pod("p", 8, 4, annotations=two)))
+    assert found == [
+        ("gpu-0-0", "gpu-a-1", "4Gi"),
+        ("gpu-0-1", "gpu-a-2", "4Gi"),
+        ("gpu-1-0", "gpu-a-1", "2Gi"),
+        ("gpu-1-1", "gpu-a-2", "2Gi"),
+    ]
+    # The most cards there are for it: kube-scheduler soon knows that they don't fit.
+    four = {"kubegpu.share/card-count": "4"}
+    waiting = run(server, space, pod("q", 16, 4, annotations=four))
+    assert "cannot allocate all claims" in unschedulable(server, space, waiting)
+    small = run(server, space, pod("r", 8, 4, annotations=four))
+    assert {device for _request, device, _memory in got(server, space, small)} == {f"gpu-a-{card}" for card in range(4)}
+
+
 def test_models_select_cards(server: ApiServer, place: Any) -> None:
     space = place(a=["", A100, H100])
     wishes = {

@@ -20,6 +20,7 @@ from gpushare.api.client import KubeError, connect
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.templates.command import Templates
 from gpushare.templates.keeper import DIGEST, EVENT
+from gpushare.templates.objects import template_of
 from own_cluster import until
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer
@@ -107,7 +108,7 @@ def test_it_makes_no_other_templates(
 
 
 def test_it_deletes_no_other_templates(server: ApiServer, tmp_path: Path, space: str) -> None:
-    template = contract.template_of(space, "gpu-mem-1", "GiB")
+    template = template_of(space, "gpu-mem-1", "GiB")
     assert template is not None
     del template["metadata"]["labels"]
     server.apply(template)
@@ -131,7 +132,7 @@ def test_a_pod_gets_the_template_that_admission_has_named(
     expected = {"gpu-mem-4", "gpu-mem-4-2", "gpu-mem-8.cards-2.models-x2aa100x2a.without-x78"}
     until(lambda: names(server, space) == expected)
     for name, template in templates(server, space).items():
-        wanted = contract.template_of(space, name, "GiB")
+        wanted = template_of(space, name, "GiB")
         assert wanted is not None
         assert template["spec"]["spec"] == wanted["spec"]["spec"]
         assert template["metadata"]["labels"] == OURS
@@ -156,7 +157,7 @@ def test_templates_of_other_names_are_nobodys(server: ApiServer, space: str, sta
 def test_a_template_of_the_namespaces_owner_is_left_alone(
     server: ApiServer, space: str, start: Callable[..., Templates]
 ) -> None:
-    theirs = contract.template_of(space, "gpu-mem-4", "MiB")
+    theirs = template_of(space, "gpu-mem-4", "MiB")
     assert theirs is not None
     del theirs["metadata"]["labels"]
     server.apply(theirs)
@@ -216,7 +217,7 @@ def test_what_no_pod_names_is_swept(server: ApiServer, space: str, start: Callab
     """Also for a pod that is bound the template stays, and what others have made always."""
     for name, units in (("waits", 1), ("bound", 2), ("goes", 3)):
         create(server, space, pod(name, units))
-    theirs = contract.template_of(space, "gpu-mem-9", "GiB")
+    theirs = template_of(space, "gpu-mem-9", "GiB")
     assert theirs is not None
     del theirs["metadata"]["labels"]
     server.apply(theirs)

@@ -117,3 +117,13 @@ def test_two_containers_get_a_name_each_of_the_same_card(server: ApiServer, node
     assert len({*own}) == 2
     assert {node.environment(name)[contract.POD_UNITS] for name in own} == {"5"}
     assert [node.environment(name)[contract.CONTAINER_UNITS] for name in own] == ["3", "2"]
+
+
+def test_two_containers_on_two_cards(server: ApiServer, node: DriverNode) -> None:
+    """A container has a request for each card, and from each of them the variables of both."""
+    names = prepared(server, node, pod("cards", 4, 2, annotations={contract.POD_CARD_COUNT: "2"}))
+    uuids = [f"nvidia.com/gpu={seen(number).uuid}" for number in (0, 0, 1, 1)]
+    assert [name for name in names if name.startswith("nvidia.com/")] == uuids
+    own = [node.environment(name) for name in names if name.startswith("gpu.kubegpu.share/")]
+    assert [one[contract.CONTAINER_UNITS] for one in own] == ["4", "2", "4", "2"]
+    assert {one[contract.POD_UNITS] for one in own} == {"6"}

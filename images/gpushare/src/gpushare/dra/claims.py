@@ -9,6 +9,7 @@ import re
 import typing as t
 
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.claim_templates import container_of
 from gpushare.shared._core.types import JsonObject
 
 DRIVER = "gpu.kubegpu.share"
@@ -93,13 +94,12 @@ class Claim:
     def mib(self, request: str = "") -> dict[str, int]:
         """Return its MiB by device.
 
-        :param request: whose; empty for all.
+        :param request: of a container, which has all of that container's; empty for all.
         """
         found: dict[str, int] = {}
         for one in self.shares:
-            if request not in ("", one.request):
-                continue
-            found[one.device] = found.get(one.device, 0) + one.mib
+            if not request or container_of(request) == container_of(one.request):
+                found[one.device] = found.get(one.device, 0) + one.mib
         return found
 
 

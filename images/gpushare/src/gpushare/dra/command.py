@@ -16,7 +16,8 @@ from pathlib import Path
 
 from gpushare.api.account import FOLDER
 from gpushare.api.client import Kube, KubeError, connect
-from gpushare.api.flags import Flags
+from gpushare.api.events import Events
+from gpushare.api.flags import Flags, check_choice
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.reviews import Reviews
 from gpushare.dra import slices
@@ -46,6 +47,7 @@ from gpushare.kubelet.plugin_sockets import PluginSockets
 from gpushare.kubelet.pod_resources import Unreadable
 from gpushare.node import flags
 from gpushare.node.cgroups import NodeCgroups, PodCgroups
+from gpushare.node.evictions import Evictions
 from gpushare.node.injection import FOLDERS, Injection
 from gpushare.node.limit_enforcer import Enforcer
 from gpushare.node.metrics_server import serve_metrics
@@ -82,11 +84,13 @@ class Options(NodeOptions):
     """The driver's settings.
 
     :param claim_folder: of the claims' CDI specifications.
+    :param placement: ``binpack`` for the cards in the order of their index, ``spread`` for the emptiest first.
     :param sysfs: where sysfs is mounted.
     :param token: the file of the account's token.
     """
 
     claim_folder: Path = FOLDERS[-1]
+    placement: str = contract.PLACEMENTS[0]
     sysfs: Path = Path("/sys")
     token: Path = FOLDER / "token"
 
@@ -128,6 +132,10 @@ class Driver:
         self._work = threading.Event()
         self._backend = limit_backend
         self._roots: dict[str, str] = {}
+        # What is announced, without an order: None until the cards are known.
+        self._announced: tuple[t.Sequence[contract.Card], slices.Facts] | None = None
+        # Of two threads that announce, the last one has read the claims last.
+        self._announcing = threading.Lock()
         self._folder = options.kubelet_dir / "plugins" / DRIVER
         self._lock_file: t.IO[str] | None = None
         self._started = 0.0
@@ -150,6 +158,9 @@ class Driver:
             Records(self._folder / "claims"),
             Specifications(options.claim_folder),
         )
+        # Only with evictions does the account have the right to write Events.
+        self.events = Events(kube, COMPONENT, options.node)
+        self.evictions = Evictions(kube, self.events, self.metrics.evicted)
         self.limits = PodLimits(self.enforcer, cgroups, lambda: self.inventory.cards, self.preparation.prepared)
         self.sockets = PluginSockets(
             DRIVER,
@@ -184,7 +195,7 @@ class Driver:
         self.preparation.limits = self.enforcer.variables
         self.preparation.hold = self.limits.hold
         self.preparation.on_refused = self.metrics.refused
-        self.preparation.on_prepared = self._work.set
+        self.preparation.on_changed = self._claims_changed
 
     def start(self) -> None:
         """Start all threads.
@@ -193,6 +204,8 @@ class Driver:
         """
         start_all(self.servers)
         self._started = time.monotonic()
+        if self.options.evict:
+            self.events.start()
         self.publisher.mirror.start()
         for name, work, pause in (
             ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
@@ -211,7 +224,7 @@ class Driver:
         self._stop.set()
         self._work.set()
         self.publisher.wake()
-        working = [*(server.stop for server in self.servers), *self.workers.joins()]
+        working = [*(server.stop for server in self.servers), self.events.stop, *self.workers.joins()]
         return stop_within(
             (STOP_SECONDS - 4, [self.publisher.mirror.stop, *working]),
             (STOP_SECONDS, [self._leave, self.listing.close]),
@@ -250,11 +263,25 @@ class Driver:
             return
         self.inventory.refresh()
         cards = self.inventory.cards
-        self.publisher.publish(slices.devices(cards, self.options.unit, self._facts(cards)))
+        self._announced = cards, self._facts(cards)
+        self._announce()
         self.metrics.memory(self.inventory.used_mib)
         self._count()
         self.injection.report([card.uuid for card in cards])
         self.inventory.watch(self.options.query_seconds, self._stop)
+
+    def _announce(self) -> None:
+        with self._announcing:
+            if self._announced is None:
+                return
+            cards, facts = self._announced
+            is_spread = self.options.placement == "spread"
+            held = mib_by_card(cards, self.preparation.prepared()) if is_spread else None
+            self.publisher.publish(slices.devices(cards, self.options.unit, facts, held))
+
+    def _claims_changed(self) -> None:
+        self._work.set()
+        self._announce()
 
     def _recall(self) -> bool:
         """Restore the cards that the process before announced; return false while that can't be done yet.
@@ -338,7 +365,10 @@ class Driver:
         if self._stop.is_set() or not self.preparation.restored:
             return
         usage = self.limits.once(self._listing() or [])
-        self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, self.enforcer.violations)
+        violations = self.enforcer.violations
+        self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, violations)
+        if self.options.evict:
+            self.evictions.once([one for one in violations if one.holds], self.limits.pods())
 
     def _observe(self) -> None:
         if not self.preparation.restored:
@@ -400,6 +430,11 @@ FLAGS: Flags = {
         str(FOLDERS[-1]),
         "folder of the claims' CDI specifications, which the container runtime reads",
     ),
+    "placement": (
+        str,
+        contract.PLACEMENTS[0],
+        "which card the scheduler is offered first: binpack for the first by index, spread for the emptiest",
+    ),
     "sysfs": (str, "/sys", "where sysfs is mounted"),
 }
 
@@ -409,6 +444,7 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(COMPONENT, __doc__, METRICS_PORT, FLAGS)
     options = parser.parse_args(arguments)
     flags.check(parser, options)
+    check_choice(parser, options, "placement", contract.PLACEMENTS)
     for name in ("claim_cdi_folder", "sysfs"):
         if not getattr(options, name).startswith("/"):
             flag = "--" + name.replace("_", "-")
@@ -423,6 +459,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         Options,
         given,
         claim_folder=Path(given.claim_cdi_folder),
+        placement=given.placement,
         sysfs=Path(given.sysfs),
         token=Path(given.service_account or FOLDER) / "token",
     )

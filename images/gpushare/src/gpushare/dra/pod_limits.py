@@ -19,10 +19,11 @@ from gpushare.dra.claims import Claim, ClaimRefused, device_name
 from gpushare.dra.specifications import claim_of
 from gpushare.kubelet.dra import PodClaims
 from gpushare.node.cgroups import PodCgroups
-from gpushare.node.limit_enforcer import Enforcer
+from gpushare.node.limit_enforcer import Enforcer, Group
 from gpushare.node.limits import Target, Usage
 from gpushare.nvml.limits import Refusal
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 
 log = logging.getLogger("gpushare.dra.limits")
 
@@ -132,10 +133,8 @@ class PodLimits:
         cards, claims = self._cards(), self._claims()
         pods = by_pod(claims)
         folders = self._cgroups.pods(pods)
-        targets, described = [], []
+        targets, groups = list[Target](), list[Group]()
         for uid, (key, its) in pods.items():
-            namespace, _slash, name = key.partition("/")
-            described.append({"metadata": {"namespace": namespace, "name": name, "uid": uid}})
             if uid not in folders:
                 continue
             self._hold(uid, key, its)
@@ -143,19 +142,26 @@ class PodLimits:
             inside = self._cgroups.containers(folders[uid])
             if users == 1:
                 targets += [Target(key, uid, os.path.basename(folder), folder, mib) for folder in inside]
-            elif users > 1:
+                continue
+            groups.append(Group(Target(key, uid, "", folders[uid], mib), inside))
+            if users > 1:
                 try:
                     self._enforcer.partition(cards, inside, mib, _parts(cards, its), users)
                 except Refusal as refusal:
                     log.warning("containers of pod %s may hold more than their parts: %s", key, refusal)
         promised = mib_by_card(cards, claims)
-        self._enforcer.enforce(cards, described, targets, promised)
+        self._enforcer.enforce(cards, self.pods(), targets, promised, groups=groups)
         counts = {card.uuid: sum(1 for claim in claims if device_name(card.uuid) in claim.mib()) for card in cards}
         # A sandbox is a container, too; so the claims are counted.
         return {
             uuid: Usage(counts[uuid], promised.get(uuid, 0), found.used_mib)
             for uuid, found in self._enforcer.usage.items()
         }
+
+    def pods(self) -> list[JsonObject]:
+        """Return the pods of the prepared claims, as far as claims tell of them."""
+        named = ((uid, *key.split("/", 1)) for uid, (key, _claims) in by_pod(self._claims()).items())
+        return [{"metadata": {"namespace": space, "name": name, "uid": uid}} for uid, space, name in named]
 
     def is_alive(self, uid: str) -> bool:
         """Return whether a pod has a cgroup."""

@@ -43,7 +43,7 @@ class Preparation:
     :ivar hold: called with each claim that is prepared, before kubelet may start its containers; it raises
         :class:`ClaimRefused` if these mustn't start.
     :ivar on_refused: called with the code of each claim that isn't prepared.
-    :ivar on_prepared: called after each claim that is.
+    :ivar on_changed: called after a claim was prepared or unprepared.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Preparation:
         self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda mib: {}
         self.hold: t.Callable[[Claim], None] = lambda claim: None
         self.on_refused: t.Callable[[str], None] = lambda code: None
-        self.on_prepared: t.Callable[[], None] = lambda: None
+        self.on_changed: t.Callable[[], None] = lambda: None
 
     # ----------------------------------------------------------------------- state
 
@@ -160,7 +160,7 @@ class Preparation:
                 cards = {claims.device_name(card.uuid): card.index for card in self.cards()}
                 mib = ",".join(f"{cards.get(device, device)}:{mib}" for device, mib in claim.mib().items())
                 log.info("claim prepared", extra={"data": {"claim": claim.key, "uid": claim.uid, "mib": mib}})
-            self.on_prepared()
+            self.on_changed()
             return record.devices
 
     def _record(self, claim: Claim) -> tuple[Record | None, Record]:
@@ -204,9 +204,10 @@ class Preparation:
             self._known().pop(uid, None)
             self._unlisted.pop(uid, None)
             self._reread_for.pop(uid, None)
-            if known is not None:
-                log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
-            return ()
+        if known is not None:
+            log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
+            self.on_changed()
+        return ()
 
     # ----------------------------------------------------------------------- kubelet's state
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The node's cards as ResourceSlices: what they contain, and what has to be written. No I/O, no clock.
 
-Devices are in the order of the cards' index, and the slices' names in the order of the devices: the scheduler takes
-the first device that fits, so claims fill one card after the other. Any change is a new generation of the whole pool,
-which the scheduler uses once all of its slices have it.
+The scheduler takes the first device that fits, in the order of the slices' names and of the devices in them. So the
+order of the devices decides which card a claim gets: in that of the cards' index claims fill one card after the other;
+with the emptiest card first they are spread. Any change is a new generation of the whole pool, which the scheduler uses
+once all of its slices have it.
 """
 
 from __future__ import annotations
@@ -90,12 +91,21 @@ def device(card: contract.Card, unit: str, facts: Facts) -> JsonObject:
     return made
 
 
-def devices(cards: t.Iterable[contract.Card], unit: str, facts: Facts) -> list[JsonObject]:
-    """Return the node's devices, in the order in which the scheduler fills them.
+def devices(
+    cards: t.Iterable[contract.Card], unit: str, facts: Facts, spread_over: t.Mapping[str, int] | None = None
+) -> list[JsonObject]:
+    """Return the node's devices, in the order in which the scheduler takes them.
 
     :param unit: of the cluster's shares, GiB or MiB.
+    :param spread_over: the MiB that claims hold by card (UUID), where the emptiest card comes first; None for the order
+        of the index.
     """
-    return [device(card, unit, facts) for card in sorted(cards, key=lambda card: card.index) if card.units > 0]
+    held, mib = spread_over or {}, contract.MIB_PER_UNIT[unit]
+
+    def place(card: contract.Card) -> tuple[int, int]:
+        return (0 if spread_over is None else held.get(card.uuid, 0) - card.units * mib, card.index)
+
+    return [device(card, unit, facts) for card in sorted(cards, key=place) if card.units > 0]
 
 
 def announced_cards(current: t.Iterable[JsonObject], unit: str) -> list[contract.Card]:

@@ -39,6 +39,11 @@ FLAGS: Flags = {
     ),
     "cdi-folders": (str, ",".join(map(str, FOLDERS)), "folders of CDI specifications, with commas; the last one wins"),
     "memory-limit": (str, "auto", "whether the driver limits containers to their shares: auto, required or off"),
+    "memory-limit-violation": (
+        str,
+        "report",
+        "what happens to a pod that holds memory of others and can't be limited: report or evict",
+    ),
     "cgroup-root": (str, "/sys/fs/cgroup", "where the node's own control groups are mounted"),
 }
 
@@ -68,6 +73,7 @@ def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     check_choice(made, options, "memory-unit", tuple(contract.MIB_PER_UNIT))
     check_choice(made, options, "device-injection", MODES)
     check_choice(made, options, "memory-limit", limits.MODES)
+    check_choice(made, options, "memory-limit-violation", ("report", "evict"))
     if not options.node_name:
         made.error("--node-name or the environment variable NODE_NAME must name this node")
     if not 0 <= options.metrics_port <= 65535:

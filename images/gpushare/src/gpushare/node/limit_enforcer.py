@@ -54,6 +54,17 @@ SLACK_MIB = 512
 UNACCOUNTED_SECONDS = 10.0
 
 
+class Group(t.NamedTuple):
+    """A cgroup that is limited together with those in it.
+
+    :param target: with the group's folder as ``container_id``.
+    :param inside: the folders in it.
+    """
+
+    target: Target
+    inside: t.Sequence[str]
+
+
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """The content of an Event.
@@ -301,6 +312,7 @@ class Enforcer:
         found: t.Sequence[Target],
         promised: t.Mapping[str, int],
         outlived: t.Sequence[str] = (),
+        groups: t.Sequence[Group] = (),
     ) -> list[Finding]:
         """Read the limits of all containers once, and correct those that differ.
 
@@ -309,6 +321,7 @@ class Enforcer:
         :param promised: MiB of the pods' shares by card (UUID).
         :param outlived: cgroups of containers that outlived their pod; their limits stay, and their memory is accounted
             for.
+        :param groups: those of ``hold_group``, as far as their containers aren't in ``found``.
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
         now, off = self._clock(), self.mode == "off"
@@ -328,6 +341,8 @@ class Enforcer:
             self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
         for folder in outlived:
             self._measure(limited, folder, findings)
+        for group in groups:
+            self._measure_group(limited, group, findings)
         self._compare(cards, limited, promised, findings)
         with self._lock:
             self._violations, self._usage = tuple(findings.violations), findings.usage
@@ -447,6 +462,32 @@ class Enforcer:
                 findings.unknown.add(card.uuid)
             else:
                 findings.used[card.uuid] += limit.used_mib if limit else 0
+
+    def _measure_group(self, cards: t.Sequence[contract.Card], group: Group, findings: _Findings) -> None:
+        """Add the memory of a limited group of cgroups, and the violation of one that holds more than it may."""
+        target = group.target
+        for card in cards:
+            mib = (target.mib or {}).get(card.uuid)
+            try:
+                whole = self._backend.get(card.uuid, target.container_id)
+                inside = [self._backend.get(card.uuid, folder) for folder in group.inside]
+            except Refusal:
+                findings.unknown.add(card.uuid)
+                continue
+            # What has a limit of its own there is a part of the group's memory for dmem, and isn't without it.
+            own = sum(one.used_mib for one in inside if one is not None and not _equal(one, whole))
+            used = max(whole.used_mib if whole else 0, own)
+            findings.used[card.uuid] += used
+            if mib is not None:
+                have = findings.usage.get(card.uuid, Usage())
+                findings.usage[card.uuid] = Usage(have.containers + 1, have.limited_mib + mib, have.used_mib + used)
+            what = f"the containers of pod {target.pod} hold {used} MiB of card {card.index}"
+            if mib is None and used > BLOCKED.hard // MIB:
+                text = f"{what}, which it wasn't given; they get no more"
+                findings.violate(target, card.uuid, contract.Reason.FOREIGN_MEMORY_HELD, text)
+            elif mib is not None and used > mib:
+                text = f"{what}, and its claims have {mib} MiB: they allocated it before they were limited"
+                findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_EXCEEDED, text)
 
     def _compare(
         self,

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 # kubelet admits one pod after the other and waits for these calls.
 CALL_BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 LIMIT_STATES = ("enforced", "unenforced", "off")
+EVICTION_RESULTS = ("evicted", "refused", "failed")
 VIOLATION_CODES = sorted(code.value for code in (*contract.LIMIT_VIOLATIONS, contract.Reason.MEMORY_LIMIT_FAILED))
 
 
@@ -151,6 +152,14 @@ class NodeMetrics:
         self._xids = Counter(
             "gpushare_plugin_xids", "Errors that the driver reported for a card", ["uuid", "xid"], registry=registry
         )
+        self._evictions = Counter(
+            "gpushare_plugin_evictions",
+            "Evictions of pods that hold memory of others, by result",
+            ["result"],
+            registry=registry,
+        )
+        for result in EVICTION_RESULTS:
+            self._evictions.labels(result)
         self._injection = Gauge(
             "gpushare_plugin_device_injection",
             "1 for how devices are injected into containers",
@@ -189,6 +198,10 @@ class NodeMetrics:
         """Count a refused request by its reason code."""
         self._refusals.labels(str(code)).inc()
         self.failed("admission")
+
+    def evicted(self, result: str) -> None:
+        """Count an eviction: ``evicted``, ``refused`` (by a disruption budget) or ``failed``."""
+        self._evictions.labels(result).inc()
 
     def registered(self, times: int) -> None:
         self._registrations.set(times)

@@ -32,6 +32,7 @@ class NodeOptions:
     :param injection: ``auto``, ``cdi`` or ``envvar``.
     :param cdi_folders: of NVIDIA's specification.
     :param memory_limit: ``auto``, ``required`` or ``off``.
+    :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     """
 
@@ -47,6 +48,7 @@ class NodeOptions:
     injection: str = AUTO
     cdi_folders: tuple[Path, ...] = FOLDERS
     memory_limit: str = "auto"
+    evict: bool = False
     cgroup_root: str = "/sys/fs/cgroup"
 
 
@@ -72,6 +74,7 @@ def settings(kind: type[Settings], given: argparse.Namespace, **more: t.Any) -> 
         injection=given.device_injection,
         cdi_folders=tuple(Path(one) for one in given.cdi_folders.split(",")),
         memory_limit=given.memory_limit,
+        evict=given.memory_limit_violation == "evict",
         cgroup_root=given.cgroup_root,
         **more,
     )

@@ -16,10 +16,10 @@ from gpushare.api.client import Kube, KubeError
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
 from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
+from gpushare.node.evictions import MIRROR
 from gpushare.node.injection import Injection
 from gpushare.nvml.inventory import Inventory
 from gpushare.plugin import limits, pod_facts, steering
-from gpushare.plugin.evictions import MIRROR
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._contracts.gpushare import Reason
 from gpushare.shared._core.types import JsonObject

@@ -15,7 +15,7 @@ import typing as t
 
 from gpushare.api.client import Kube, KubeError, connect
 from gpushare.api.events import Events
-from gpushare.api.flags import Flags, check_choice
+from gpushare.api.flags import Flags
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import Mirror
 from gpushare.api.reviews import Reviews
@@ -35,6 +35,7 @@ from gpushare.kubelet.pod_resources import Entry, KubeletPodResources, Unreadabl
 from gpushare.kubelet.server import DevicePlugin, Registration
 from gpushare.node import flags
 from gpushare.node.cgroups import Cgroups, NodeCgroups
+from gpushare.node.evictions import Evictions
 from gpushare.node.injection import Injection
 from gpushare.node.metrics_server import serve_metrics
 from gpushare.node.serving import NodeOptions, serve, settings
@@ -45,7 +46,6 @@ from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits
 from gpushare.plugin import cleanup, pod_facts, steering
 from gpushare.plugin.admission import Admission, trim_pod
-from gpushare.plugin.evictions import Evictions
 from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
@@ -82,12 +82,10 @@ class Options(NodeOptions):
     """The plugin's settings.
 
     :param resync: seconds after which everything is compared again, at the latest.
-    :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param exempt: namespaces whose pods without a share aren't limited, and whose privileged pods aren't reported.
     """
 
     resync: float = 30.0
-    evict: bool = False
     exempt: frozenset[str] = frozenset()
 
 
@@ -369,11 +367,6 @@ class Plugin:
 # Beside those that the servers of a node have in common.
 FLAGS: Flags = {
     "resync": (float, "30", "seconds after which everything is compared again, at the latest"),
-    "memory-limit-violation": (
-        str,
-        "report",
-        "what happens to a pod that holds memory of others and can't be limited: report or evict",
-    ),
     "exempt-namespaces": (
         str,
         EXEMPT,
@@ -393,7 +386,6 @@ def parse(arguments: t.Sequence[str] | None = None) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     flags.check(parser, options)
-    check_choice(parser, options, "memory-limit-violation", ("report", "evict"))
     flags.check_seconds(parser, options, "resync", 1, 3600)
     return options
 
@@ -430,7 +422,6 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         Options,
         given,
         resync=given.resync,
-        evict=given.memory_limit_violation == "evict",
         exempt=frozenset(given.exempt_namespaces.split(",")),
     )
     try:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from gpushare.node.metrics import NodeMetrics
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
-EVICTION_RESULTS = ("evicted", "refused", "failed")
-
 
 class Metrics(NodeMetrics):
     """Metrics that the parts of the plugin report, from any thread.
@@ -24,21 +22,9 @@ class Metrics(NodeMetrics):
             ["kind"],
             registry=registry,
         )
-        self._evictions = Counter(
-            "gpushare_plugin_evictions",
-            "Evictions of pods that hold memory of others, by result",
-            ["result"],
-            registry=registry,
-        )
-        for result in EVICTION_RESULTS:
-            self._evictions.labels(result)
 
     def allocated(self) -> None:
         self._allocations.inc()
 
     def corrected(self, kind: str) -> None:
         self._corrections.labels(kind).inc()
-
-    def evicted(self, result: str) -> None:
-        """Count an eviction: ``evicted``, ``refused`` (by a disruption budget) or ``failed``."""
-        self._evictions.labels(result).inc()

@@ -17,6 +17,7 @@ from gpushare.api.events import Events
 from gpushare.api.mirror import Mirror
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._core.types import JsonObject
+from gpushare.templates.objects import template_of
 
 # Only pods that wait for a node may still wait for a claim: one that is bound has its claims.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName=,status.phase!=Succeeded,status.phase!=Failed"})
@@ -84,7 +85,7 @@ def filled(namespace: str, name: str, unit: str) -> JsonObject:
 
     :param unit: of the cluster's memory, ``GiB`` or ``MiB``.
     """
-    template = contract.template_of(namespace, name, unit)
+    template = template_of(namespace, name, unit)
     assert template is not None, f"{name} is no name of a template"
     text = json.dumps(template["spec"], sort_keys=True, separators=(",", ":"))
     template["metadata"]["annotations"] = {DIGEST: hashlib.sha256(text.encode()).hexdigest()[:16]}
