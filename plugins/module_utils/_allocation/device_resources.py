@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove the resources that a device plugin left in its nodes' status when it went; module ``device_resources``.
+"""Remove the resources that a device plugin left in its nodes' status when it went; module ``backend_objects``.
 
 kubelet announces a vanished plugin's resource with nothing allocatable: its former size for five minutes, then 0 for
 good, which nobody removes.
@@ -25,12 +25,6 @@ from .._kube.refs import Ref
 
 FIELDS = ("capacity", "allocatable")
 PAUSE = 5.0
-ARGUMENTS: JsonObject = {
-    "nodes": {"type": "list", "elements": "str", "required": True},
-    "resources": {"type": "list", "elements": "str", "required": True},
-    "plugin_timeout": {"type": "int", "default": 120},
-    "kubelet_timeout": {"type": "int", "default": 420},
-}
 
 
 class Resources:

@@ -22,8 +22,6 @@ FIELDS = ("capacity", "allocatable")
 # Also the annotation that role gpushare sets for the plugin.
 ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNTIME_CDI)
 
-ARGUMENTS: JsonObject = {"nodes": {"type": "list", "elements": "str", "required": True}}
-
 
 class Announcements:
     """Reconciler: these nodes announce no cards."""
@@ -67,5 +65,5 @@ def _stale_values(node: JsonObject) -> dict[str, str]:
 
 
 def remove_stale(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
-    """Remove stale announcements; see module node_announcements."""
+    """Remove stale announcements; see module backend_objects."""
     return {**run(Announcements(kube, params["nodes"]), check), "requests": dict(kube.requests)}

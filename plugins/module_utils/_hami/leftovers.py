@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove what HAMi leaves in the API: labels, annotations, locks, capacity, objects; module hami_leftovers."""
+"""Remove what HAMi leaves in the API: labels, annotations, locks, capacity, objects; module backend_objects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ from .._core.wait import Waiting
 from .._kube.client import Kube
 from .._kube.refs import Ref
 
-ARGUMENTS: JsonObject = {
-    "scope": {"type": "str", "choices": ["nodes", "cluster"], "required": True},
-    "nodes": {"type": "list", "elements": "str", "default": []},
-    "release": {"type": "str", "default": "hami"},
-    "namespace": {"type": "str", "default": "hami-system"},
-    "scheduler_name": {"type": "str", "default": hami.SCHEDULER},
-    "wait_timeout": {"type": "int", "default": 300},
-}
 RELEASE_NAME, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 INSTANCE = "app.kubernetes.io/instance"
 # The kinds that HAMi's chart may create, in the order in which they go: no webhook without its server.
@@ -258,7 +250,7 @@ def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) 
 
 
 def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
-    """Remove what is left; see module hami_leftovers.
+    """Remove what is left; see module backend_objects.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.

@@ -238,7 +238,7 @@ def test_a_node_whose_cards_are_in_use_outside_of_pods_gets_nothing_new(machine,
     to = "dra" if before == "true" else "extender"
     done = switch(machine, tmp_path, to)
     assert done.rc != 0 and machine.label() is None, done.text
-    assert "isn't clean of" in done.text and "No card was given away" in done.text
+    assert "isn't clean for" in done.text and "No card was given away" in done.text
     cards.write_text(CARDS)
     assert switch(machine, tmp_path, before).rc == 0 and finished(machine)
 
