@@ -101,9 +101,12 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
                 "foreign-plugin",
                 PROBLEM,
                 "node {node} has ResourceSlices of {driver}: {plugin} gives away the same cards",
-                "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
+                foreign.way_out(here)
+                if any(one["owner"] for one in here)
+                else "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
                 node["name"],
                 fields={
+                    "named_by": "gpu_nodes",
                     "node": node["name"],
                     "driver": foreign.DRIVER,
                     "plugin": foreign.told(here) or "NVIDIA's DRA driver",
@@ -263,6 +266,10 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
 
 def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
     """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
+    # Beside a ClusterPolicy a GPUCluster has the nodes with this label, or none in the releases that refuse both.
+    policy = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    by_claims = {node["name"] for node in cluster["nodes"] if not policy or node["labels"].get(foreign.MODE) == "dra"}
+    claimed = [name for name in (*found["nvidia"], *found["hami"]) if name in by_claims]
     for one in cluster["operators"]:
         fields = {"operator": f"{one['kind']} {one['name']}", "nodes": found["nvidia"] or found["hami"]}
         if one["kind"] == "ClusterPolicy" and found["nvidia"]:
@@ -273,14 +280,17 @@ def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
                 variable="nvidia_device_plugin_configurations",
                 fields=fields,
             )
-        elif one["kind"] == "GPUCluster" and (found["nvidia"] or found["hami"]):
+        elif one["kind"] == "GPUCluster" and claimed:
             yield Finding(
                 "operator-claims",
                 PROBLEM,
-                "{operator} lets the GPU Operator allocate all cards by claims, those of {nodes} too",
-                "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
+                "{operator} lets the GPU Operator allocate the cards of {nodes} by claims",
+                "label the nodes {mode}=device-plugin after their pods with cards have ended, or take them out and "
+                "request the cards by ResourceClaims"
+                if policy
+                else "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
                 variable=BACKEND,
-                fields=fields,
+                fields={**fields, "nodes": claimed, "mode": foreign.MODE},
             )
 
 
