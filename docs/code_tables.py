@@ -310,9 +310,8 @@ def support() -> str:
         "nvidia": "NVIDIA's device plugin",
     }
     known_backends = code("module_utils._allocation.node_backends")
-    callers = {name: f"a play of your own, by role {role}" for name, role in known_backends.ROLES.items()}
-    callers.update(dict.fromkeys(known_backends.DEPLOYED, "site.yml"))
-    backends = [f"| {text} | {callers[name]} | {read[name]} |" for name, text in shown.items()]
+    roles = {one.backend: one.role for one in known_backends.ALLOCATORS.values()}
+    backends = [f"| {text} | site.yml, by role {roles[name]} | {read[name]} |" for name, text in shown.items()]
     return SUPPORT.format(
         systems="\n".join(systems),
         runtimes=", ".join(f"`{name}`" for name in preflight.RUNTIMES),

@@ -119,7 +119,7 @@ def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> N
     own = f'-DDRIVER_VERSION="{version}"'
     major = f"-DDRIVER_MAJOR={_numbers(version)[0]}"
     _compile("nvml.c", nvml, *shared, own, major, "-Wl,-soname,libnvidia-ml.so.1")
-    _compile("cuda.c", cuda, *shared, f"-DCUDA_VERSION={_cuda(version)}", "-Wl,-soname,libcuda.so.1")
+    _compile("cuda.c", cuda, *shared, "-ldl", f"-DCUDA_VERSION={_cuda(version)}", "-Wl,-soname,libcuda.so.1")
     _compile("nvidia_smi.c", folder / "nvidia-smi", *place, own, "-ldl")
     _compile("mps.c", folder / "nvidia-cuda-mps-control", *place)
 
@@ -138,13 +138,9 @@ def programs(built: Path) -> dict[str, File]:
 
 
 def firmware(driver: str) -> dict[str, File]:
-    """Return the files that the toolkit mounts into containers as firmware: the simulated GPUs and their limits."""
+    """Return the files that the toolkit mounts into containers as firmware: the cards and what is held of them."""
     folder = f"usr/lib/firmware/nvidia/{driver}"
-    files: dict[str, File] = {f"{folder}/gsp_sim.bin": Link(CARDS)}
-    # The first branch with memory limits per cgroup.
-    if _numbers(driver)[0] >= 615:
-        files[f"{folder}/gsp_sim_limits.bin"] = Link(f"{CARDS}.limits")
-    return files
+    return {f"{folder}/gsp_sim.bin": Link(CARDS), f"{folder}/gsp_sim_limits.bin": Link(f"{CARDS}.limits")}
 
 
 def sysroot_flags(sysroot: Path) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later
  *
- * SIMULATION, a part of nvml.c: the memory limits per card and cgroup that NVIDIA's driver has since branch R615, and memory to hold.
+ * SIMULATION, a part of nvml.c: memory to hold, and the memory limits per card and cgroup that NVIDIA's driver has since branch R615.
  *
  * The limits are lines of a file beside the description of the cards (cards.limits; in a container gsp_sim_limits.bin, mounted as the
  * description is): `set <uuid>` once a card was ever given one, `limit <uuid> <cgroup> <soft> <hard>`. A cgroup is its folder's inode,
@@ -38,6 +38,7 @@ static int ever_count;
 
 /* ------------------------------------------------------------------------------------------------------------ the file of limits */
 
+#if DRIVER_MAJOR >= 615
 /* A container has the file read-only. A process that may set limits can have a writable mount; no other process sees that one. */
 static int open_writable(const char *path)
 {
@@ -55,6 +56,12 @@ static int open_writable(const char *path)
     close(mount);
     return fd;
 }
+#else
+static int open_writable(const char *path)
+{
+    return open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+}
+#endif
 
 /* Opens it under a lock, LOCK_SH or LOCK_EX; -1 where there is none, or none to write. */
 static int open_limits(int how)
@@ -95,6 +102,7 @@ static void read_limits(int fd)
     fclose(file);
 }
 
+#if DRIVER_MAJOR >= 615
 /* In place, and only longer or equal while lines are written: the mounts of containers stay with this very file. */
 static int write_limits(int fd)
 {
@@ -111,6 +119,7 @@ static int write_limits(int fd)
     }
     return !ftruncate(fd, at);
 }
+#endif
 
 static struct limit *limit_of(const struct card *card, uint64_t group)
 {
@@ -120,6 +129,7 @@ static struct limit *limit_of(const struct card *card, uint64_t group)
     return NULL;
 }
 
+#if DRIVER_MAJOR >= 615
 static int was_ever_set(const struct card *card)
 {
     for (int i = 0; i < ever_count; i++)
@@ -127,6 +137,7 @@ static int was_ever_set(const struct card *card)
             return 1;
     return 0;
 }
+#endif
 
 /* --------------------------------------------------------------------------------------------------------------------- cgroups */
 
@@ -248,6 +259,7 @@ static uint64_t allocated_mib(const struct card *card)
     return sum;
 }
 
+#if DRIVER_MAJOR >= 615
 /* The limit that the caller is under, if any, and what is held below it, in MiB. */
 static int own_limit(const struct card *card, uint64_t *hard, uint64_t *used)
 {
@@ -393,35 +405,38 @@ API Return nvmlDeviceGetMemoryLimits_v1(Handle *handle, struct get_limits *answe
     return leave(code);
 }
 
-/* Of the lab alone: what an allocation of device memory would be. Held until the process ends. */
-API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
+_Static_assert(sizeof(struct set_limits) == 24 && sizeof(struct get_limits) == 32, "ABI of nvml.h");
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------ of the lab alone */
+
+/* Hold memory of a card until the file is closed, which the process's end does, too; -1 and a code where it can't. */
+static int hold(const struct card *card, uint64_t mib, Return *code)
 {
-    struct card *card;
     struct limit *limit = NULL;
-    Return code = enter_card(handle, &card);
-    if (code)
-        return code;
-    int limits_fd = open_limits(LOCK_EX), fd, at = -1;
+    int limits_fd = open_limits(LOCK_EX), fd = -1, at = -1;
+    *code = OK;
     if (limits_fd < 0) /* in a container it is read-only, which a lock doesn't mind */
         limits_fd = open_limits(LOCK_SH);
     if (!mib || limits_fd < 0) {
         if (limits_fd >= 0)
             close(limits_fd);
-        return leave(mib ? INSUFFICIENT_RESOURCES : INVALID_ARGUMENT);
+        *code = mib ? INSUFFICIENT_RESOURCES : INVALID_ARGUMENT;
+        return -1;
     }
     flock(limits_fd, LOCK_EX);
     read_limits(limits_fd);
     int own = own_folder();
     if (own >= 0 && (at = limited_from(own, card, &limit)) >= 0 && (used_mib(limits_fd, at, card, 0) + mib) * MIB > limit->hard)
-        code = INSUFFICIENT_MEMORY;
+        *code = INSUFFICIENT_MEMORY;
     if (described_mib(card) + allocated_in(limits_fd, card) + mib > card->memory_mib - card->reserved_mib)
-        code = INSUFFICIENT_MEMORY;
+        *code = INSUFFICIENT_MEMORY;
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", limits_fd);
-    /* Another opening of it, never closed: what it has locked counts for others and for us. */
-    if (!code && (fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
-        code = INSUFFICIENT_RESOURCES;
-    if (!code) {
+    /* Another opening of it: what it has locked counts for others and for us. */
+    if (!*code && (fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+        *code = INSUFFICIENT_RESOURCES;
+    if (!*code) {
         uint64_t from = place(card, own < 0 ? 0 : group_of(own));
         for (struct flock lock;; from = (uint64_t)lock.l_start + (uint64_t)lock.l_len) {
             lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)mib};
@@ -429,13 +444,53 @@ API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
                 break;
         }
         struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)mib};
-        if (fcntl(fd, F_OFD_SETLK, &lock))
-            code = INSUFFICIENT_RESOURCES;
+        if (fcntl(fd, F_OFD_SETLK, &lock)) {
+            *code = INSUFFICIENT_RESOURCES;
+            close(fd);
+            fd = -1;
+        }
     }
     for (int i = 0, all[] = {limits_fd, own, at}; i < 3; i++)
         if (all[i] >= 0)
             close(all[i]);
+    return fd;
+}
+
+/* What an allocation of device memory would be, held until the process ends. */
+API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
+{
+    struct card *card;
+    Return code = enter_card(handle, &card);
+    if (!code)
+        hold(card, mib, &code);
+    else
+        return code;
     return leave(code);
 }
 
-_Static_assert(sizeof(struct set_limits) == 24 && sizeof(struct get_limits) == 32, "ABI of nvml.h");
+/* The same for cuda.c, which gives it back by closing the file; by the card's number among those that the caller has. */
+API Return kubegpuSimHold(unsigned index, uint64_t mib, int *file)
+{
+    Handle *handle;
+    struct card *card;
+    Return code = nvmlDeviceGetHandleByIndex_v2(index, &handle);
+    if (code || (code = enter_card_if(file, handle, &card)))
+        return code;
+    *file = hold(card, mib, &code);
+    return leave(code);
+}
+
+/* The same card for cuda.c: its name, identity, and MiB in all and free. A library that is loaded before these two hides NVML's. */
+API Return kubegpuSimCard(unsigned index, char *name, char *uuid, uint64_t *total, uint64_t *left)
+{
+    Handle *handle;
+    struct card *card;
+    Return code = nvmlDeviceGetHandleByIndex_v2(index, &handle);
+    if (code || (code = enter_card_if(name && uuid && total && left, handle, &card)))
+        return code;
+    strcpy(name, card->name);
+    strcpy(uuid, card->uuid);
+    *total = card->memory_mib;
+    *left = card->memory_mib - card->reserved_mib - held_mib(card);
+    return leave(OK);
+}

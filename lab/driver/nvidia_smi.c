@@ -37,9 +37,9 @@ static int (*persistence_of)(Device *, int *), (*compute_mode_of)(Device *, int 
 static int (*mig_of)(Device *, unsigned *, unsigned *), (*capability_of)(Device *, int *, int *);
 static int (*processes_of)(Device *, unsigned *, struct process *), (*process_name)(unsigned, char *, unsigned);
 static const char *(*words_of)(int);
+static int (*set_mode)(Device *, int), (*mig_device)(Device *, unsigned, Device **), (*allocate)(Device *, uint64_t);
 /* Since branch 615; a driver before it has none of them. */
-static int (*set_mode)(Device *, int), (*mig_device)(Device *, unsigned, Device **);
-static int (*set_limits)(Device *, struct limits *), (*get_limits)(Device *, struct limits *), (*allocate)(Device *, uint64_t);
+static int (*set_limits)(Device *, struct limits *), (*get_limits)(Device *, struct limits *);
 
 struct card {
     unsigned index, minor;
@@ -67,7 +67,7 @@ static int load(void)
         {&persistence_of, "nvmlDeviceGetPersistenceMode"}, {&compute_mode_of, "nvmlDeviceGetComputeMode"},
         {&cuda_of, "nvmlSystemGetCudaDriverVersion"}, {&mig_of, "nvmlDeviceGetMigMode"},
         {&capability_of, "nvmlDeviceGetCudaComputeCapability"}, {&processes_of, "nvmlDeviceGetComputeRunningProcesses_v3"},
-        {&process_name, "nvmlSystemGetProcessName"}, {&words_of, "nvmlErrorString"}};
+        {&process_name, "nvmlSystemGetProcessName"}, {&words_of, "nvmlErrorString"}, {&allocate, "kubegpuSimAllocate"}};
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     if (!library) {
         puts("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver is properly "
@@ -85,7 +85,7 @@ static int load(void)
     }
     const struct { void *function; const char *symbol; } optional[] = {
         {&set_mode, "nvmlDeviceSetComputeMode"}, {&mig_device, "nvmlDeviceGetMigDeviceHandleByIndex"},
-        {&set_limits, "nvmlDeviceSetMemoryLimits_v1"}, {&get_limits, "nvmlDeviceGetMemoryLimits_v1"}, {&allocate, "kubegpuSimAllocate"}};
+        {&set_limits, "nvmlDeviceSetMemoryLimits_v1"}, {&get_limits, "nvmlDeviceGetMemoryLimits_v1"}};
     for (size_t i = 0; i < sizeof optional / sizeof *optional; i++) {
         void *symbol = dlsym(library, optional[i].symbol);
         memcpy(optional[i].function, &symbol, sizeof symbol);
@@ -389,7 +389,7 @@ static int help(void)
          "        pid process_name used_memory used_gpu_memory gpu_uuid gpu_name gpu_bus_id\n"
          "    nvidia-smi memory-limits --get -n CGROUP -i ID                        since driver branch 615\n"
          "    nvidia-smi memory-limits --set -n CGROUP --soft-limit MiB|max --hard-limit MiB|max -i ID\n"
-         "    nvidia-smi simulated-allocation MiB [-i ID] [--seconds N]             of the lab: holds memory, as a program would\n\n"
+         "    nvidia-smi simulated-allocation MiB [-i ID | --cuda] [--seconds N]    of the lab: holds memory, as a program would\n\n"
          "ID is an index, a UUID or a PCI bus address.");
     return OK;
 }
@@ -518,17 +518,50 @@ static int change_mode(const char *id, const char *text)
     return OK;
 }
 
+/* As a program does it: by libcuda, so that a library which limits memory is asked. Of the first card that CUDA shows. */
+static int allocate_by_cuda(unsigned long long mib)
+{
+    int (*start)(unsigned), (*device_of)(int *, int), (*retain)(void **, int), (*use)(void *), (*take)(uint64_t *, size_t);
+    int (*name)(int, const char **);
+    const struct { void *function; const char *symbol; } needed[] = {
+        {&start, "cuInit"}, {&device_of, "cuDeviceGet"}, {&retain, "cuDevicePrimaryCtxRetain"}, {&use, "cuCtxSetCurrent"},
+        {&take, "cuMemAlloc_v2"}, {&name, "cuGetErrorName"}};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;
+    int code, device;
+    uint64_t address;
+    const char *text = NULL;
+    for (size_t i = 0; library && i < sizeof needed / sizeof *needed; i++) {
+        void *symbol = dlsym(library, needed[i].symbol);
+        if (!symbol)
+            library = NULL;
+        memcpy(needed[i].function, &symbol, sizeof symbol);
+    }
+    if (!library) {
+        puts("libcuda.so.1 can't be loaded");
+        return NO_LIBRARY;
+    }
+    if (!(code = start(0)) && !(code = device_of(&device, 0)) && !(code = retain(&context, device)) && !(code = use(context)))
+        code = take(&address, mib << 20);
+    if (code) {
+        name(code, &text);
+        printf("%s\n", text ? text : "an unknown error of CUDA");
+    }
+    return code ? OTHER : OK;
+}
+
 static int simulated_allocation(char **argv)
 {
     char *value, *id = NULL, *end = NULL;
     unsigned long long mib = 0, seconds = 0;
-    int code;
+    int code, by_cuda = 0;
     Device *device;
     for (int i = 2; argv[i]; i++) {
         if ((value = option(argv, &i, "-i")) || (value = option(argv, &i, "--id")))
             id = value;
         else if ((value = option(argv, &i, "--seconds")))
             seconds = strtoull(value, &end, 10);
+        else if (!strcmp(argv[i], "--cuda"))
+            by_cuda = 1;
         else
             mib = strtoull(argv[i], &end, 10);
         if (end && *end)
@@ -536,13 +569,12 @@ static int simulated_allocation(char **argv)
     }
     if (!mib)
         return bad("simulated-allocation needs a number of MiB");
-    if ((code = device_called(id, &device)))
-        return code;
-    if (!allocate) {
-        puts("Function Not Found");
-        return NO_FUNCTION;
-    }
-    if ((code = print_error(allocate(device, mib))))
+    if (by_cuda) {
+        if (id)
+            return bad("--cuda has no card's number");
+        if ((code = allocate_by_cuda(mib)))
+            return code;
+    } else if ((code = device_called(id, &device)) || (code = print_error(allocate(device, mib))))
         return code;
     printf("holding %llu MiB\n", mib);
     fflush(stdout);

@@ -947,11 +947,9 @@ struct memory_v2 {
     uint64_t total, reserved, free, used;
 };
 
-#if DRIVER_MAJOR >= 615
 static uint64_t allocated_mib(const struct card *card);
+#if DRIVER_MAJOR >= 615
 static int own_limit(const struct card *card, uint64_t *hard, uint64_t *used);
-#else
-#define allocated_mib(card) 0
 #endif
 
 /* What the description says that the card's processes hold. */
@@ -1070,11 +1068,7 @@ static void add_process(struct filling *list, unsigned pid, uint64_t mib, unsign
     list->found++;
 }
 
-#if DRIVER_MAJOR >= 615
 static void add_holders(const struct card *card, struct filling *list);
-#else
-#define add_holders(card, list) ((void)0)
-#endif
 
 /* `list` holds *count entries; too few of them is an answer too. What is held here is held for computing. */
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
@@ -1112,10 +1106,8 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, MPS, 1)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, 2)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, 2)
 
-#if DRIVER_MAJOR >= 615
 #include "limits.c"
 #include "holders.c"
-#endif
 
 /* ---------------------------------------------------------------------------------------------------------------------- health */
 

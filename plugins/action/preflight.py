@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
@@ -65,8 +66,13 @@ class ActionModule(ShareAction):
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
-        if params["cluster"] is not None and params["image_delivery"] == delivery.IMPORT:
+        needed = claims.backends is None or claims.backends["gpushare"]
+        if params["cluster"] is not None and needed and params["image_delivery"] == delivery.IMPORT:
             found += _archive(params["image_archive"], params["image"])
+        if claims.backends is not None:
+            # The get of Ansible's hostvars has no default.
+            local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
+            found += _helm(claims.backends["parts"], local)
         if params["image_delivery"] == delivery.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
@@ -89,6 +95,22 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
         except BadInput as error:
             # Its text begins with the name of the option.
             yield Finding("image-archive", PROBLEM, "gpushare_{reason}", fields={"reason": str(error)})
+
+
+def _helm(parts: t.Mapping[str, t.Any], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+    """Report a helm that isn't there; a run that deploys nothing needs none.
+
+    :param parts: which allocators the cluster needs parts of.
+    :param variables: those of localhost.
+    """
+    for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
+        program = str(variables.get(variable) or "helm")
+        if parts[name] and not shutil.which(program):
+            fields = {"program": program}
+            what = "there is no {program} on the controller, by which the chart is deployed and changed"
+            yield Finding(
+                "no-helm", WARNING, what, "install helm 3, or set it to the path of one", "", variable, fields
+            )
 
 
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:

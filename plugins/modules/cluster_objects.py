@@ -46,10 +46,10 @@ options:
     type: int
     default: 300
   node_resources:
-    description: Resources of which every node among the objects must announce more than 0 before the wait ends.
-    type: list
-    elements: str
-    default: []
+    description:
+      - Resources of which every node among the objects must announce this many before the wait ends; any number above 0 where it is 0.
+    type: dict
+    default: {}
   replace_unready:
     description:
       - Delete pods of the DaemonSets among the objects that run without being ready, so that they are recreated.
@@ -86,7 +86,7 @@ EXAMPLES = r"""
           name: gpu1
           labels:
             gpushare: "true"
-    node_resources: [aliyun.com/gpu-mem]
+    node_resources: {aliyun.com/gpu-mem: 0}
     wait: true
 """
 

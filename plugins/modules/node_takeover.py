@@ -8,7 +8,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_takeover
-short_description: Evict a node's pods that have cards, or prove that nothing of an allocation is left on it
+short_description: Evict a node's pods that have cards, or prove that nothing of another back end is left on it
 version_added: 1.0.0
 description:
   - "For the roles of this collection only: role P(kubegpu.share.switch#role) uses it."
@@ -26,15 +26,15 @@ options:
     description:
       - V(drained) evicts the pods that have a card, by C(aliyun.com/gpu-mem), a claim or another stack's resource, and waits until they have ended. It evicts
         none where it may not evict one of them.
-      - V(clean) changes nothing. It waits until nothing of O(allocation) is left on the node, neither label, annotation, resource, ResourceSlice, claim nor
-        server, and no pod has a card.
+      - V(clean) changes nothing. It waits until nothing of any allocator but O(allocator) is left on the node, neither label, annotation, resource,
+        ResourceSlice, claim nor server, and no pod has a card.
     type: str
     choices: [drained, clean]
     required: true
-  allocation:
-    description: The allocation of which nothing may be left, for V(clean).
+  allocator:
+    description: The one that is to give away the node's cards, for V(clean); of the others nothing may be left.
     type: str
-    choices: [extender, dra]
+    choices: [extender, dra, hami, nvidia]
   force:
     description: Whether pods without a controller are evicted too; nothing recreates them.
     type: bool

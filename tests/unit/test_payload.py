@@ -21,7 +21,7 @@ MODULES = Path(gpu_node_info.__file__).parent
 ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Most files and KiB per module. Lower an entry when a module gets smaller; raise it only for what the node needs.
 LIMITS: dict[str, tuple[int, int]] = {
-    "cluster_info": (24, 180),
+    "cluster_info": (26, 185),
     "cluster_objects": (15, 100),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
@@ -33,8 +33,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "hami_files": (8, 30),
-    "hami_leftovers": (12, 85),
-    "hami_ready": (16, 115),
+    "hami_leftovers": (13, 86),
+    "hami_ready": (16, 116),
     "image_build": (9, 35),
     "image_import": (16, 75),
     "kernel_driver": (15, 50),
@@ -44,7 +44,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "machine_config": (12, 65),
     "node_announcements": (10, 60),
     "node_baseline": (60, 230),
-    "node_takeover": (21, 150),
+    "node_takeover": (24, 160),
     "nouveau": (20, 65),
     "nvml_info": (18, 85),
     "openshift_scheduler": (19, 140),

@@ -61,7 +61,8 @@ class AnnouncedSlice(t.TypedDict):
 class ClusterState(t.TypedDict):
     """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read.
 
-    ``plugins`` are those of others, where a node has one.
+    ``plugins`` are those of others, where a node has one, and ``operators`` what the GPU Operator was told, where it
+    labelled a node.
     """
 
     version: str
@@ -69,6 +70,7 @@ class ClusterState(t.TypedDict):
     sharing_pods: list[SharingPod] | None
     slices: list[AnnouncedSlice] | None
     plugins: list[foreign.Plugin]
+    operators: list[foreign.Operator]
 
 
 def collect(
@@ -78,6 +80,7 @@ def collect(
     memory_unit: str | None = None,
     sharing_pods: bool = False,
     slices: list[AnnouncedSlice] | None = None,
+    foreigners: bool = True,
 ) -> ClusterState:
     """Return the cluster's version and nodes.
 
@@ -87,6 +90,7 @@ def collect(
         now, because changing the unit would invalidate their shares.
     :param sharing_pods: pods are read in any case.
     :param slices: as they were read.
+    :param foreigners: device plugins of others and what the GPU Operator was told are read, where a node shows them.
     """
     pods: list[SharingPod] | None = None
     units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
@@ -100,7 +104,8 @@ def collect(
         "nodes": known,
         "sharing_pods": pods,
         "slices": slices,
-        "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others else [],
+        "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others and foreigners else [],
+        "operators": foreign.operators(kube, (name for node in known for name in node["labels"])) if foreigners else [],
     }
 
 

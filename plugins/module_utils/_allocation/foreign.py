@@ -13,6 +13,11 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from .._kube.errors import KubeError
+
+if t.TYPE_CHECKING:
+    # Its import takes long.
+    from .._kube.client import Kube
 
 # Resources by which other stacks announce the cards that this collection would announce.
 RESOURCES = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
@@ -25,7 +30,11 @@ _IMAGES = re.compile(
 _NAMES = re.compile(r".*(nvidia.*device-plugin|hami-device-plugin|nvidia-dra-driver|dra-driver-gpu-kubelet-plugin).*")
 RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 # What the GPU Operator makes its DaemonSets of, in API group nvidia.com or resource.nvidia.com.
-OPERATORS = ("ClusterPolicy", "GPUCluster")
+OPERATORS: t.Mapping[str, str] = {"ClusterPolicy": "nvidia.com/v1", "GPUCluster": "nvidia.com/v1alpha1"}
+# Of the labels by which the GPU Operator selects each node for its parts.
+OPERATORS_LABELS = "nvidia.com/gpu.deploy."
+# On a ClusterPolicy that role nvidia_device_plugin has changed.
+CHANGED = "kubegpu.share/nvidia-before"
 
 
 class Plugin(t.TypedDict):
@@ -39,6 +48,38 @@ class Plugin(t.TypedDict):
     owner: str
     release: str
     selector: dict[str, str]
+
+
+class Operator(t.TypedDict):
+    """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
+
+    ``changed`` is whether role nvidia_device_plugin has changed it.
+    """
+
+    kind: str
+    name: str
+    changed: bool
+
+
+def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
+    """Return what the GPU Operator was told; none where it labelled no node, or the user may not read it.
+
+    :param labels: the names of all labels of nodes.
+    """
+    if not any(name.startswith(OPERATORS_LABELS) for name in labels):
+        return []
+    found: list[Operator] = []
+    for kind, api_version in OPERATORS.items():
+        try:
+            objects = kube.list_all(api_version, kind)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            objects = []
+        for one in objects:
+            annotations = one["metadata"].get("annotations") or {}
+            found.append({"kind": kind, "name": str(one["metadata"]["name"]), "changed": CHANGED in annotations})
+    return found
 
 
 def announced(allocatable: t.Mapping[str, str]) -> list[str]:

@@ -8,28 +8,84 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing as t
 
-from .._contracts import claim_templates
+from .._contracts import backends, claim_templates, hami, hami_marks, nvidia_plugin
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .cluster import ClusterNode, ClusterState
 
-# Values of gpu_backend, a node's variable.
-GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
-# The role of each.
-ROLES: t.Mapping[str, str] = {GPUSHARE: "gpushare", HAMI: "hami", NVIDIA: "nvidia_device_plugin"}
-BACKENDS = tuple(ROLES)
-# Those whose role site.yml runs. The others are refused before any machine is connected.
-DEPLOYED = (GPUSHARE,)
-# Values of gpushare_allocation, a node's variable.
+GPUSHARE, HAMI, NVIDIA, LABEL_BACKEND = backends.GPUSHARE, backends.HAMI, backends.NVIDIA, backends.LABEL
+# Values of gpushare_allocation, a node's variable. The first two and the other back ends are the allocators below.
 EXTENDER, DRA, AUTO = "extender", "dra", "auto"
 ALLOCATIONS = (EXTENDER, DRA, AUTO)
-# The value of the label gpushare on a node, by who allocates its cards: it has one value, so one DaemonSet selects it.
-LABELS: t.Mapping[str, str] = {EXTENDER: contract.NODE_LABEL_VALUE, DRA: contract.NODE_LABEL_CLAIMS}
-# On a node, while playbooks/switch.yml switches it: the new allocation.
+# On a node, while playbooks/switch.yml switches it: the new allocator.
 SWITCHING = "kubegpu.share/switch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocator:
+    """Who gives away a node's cards, and by what that is known of the node.
+
+    :param backend: a value of gpu_backend.
+    :param role: the role that deploys it. Role switch goes through its files of tasks: ``backend_deploy``,
+        ``backend_remove``, ``backend_clean`` on the machine, and ``backend_canary``, the pod that proves it.
+    :param title: in messages.
+    :param label: of a node that has it.
+    :param server: label of its server's pods on a node.
+    :param annotations: what that server writes on a node.
+    :param resources: what a node announces by it, as a shell matches names.
+    """
+
+    backend: str
+    role: str
+    title: str
+    label: tuple[str, str]
+    server: tuple[str, str]
+    annotations: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+
+
+_NAME = "app.kubernetes.io/name"
+ALLOCATORS: t.Mapping[str, Allocator] = {
+    EXTENDER: Allocator(
+        GPUSHARE,
+        "gpushare",
+        "the extender",
+        (contract.NODE_LABEL, contract.NODE_LABEL_VALUE),
+        (_NAME, "gpushare-device-plugin"),
+        (contract.NODE_CARDS,),
+        (contract.RESOURCE_MEMORY,),
+    ),
+    DRA: Allocator(
+        GPUSHARE,
+        "gpushare",
+        "claims",
+        (contract.NODE_LABEL, contract.NODE_LABEL_CLAIMS),
+        (_NAME, "gpushare-dra-driver"),
+    ),
+    HAMI: Allocator(
+        HAMI,
+        "hami",
+        "HAMi",
+        (LABEL_BACKEND, HAMI),
+        hami_marks.PLUGIN_LABEL,
+        (hami.NODE_REGISTER,),
+        (hami.RESOURCE_COUNT,),
+    ),
+    NVIDIA: Allocator(
+        NVIDIA,
+        "nvidia_device_plugin",
+        "NVIDIA's device plugin",
+        (LABEL_BACKEND, NVIDIA),
+        (_NAME, "nvidia-device-plugin"),
+        (),
+        (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
+    ),
+}
+BACKENDS = tuple(dict.fromkeys(one.backend for one in ALLOCATORS.values()))
 
 # The first release whose kube-apiserver and kube-scheduler divide a device by claims, by the feature gate.
 CLAIMS_SINCE = (1, 36)
@@ -84,8 +140,9 @@ class Wanted(t.TypedDict):
 class NodeBackend(t.TypedDict):
     """A node's back end.
 
-    ``allocation`` is empty for another back end than gpushare; ``wanted`` is the variable's value, ``present`` what the
-    node has now. ``code`` is a key of ``REASONS``, which ``fields`` complete.
+    ``allocation`` is the allocator of its cards, a key of ``ALLOCATORS``, and ``backend`` that one's; ``wanted`` is
+    what the variables ask for, an allocator or ``auto``; ``present`` is what the node has now. ``code`` is a key of
+    ``REASONS``, which ``fields`` complete.
     """
 
     node: str
@@ -98,21 +155,25 @@ class NodeBackend(t.TypedDict):
 
 
 class Parts(t.TypedDict):
-    """Whether the cluster has, or needs, parts of each allocation beside those of the nodes."""
+    """Whether the cluster has, or needs, parts of each allocator beside those of the nodes."""
 
     extender: bool
     dra: bool
+    hami: bool
+    nvidia: bool
 
 
 class Backends(t.TypedDict):
     """The back ends of a cluster.
 
-    ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes. ``parts`` are needed in the cluster; ``there`` are
-    in it, and ``leaving`` are those of them that no node needs. ``dedicated`` is whether a scheduler of its own has the
-    extender. ``claims`` is one of ``CLAIMS_ALL``, ``CLAIMS_ASKED`` and ``CLAIMS_NONE``.
+    ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
+    need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
+    node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
+    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role`` and the label of its ``server``.
     """
 
     nodes: list[NodeBackend]
+    gpushare: list[str]
     extender: list[str]
     dra: list[str]
     hami: list[str]
@@ -122,6 +183,10 @@ class Backends(t.TypedDict):
     leaving: Parts
     dedicated: bool
     claims: str
+    allocators: dict[str, JsonObject]
+
+
+NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}
 
 
 def release(version: str) -> tuple[int, int]:
@@ -131,17 +196,17 @@ def release(version: str) -> tuple[int, int]:
 
 
 def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
-    """Return who allocates cards of each node now; two values where a change wasn't completed."""
+    """Return the allocators of each node's cards now; several where a change wasn't completed."""
     sliced = {one["node"] for one in cluster["slices"] or () if one["driver"] == claim_templates.DRIVER}
     shared = {pod["node"] for pod in cluster["sharing_pods"] or ()}
     found = {}
     for node in cluster["nodes"]:
-        by_extender = _is_announced(node) or node["name"] in shared
-        label = node["labels"].get(contract.NODE_LABEL)
-        found[node["name"]] = frozenset(
+        name = node["name"]
+        given = {EXTENDER: _is_announced(node) or name in shared, DRA: name in sliced}
+        found[name] = frozenset(
             allocation
-            for allocation, there in ((EXTENDER, by_extender), (DRA, node["name"] in sliced))
-            if there or label == LABELS[allocation]
+            for allocation, one in ALLOCATORS.items()
+            if given.get(allocation) or node["labels"].get(one.label[0]) == one.label[1]
         )
     return found
 
@@ -195,26 +260,34 @@ def resolve(
     now = observed(cluster)
     by_default = _default(cluster, no_claims(cluster, capacity, values or {}), now)
     nodes = [_of_node(one, now.get(one["node"], frozenset()), by_default, one["node"] in switch) for one in wanted]
-    by_allocation = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in (EXTENDER, DRA)}
+    having = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in ALLOCATORS}
+    needed = {value: bool(names) for value, names in having.items()}
     # The schedulers use the extender before the first node announces its cards to them.
-    parts = Parts(
-        extender=any(EXTENDER in (one["allocation"], one["wanted"]) for one in nodes), dra=bool(by_allocation[DRA])
-    )
-    there = there or Parts(extender=False, dra=False)
+    needed[EXTENDER] = needed[EXTENDER] or any(one["wanted"] == EXTENDER for one in nodes)
+    there = there or NO_PARTS
+    # Of nodes that nobody named: a part that serves them doesn't leave.
+    named = {one["node"] for one in wanted}
+    others = frozenset().union(*(given for name, given in now.items() if name not in named))
+    own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
     return {
         "nodes": nodes,
-        "extender": by_allocation[EXTENDER],
-        "dra": by_allocation[DRA],
-        "hami": [one["node"] for one in nodes if one["backend"] == HAMI],
-        "nvidia": [one["node"] for one in nodes if one["backend"] == NVIDIA],
-        "parts": parts,
+        "gpushare": [one["node"] for one in own],
+        "extender": having[EXTENDER],
+        "dra": having[DRA],
+        "hami": having[HAMI],
+        "nvidia": having[NVIDIA],
+        "parts": t.cast(Parts, needed),
         "there": there,
         "dedicated": dedicated,
-        "leaving": Parts(
-            extender=there["extender"] and not parts["extender"],
-            dra=there["dra"] and not parts["dra"],
+        "leaving": t.cast(
+            Parts,
+            {
+                name: here and not needed[name] and name not in others
+                for name, here in t.cast(JsonObject, there).items()
+            },
         ),
-        "claims": claims_of(by_allocation[EXTENDER], by_allocation[DRA]),
+        "claims": claims_of(having[EXTENDER], having[DRA]),
+        "allocators": {name: {"role": one.role, "server": list(one.server)} for name, one in ALLOCATORS.items()},
     }
 
 
@@ -223,14 +296,17 @@ def as_it_is(cluster: ClusterState) -> Backends:
 
     A cluster without any such node has the extender's parts, if it has parts.
     """
-    wanted = [
-        Wanted(node=name, backend=GPUSHARE, allocation=EXTENDER if EXTENDER in allocations else DRA)
-        for name, allocations in observed(cluster).items()
-        if allocations
-    ]
+    wanted = []
+    for name, allocations in observed(cluster).items():
+        # In the order of the table: with several a change wasn't completed.
+        first = next((one for one in ALLOCATORS if one in allocations), None)
+        if first is not None:
+            own = ALLOCATORS[first].backend == GPUSHARE
+            backend = ALLOCATORS[first].backend
+            wanted.append(Wanted(node=name, backend=backend, allocation=first if own else EXTENDER))
     found = resolve(wanted, cluster)
     parts = found["parts"]
-    return {**found, "parts": Parts(extender=parts["extender"] or not parts["dra"], dra=parts["dra"])}
+    return {**found, "parts": {**parts, "extender": parts["extender"] or not any(parts.values())}}
 
 
 def claims_of(extender: t.Collection[str], dra: t.Collection[str]) -> str:
@@ -247,7 +323,7 @@ def _default(
     code, fields = unable
     if code:
         return EXTENDER, code, fields
-    others = frozenset().union(*now.values()) if now else frozenset()
+    others = frozenset().union(*now.values()) & {EXTENDER, DRA}
     pods = len(cluster["sharing_pods"] or ())
     if pods:
         return EXTENDER, PODS, {"count": pods}
@@ -259,24 +335,25 @@ def _default(
 def _of_node(
     wanted: Wanted, now: frozenset[str], by_default: tuple[str, str, JsonObject], switched: bool
 ) -> NodeBackend:
-    found: NodeBackend = {
-        "node": wanted["node"],
-        "backend": wanted["backend"],
-        "allocation": "",
-        "wanted": wanted["allocation"] if wanted["backend"] == GPUSHARE else "",
-        "present": sorted(now),
-        "code": REQUESTED,
-        "fields": {"wanted": wanted["allocation"]},
-    }
-    if wanted["backend"] != GPUSHARE:
-        return found
-    if switched and wanted["allocation"] != AUTO:
-        return {**found, "allocation": wanted["allocation"], "code": SWITCHED}
-    # With two values another finding stops the run.
-    present = sorted(now - {wanted["allocation"]}) if len(now) == 1 else []
-    if present:
-        return {**found, "allocation": present[0], "code": PRESENT if wanted["allocation"] == AUTO else PENDING}
-    if wanted["allocation"] == AUTO:
-        allocation, code, fields = by_default
-        return {**found, "allocation": allocation, "code": code, "fields": fields}
-    return {**found, "allocation": wanted["allocation"]}
+    target = wanted["allocation"] if wanted["backend"] == GPUSHARE else wanted["backend"]
+
+    def made(allocation: str, code: str, fields: JsonObject | None = None) -> NodeBackend:
+        return {
+            "node": wanted["node"],
+            "backend": ALLOCATORS[allocation].backend,
+            "allocation": allocation,
+            "wanted": target,
+            "present": sorted(now),
+            "code": code,
+            "fields": {"wanted": target} if fields is None else fields,
+        }
+
+    # With several another finding stops the run.
+    [present] = now if len(now) == 1 else [""]
+    if target == AUTO and ALLOCATORS.get(present, ALLOCATORS[HAMI]).backend == GPUSHARE:
+        return made(present, PRESENT)
+    if switched and (present or target != AUTO):
+        return made(by_default[0] if target == AUTO else target, SWITCHED)
+    if present and present != target:
+        return made(present, PENDING)
+    return made(by_default[0], by_default[1], by_default[2]) if target == AUTO else made(target, REQUESTED)

@@ -172,6 +172,9 @@ def _hami_or_nvidia(node: JsonObject, found: Node) -> None:
         counts[name] = _known(counts[name], name, found)
     for name in left:
         left[name] = _known(left[name], name, found)
+    # kubelet keeps the name of a resource that isn't announced any more.
+    gone = {name for name in {*counts, *left} if not (counts.get(name) or left.get(name))}
+    counts, left = ({name: count for name, count in one.items() if name not in gone} for one in (counts, left))
     register = annotations.get(hami.NODE_REGISTER)
     if register and hami.is_abandoned(annotations.get(hami.NODE_HANDSHAKE)):
         found.problems.append(f"its annotation {hami.NODE_REGISTER} is a leftover of HAMi, which doesn't run there now")

@@ -4,11 +4,12 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""A node that changes its allocation: the pods with cards leave it, and nothing of the former allocation stays."""
+"""A node that changes its allocator: the pods with cards leave it, and nothing of the former one stays."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import typing as t
 
 from .._contracts import claim_templates
@@ -26,18 +27,12 @@ ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "node": {"type": "str", "required": True},
     "state": {"type": "str", "choices": [DRAINED, CLEAN], "required": True},
-    "allocation": {"type": "str", "choices": [node_backends.EXTENDER, node_backends.DRA]},
+    "allocator": {"type": "str", "choices": list(node_backends.ALLOCATORS)},
     "force": {"type": "bool", "default": False},
     "delete_emptydir_data": {"type": "bool", "default": False},
     "grace_period": {"type": "int"},
     "timeout": {"type": "int", "default": 600},
 }
-# The pods of a server's DaemonSet, by its allocation.
-SERVERS: t.Mapping[str, str] = {
-    node_backends.EXTENDER: "gpushare-device-plugin",
-    node_backends.DRA: "gpushare-dra-driver",
-}
-NAME_LABEL = "app.kubernetes.io/name"
 MIRROR = "kubernetes.io/config.mirror"
 # Refused because a disruption budget is exhausted.
 TOO_MANY = 429
@@ -123,35 +118,54 @@ def _limits(pod: JsonObject) -> dict[str, str]:
     }
 
 
-def remains(state: NodeState, allocation: str) -> list[Remain]:
-    """Return what is left of an allocation on a node, in the API."""
+def remains(state: NodeState, allocator: str) -> list[Remain]:
+    """Return what is left in the API of a node's allocators, except for the one that is to have it.
+
+    :param allocator: that one's name, a key of ``ALLOCATORS``.
+    """
     if state.node is None:
         return []
     metadata, status = state.node["metadata"], state.node.get("status") or {}
-    name = str(metadata["name"])
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     found = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
-    found += [
-        Remain(SERVER, contract.pod_key(pod))
-        for pod in state.pods
-        if (pod["metadata"].get("labels") or {}).get(NAME_LABEL) == SERVERS[allocation]
+    kept = node_backends.ALLOCATORS[allocator]
+    # Before the node has its label, it announces nothing there.
+    own = kept.resources if labels.get(kept.label[0]) == kept.label[1] else ()
+    resources = [
+        name
+        for name, text in (status.get("allocatable") or {}).items()
+        if contract.quantity(text) > 0 and not _in(name, own)
     ]
-    label = (metadata.get("labels") or {}).get(contract.NODE_LABEL)
-    if label == node_backends.LABELS[allocation]:
-        found.append(Remain(LABEL, f"{contract.NODE_LABEL}={label}"))
-    if allocation == node_backends.EXTENDER:
-        if contract.NODE_CARDS in (metadata.get("annotations") or {}):
-            found.append(Remain(ANNOTATION, contract.NODE_CARDS))
-        if contract.quantity((status.get("allocatable") or {}).get(contract.RESOURCE_MEMORY, 0)) > 0:
-            found.append(Remain(RESOURCE, contract.RESOURCE_MEMORY))
-        return found
+    for one in node_backends.ALLOCATORS.values():
+        if one == kept:
+            continue
+        found += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, one.server)]
+        found += [Remain(LABEL, "=".join(one.label))] if _has(state.node, one.label) else []
+        found += [Remain(ANNOTATION, name) for name in one.annotations if name in annotations]
+        found += [Remain(RESOURCE, name) for name in resources if _in(name, one.resources)]
+    return list(
+        dict.fromkeys(found if allocator == node_backends.DRA else found + _of_claims(state, str(metadata["name"])))
+    )
+
+
+def _has(one: JsonObject, label: tuple[str, str]) -> bool:
+    return (one["metadata"].get("labels") or {}).get(label[0]) == label[1]
+
+
+def _in(name: str, patterns: t.Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _of_claims(state: NodeState, node: str) -> list[Remain]:
+    """Return what is left of the DRA driver."""
     ours = claim_templates.DRIVER
-    found += [Remain(SLICE, str(one["metadata"]["name"])) for one in state.slices if one["spec"].get("driver") == ours]
-    found += [
-        Remain(CLAIM, contract.pod_key(claim))
+    slices = [str(one["metadata"]["name"]) for one in state.slices if one["spec"].get("driver") == ours]
+    claims = [
+        contract.pod_key(claim)
         for claim in state.claims
-        if any(one["driver"] == ours and one.get("pool") == name for one in _results(claim))
+        if any(one["driver"] == ours and one.get("pool") == node for one in _results(claim))
     ]
-    return found
+    return [*(Remain(SLICE, name) for name in slices), *(Remain(CLAIM, name) for name in claims)]
 
 
 class Drain:
@@ -234,15 +248,15 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     waiting = waiting or Waiting(params["timeout"], 2.0)
     if params["state"] == DRAINED:
         return run(Drain(kube, params, waiting), check)
-    if not params["allocation"]:
-        raise BadInput("state clean needs the allocation of which nothing may be left")
+    if not params["allocator"]:
+        raise BadInput("state clean needs the allocator beside which nothing may be left")
     by_claims, left = serves_claims(kube), list[Remain]()
     for _attempt in waiting.attempts():
-        left = remains(read(kube, params["node"], by_claims), params["allocation"])
+        left = remains(read(kube, params["node"], by_claims), params["allocator"])
         if not left or check:
             return {"changed": False, "remains": [one._asdict() for one in left]}
     raise NotInEffect(
-        f"node {params['node']} isn't clean of {params['allocation']} after {params['timeout']} s: "
+        f"node {params['node']} isn't clean for {params['allocator']} after {params['timeout']} s: "
         f"{', '.join(map(str, left))}",
         remains=[one._asdict() for one in left],
     )

@@ -101,7 +101,7 @@ COMMON_CHECKS = {
     "C6": Invariant(
         "All announced GPUs are allocatable",
         "allocatable with capacity",
-        "FAIL; WARN while processes of a deleted pod run",
+        "FAIL; WARN while processes of a deleted pod run, or the plugin announces them by another name",
         "read the logs of the device plugin and of kubelet; restart the device plugin to register it again",
         {
             "unhealthy_gpu": "{left} of {number} {resource} are allocatable: GPU {card} ({uuid}) is {reason}",
@@ -109,10 +109,13 @@ COMMON_CHECKS = {
             "had {units} units of GPU {card} ({uuid})",
             "not_allocatable": "{left} of {number} {resource} are allocatable",
             "plugin_stopped": "0 of {number} {resource} are allocatable: no device plugin is registered with kubelet",
+            "resource_kept": "0 of {number} {resource} are allocatable: the plugin announces them by another name",
         },
         {
             "unhealthy_gpu": "repair or replace the GPU",
             "unreleased": "end the processes, or wait until the container runtime has; the node's Event names the pod",
+            "resource_kept": "after a change of the plugin's configuration wait five minutes, for which kubelet "
+            "keeps the number; else read the plugin's log",
         },
     ),
     "C7": Invariant(

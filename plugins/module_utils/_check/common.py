@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts import backends
 from .._contracts import gpushare as contract
+from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
 from .grants import (
     NO_GPUS,
@@ -39,6 +41,12 @@ def has_label(node: Node) -> bool:
     return node.labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
 
 
+def backend_of(node: Node) -> str:
+    """Return the other back end than gpushare that this collection has given the node to; empty for none."""
+    found = node.labels.get(backends.LABEL, "")
+    return found if found in (backends.HAMI, backends.NVIDIA) else ""
+
+
 def label_of(allocation: str) -> str:
     """Return the label that selects a node for an allocation."""
     return f"{contract.NODE_LABEL}={VALUES[allocation]}"
@@ -54,7 +62,7 @@ def allocation_of(node: Node) -> str:
 
 def has_gpus(node: Node) -> bool:
     """Return whether a node has, or should have, GPUs."""
-    return bool(node.backends) or node.observed or has_label(node)
+    return bool(node.backends) or node.observed or has_label(node) or bool(backend_of(node))
 
 
 def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -82,8 +90,9 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     elif not running and node.backends and any(gpu_requests(node.resources("allocatable"))):
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
-    elif not node.backends and has_label(node):
-        result.fail("nothing_announced", label=label_of(allocation_of(node)), api=api)
+    elif not node.backends and (has_label(node) or backend_of(node)):
+        label = label_of(allocation_of(node)) if has_label(node) else f"{backends.LABEL}={backend_of(node)}"
+        result.fail("nothing_announced", label=label, api=api)
 
 
 def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -155,6 +164,9 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
             continue
         details = {"resource": resource, "number": number, "left": left, "key": resource}
         details["api"] = f"capacity {number}, allocatable {left}"
+        if nvidia.is_kept(resource, allocatable):
+            result.warn("resource_kept", **details)
+            continue
         for card in unhealthy:
             reason = shorten(card.reason or "unhealthy", 200)
             result.fail("unhealthy_gpu", card=card.index, uuid=card.uuid, reason=reason, **details)

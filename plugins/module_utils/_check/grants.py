@@ -54,6 +54,8 @@ HELPERS: tuple[tuple[str, str], ...] = (
     ("app", "nvidia-device-plugin-mps-control-daemon"),
     ("app.kubernetes.io/name", "dcgm-exporter"),
     ("app.kubernetes.io/name", "gpu-feature-discovery"),
+    # Its image sets NVIDIA_VISIBLE_DEVICES=all.
+    ("app.kubernetes.io/component", "hami-scheduler"),
 )
 MPS_DAEMON = "mps-control-daemon"
 

@@ -59,7 +59,12 @@ def sharing_strategy(node: Node, resource: str = nvidia.RESOURCE) -> str:
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check N1: the announced number is that of GPUs, or MIG devices, times replicas."""
     result.count()
-    announced = {name: number for name, number in nvidia.announced(node.json, "capacity").items() if number}
+    allocatable = nvidia.announced(node.json, "allocatable")
+    announced = {
+        name: number
+        for name, number in nvidia.announced(node.json, "capacity").items()
+        if number and not nvidia.is_kept(name, allocatable)
+    }
     api = join(f"{name} {number}" for name, number in announced.items())
     if node.nvml.problem or node.nvml.unidentified:
         result.unknown("no_data", announced=api, why=node.nvml.problem or node.nvml.unidentified)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .._core.types import JsonObject
 from .._scheduler import constants
-from .common import allocation_of, has_label
+from .common import allocation_of, backend_of, has_label
 from .model import DRA, EXTENDER, Node, Snapshot
 
 COMPONENT = "app.kubernetes.io/component"
@@ -28,8 +28,8 @@ def is_server(pod: JsonObject, component: str) -> bool:
 
 
 def gpu_nodes(snapshot: Snapshot) -> list[Node]:
-    """Return the nodes that have the label, or whose machines are among the GPU nodes of the inventory."""
-    return [node for node in snapshot.nodes if node.observed or has_label(node)]
+    """Return gpushare's nodes: those with its label, and observed GPU nodes that no other back end was given."""
+    return [node for node in snapshot.nodes if has_label(node) or (node.observed and not backend_of(node))]
 
 
 def allocations(snapshot: Snapshot) -> dict[str, str]:
@@ -42,8 +42,11 @@ def allocations(snapshot: Snapshot) -> dict[str, str]:
 
 
 def needed(snapshot: Snapshot) -> frozenset[str]:
-    """Return the allocations whose servers the cluster needs."""
-    return frozenset(allocations(snapshot).values()) or frozenset((_usual(snapshot),))
+    """Return the allocations whose servers the cluster needs; none where all nodes have other back ends."""
+    found = frozenset(allocations(snapshot).values())
+    if found or any(backend_of(node) for node in snapshot.nodes):
+        return found
+    return frozenset((_usual(snapshot),))
 
 
 def _usual(snapshot: Snapshot) -> str:

@@ -67,6 +67,16 @@ def announced(node: JsonObject, field: str) -> dict[str, int]:
     return {name: quantity(value) for name, value in sorted(resources.items()) if is_gpu_resource(name)}
 
 
+def is_kept(resource: str, allocatable: t.Mapping[str, int]) -> bool:
+    """Return whether kubelet only keeps a resource: the plugin announces its devices by the other name, shared or not.
+
+    kubelet reports a resource's capacity for five minutes after the plugin left, and its name until kubelet restarts.
+    """
+    whole = unshared(resource)
+    other = whole if resource != whole else whole + SHARED
+    return is_gpu_resource(resource) and not allocatable.get(resource) and allocatable.get(other, 0) > 0
+
+
 def container_counts(container: JsonObject) -> dict[str, int]:
     """Count per resource that one container requests."""
     resources = container.get("resources") or {}

@@ -70,10 +70,13 @@ class Files:
 
     def observe(self) -> Observed:
         own = [path for path in (self._library, LOCKS) if self._system.exists(path)]
-        names = self._system.names(MIG_FOLDER)
-        if MIG_LOCK in names:
-            # The folder may be somebody else's.
-            own.append(MIG_FOLDER if names == [MIG_LOCK] else f"{MIG_FOLDER}/{MIG_LOCK}")
+        if self._system.exists(MIG_FOLDER):
+            # The plugin creates the folder in any case; who has another file in it keeps it.
+            names = self._system.names(MIG_FOLDER)
+            if set(names) <= {MIG_LOCK}:
+                own.append(MIG_FOLDER)
+            elif MIG_LOCK in names:
+                own.append(f"{MIG_FOLDER}/{MIG_LOCK}")
         pids = [name for name in self._system.names("/proc") if name.isdigit()]
         plugin = any(self._text(pid, "comm").strip() == PLUGIN for pid in pids)
         shared = tuple(path for path in SHARED if self._system.exists(path))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._contracts import hami, hami_marks
+from .._contracts import backends, hami, hami_marks
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -44,6 +44,8 @@ KINDS = (
     ("v1", "ServiceAccount", True),
 )
 FIELDS = ("capacity", "allocatable")
+# On the nodes that role hami has given to HAMi; by the first the device plugin runs there.
+LABELS = (hami_marks.NODE_LABEL, (backends.LABEL, backends.HAMI))
 # Its limit of a handshake's age, and two of its rounds.
 FORGET_SECONDS = 90.0
 
@@ -152,11 +154,11 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
     keys = hami_marks.node_annotations(node, handshakes=whole)
     patch: JsonObject = _annotations(keys) if keys else {}
     lines = [f"annotation {key}" for key in keys]
-    name, value = hami_marks.NODE_LABEL
-    labelled = (node["metadata"].get("labels") or {}).get(name) == value
-    if labelled and not whole:
-        patch = {"metadata": {**patch.get("metadata", {}), "labels": {name: None}}}
-        lines.append(f"label {name}={value}")
+    labels = _labels(node)
+    labelled = hami_marks.NODE_LABEL in labels
+    if labels and not whole:
+        patch = {"metadata": {**patch.get("metadata", {}), "labels": {name: None for name, _value in labels}}}
+        lines += ["label {}={}".format(*one) for one in labels]
     found = node.get("status") or {}
     values = {field: (found.get(field) or {}).get(hami.RESOURCE_COUNT) for field in FIELDS}
     there = [field for field, count in values.items() if count is not None]
@@ -167,6 +169,11 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
     lines += [f"{field} {hami.RESOURCE_COUNT}: 0" for field in there]
     status = {"status": {field: {hami.RESOURCE_COUNT: None} for field in there}} if there else {}
     return patch, status, "".join(f"{line}\n" for line in lines)
+
+
+def _labels(node: JsonObject) -> list[tuple[str, str]]:
+    found = node["metadata"].get("labels") or {}
+    return [one for one in LABELS if found.get(one[0]) == one[1]]
 
 
 # --------------------------------------------------------------------------- nodes
@@ -197,18 +204,22 @@ class _Labels:
         self._kube = kube
         self._refs = [Ref("v1", "Node", "", name) for name in nodes]
 
-    def observe(self) -> list[Ref]:
-        name, value = hami_marks.NODE_LABEL
+    def observe(self) -> dict[Ref, list[tuple[str, str]]]:
         found = [(ref, self._kube.get(ref)) for ref in self._refs]
-        return [ref for ref, one in found if one and (one["metadata"].get("labels") or {}).get(name) == value]
+        return {ref: _labels(one) for ref, one in found if one and _labels(one)}
 
-    def plan(self, labelled: list[Ref]) -> Plan:
-        text = "label {}={}\n".format(*hami_marks.NODE_LABEL)
-        return Plan(tuple(Change(str(ref), text, "", ref) for ref in labelled))
+    def plan(self, labelled: dict[Ref, list[tuple[str, str]]]) -> Plan:
+        return Plan(
+            tuple(
+                Change(str(ref), "".join("label {}={}\n".format(*one) for one in labels), "", (ref, labels))
+                for ref, labels in labelled.items()
+            )
+        )
 
-    def apply(self, labelled: list[Ref], plan: Plan) -> None:
+    def apply(self, labelled: dict[Ref, list[tuple[str, str]]], plan: Plan) -> None:
         for change in plan.changes:
-            self._kube.patch(change.step, {"metadata": {"labels": {hami_marks.NODE_LABEL[0]: None}}})
+            ref, labels = change.step
+            self._kube.patch(ref, {"metadata": {"labels": {name: None for name, _value in labels}}})
 
 
 def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:

@@ -17,6 +17,7 @@ from .._core.wait import Waiting
 from .._kube.apply_set import ClusterObjects
 from .._kube.client import Kube
 from .._kube.refs import Ref
+from .._kube.rollout import not_ready_reason
 
 ARGUMENTS: JsonObject = {
     "release": {"type": "str", "required": True},
@@ -57,6 +58,19 @@ def workloads(kube: Kube, release: str, namespace: str) -> list[JsonObject]:
     for api_version, kind in WORKLOADS:
         found += kube.list_all(api_version, kind, namespace, label_selector=f"{INSTANCE}={release}")
     return found
+
+
+def unready(kube: DryRun, params: JsonObject) -> list[str]:
+    """Return what isn't ready now.
+
+    :param params: the module's options.
+    """
+    found = [
+        reason for reason in map(not_ready_reason, workloads(kube, params["release"], params["namespace"])) if reason
+    ]
+    if params["proof_namespace"]:
+        found.append(webhook_problem(kube, params))
+    return [reason for reason in (*found, unregistered(kube, params["nodes"])) if reason]
 
 
 def wait_rolled_out(kube: Kube, release: str, namespace: str, waiting: Waiting) -> None:
@@ -121,22 +135,23 @@ def ensure(kube: DryRun, params: JsonObject, check: bool, waiting: Waiting | Non
     """Wait; see module hami_ready.
 
     :param params: the module's options.
-    :param check: change and wait for nothing.
+    :param check: change and wait for nothing; what isn't ready is in the result.
     :param waiting: the clock, for tests.
     :raises NotInEffect: something isn't ready at the timeout.
     """
-    if not check:
-        waiting = waiting or Waiting(timeout=params["wait_timeout"])
-        end = waiting.now() + waiting.timeout
-        wait_rolled_out(kube, params["release"], params["namespace"], waiting)
-        problems: list[t.Callable[[], str]] = [lambda: unregistered(kube, params["nodes"])]
-        if params["proof_namespace"]:
-            problems.insert(0, lambda: webhook_problem(kube, params))
-        for problem_of in problems:
+    if check:
+        return {"changed": False, "unready": unready(kube, params), "requests": dict(kube.requests)}
+    waiting = waiting or Waiting(timeout=params["wait_timeout"])
+    end = waiting.now() + waiting.timeout
+    wait_rolled_out(kube, params["release"], params["namespace"], waiting)
+    problems: list[t.Callable[[], str]] = [lambda: unregistered(kube, params["nodes"])]
+    if params["proof_namespace"]:
+        problems.insert(0, lambda: webhook_problem(kube, params))
+    for problem_of in problems:
+        problem = problem_of()
+        while problem:
+            if waiting.now() >= end:
+                raise NotInEffect(f"not within {waiting.timeout:g} s: {problem}")
+            waiting.sleep(waiting.pause)
             problem = problem_of()
-            while problem:
-                if waiting.now() >= end:
-                    raise NotInEffect(f"not within {waiting.timeout:g} s: {problem}")
-                waiting.sleep(waiting.pause)
-                problem = problem_of()
     return {"changed": False, "requests": dict(kube.requests)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import typing as t
+from types import MappingProxyType
 
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
@@ -39,7 +40,7 @@ ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "wait": {"type": "bool", "default": False},
     "wait_timeout": {"type": "int", "default": 300},
-    "node_resources": {"type": "list", "elements": "str", "default": []},
+    "node_resources": {"type": "dict", "default": {}},
     "replace_unready": {"type": "bool", "default": False},
     "status_file": {"type": "path"},
     "field_manager": {"type": "str", "default": FIELD_MANAGER},
@@ -182,7 +183,7 @@ class ClusterObjects:
 
     # ----------------------------------------------------------------- waiting
 
-    def wait(self, waiting: Waiting, node_resources: t.Sequence[str] = ()) -> None:
+    def wait(self, waiting: Waiting, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> None:
         """Wait until every workload is rolled out and every node announces its resources, or all objects are deleted.
 
         :raises NotInEffect: the time is over; with the reasons.
@@ -201,12 +202,12 @@ class ClusterObjects:
                 # The API server may be unavailable for a moment.
                 pending = {ref: f"{ref}: {error}" for ref in pending}
 
-    def unready(self, node_resources: t.Sequence[str] = ()) -> list[str]:
+    def unready(self, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> list[str]:
         """Return why planned objects that don't change aren't in the desired state yet."""
         unchanged = {ref: live for ref, live in self._live.items() if self._actions.get(ref) == "unchanged"}
         return list(self._pending(unchanged, node_resources).values())
 
-    def _poll(self, pending: t.Collection[Ref], node_resources: t.Sequence[str]) -> dict[Ref, str]:
+    def _poll(self, pending: t.Collection[Ref], node_resources: t.Mapping[str, int]) -> dict[Ref, str]:
         """Read pending objects again.
 
         :returns: why objects aren't in the desired state.
@@ -226,7 +227,7 @@ class ClusterObjects:
             ref for ref in self._desired if ref in pending or (nodes and ref.kind == "DaemonSet" and not self._absent)
         ]
 
-    def _pending(self, state: LiveObjects, node_resources: t.Sequence[str]) -> dict[Ref, str]:
+    def _pending(self, state: LiveObjects, node_resources: t.Mapping[str, int]) -> dict[Ref, str]:
         """Return why objects aren't in the desired state."""
         if self._absent:
             deleted = [ref for ref in state if ref.kind != "Node" and not self._foreign.get(ref)]

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import typing as t
+from types import MappingProxyType
 
 from .._contracts.gpushare import node_resource
 from .._core.types import JsonObject
@@ -21,15 +22,23 @@ REPEATING = ("Failed", "BackOff", "ErrImageNeverPull", "InspectFailed", "FailedS
 MAX_REASONS = 6
 
 
-def not_ready_reason(live: JsonObject, node_resources: t.Sequence[str] = ()) -> str | None:
+def not_ready_reason(live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> str | None:
     """Return why an object isn't ready; None if it is.
 
-    :param node_resources: the resources of which each node must have more than 0 allocatable.
+    :param node_resources: of each resource, how many must be allocatable on each node; 0 for any number above 0.
     """
     kind, status = live["kind"], live.get("status") or {}
     if kind == "Node":
-        missing = [name for name in node_resources if node_resource(live, name, "allocatable") <= 0]
-        return f"{ref_of(live)} doesn't announce {' and '.join(missing)}" if missing else None
+        there = {name: max(node_resource(live, name, "allocatable"), 0) for name in node_resources}
+        missing = [name for name, number in there.items() if not number]
+        if missing:
+            return f"{ref_of(live)} doesn't announce {' and '.join(missing)}"
+        others = [
+            f"{there[name]} {name}, not {number}"
+            for name, number in node_resources.items()
+            if number not in (0, there[name])
+        ]
+        return f"{ref_of(live)} announces {' and '.join(others)}" if others else None
     if kind not in WORKLOADS:
         return None
     if int(status.get("observedGeneration") or 0) < int((live.get("metadata") or {}).get("generation") or 0):

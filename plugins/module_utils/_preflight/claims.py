@@ -15,6 +15,7 @@ from .._allocation import foreign
 from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
+from .._contracts import hami
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # Variables of the extender and the device plugin alone: where a node has them, they mean those.
@@ -27,16 +28,22 @@ OF_EXTENDER = frozenset(
     )
 )
 VARIABLE = "gpushare_allocation"
-SWITCH = "playbooks/switch.yml -e gpushare_allocation={wanted} --limit {hosts}"
+BACKEND = "gpu_backend"
+SWITCH = "playbooks/switch.yml {asked} --limit {hosts}"
+# What gives away the cards, where two do.
+TITLES = {EXTENDER: "the device plugin", DRA: "the DRA driver"}
 DESCRIBED = {
     "allocation": "Who allocates the cards of the nodes with gpushare_allocation: auto, and why.",
     "claims-unserved": f"The cluster can't divide a device by claims: before 1.36, or with the gate {GATE} off.",
     "claims-unable": "A variable asks for what gpushare_allocation: dra can't do.",
     "claims-preemption": "kube-scheduler evicts no pod for a claim.",
-    "switch-pending": "A node has another allocation than its variable asks for, and keeps it in this run.",
+    "switch-pending": "A node has another back end or allocation than its variable asks for, and keeps it in this run.",
+    "hami-takes-pods": "HAMi's webhook takes pods that are for nodes of another device plugin.",
+    "hami-scheduler-name": "HAMi's webhook leaves pods alone that name no scheduler.",
+    "operator-configured": "The GPU Operator's device plugin is configured, and no chart is installed.",
+    "operator-claims": "The GPU Operator allocates all cards by claims.",
     "switch-unfinished": "A run of playbooks/switch.yml ended before its node was switched.",
-    "two-backends": "gpushare gives away the cards of a node for which gpu_backend names another back end.",
-    "two-allocations": "Extender and DRA driver both announce a node's cards, or pods hold them by both.",
+    "two-backends": "Two back ends, or extender and DRA driver, both give away a node's cards.",
 }
 
 
@@ -54,6 +61,10 @@ class Claims:
     capacity: bool | None = None
     backends: backends.Backends | None = None
     switch: t.Collection[str] = ()
+
+    def shares(self, node: str) -> bool:
+        """Return whether a node has gpushare, or is to have it."""
+        return self.backends is None or node in self.backends["gpushare"]
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""
@@ -79,6 +90,9 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
         )
     yield from _automatic(nodes)
     yield from _changes(claims, cluster, nodes)
+    if claims.backends:
+        yield from _webhook(claims, claims.backends, cluster)
+        yield from _operators(claims.backends, cluster)
     others = {one["node"] for one in cluster["slices"] or () if one["driver"] == foreign.DRIVER}
     for node in cluster["nodes"]:
         if node["name"] in shared & others:
@@ -168,35 +182,26 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
     marks = {node["name"]: node["annotations"].get(backends.SWITCHING) for node in cluster["nodes"]}
     others = [one for one in nodes if one["node"] not in claims.switch]
     for one in others:
-        fields = {"node": one["node"], "hosts": one["node"], "wanted": marks.get(one["node"]) or one["wanted"]}
-        if marks.get(one["node"]):
+        mark = marks.get(one["node"])
+        fields = {"node": one["node"], "hosts": one["node"], "asked": _asked(mark or one["wanted"], one["present"])}
+        if mark:
             yield Finding(
                 "switch-unfinished",
                 PROBLEM,
-                "node {node} is between two allocations: a run that was to take it over to {wanted} ended early",
+                "node {node} is between two back ends: a run that was to switch it to {wanted} ended early",
                 f"run the same command again: {SWITCH}",
                 one["node"],
-                fields=fields,
-            )
-        elif one["backend"] != backends.GPUSHARE and one["present"]:
-            yield Finding(
-                "two-backends",
-                PROBLEM,
-                "gpushare gives away the cards of node {node} ({present}), and {backend} would do so a second time",
-                "set it to gpushare for the node, or take gpushare off the node first (roles/gpushare/README.md)",
-                one["node"],
-                variable="gpu_backend",
-                fields={**fields, "present": one["present"], "backend": one["backend"]},
+                fields={**fields, "wanted": mark},
             )
         elif len(now.get(one["node"], ())) > 1:
             yield Finding(
-                "two-allocations",
+                "two-backends",
                 PROBLEM,
-                "the cards of node {node} are given away by the device plugin and by the DRA driver",
+                "the cards of node {node} are given away by {both}",
                 f"{SWITCH} leaves one of them",
                 one["node"],
-                variable=VARIABLE,
-                fields=fields,
+                variable=_variable(one),
+                fields={**fields, "both": " and by ".join(_title(name) for name in one["present"])},
             )
     # In a run of switch.yml the variable is that of the nodes that it switches.
     pending = (
@@ -204,20 +209,97 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
         if claims.switch
         else [one for one in others if one["code"] == backends.PENDING and not marks.get(one["node"])]
     )
-    for wanted in dict.fromkeys(one["wanted"] for one in pending):
-        names = [one["node"] for one in pending if one["wanted"] == wanted]
+    for wanted, present in dict.fromkeys((one["wanted"], one["allocation"]) for one in pending):
+        alike = [one for one in pending if (one["wanted"], one["allocation"]) == (wanted, present)]
+        names = [one["node"] for one in alike]
         yield Finding(
             "switch-pending",
             WARNING,
             "node{s} {nodes} {has} {present} now, and this run leaves it so: a card mustn't be given away twice",
             f"switch the nodes, one after another: {SWITCH}",
-            variable=VARIABLE,
+            variable=_variable(alike[0]),
             fields={
                 "nodes": names,
                 "hosts": ",".join(names),
                 "wanted": wanted,
-                "present": EXTENDER if wanted == DRA else DRA,
+                "asked": _asked(wanted, [present]),
+                "present": present,
                 "s": "s" if len(names) > 1 else "",
                 "has": "have" if len(names) > 1 else "has",
             },
         )
+
+
+def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Say which pods HAMi's webhook takes where another device plugin announces the same resource."""
+    resource = hami.RESOURCE_COUNT
+    announcing = {node["name"] for node in cluster["nodes"] if resource in foreign.announced(node["allocatable"])}
+    others = sorted((announcing | set(found["nvidia"])) - set(found["hami"]))
+    if not found["hami"] or not others:
+        return
+    variable = "hami_overwrite_default_scheduler"
+    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "value": claims.values.get(variable)}
+    if fields["value"] == "always":
+        yield Finding(
+            "hami-takes-pods",
+            WARNING,
+            "with {value} HAMi's webhook takes all pods that request {resource}, also those for {others}",
+            "set it to auto, or label those pods or their namespaces hami.io/webhook=ignore",
+            variable=variable,
+            fields=fields,
+        )
+    else:
+        yield Finding(
+            "hami-scheduler-name",
+            NOTE,
+            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin",
+            "set schedulerName: {scheduler} in pods for HAMi's nodes",
+            variable=variable,
+            fields=fields,
+        )
+
+
+def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
+    for one in cluster["operators"]:
+        fields = {"operator": f"{one['kind']} {one['name']}", "nodes": found["nvidia"] or found["hami"]}
+        if one["kind"] == "ClusterPolicy" and found["nvidia"]:
+            yield Finding(
+                "operator-configured",
+                NOTE,
+                "the GPU Operator ({operator}) runs the device plugin on {nodes}: it gets these; no chart is installed",
+                variable="nvidia_device_plugin_configurations",
+                fields=fields,
+            )
+        elif one["kind"] == "GPUCluster" and (found["nvidia"] or found["hami"]):
+            yield Finding(
+                "operator-claims",
+                PROBLEM,
+                "{operator} lets the GPU Operator allocate all cards by claims, those of {nodes} too",
+                "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
+                variable=BACKEND,
+                fields=fields,
+            )
+
+
+def _variable(one: backends.NodeBackend) -> str:
+    """Return the variable of which a node has another value."""
+    own = {name for name, allocator in backends.ALLOCATORS.items() if allocator.backend == backends.GPUSHARE}
+    return VARIABLE if {one["wanted"], *one["present"]} <= {*own, backends.AUTO} else BACKEND
+
+
+def _asked(wanted: str, present: t.Iterable[str]) -> str:
+    """Return the options by which playbooks/switch.yml switches a node.
+
+    :param wanted: an allocator, or ``auto``.
+    :param present: the node's allocators.
+    """
+    allocator = backends.ALLOCATORS.get(wanted)
+    if allocator and allocator.backend != backends.GPUSHARE:
+        return f"-e {BACKEND}={allocator.backend}"
+    others = any(backends.ALLOCATORS[name].backend != backends.GPUSHARE for name in present)
+    return (f"-e {BACKEND}={backends.GPUSHARE} " if others else "") + f"-e {VARIABLE}={wanted}"
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, backends.ALLOCATORS[name].title)

@@ -13,6 +13,7 @@ import re
 import typing as t
 
 from .._allocation import foreign as foreign_plugins
+from .._allocation import node_backends
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
@@ -51,6 +52,7 @@ CLUSTER = {
     "runtime": "The node's container runtime isn't one of those that can be set up.",
     "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
     "foreign-plugin": "Another device plugin announces the same cards.",
+    "no-helm": "The controller lacks helm, by which HAMi's and NVIDIA's charts are deployed.",
     "unit-change": "The memory unit differs from the present one, and pods hold memory in that one.",
     "driver-refused": "Role driver can't do what is asked for on this machine.",
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
@@ -146,7 +148,7 @@ def examine(
     hosts = (*hosts, *others)
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
     if options.claims.backends:
-        shared -= {*options.claims.backends["hami"], *options.claims.backends["nvidia"]}
+        shared |= {one["node"] for one in options.claims.backends["nodes"]}
     if not shared and not (options.claims.backends and options.claims.backends["nodes"]):
         what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
         found.append(Finding("no-gpu-nodes", PROBLEM, what, variable="gpu_nodes"))
@@ -166,8 +168,8 @@ def described() -> dict[str, str]:
 
 def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     unit = options.memory_unit if options.memory_unit in contract.MIB_PER_UNIT else ""
-    # Upstream's device plugin has no limits.
-    limit = "off" if options.device_plugin_image else options.memory_limit
+    # Upstream's device plugin has no limits, and other back ends have their own.
+    limit = "off" if options.device_plugin_image or not options.claims.shares(host.node) else options.memory_limit
     # Only a device plugin lists devices to kubelet.
     listed = options.claims.by_extender(host.node)
     return Machine(host.host, facts, host.options, unit, limit, listed)
@@ -273,17 +275,19 @@ def _node(
         yield finding("node-not-ready", "isn't Ready", variable="", severity=WARNING)
     if not (host.is_gpu_host or shared):
         return
+    # Others bring their own image by their charts.
+    own = options.claims.shares(host.node)
     registry = "put the servers' image into a registry and set it to registry"
     if runtime not in RUNTIMES:
         what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
         yield finding("runtime", what, "what can be set up is {known}")
-    elif options.image_delivery in delivery.IMPORTED and runtime != "containerd":
+    elif own and options.image_delivery in delivery.IMPORTED and runtime != "containerd":
         what = "runs {name}, and images are imported into containerd only"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
-    elif options.image_delivery in delivery.IMPORTED and not host.is_machine:
+    elif own and options.image_delivery in delivery.IMPORTED and not host.is_machine:
         what = "is no host of the inventory, and only hosts import images"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
-    if foreign and shared:
+    if foreign and shared and not _configures(options, host.node, here):
         yield finding(
             "foreign-plugin",
             "announces {resources} already: {plugin} gives away the same cards",
@@ -292,8 +296,19 @@ def _node(
 
 
 def _goes(options: Options, node: ClusterNode, resource: str) -> bool:
-    """Return whether a resource goes with the device plugin of the GPU Operator, which labels the nodes it serves."""
+    """Return whether a resource is no other plugin's: of this collection's, or of one that goes.
+
+    The GPU Operator's device plugin goes from the nodes that it labels, where role gpushare has it do so.
+    """
+    if node_backends.LABEL_BACKEND in node["labels"]:
+        return True
     return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
+
+
+def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Plugin]) -> bool:
+    """Return whether the plugins on a node are the GPU Operator's, which role nvidia_device_plugin configures."""
+    ours = options.claims.backends is not None and node in options.claims.backends["nvidia"]
+    return ours and bool(here) and all(one["owner"].startswith("ClusterPolicy ") for one in here)
 
 
 def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:

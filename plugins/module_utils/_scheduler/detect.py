@@ -304,7 +304,9 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
         one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"] or ()
     )
     pods = bool(params.get("sharing_pods")) or by_claims
-    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices)}
+    # Who takes the nodes as they are, as verify does, may not read others' objects.
+    as_it_is = wanted is not None and wanted["wanted"] is None
+    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
@@ -327,7 +329,7 @@ def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonOb
     if wanted["wanted"] is None:
         return backends.as_it_is(state)
     namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
-    there, dedicated = _parts(kube, namespaces)
+    there, dedicated = _parts(kube, namespaces, state)
     switch = frozenset(wanted["switch"])
     return backends.resolve(wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated)
 
@@ -347,11 +349,16 @@ def _keeps_capacity(kube: Kube, version: str) -> bool | None:
     return "capacity" in kept["spec"]["spec"]["devices"]["requests"][0]["exactly"]
 
 
-def _parts(kube: Kube, options: JsonObject) -> tuple[backends.Parts, bool]:
-    """Return the allocations of which parts are in the cluster, and whether a dedicated scheduler is.
+def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tuple[backends.Parts, bool]:
+    """Return the allocators of which parts are in the cluster, and whether a dedicated scheduler is.
 
     :param options: as ``SCHEDULER_OPTIONS``.
     """
+    label = backends.LABEL_BACKEND
+    spaces = kube.list_all("v1", "Namespace", label_selector=label)
+    labelled = {(one["metadata"].get("labels") or {}).get(label) for one in spaces}
+    labelled |= {node["labels"].get(label) for node in state["nodes"]}
+    labelled |= {backends.NVIDIA for one in state["operators"] if one["changed"]}
     namespace = str(options["namespace"])
     sets = {one["metadata"]["name"] for one in kube.list_all("apps/v1", "DaemonSet", namespace=namespace)}
     leases = {one["metadata"]["name"] for one in kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)}
@@ -360,7 +367,10 @@ def _parts(kube: Kube, options: JsonObject) -> tuple[backends.Parts, bool]:
         allocation: LEASES[allocation] in leases or not sets.isdisjoint(DAEMON_SETS[allocation])
         for allocation in (backends.EXTENDER, backends.DRA)
     }
-    return {"extender": found[backends.EXTENDER] or dedicated, "dra": found[backends.DRA]}, dedicated
+    own = {"extender": found[backends.EXTENDER] or dedicated, "dra": found[backends.DRA]}
+    return t.cast(
+        backends.Parts, {**own, **{one: one in labelled for one in (backends.HAMI, backends.NVIDIA)}}
+    ), dedicated
 
 
 def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:

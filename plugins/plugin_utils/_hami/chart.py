@@ -14,8 +14,7 @@ import typing as t
 import yaml
 
 from ...module_utils._core.types import JsonObject
-from .tree import MISSING, Finding, finding, get, put
-from .values import ReleasePlan
+from .tree import MISSING, Finding, finding, get, put, take
 
 DEVICE_CONFIG = "device-config.yaml"
 CONTENT = "device-config"
@@ -37,11 +36,55 @@ ARGUMENTS = {
 }
 
 
+class ReleasePlan(t.TypedDict):
+    """What is deployed.
+
+    :ivar release_values: the chart's values.
+    :ivar defaults: of ``nvidia`` in the device configuration, which no value of the chart sets.
+    :ivar runtime_class: the RuntimeClass that has to exist; empty for none.
+    :ivar overwrites: whether the webhook gives HAMi's scheduler to pods that name none.
+    :ivar certificate: whether the role makes the webhook's certificate.
+    :ivar chart_version: the version that the chart must have.
+    :ivar deployed: helm has recorded that this is deployed.
+    """
+
+    release_values: JsonObject
+    certificate: bool
+    chart_version: str
+    deployed: bool
+    defaults: dict[str, int]
+    runtime_class: str
+    overwrites: bool
+    notes: list[Finding]
+    problems: list[Finding]
+
+
 class Release(t.TypedDict):
     """The values to deploy, with the device configuration where the chart has no value for it."""
 
     release_values: JsonObject
     problems: list[Finding]
+
+
+def deployed(recorded: JsonObject, values: JsonObject, defaults: t.Mapping[str, int], version: str) -> bool:
+    """Return whether helm has recorded that these values are deployed, so that neither the chart nor helm is needed.
+
+    :param recorded: the release as ``helm.release`` decodes it; empty without one.
+    :param values: the planned values.
+    :param defaults: of ``nvidia`` in the device configuration.
+    :param version: of the chart.
+    """
+    if (recorded.get("status"), recorded.get("chart_version")) != ("deployed", version):
+        return False
+    config = _device_config(one for one in yaml.safe_load_all(recorded["manifest"]) if isinstance(one, dict))
+    section = (config or {}).get("nvidia") or {}
+    if any(section.get(key) != value for key, value in defaults.items()):
+        return False
+    # ``release`` completes the values by the whole file where a default differs from the chart's.
+    given = copy.deepcopy(recorded["values"])
+    if get(values, CONTENT) is MISSING:
+        take(given, CONTENT)
+    return bool(given == values)
 
 
 def release(rendered: str, planned: ReleasePlan) -> Release:

@@ -15,6 +15,7 @@ import typing as t
 from ...module_utils._contracts import hami
 from ...module_utils._core.types import JsonObject
 from . import runtime
+from .chart import ReleasePlan, deployed
 from .legacy import image_values, translate
 from .tree import MISSING, Finding, finding, get, merged, put, unknown
 
@@ -82,6 +83,9 @@ class Cluster(t.TypedDict):
     :ivar facts: ``gpu_node`` by the node's name, of those that were observed.
     :ivar runtime_classes: the RuntimeClass objects.
     :ivar chart_values: the chart's own values.
+    :ivar others: nodes that have NVIDIA's device plugin, or are to have it.
+    :ivar release: as ``helm.release`` decodes it; empty without one.
+    :ivar assume_runtime: nodes whose container runtime has no way yet get NVIDIA's as the default, by role runtime.
     """
 
     version: str
@@ -89,27 +93,9 @@ class Cluster(t.TypedDict):
     facts: dict[str, JsonObject]
     runtime_classes: list[JsonObject]
     chart_values: JsonObject
-
-
-class ReleasePlan(t.TypedDict):
-    """What is deployed.
-
-    :ivar release_values: the chart's values.
-    :ivar defaults: of ``nvidia`` in the device configuration, which no value of the chart sets.
-    :ivar runtime_class: the RuntimeClass that has to exist; empty for none.
-    :ivar overwrites: whether the webhook gives HAMi's scheduler to pods that name none.
-    :ivar certificate: whether the role makes the webhook's certificate.
-    :ivar chart_version: the version that the chart must have.
-    """
-
-    release_values: JsonObject
-    certificate: bool
-    chart_version: str
-    defaults: dict[str, int]
-    runtime_class: str
-    overwrites: bool
-    notes: list[Finding]
-    problems: list[Finding]
+    others: list[str]
+    release: JsonObject
+    assume_runtime: bool
 
 
 def plan(options: Options, cluster: Cluster) -> ReleasePlan:
@@ -123,9 +109,9 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
     classes = {str(one["metadata"]["name"]): str(one.get("handler", "")) for one in cluster["runtime_classes"]}
     way = runtime.choose(options["nodes"], cluster["facts"], classes, options["injection"], options["runtime_class"])
     if isinstance(way, dict):
-        problems.append(way)
+        problems += [] if cluster["assume_runtime"] else [way]
         way = runtime.Choice("default")
-    overwrites, reason = _overwrites(options, cluster["nodes"])
+    overwrites, reason = _overwrites(options, cluster["nodes"], cluster["others"])
     notes += [reason] if reason else []
     values = merged(_own_values(t.cast(Options, own), cluster["version"], way, overwrites), moved.values)
     problems += unknown(values, cluster["chart_values"], OPEN)
@@ -139,12 +125,11 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
     notes += _value_notes(values)
     set_class = get(values, "devicePlugin.runtimeClassName")
     needed = set_class if set_class is not MISSING else ""
+    defaults = {"defaultMemory": int(own["default_memory"] or 0), "defaultCores": int(own["default_cores"] or 0)}
     return {
         "release_values": values,
-        "defaults": {
-            "defaultMemory": int(own["default_memory"] or 0),
-            "defaultCores": int(own["default_cores"] or 0),
-        },
+        "defaults": defaults,
+        "deployed": deployed(cluster["release"], values, defaults, options["chart_version"]),
         "runtime_class": str(needed or ""),
         "overwrites": get(values, "scheduler.forceOverwriteDefaultScheduler") is True,
         "certificate": get(values, f"{WEBHOOK}.enabled") is not False
@@ -224,15 +209,20 @@ def _number(value: float) -> float | int:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def _overwrites(options: Options, nodes: t.Sequence[JsonObject]) -> tuple[bool, Finding | None]:
-    """Return whether the webhook takes pods that name no scheduler, and a note if other nodes announce the resource."""
-    others = sorted(
+def _overwrites(
+    options: Options, nodes: t.Sequence[JsonObject], known: t.Collection[str]
+) -> tuple[bool, Finding | None]:
+    """Return whether the webhook takes pods that name no scheduler, and a note if other nodes announce the resource.
+
+    :param known: nodes that announce it, or will.
+    """
+    announcing = {
         str(one["metadata"]["name"])
         for one in nodes
-        if str(one["metadata"]["name"]) not in options["nodes"]
-        and (one["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
+        if (one["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
         and str(((one.get("status") or {}).get("allocatable") or {}).get(hami.RESOURCE_COUNT, "0")) != "0"
-    )
+    }
+    others = sorted((announcing | set(known)) - set(options["nodes"]))
     wanted = options["overwrite_default_scheduler"]
     if not others:
         return wanted != "never", None

@@ -58,13 +58,20 @@ class Configuration:
     device_list_strategy: str = ""
     announces: tuple[str, ...] = ()
 
-    @property
-    def announced(self) -> tuple[str, ...]:
-        """The resources that a node with this configuration announces."""
+    def announced(self, cards: int) -> dict[str, int]:
+        """Return the resources that a node with this configuration announces, and how many; 0 where it depends on MIG.
+
+        :param cards: of the node; 0 if unknown.
+        """
         whole = self.layout.resources() if self.layout and self.mig_strategy == "mixed" else (contract.RESOURCE,)
         found = self.announces or whole
         shared = self.resources if self.sharing != NONE and self.rename and not self.announces else ()
-        return tuple(one + contract.SHARED if one in shared else one for one in found)
+        whole_cards = 0 if self.layout or self.announces or self.mig_strategy != NONE else cards
+        shares = self.resources if self.sharing != NONE else ()
+        return {
+            one + contract.SHARED if one in shared else one: whole_cards * (self.replicas if one in shares else 1)
+            for one in found
+        }
 
     def document(self, list_strategy: str) -> JsonObject:
         """Return the plugin's configuration file.

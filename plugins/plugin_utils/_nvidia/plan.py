@@ -14,6 +14,7 @@ import json
 import re
 import typing as t
 
+from ...module_utils._contracts import backends
 from ...module_utils._contracts import nvidia_plugin as contract
 from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
@@ -38,7 +39,8 @@ _HANDLER = re.compile(r"""(?m)^\s*\[.*\.runtimes\.["']?nvidia["']?\]\s*$""")
 class Options(t.TypedDict):
     """The role's variables, without their prefix.
 
-    ``operator`` is whether the GPU Operator runs the plugin, ``facts`` has ``gpu_node`` of observed nodes.
+    ``operator`` is whether the GPU Operator runs the plugin, ``facts`` has ``gpu_node`` of observed nodes. With
+    ``assume_runtime`` nodes whose container runtime has no way yet get NVIDIA's as the default, by role runtime.
     """
 
     nodes: t.Sequence[str]
@@ -53,6 +55,7 @@ class Options(t.TypedDict):
     gfd: bool
     values: JsonObject
     facts: t.Mapping[str, t.Any]
+    assume_runtime: bool
 
 
 class NodePlan(t.TypedDict):
@@ -61,13 +64,13 @@ class NodePlan(t.TypedDict):
     name: str
     labels: dict[str, str]
     mig_layout: str
-    resources: list[str]
+    resources: dict[str, int]
 
 
 class Group(t.TypedDict):
     """Nodes that announce the same resources, as definitions of their labels."""
 
-    resources: list[str]
+    resources: dict[str, int]
     nodes: list[str]
     definitions: list[JsonObject]
 
@@ -202,6 +205,8 @@ def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
             seen = Injection(ENVVAR, by_class=bool(options["runtime_class"]))
         elif options["injection"] == "cdi":
             seen = Injection(CDI_CRI, by_class=True)
+        if seen is None and options["assume_runtime"]:
+            seen = Injection(ENVVAR, by_class=False)
         if seen is None:
             text = (
                 f"the container runtime of node {name} neither has nvidia as its default runtime nor the runtime "
@@ -224,20 +229,29 @@ def _documents(known: t.Mapping[str, Configuration]) -> dict[str, JsonObject]:
 
 
 def _node(name: str, one: Configuration, injection: Injection, options: Options) -> NodePlan:
-    labels = {contract.LABEL_PRESENT: "true", contract.LABEL_CONFIG: variant(one, injection.strategy)}
+    labels = {
+        backends.LABEL: backends.NVIDIA,
+        contract.LABEL_PRESENT: "true",
+        contract.LABEL_CONFIG: variant(one, injection.strategy),
+    }
     if not options["gfd"]:
         labels.update({**one.labels(), **_card_labels(options["facts"].get(name), one)})
     return {
         "name": name,
         "labels": labels,
         "mig_layout": one.layout.name if one.layout else "",
-        "resources": list(one.announced),
+        "resources": one.announced(len(_cards(options["facts"].get(name)))),
     }
+
+
+def _cards(facts: t.Any) -> list[JsonObject]:
+    """Return the cards that were observed on a node; empty where none were."""
+    return ((facts or {}).get("driver") or {}).get("cards") or []
 
 
 def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
     """Return NVIDIA's labels of the cards, where they were observed and are of one kind."""
-    cards = ((facts or {}).get("driver") or {}).get("cards") or []
+    cards = _cards(facts)
     kinds = {(card.get("name"), card.get("memory_mib")) for card in cards}
     if len(kinds) != 1:
         return {}
@@ -255,15 +269,16 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
 
     :param operator: with the labels that the GPU Operator needs; it sets NVIDIA's others itself.
     """
-    found: dict[tuple[str, ...], Group] = {}
+    found: dict[tuple[tuple[str, int], ...], Group] = {}
     for node in nodes:
         labels = node["labels"]
         if operator:
-            labels = {contract.LABEL_CONFIG: labels[contract.LABEL_CONFIG], **OPERATOR_LABELS}
+            own = {name: labels[name] for name in (backends.LABEL, contract.LABEL_CONFIG)}
+            labels = {**own, **OPERATOR_LABELS}
             if node["mig_layout"]:
                 labels[contract.LABEL_MIG_CONFIG] = node["mig_layout"]
         empty = Group(resources=node["resources"], nodes=[], definitions=[])
-        group = found.setdefault(tuple(node["resources"]), empty)
+        group = found.setdefault(tuple(node["resources"].items()), empty)
         group["nodes"].append(node["name"])
         metadata = {"name": node["name"], "labels": labels}
         group["definitions"].append({"apiVersion": "v1", "kind": "Node", "metadata": metadata})

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import tarfile
 import typing as t
 
+import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ...module_utils._allocation import stale_status
+from ...module_utils._allocation import device_resources, stale_status
 from ...module_utils._contracts import claim_templates
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
-from ...module_utils._kube import apply_set, client
+from ...module_utils._hami import leftovers, ready
+from ...module_utils._kube import apply_set, client, helm
 from ...module_utils._kube.client import Kube, RealKube, auth_arguments
-from ...module_utils._kube.refs import KINDS, Ref
+from ...module_utils._kube.refs import Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
 from .._actions.base import untagged
@@ -29,6 +33,7 @@ from .._scheduler.kubeadm_plan import machines_of, plan_of
 
 K8S = "kubernetes.core.k8s"
 K8S_INFO = "kubernetes.core.k8s_info"
+HELM = "kubernetes.core.helm"
 
 
 class ReadOnce:
@@ -88,6 +93,15 @@ MODULES: dict[str, tuple[JsonObject, Work]] = {
     "cluster_objects": (apply_set.ARGUMENTS, lambda kube, params: apply_set.ensure(kube, params, True)),
     "gpu_operator": (gpu_operator.ARGUMENTS, lambda kube, params: gpu_operator.work(kube, params, True)),
     "kubeadm_config": (kubeadm.ARGUMENTS, _kubeadm_config),
+    "device_resources": (
+        {**auth_arguments(), **device_resources.ARGUMENTS},
+        lambda kube, params: device_resources.remove(kube, params, True),
+    ),
+    "hami_leftovers": (
+        {**auth_arguments(), **leftovers.ARGUMENTS},
+        lambda kube, params: leftovers.ensure(kube, params, True),
+    ),
+    "hami_ready": ({**auth_arguments(), **ready.ARGUMENTS}, lambda kube, params: ready.ensure(kube, params, True)),
     "node_announcements": (
         {**auth_arguments(), **stale_status.ARGUMENTS},
         lambda kube, params: stale_status.remove_stale(kube, params, True),
@@ -163,6 +177,8 @@ class ClusterTasks:
             return self._with(options, lambda kube: _read(kube, options))
         if module == K8S:
             return self._with(options, lambda kube: _deleted(kube, options))
+        if module == HELM:
+            return self._with(options, lambda kube: _helm(kube, options))
         name = module.rpartition(".")[2]
         if name not in MODULES:
             return None
@@ -186,11 +202,9 @@ def _auth(options: JsonObject) -> JsonObject:
     return {name: options.get(name) for name in auth_arguments()}
 
 
-def _read(kube: Kube, options: JsonObject) -> JsonObject | None:
-    """Return the result of k8s_info; None for a kind that the cluster may not serve."""
+def _read(kube: Kube, options: JsonObject) -> JsonObject:
+    """Return the result of k8s_info; no objects of a kind that the cluster doesn't serve."""
     api_version, kind = options["api_version"], options["kind"]
-    if (api_version, kind) not in KINDS:
-        return None
     namespace = options.get("namespace") or ""
     labels, fields = (",".join(options.get(name) or []) for name in ("label_selectors", "field_selectors"))
     if options.get("name"):
@@ -205,6 +219,40 @@ def _deleted(kube: Kube, options: JsonObject) -> JsonObject | None:
     """Return the result of k8s that deletes what a selector matches; None for its other uses."""
     if options.get("state") != "absent" or not options.get("delete_all"):
         return None
-    found = (_read(kube, options) or {}).get("resources") or []
+    found = _read(kube, options)["resources"]
     names = [f"{one['kind']} {options.get('namespace')}/{one['metadata']['name']}" for one in found]
     return {"changed": bool(names), "diff": [{"after_header": name} for name in names]}
+
+
+def _helm(kube: Kube, options: JsonObject) -> JsonObject:
+    """Return the result of helm by what it has recorded in the cluster, as its module compares without a plugin."""
+    name, namespace = (options.get(short) or options[f"release_{short}"] for short in ("name", "namespace"))
+    secrets = kube.list_all("v1", "Secret", namespace, label_selector=helm.selector(name))
+    subject = f"helm release {namespace}/{name}"
+    if options.get("release_state") == "absent":
+        return {"changed": bool(secrets), "diff": [{"after_header": subject}] if secrets else []}
+    found = helm.release(secrets)
+    version = options.get("chart_version") or _chart_version(options["chart_ref"])
+    same = found is not None and (found["status"], found["chart_version"], found["values"]) == (
+        *(helm.DEPLOYED, version),
+        options.get("release_values") or {},
+    )
+    changed = bool(options.get("force")) or not same
+    return {"changed": changed, "diff": [{"after_header": subject}] if changed else []}
+
+
+def _chart_version(path: str) -> str:
+    """Return the version of a chart in a folder or an archive; empty where it can't be read."""
+    try:
+        if os.path.isdir(path):
+            with open(os.path.join(path, "Chart.yaml"), encoding="utf-8") as file:
+                text = file.read()
+        else:
+            with tarfile.open(path) as archive:
+                # The charts that it depends on are in folders below.
+                [name] = [one for one in archive.getnames() if one.count("/") == 1 and one.endswith("/Chart.yaml")]
+                member = archive.extractfile(name)
+                text = member.read().decode() if member else ""
+        return str(yaml.safe_load(text)["version"])
+    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, yaml.YAMLError):
+        return ""

@@ -52,20 +52,24 @@ ABSENT = {"gpushare_state": "absent"}
 BACKENDS = "hostvars['localhost'].gpu_backends"
 EXTENDER = f"{BACKENDS}.parts.extender"
 DRA = f"{BACKENDS}.parts.dra"
+HAMI = f"{BACKENDS}.parts.hami"
+NVIDIA = f"{BACKENDS}.parts.nvidia"
 EXTENDER_LEAVES = f"{BACKENDS}.leaving.extender"
 DRA_LEAVES = f"{BACKENDS}.leaving.dra"
+HAMI_LEAVES = f"{BACKENDS}.leaving.hami"
+NVIDIA_LEAVES = f"{BACKENDS}.leaving.nvidia"
+# A machine of gpushare's: a node that has it or is to have it, or one with a scheduler that uses the extender.
+NODE = "gpu_node_name | default(inventory_hostname)"
+IMAGE = (
+    f"({EXTENDER} | default(true) and inventory_hostname in groups['control_plane'] | default([]))"
+    f" or {NODE} in {BACKENDS}.gpushare | default([{NODE}])"
+)
 
 STAGES = (
     Stage(
         "image",
         ("gpu_nodes", "control_plane"),
-        (
-            Entry(
-                "gpushare",
-                {"gpushare_component": "image"},
-                f"{EXTENDER} | default(true) or inventory_hostname in groups['gpu_nodes'] | default([])",
-            ),
-        ),
+        (Entry("gpushare", {"gpushare_component": "image"}, IMAGE),),
     ),
     Stage(
         "driver",
@@ -106,6 +110,15 @@ STAGES = (
         ),
     ),
     Stage("dra", (), (Entry("gpushare", {"gpushare_component": "dra"}, DRA),)),
+    Stage("hami", (), (Entry("hami", {"hami_step": "cluster"}, HAMI), Entry("hami", {"hami_step": "nodes"}, HAMI))),
+    Stage(
+        "nvidia",
+        (),
+        (
+            Entry("nvidia_device_plugin", {"nvidia_device_plugin_step": "cluster"}, NVIDIA),
+            Entry("nvidia_device_plugin", {"nvidia_device_plugin_step": "nodes"}, NVIDIA),
+        ),
+    ),
     # What no node needs any more, in the reverse order: no node has a card of it.
     Stage(
         "leaving",
@@ -114,6 +127,8 @@ STAGES = (
             Entry("gpushare", {"gpushare_component": "dra", **ABSENT}, DRA_LEAVES),
             Entry("gpushare", {"gpushare_component": "device_plugin", **ABSENT}, EXTENDER_LEAVES),
             Entry("scheduler", {"scheduler_step": "cluster", "scheduler_state": "absent"}, EXTENDER_LEAVES),
+            Entry("hami", {"hami_step": "remove"}, HAMI_LEAVES),
+            Entry("nvidia_device_plugin", {"nvidia_device_plugin_step": "remove"}, NVIDIA_LEAVES),
         ),
     ),
     Stage(

@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import typing as t
 
+from ...module_utils._allocation.node_backends import ALLOCATORS, LABEL_BACKEND
 from ...module_utils._allocation.nodes import node_unit
 from ...module_utils._contracts import claim_templates as claims
 from ...module_utils._contracts import gpushare as contract
@@ -20,6 +22,8 @@ from .site import counted
 NEXT = "ansible-playbook kubegpu.share.acceptance"
 # Acceptance knows no claims yet.
 NEXT_CLAIMS = "kubectl get resourceclaims --all-namespaces"
+# Of other back ends alone.
+NEXT_OTHERS = "ansible-playbook kubegpu.share.verify"
 GIB = 1024**3
 
 
@@ -33,6 +37,7 @@ class Summary:
     :param steps: steps of the plan; None where no plan was made.
     :param check: nothing was changed.
     :param next: the command that follows.
+    :param others: of each other allocator, the number of its nodes, and what they announce by resource.
     """
 
     nodes: int
@@ -42,6 +47,7 @@ class Summary:
     steps: int | None
     check: bool
     next: str = NEXT
+    others: t.Mapping[str, JsonObject] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
         """Return the summary for people."""
@@ -49,6 +55,15 @@ class Summary:
         if self.nodes:
             shared = f"{self.units} {self.unit}" if self.unit else counted(self.units, "unit")
             what = f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared"
+        others = [
+            f"{ALLOCATORS[name].title}: {counted(one['nodes'], 'node')}, "
+            + (
+                ", ".join(f"{number} {resource}" for resource, number in one["resources"].items())
+                or "nothing announced"
+            )
+            for name, one in self.others.items()
+        ]
+        what = "; ".join([what] * (bool(self.nodes) or not others) + others)
         if self.steps is None:
             return f"{what}; next: {self.next}"
         if not self.steps:
@@ -72,7 +87,9 @@ def summary(
     :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
     """
     steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
+    nodes = list(nodes)
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
+    others = _others(nodes)
     units = {node_unit(cards) for cards in sharing}
     found = Summary(
         nodes=len(sharing),
@@ -81,8 +98,25 @@ def summary(
         unit=(units.pop() or "") if len(units) == 1 else "",
         steps=steps,
         check=check,
+        next=NEXT_OTHERS if others and not sharing else NEXT,
+        others=others,
     )
     return found if slices is None else _with_slices(found, slices)
+
+
+def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
+    """Return what nodes of other back ends than gpushare announce."""
+    found: dict[str, JsonObject] = {}
+    for node in nodes:
+        name = str((node["metadata"].get("labels") or {}).get(LABEL_BACKEND))
+        if name not in ALLOCATORS:
+            continue
+        one = found.setdefault(name, {"nodes": 0, "resources": {}})
+        one["nodes"] += 1
+        for resource, text in ((node.get("status") or {}).get("allocatable") or {}).items():
+            if any(fnmatch.fnmatchcase(resource, pattern) for pattern in ALLOCATORS[name].resources):
+                one["resources"][resource] = one["resources"].get(resource, 0) + contract.quantity(text)
+    return found
 
 
 def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
@@ -100,5 +134,5 @@ def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
         units=found.units + shared,
         unit=unit if devices else found.unit,
         # Acceptance runs by the extender.
-        next=NEXT if found.nodes else NEXT_CLAIMS,
+        next=NEXT if found.nodes else NEXT_CLAIMS if devices else found.next,
     )

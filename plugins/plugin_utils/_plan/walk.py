@@ -28,7 +28,7 @@ BUILTIN = "ansible.builtin."
 # others; `_list` reads those of a block.
 IGNORED = frozenset(
     (
-        *("check_mode", "delegate_to", "no_log", "ignore_unreachable", "run_once", "throttle"),
+        *("check_mode", "delegate_facts", "delegate_to", "no_log", "ignore_unreachable", "run_once", "throttle"),
         *("until", "retries", "delay"),
     )
 )

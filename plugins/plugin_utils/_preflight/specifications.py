@@ -31,18 +31,10 @@ PLACES: dict[str, frozenset[str]] = {
 }
 # Variables of no role alone.
 SHARED: JsonObject = {
-    "gpu_backend": {"type": "str", "choices": list(node_backends.DEPLOYED)},
+    "gpu_backend": {"type": "str", "choices": list(node_backends.BACKENDS)},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
     "uninstall_with_pods": {"type": "bool"},
-}
-# Values, by variable, that no playbook serves: the role for a play of the user's own.
-OWN_PLAYS: t.Mapping[str, t.Mapping[str, str]] = {
-    "gpu_backend": {
-        name: f"kubegpu.share.{role}"
-        for name, role in node_backends.ROLES.items()
-        if name not in node_backends.DEPLOYED
-    },
 }
 # Required options that playbooks and roles set themselves.
 PASSED = frozenset(("gpushare_component", "hami_step", "image_reference", "nvidia_device_plugin_step"))

@@ -24,7 +24,7 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .._actions.local_path import local_path
 from .origin import is_vaulted, where
-from .specifications import FACTS, OWN_PLAYS, PASSED, Option
+from .specifications import FACTS, PASSED, Option
 
 TYPES = {
     "int": "a whole number",
@@ -145,11 +145,6 @@ def _wanted(name: str, rules: JsonObject, value: t.Any) -> str:
 
 def _wrong(name: str, rules: JsonObject, host: Variables, wanted: str) -> Finding:
     value = host.effective[name]
-    role = OWN_PLAYS.get(name, {}).get(str(value))
-    if role:
-        fields = {"value": _shown(value), "where": host.where(name), "role": role}
-        action = "call role {role} in a play of your own, and leave the node out of gpu_nodes in this run"
-        return Finding("wrong-value", PROBLEM, "no playbook deploys {value} yet{where}", action, "", name, fields)
     near = difflib.get_close_matches(str(value), map(str, rules.get("choices", ())), 1)
     fields = {
         "value": _shown(value),

@@ -17,9 +17,9 @@ MEMORY = "aliyun.com/gpu-mem"
 OWNED = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
 
 
-def node(labels=None, annotations=None, free="0", name="gpu1"):
+def node(labels=None, annotations=None, free="0", name="gpu1", resources=None):
     metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
-    status = {"allocatable": {MEMORY: free}, "capacity": {MEMORY: "32"}}
+    status = {"allocatable": {MEMORY: free, **(resources or {})}, "capacity": {MEMORY: "32"}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 
@@ -54,7 +54,7 @@ def slice_of(driver=OURS, on="gpu1"):
 
 def params(state, **given):
     usual = {"node": "gpu1", "force": False, "delete_emptydir_data": False, "grace_period": None, "timeout": 10}
-    return {**usual, "state": state, "allocation": None, **given}
+    return {**usual, "state": state, "allocator": None, **given}
 
 
 def run(kube, state, check=False, **given):
@@ -136,35 +136,44 @@ def test_a_disruption_budget_holds_and_is_named_at_the_end():
     assert left(kube) == set()
 
 
+# Of each, the allocator that is to have the node, and what is left of another.
 REMAINS = {
-    "label": ("extender", node(labels={"gpushare": "true"}), []),
-    "annotation": ("extender", node(annotations={"kubegpu.share/cards": "[]"}), []),
-    "resource": ("extender", node(free="32"), []),
-    "server": ("extender", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-device-plugin"})]),
-    "pod": ("dra", node(), [pod("p", {MEMORY: "2"})]),
-    "slice": ("dra", node(), [slice_of()]),
-    "claim": ("dra", node(), [claim("c", "gone")]),
-    "label ": ("dra", node(labels={"gpushare": "dra"}), []),
-    "server ": ("dra", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-dra-driver"})]),
+    "label": ("dra", node(labels={"gpushare": "true"}), []),
+    "annotation": ("hami", node(annotations={"kubegpu.share/cards": "[]"}), []),
+    "resource": ("nvidia", node(free="32"), []),
+    "server": ("dra", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-device-plugin"})]),
+    "pod": ("extender", node(), [pod("p", {MEMORY: "2"})]),
+    "slice": ("extender", node(), [slice_of()]),
+    "claim": ("hami", node(), [claim("c", "gone")]),
+    "label ": ("nvidia", node(labels={"gpushare": "dra"}), []),
+    "server ": ("extender", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-dra-driver"})]),
+    "label  ": ("nvidia", node(labels={"kubegpu.share/backend": "hami"}), []),
+    "annotation ": ("extender", node(annotations={"hami.io/node-nvidia-register": "[]"}), []),
+    "server  ": ("nvidia", node(), [pod("s", labels={"app.kubernetes.io/component": "hami-device-plugin"})]),
+    # Both have the resource: before HAMi's label is there, it is the other's.
+    "resource ": ("hami", node(resources={"nvidia.com/gpu": "2"}), []),
+    "resource  ": ("dra", node(resources={"nvidia.com/mig-1g.10gb": "7"}), []),
 }
 
 
 @pytest.mark.parametrize("name", REMAINS)
 def test_each_thing_that_is_left_is_named(name):
-    allocation, live, others = REMAINS[name]
+    allocator, live, others = REMAINS[name]
     kube = FakeKube(live, *others)
-    assert [one["code"] for one in run(kube, "clean", True, allocation=allocation)["remains"]] == [name.strip()]
-    with pytest.raises(NotInEffect, match=f"isn't clean of {allocation} after 10 s: {name.strip()} ") as error:
-        run(kube, "clean", allocation=allocation)
+    assert [one["code"] for one in run(kube, "clean", True, allocator=allocator)["remains"]] == [name.strip()]
+    with pytest.raises(NotInEffect, match=f"isn't clean for {allocator} after 10 s: {name.strip()} ") as error:
+        run(kube, "clean", allocator=allocator)
     assert error.value.details["remains"][0]["code"] == name.strip()
 
 
 def test_what_the_other_allocation_or_another_node_has_is_no_remains():
     others = [slice_of(on="gpu2"), slice_of("nic.example.org"), claim("c", "p", pool="gpu2"), pod("plain")]
     kube = FakeKube(node(labels={"gpushare": "dra"}), *others)
-    assert run(kube, "clean", allocation="extender")["remains"] == []
+    assert run(kube, "clean", allocator="dra")["remains"] == []
     kube = FakeKube(node(labels={"gpushare": "true"}, annotations={"kubegpu.share/cards": "[]"}, free="32"), *others)
-    assert run(kube, "clean", allocation="dra")["remains"] == []
+    assert run(kube, "clean", allocator="extender")["remains"] == []
+    kube = FakeKube(node(labels={"kubegpu.share/backend": "hami"}, resources={"nvidia.com/gpu": "20"}), *others)
+    assert run(kube, "clean", allocator="hami")["remains"] == []
 
 
 def test_before_claims_were_there_none_are_read():

@@ -243,6 +243,13 @@ breaks("C6", "nvidia_time_slicing", "a GPU is unhealthy", "not_allocatable")(
     lambda w: resource(w, "nvidia.com/gpu.shared", 4, "allocatable")
 )
 
+
+@breaks("C6", "nvidia_time_slicing", "kubelet keeps what the plugin announced before", "resource_kept", level="WARN")
+def mutation_kept(world: JsonObject) -> None:
+    resource(world, "nvidia.com/gpu", 2, "capacity")
+    resource(world, "nvidia.com/gpu", 0, "allocatable")
+
+
 breaks("C7", "ours_cdi", "processes hold more than is in use on the GPU", "processes_exceed_used", level="UNKNOWN")(
     lambda w: card(w)["memory"].update(used_mib=100)
 )

@@ -67,6 +67,18 @@ def test_users_allow_processes_and_pods() -> None:
     assert failing(checked(world, allowed_processes=(), allowed_pods=())) == {"C2"}
 
 
+@pytest.mark.parametrize(("component", "level"), [("hami-scheduler", None), ("web", "FAIL")])
+def test_the_scheduler_of_hami_may_see_all_cards(component: str, level: str | None) -> None:
+    # Its image sets NVIDIA_VISIBLE_DEVICES=all, so NVIDIA's default runtime gives it every card of its node.
+    world = recorded("hami_json")
+    world["pods"].append(pod(60, [container("main")], labels={"app.kubernetes.io/component": component}))
+    has_devices(world, world["pods"][-1], 0)
+    if level is None:
+        clean(world)
+    else:
+        only(world, level, "C8", "other_devices")
+
+
 def test_a_privileged_pod_is_reported_as_such() -> None:
     world = recorded("ours_cdi")
     the_pod(world, 3)["spec"]["containers"][0]["securityContext"] = {"privileged": True}

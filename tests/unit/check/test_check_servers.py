@@ -560,6 +560,25 @@ def test_nodes_of_both_allocations_are_each_checked_by_their_own_servers():
         assert findings_of_both(left)[0] == [expected]
 
 
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+def test_nodes_of_other_back_ends_need_no_server_of_gpushares(backend):
+    """An observed node without the label gpushare is a new one of gpushare's, unless it was given to another."""
+    other = check_worlds.node({"nvidia.com/gpu": 2}, labels={"kubegpu.share/backend": backend}, name="gpu2")
+    nodes = {"gpu1": [A, B], "gpu2": [A, B]}
+    report = checked(FakeKube(*copy.deepcopy([*GOOD, other])), nodes=nodes)["report"]
+    assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
+    # Where no node has gpushare, neither extender nor device plugin is missed.
+    report = checked(FakeKube(*copy.deepcopy([SCHEDULER, node("cp1"), other])), nodes={"gpu2": [A, B]})["report"]
+    assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
+    assert {one["id"]: one["n"] for one in report["checks"]}["S1"] == 0
+    # One that announces nothing is a fault of its own back end.
+    silent = check_worlds.node({}, labels={"kubegpu.share/backend": backend}, name="gpu2")
+    report = checked(FakeKube(*copy.deepcopy([node("cp1"), silent])), nodes={}, scope="all", control_plane=[])["report"]
+    [found] = [one for one in report["findings"] if one["check"] == "C1"]
+    assert (found["cause"], found["node"]) == ("nothing_announced", "gpu2")
+    assert f"kubegpu.share/backend={backend}" in found["what"]
+
+
 def test_what_is_unknown_of_the_schedulers_leaves_the_servers_of_claims_checked():
     left = [one for one in BOTH if one["metadata"]["name"] != "dra-driver-gpu2"]
     found, _compared = findings_of_both(left, problem="no control plane is known")

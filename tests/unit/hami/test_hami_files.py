@@ -63,15 +63,18 @@ def left(node):
     )
 
 
-def test_everything_of_hami_goes(node):
+@pytest.mark.parametrize("names", [["hami-mig-apply.lock"], []])
+def test_everything_of_hami_goes(node, names):
     (node.root / "tmp/hami").mkdir()
-    (node.root / "tmp/hami/hami-mig-apply.lock").touch()
+    for name in names:
+        (node.root / "tmp/hami" / name).touch()
     before = left(node)
     predicted = remove(node, check=True)
     assert predicted["changed"] and left(node) == before
     done = remove(node)
     assert done["diff"] == predicted["diff"] and left(node) == []
     assert not (node.root / "usr/local/vgpu").exists() and (node.root / "usr/local/bin").exists()
+    assert not (node.root / "tmp/hami").exists()
     assert remove(node) == {"changed": False, "diff": []}
 
 

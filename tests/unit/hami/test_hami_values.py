@@ -32,6 +32,9 @@ def a_cluster(**changes):
         "facts": {},
         "runtime_classes": [],
         "chart_values": CHART_VALUES,
+        "others": [],
+        "release": {},
+        "assume_runtime": False,
         **changes,
     }
 

@@ -169,13 +169,14 @@ class FakeKube:
 
     def list_all(self, api_version, kind, namespace="", field_selector="", label_selector=""):
         self._count("GET", f"{kind}s {namespace}")
-        labels = dict(one.split("=") for one in label_selector.split(",")) if label_selector else {}
+        selected = [one.partition("=") for one in label_selector.split(",") if one]
         node = field_selector.removeprefix("spec.nodeName=") if field_selector.startswith("spec.nodeName=") else None
         found = []
         for ref, live in self.objects.items():
             same = (ref.api_version, ref.kind) == (api_version, kind) and namespace in ("", ref.namespace)
             same = same and node in (None, live.get("spec", {}).get("nodeName"))
-            if same and labels.items() <= (live["metadata"].get("labels") or {}).items():
+            labels = live["metadata"].get("labels") or {}
+            if same and all(name in labels and (not equal or labels[name] == text) for name, equal, text in selected):
                 found.append(self._read(ref))
         return found
 
@@ -226,7 +227,7 @@ class FakeKube:
 
 def apply_set(kube, definitions, check=False, waiting=None, **params):
     """Run ``cluster_objects`` with its defaults, without waiting; return its result with this run's requests."""
-    usual = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": [], "replace_unready": False}
+    usual = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": {}, "replace_unready": False}
     given = {"definitions": copy.deepcopy(definitions), "field_manager": FIELD_MANAGER, **usual, **params}
     kube.requests.clear()
     return ensure(kube, given, check, waiting)

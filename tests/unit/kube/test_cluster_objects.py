@@ -225,7 +225,7 @@ def test_the_wait_covers_the_rollout_and_the_resources_of_nodes(kube):
         lambda: settle(kube, D),
         lambda: kube.objects[G].update(status={"allocatable": {"x/y": "2"}}),
     ]
-    result = apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(*steps))
+    result = apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock(*steps))
     # Four initial reads; then the DaemonSet and the node, until both are ready.
     assert result["requests"] == {"GET": 4 + 3 * 2}
     assert not result["changed"]
@@ -242,7 +242,7 @@ def test_the_wait_covers_a_daemonset_whose_pods_depend_on_the_new_label(kube):
         kube.objects[D]["status"]["desiredNumberScheduled"] = 1
 
     steps = [lambda: None, labelled, lambda: settle(kube, D)]
-    result = apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(*steps))
+    result = apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock(*steps))
     assert result["requests"] == {"GET": 4 + 2 + 2 + 2}
 
 
@@ -268,14 +268,14 @@ def test_after_an_update_the_nodes_must_announce_their_resources_again(kube):
     rolling_out(kube)
     shown = []
     steps = [lambda: updated(kube), lambda: None, lambda: announces(kube, "32"), lambda: shown.append("too late")]
-    apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(*steps))
+    apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock(*steps))
     assert kube.objects[G]["status"]["allocatable"] == {"x/y": "32"} and not shown
 
 
 def test_after_an_update_a_node_that_announces_nothing_is_an_error(kube):
     rolling_out(kube)
     with pytest.raises(NotInEffect, match="within 5 s: Node gpu1 doesn't announce x/y"):
-        apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(lambda: updated(kube)))
+        apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock(lambda: updated(kube)))
 
 
 def test_after_an_update_an_unavailable_api_server_ends_no_wait(kube):
@@ -285,7 +285,7 @@ def test_after_an_update_an_unavailable_api_server_ends_no_wait(kube):
         updated(kube)
         kube.failures = [None, ShareError("connection refused")]
 
-    apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock(fails, lambda: announces(kube, "32")))
+    apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock(fails, lambda: announces(kube, "32")))
     assert kube.objects[G]["status"]["allocatable"] == {"x/y": "32"}
 
 
@@ -326,7 +326,7 @@ def test_the_error_has_reasons_and_the_log_of_pods_that_arent_ready(kube):
         kube.add(pod(f"d-{number}", containerStatuses=STUCK))
     kube.logs = {"d-0": "starting\n\nno  driver\n", "d-2": "too much"}
     with pytest.raises(NotInEffect, match="not in effect within 5 s") as error:
-        apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock())
+        apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock())
     text = str(error.value)
     for part in (
         "DaemonSet n/d: 0 of 1 pod is ready",
@@ -377,7 +377,7 @@ def test_a_node_without_a_pod_of_the_daemonset_is_reported(kube):
     apply_set(kube, ALL)
     settle(kube, D)
     with pytest.raises(NotInEffect, match="no pod of DaemonSet n/d is on gpu1"):
-        apply_set(kube, ALL, wait=True, node_resources=["x/y"], waiting=clock())
+        apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock())
 
 
 names = st.sampled_from(["a", "b", "c"])

@@ -48,8 +48,10 @@ def test_not_ready_reason(live, message):
 def test_a_node_announces_its_resources():
     allocatable = {"a/b": "0", "c/d": "1"}
     node = {"kind": "Node", "metadata": {"name": "g"}, "status": {"allocatable": allocatable}}
-    assert rollout.not_ready_reason(node, ["c/d"]) is None
-    assert rollout.not_ready_reason(node, ["a/b", "c/d"]) == "Node g doesn't announce a/b"
+    assert rollout.not_ready_reason(node, {"c/d": 0}) is None
+    assert rollout.not_ready_reason(node, {"a/b": 0, "c/d": 0}) == "Node g doesn't announce a/b"
+    assert rollout.not_ready_reason(node, {"c/d": 1}) is None
+    assert rollout.not_ready_reason(node, {"c/d": 4}) == "Node g announces 1 c/d, not 4"
 
 
 def pod(name="p", node="gpu1", **status):

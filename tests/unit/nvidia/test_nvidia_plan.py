@@ -49,6 +49,7 @@ def planned(configurations=None, **more):
         "gfd": False,
         "values": {},
         "facts": {},
+        "assume_runtime": False,
     }
     return plan({**options, **more})
 
@@ -69,8 +70,9 @@ def test_a_card_of_ones_own():
         "flags": {"migStrategy": "none", "plugin": {"deviceListStrategy": ["envvar"], "deviceIDStrategy": "uuid"}},
     }
     [node] = result["nodes"]
-    assert node["resources"] == ["nvidia.com/gpu"]
+    assert node["resources"] == {"nvidia.com/gpu": 0}
     assert node["labels"] == {
+        "kubegpu.share/backend": "nvidia",
         "nvidia.com/gpu.present": "true",
         "nvidia.com/device-plugin.config": "whole",
         "nvidia.com/gpu.replicas": "1",
@@ -115,7 +117,7 @@ def test_shared_cards(given, sharing, labels, resource):
         }
     }
     assert labels.items() <= result["nodes"][0]["labels"].items()
-    assert result["groups"][0]["resources"] == [resource]
+    assert result["groups"][0]["resources"] == {resource: 0}
 
 
 class Tagged(int):
@@ -144,12 +146,13 @@ def test_nodes_with_configurations_of_their_own_are_waited_for_by_what_they_anno
         configurations, nodes=["gpu1", "gpu2", "gpu3", "gpu4"], node_configurations=chosen, mig_layouts=LAYOUTS
     )
     assert [(one["nodes"], one["resources"]) for one in result["groups"]] == [
-        (["gpu1", "gpu4"], ["nvidia.com/gpu"]),
-        (["gpu2"], ["nvidia.com/gpu.shared"]),
-        (["gpu3"], ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-3g.40gb"]),
+        (["gpu1", "gpu4"], {"nvidia.com/gpu": 0}),
+        (["gpu2"], {"nvidia.com/gpu.shared": 0}),
+        (["gpu3"], {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb.me": 0, "nvidia.com/mig-3g.40gb": 0}),
     ]
     operators = [one["metadata"]["labels"] for group in result["operator_groups"] for one in group["definitions"]]
     deployed = {f"nvidia.com/gpu.deploy.{one}": "true" for one in ("device-plugin", "operator-validator")}
+    deployed["kubegpu.share/backend"] = "nvidia"
     divided = {"nvidia.com/device-plugin.config": "unequal", "nvidia.com/mig.config": "unequal"}
     assert operators[-1] == {**divided, **deployed}
     assert operators[0] == {"nvidia.com/device-plugin.config": "whole", **deployed}
@@ -171,7 +174,7 @@ def test_the_gpu_operator_has_one_mig_strategy_and_its_own_way_to_a_card():
 def test_shared_mig_devices_by_their_profiles():
     given = {"sharing": "time-slicing", "replicas": 2, "rename": True, "mig_strategy": "mixed", "mig_layout": "seven"}
     result = planned({"m": {**given, "resources": ["nvidia.com/mig-1g.10gb"]}}, mig_layouts=LAYOUTS)
-    assert result["nodes"][0]["resources"] == ["nvidia.com/mig-1g.10gb.shared"]
+    assert result["nodes"][0]["resources"] == {"nvidia.com/mig-1g.10gb.shared": 0}
     assert codes(planned({"m": given}, mig_layouts=LAYOUTS)) == [("resource_unknown", "configurations.m.resources")]
 
 
@@ -229,6 +232,8 @@ def test_a_node_whose_runtime_has_no_way_to_a_card_is_refused():
     result = planned(nodes=["gpu1", "gpu2"], facts={"gpu2": containerd(PLAIN)})
     assert codes(result) == [("no_injection", "injection")]
     assert "gpu2" in result["problems"][0]["message"]
+    # Role runtime is planned, too.
+    assert planned(facts={"gpu1": containerd(PLAIN)}, assume_runtime=True)["problems"] == []
     assert planned(facts={"gpu1": containerd(PLAIN)}, injection="envvar", runtime_class="nvidia")["problems"] == []
 
 
@@ -236,7 +241,10 @@ def test_labels_of_the_cards_are_nvidias_where_the_cards_are_of_one_kind():
     card = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "memory_mib": 81559}
     known = {"gpu1": {"driver": {"cards": [card, {**card, "index": 1}]}}}
     shared = {"s": {"sharing": "time-slicing", "replicas": 2}}
-    labels = planned(shared, facts=known)["nodes"][0]["labels"]
+    [node] = planned(shared, facts=known)["nodes"]
+    labels = node["labels"]
+    # What the node announced before isn't taken for it.
+    assert node["resources"] == {"nvidia.com/gpu": 4}
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3-SHARED"
     assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.memory"]) == ("2", "81559")
     known["gpu1"]["driver"]["cards"][1] = {**card, "name": "another"}
@@ -245,7 +253,11 @@ def test_labels_of_the_cards_are_nvidias_where_the_cards_are_of_one_kind():
 
 def test_gpu_feature_discovery_sets_its_labels_itself():
     result = planned({"m": {"sharing": "mps", "replicas": 2}}, gfd=True)
-    assert set(result["nodes"][0]["labels"]) == {"nvidia.com/gpu.present", "nvidia.com/device-plugin.config"}
+    assert set(result["nodes"][0]["labels"]) == {
+        "kubegpu.share/backend",
+        "nvidia.com/gpu.present",
+        "nvidia.com/device-plugin.config",
+    }
     assert result["values"]["gfd"] == {"enabled": True}
 
 

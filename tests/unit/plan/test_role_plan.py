@@ -105,10 +105,14 @@ def test_with_claims_a_control_plane_has_no_step(tmp_path):
     given["gpu_node"] = facts("debian-12-bare", tmp_path)
     found = planned(host("cp1", ("control_plane",), **given))
     assert found["refusal"]["role"] == "image", "the image would be imported there"
-    given["others"] = {"localhost": {"gpu_backends": {"parts": {"extender": False, "dra": True}}}}
+    backends = {"parts": {"extender": False, "dra": True}, "gpushare": ["gpu1"]}
+    given["others"] = {"localhost": {"gpu_backends": backends}}
     found = planned(host("cp1", ("control_plane",), **given))
     assert (found["steps"], found["refusal"]) == ([], None)
+    # Nor has a node of another back end.
+    assert planned(host("gpu2", ("control_plane",), **given))["refusal"] is None
     # A control plane that has GPUs gets it.
+    backends["gpushare"].append("cp1")
     found = planned(host("cp1", ("control_plane", "gpu_nodes"), **given))
     assert found["refusal"]["role"] == "image"
 

@@ -132,6 +132,12 @@ def node(memory, count):
     return {"metadata": {"name": "n"}, "status": {"capacity": amounts, "allocatable": amounts}}
 
 
+def of(backend, number):
+    """A node of another back end."""
+    labels = {"kubegpu.share/backend": backend}
+    return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": number}}}
+
+
 @pytest.mark.parametrize(
     ("nodes", "steps", "check", "text"),
     [
@@ -144,6 +150,19 @@ def node(memory, count):
         ([node("32", "2")], 0, False, f"1 node, 2 cards, 32 GiB shared; nothing changed; next: {NEXT}"),
         ([node("32768", "1")], None, False, f"1 node, 1 card, 32768 MiB shared; next: {NEXT}"),
         ([node("32768", "1"), node("32", "1")], None, False, f"2 nodes, 2 cards, 32800 units shared; next: {NEXT}"),
+        (
+            [node("32", "2"), of("hami", "20"), of("nvidia", "2"), of("nvidia", "8")],
+            0,
+            False,
+            "1 node, 2 cards, 32 GiB shared; HAMi: 1 node, 20 nvidia.com/gpu; NVIDIA's device plugin: 2 nodes, "
+            f"10 nvidia.com/gpu; nothing changed; next: {NEXT}",
+        ),
+        (
+            [of("hami", "0")],
+            2,
+            False,
+            "HAMi: 1 node, 0 nvidia.com/gpu; 2 steps done; next: ansible-playbook kubegpu.share.verify",
+        ),
         (
             [{"metadata": {"name": "n"}}],
             1,

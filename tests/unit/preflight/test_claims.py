@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
+    NO_PARTS,
     POSSIBLE,
     SWITCHING,
     as_it_is,
@@ -36,6 +37,11 @@ def server(kind, name, namespace="gpushare-system"):
     spec = {"template": {"spec": {"containers": [{"name": "c", "image": "kubegpu/gpushare:1"}]}}}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def label_of(value):
+    """The label of a node with a back end."""
+    return {"kubegpu.share/backend" if value in ("hami", "nvidia") else "gpushare": value} if value else {}
 
 
 def wanted(**nodes):
@@ -79,9 +85,10 @@ def test_each_node_has_its_own_allocation():
         "backends"
     ]
     assert (made["extender"], made["dra"], made["hami"], made["nvidia"]) == (["gpu1"], ["gpu2"], ["gpu3"], [])
-    assert made["parts"] == {"extender": True, "dra": True} and made["claims"] == "asked"
+    assert made["parts"] == {"extender": True, "dra": True, "hami": True, "nvidia": False}
+    assert made["claims"] == "asked" and made["gpushare"] == ["gpu1", "gpu2"]
     only = read({"gpu1": "dra"})["backends"]
-    assert (only["parts"], only["claims"]) == ({"extender": False, "dra": True}, "all")
+    assert (only["parts"], only["claims"]) == ({**NO_PARTS, "dra": True}, "all")
     assert read({"gpu1": "extender"})["backends"]["claims"] == "none"
 
 
@@ -93,7 +100,7 @@ def test_a_node_keeps_what_it_has_until_it_is_taken_over(announcing):
     assert chosen({"gpu1": "extender"}, announcing, switch=["gpu1"]) == {"gpu1": ("extender", "switched")}
     made = read({"gpu1": "extender"}, announcing)["backends"]
     # The schedulers use the extender before a node announces its cards to them.
-    assert made["parts"] == {"extender": True, "dra": True} and made["extender"] == []
+    assert made["parts"] == {**NO_PARTS, "extender": True, "dra": True} and made["extender"] == []
 
 
 @pytest.mark.parametrize(
@@ -153,11 +160,11 @@ def test_auto_is_decided_and_says_why(asked, objects, given, result):
 def test_parts_that_no_node_needs_leave():
     extender, driver = server("DaemonSet", "gpushare-extender"), server("Lease", "gpushare-dra-templates")
     dedicated = server("Deployment", "gpushare-scheduler", "gpushare-scheduler")
-    assert read({"gpu1": "dra"}, node("gpu1"), extender)["backends"]["leaving"] == {"extender": True, "dra": False}
-    assert read({"gpu1": "dra"}, node("gpu1"), dedicated)["backends"]["leaving"] == {"extender": True, "dra": False}
-    assert read({"gpu1": "extender"}, node("gpu1"), driver)["backends"]["leaving"] == {"extender": False, "dra": True}
+    assert read({"gpu1": "dra"}, node("gpu1"), extender)["backends"]["leaving"] == {**NO_PARTS, "extender": True}
+    assert read({"gpu1": "dra"}, node("gpu1"), dedicated)["backends"]["leaving"] == {**NO_PARTS, "extender": True}
+    assert read({"gpu1": "extender"}, node("gpu1"), driver)["backends"]["leaving"] == {**NO_PARTS, "dra": True}
     both = read({"gpu1": "extender", "gpu2": "dra"}, node("gpu1"), node("gpu2"), extender, driver)["backends"]
-    assert both["leaving"] == {"extender": False, "dra": False}
+    assert both["leaving"] == NO_PARTS
 
 
 def test_a_scheduler_is_detected_where_one_has_the_extender():
@@ -259,11 +266,11 @@ def test_openshift_is_refused():
 
 def test_a_node_between_two_allocations_is_refused():
     both = [node("gpu1", ANNOUNCED), announced(OURS, "gpu1")]
-    text = found({"gpu1": "dra"}, *both)["two-allocations"]
-    assert "the cards of node gpu1 are given away by the device plugin and by the DRA driver" in text
+    text = found({"gpu1": "dra"}, *both)["two-backends"]
+    assert "the cards of node gpu1 are given away by the DRA driver and by the device plugin" in text
     begun = node("gpu1", annotations={SWITCHING: "dra"})
     text = found({"gpu1": "extender"}, begun)["switch-unfinished"]
-    assert "a run that was to take it over to dra ended early" in text
+    assert "a run that was to switch it to dra ended early" in text
     assert text.endswith("run the same command again: playbooks/switch.yml -e gpushare_allocation=dra --limit gpu1")
     # switch.yml goes on from both.
     for objects in (both, [begun]):
@@ -274,10 +281,82 @@ def test_a_node_between_two_allocations_is_refused():
     assert {*found({"gpu1": "dra", "gpu2": "dra"}, *others, switch=["gpu1"])} == {"claims-preemption"}
 
 
-def test_a_node_has_one_back_end():
-    text = found({"gpu1": "hami"}, node("gpu1", ANNOUNCED))["two-backends"]
-    assert text.startswith("gpu_backend: gpushare gives away the cards of node gpu1 (extender), and hami would do")
-    assert "two-backends" not in found({"gpu1": "hami"}, node("gpu1"))
+@pytest.mark.parametrize(
+    ("asked", "there", "has", "command"),
+    [
+        ("hami", node("gpu1", ANNOUNCED), "extender", "-e gpu_backend=hami"),
+        ("nvidia", node("gpu1", labels=label_of("hami")), "hami", "-e gpu_backend=nvidia"),
+        ("dra", node("gpu1", labels=label_of("hami")), "hami", "-e gpu_backend=gpushare -e gpushare_allocation=dra"),
+        (
+            "auto",
+            node("gpu1", labels=label_of("nvidia")),
+            "nvidia",
+            "-e gpu_backend=gpushare -e gpushare_allocation=auto",
+        ),
+    ],
+)
+def test_a_node_keeps_its_back_end_until_it_is_switched(asked, there, has, command):
+    assert chosen({"gpu1": asked}, there) == {"gpu1": (has, "switch-pending")}
+    text = found({"gpu1": asked}, there)["switch-pending"]
+    assert text.startswith(f"gpu_backend: node gpu1 has {has} now, and this run leaves it so")
+    assert text.endswith(f"playbooks/switch.yml {command} --limit gpu1")
+    [(allocation, code)] = chosen({"gpu1": asked}, there, switch=["gpu1"]).values()
+    assert code == "switched" and allocation in (asked, "dra")
+
+
+def test_two_back_ends_on_a_node_are_refused():
+    text = found({"gpu1": "hami"}, node("gpu1", ANNOUNCED, labels=label_of("hami")))["two-backends"]
+    assert text.startswith("gpu_backend: the cards of node gpu1 are given away by the device plugin and by HAMi")
+
+
+@pytest.mark.parametrize(
+    ("value", "id", "sentence"),
+    [
+        ("auto", "hami-scheduler-name", "leaves pods alone that name no scheduler: gpu2 have nvidia.com/gpu"),
+        ("always", "hami-takes-pods", "with always HAMi's webhook takes all pods that request nvidia.com/gpu, also"),
+    ],
+)
+def test_what_hamis_webhook_does_with_pods_of_nvidias_plugin_is_said(value, id, sentence):
+    values = {"hami_overwrite_default_scheduler": value}
+    nodes = [node("gpu1"), node("gpu2")]
+    assert sentence in found({"gpu1": "hami", "gpu2": "nvidia"}, *nodes, values=values)[id]
+    # Somebody else's plugin has them, too.
+    others = [node("gpu1"), node("gpu2", {"nvidia.com/gpu": "2"})]
+    assert sentence in found({"gpu1": "hami"}, *others, values=values)[id]
+    assert id not in found({"gpu1": "hami", "gpu2": "extender"}, *nodes, values=values)
+
+
+def test_the_gpu_operator_is_named():
+    def told(kind, api):
+        return {"apiVersion": f"nvidia.com/{api}", "kind": kind, "metadata": {"name": "one"}}
+
+    labelled = node("gpu1", labels={"nvidia.com/gpu.deploy.operands": "true"})
+    policy, claiming = told("ClusterPolicy", "v1"), told("GPUCluster", "v1alpha1")
+    assert (
+        "the GPU Operator (ClusterPolicy one) runs the device plugin on gpu1"
+        in (found({"gpu1": "nvidia"}, labelled, policy)["operator-configured"])
+    )
+    for backend in ("hami", "nvidia"):
+        text = found({"gpu1": backend}, labelled, claiming)["operator-claims"]
+        assert text.startswith("gpu_backend: GPUCluster one lets the GPU Operator allocate all cards by claims")
+    assert not {"operator-configured", "operator-claims"} & {*found({"gpu1": "extender"}, labelled, policy, claiming)}
+
+
+def test_parts_of_hami_and_nvidia_are_known_by_their_namespaces():
+    def space(name, value):
+        return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label_of(value)}}
+
+    spaces = [space("hami-system", "hami"), space("nvidia-device-plugin", "nvidia")]
+    made = read({"gpu1": "hami"}, node("gpu1", labels=label_of("hami")), *spaces)["backends"]
+    assert made["parts"] == {**NO_PARTS, "hami": True} and made["leaving"] == {**NO_PARTS, "nvidia": True}
+    # A node that the inventory doesn't have needs it.
+    others = [node("gpu1", labels=label_of("hami")), node("gpu2", labels=label_of("nvidia"))]
+    assert read({"gpu1": "hami"}, *others, *spaces)["backends"]["leaving"] == NO_PARTS
+    # Where the GPU Operator runs, its policy was changed.
+    policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy"}
+    policy["metadata"] = {"name": "p", "annotations": {"kubegpu.share/nvidia-before": "{}"}}
+    labelled = node("gpu1", labels={"nvidia.com/gpu.deploy.device-plugin": "false"})
+    assert read({"gpu1": "extender"}, labelled, policy)["backends"]["leaving"] == {**NO_PARTS, "nvidia": True}
 
 
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
@@ -301,11 +380,29 @@ def test_claims_need_no_list_of_device_ids():
     assert "device-list" not in ids("dra")
 
 
-def test_nodes_of_other_back_ends_share_nothing():
-    cluster = read({"gpu1": "nvidia"}, node("gpu1", {"nvidia.com/gpu": "2"}))
+def test_a_back_ends_own_resources_are_not_foreign_and_its_nodes_need_no_image():
     host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
-    options = Options(claims=Claims(backends=cluster["backends"]))
-    assert not {"foreign-plugin", "no-gpu-nodes"} & {one.id for one in examine_all(options, cluster, [host])}
+
+    def ids(asked, labels):
+        announcing = node("gpu1", {"nvidia.com/gpu": "2"}, labels=labels, runtime="docker://26.0.0")
+        cluster = read({"gpu1": asked}, announcing)
+        options = Options(claims=Claims(backends=cluster["backends"]))
+        return {one.id for one in examine_all(options, cluster, [host])}
+
+    for backend in ("hami", "nvidia"):
+        assert not {"foreign-plugin", "no-gpu-nodes", "image-delivery"} & ids(backend, label_of(backend))
+        assert "foreign-plugin" in ids(backend, {}), "somebody else's plugin"
+    assert "image-delivery" in ids("extender", {})
+
+
+def test_the_gpu_operators_plugin_is_configured_and_nobody_elses():
+    labels = {"nvidia.com/gpu.deploy.device-plugin": "true"}
+    for owner, problem in ((("ClusterPolicy", "cluster-policy"), False), (None, True)):
+        plugin = daemon_set("nvidia-device-plugin-daemonset", PLUGIN, owner=owner)
+        cluster = read({"gpu1": "nvidia"}, node("gpu1", {"nvidia.com/gpu": "2"}, labels=labels), plugin)
+        options = Options(claims=Claims(backends=cluster["backends"]))
+        host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
+        assert ("foreign-plugin" in {one.id for one in examine_all(options, cluster, [host])}) is problem
 
 
 def test_slices_are_read_in_one_request_where_they_may_be():
@@ -385,19 +482,37 @@ def test_a_plugin_of_others_that_has_just_left_is_no_problem():
 
 def test_nothing_is_resolved_without_a_node():
     cluster = read({})
-    assert resolve([], cluster)["parts"] == {"extender": False, "dra": False}
+    assert resolve([], cluster)["parts"] == NO_PARTS
 
 
 @pytest.mark.parametrize(
     ("labels", "parts"),
     [
-        ({"gpu1": "true", "gpu2": "true"}, {"extender": True, "dra": False}),
-        ({"gpu1": "dra", "gpu2": "dra"}, {"extender": False, "dra": True}),
-        ({"gpu1": "true", "gpu2": "dra"}, {"extender": True, "dra": True}),
+        ({"gpu1": "true", "gpu2": "true"}, {"extender"}),
+        ({"gpu1": "dra", "gpu2": "dra"}, {"dra"}),
+        ({"gpu1": "true", "gpu2": "dra"}, {"extender", "dra"}),
+        ({"gpu1": "hami", "gpu2": "nvidia"}, {"hami", "nvidia"}),
         # Servers without a node: who deployed them reads of the extender's, as ever.
-        ({"gpu1": ""}, {"extender": True, "dra": False}),
+        ({"gpu1": ""}, {"extender"}),
     ],
 )
 def test_where_nothing_is_asked_for_the_nodes_are_taken_as_they_are(labels, parts):
-    nodes = [node(name, labels={"gpushare": value} if value else {}) for name, value in labels.items()]
-    assert as_it_is(read({}, *nodes))["parts"] == parts
+    nodes = [node(name, {"nvidia.com/gpu": "2"}, labels=label_of(value)) for name, value in labels.items()]
+    assert {name for name, there in as_it_is(read({}, *nodes))["parts"].items() if there} == parts
+
+
+def test_who_takes_the_nodes_as_they_are_reads_no_objects_of_others():
+    """An account that may only read what verify.yml needs."""
+    kube = FakeKube(
+        node("gpu1", {"nvidia.com/gpu": "2"}, labels={**label_of("hami"), "nvidia.com/gpu.deploy.driver": "x"})
+    )
+    listed, asked = kube.list_all, []
+
+    def recorded(api_version, kind, *rest, **more):
+        asked.append(kind)
+        return listed(api_version, kind, *rest, **more)
+
+    kube.list_all = recorded
+    wanted_ = {"wanted": None, "values": {}, "switch": []}
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": wanted_})["backends"]["hami"] == ["gpu1"]
+    assert asked == ["Node", "ResourceSlice"]

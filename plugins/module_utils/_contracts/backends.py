@@ -1,0 +1,15 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""The back ends of a node, and the label by which a node of HAMi or NVIDIA's plugin is known as this collection's."""
+
+from __future__ import annotations
+
+# Values of gpu_backend, a node's variable.
+GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
+# On a node that role hami or nvidia_device_plugin has given to its back end, and on the namespace of that: the value of
+# gpu_backend. A node has one value, so that it never has both; their own labels may be set by others.
+LABEL = "kubegpu.share/backend"

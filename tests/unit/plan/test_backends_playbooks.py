@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbooks in a cluster of several back ends, by the real ansible-playbook and helm on a real API server.
+
+The charts, kubelet, HAMi's webhook and both device plugins are stand-ins. The nodes are no hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
+from played_plugin import PlayedPlugin
+from real_apiserver import MERGE
+from standin_cluster import NODE, Cluster, chart
+
+from lab import build
+from lab.shell import LabError
+
+pytestmark = pytest.mark.long
+
+PLAYBOOKS = ROOT / "playbooks"
+OTHER = "other"
+NVIDIA_CHART = Path(os.environ.get("KUBEGPU_NVIDIA_CHART") or ROOT / "tests/unit/nvidia/chart")
+CONTROLLERS = ("deployment", "replicaset", "daemonset", "garbage-collector", "namespace")
+
+
+class Plugin(PlayedPlugin):
+    """NVIDIA's, on the node that isn't HAMi's."""
+
+    def _node(self, node, serving):
+        if node["metadata"]["name"] == OTHER:
+            super()._node(node, serving)
+
+
+@pytest.fixture(scope="module")
+def helm():
+    try:
+        return str(build.built(build.HELM) / "helm")
+    except (LabError, OSError) as error:
+        pytest.skip(f"no helm: {error}")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with own_api_server() as api, controllers(api, *CONTROLLERS), Cluster(api).running() as made:
+        for name in (NODE, OTHER):
+            numbers = {field: {"cpu": "4", "pods": "20", "memory": "8Gi"} for field in ("capacity", "allocatable")}
+            ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+            api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": {**ready, **numbers}}, MERGE)
+        with Plugin(api, "nvidia-device-plugin"):
+            yield made
+
+
+@pytest.fixture
+def play(cluster, helm, tmp_path):
+    def run(name, *words, other="nvidia", **variables):
+        webhook = {"customURL": {"enabled": True, "host": "127.0.0.1", "port": cluster.port}}
+        given = {
+            "gpu_kubeconfig": str(cluster.api.kubeconfig),
+            "gpushare_nodes": [NODE, OTHER],
+            "preflight_ignore": ["runtime"],
+            "verify_grace": 0,
+            "hami_helm": helm,
+            "hami_chart_ref": str(chart()),
+            "hami_injection": "class",
+            "hami_wait_timeout": 90,
+            "hami_values": {"scheduler": {"admissionWebhook": webhook}},
+            "nvidia_device_plugin_helm": helm,
+            "nvidia_device_plugin_chart": str(NVIDIA_CHART),
+            "nvidia_device_plugin_wait_timeout": 90,
+            "nvidia_device_plugin_capacity_timeout": 20,
+            **variables,
+        }
+        groups = {"pool": {NODE: {"gpu_backend": "hami"}, OTHER: {"gpu_backend": other}}}
+        return run_playbook(tmp_path, PLAYBOOKS / name, *words, groups=groups, **given)
+
+    return run
+
+
+def node(cluster, name):
+    found = cluster.api.request("GET", f"/api/v1/nodes/{name}")
+    labels = found["metadata"].get("labels") or {}
+    return labels.get("kubegpu.share/backend"), found["status"]["allocatable"].get("nvidia.com/gpu", "0")
+
+
+def namespaces(cluster):
+    return {one["metadata"]["name"] for one in cluster.api.request("GET", "/api/v1/namespaces")["items"]}
+
+
+def planned(play, folder, **variables):
+    done = play("plan.yml", "-e", "plan_output=plan.json", **variables)
+    assert done.rc == 0 and done.changed == 0, done.text
+    plan = json.loads((folder / "plan.json").read_text())
+    return {(step["stage"], step["role"]) for step in plan["cluster"]["steps"]}
+
+
+def test_two_back_ends_in_one_cluster(cluster, play, tmp_path):
+    before = namespaces(cluster)
+    assert planned(play, tmp_path) == {("hami", "hami"), ("nvidia", "nvidia_device_plugin")}
+    assert namespaces(cluster) == before
+
+    done = play("site.yml")
+    assert done.rc == 0, done.text
+    assert (node(cluster, NODE), node(cluster, OTHER)) == (("hami", "10"), ("nvidia", "2"))
+    # Nothing of gpushare was looked for.
+    assert "scheduler_mode is" not in done.text and "gpushare-system" not in namespaces(cluster)
+    webhook = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/hami-webhook"
+    assert cluster.api.request("GET", webhook)["webhooks"][0]["clientConfig"]["caBundle"]
+
+    again = play("site.yml")
+    assert again.rc == 0 and again.changed == 0, again.text
+    assert "Nothing to change" in again.text and "PLAY [Deploy HAMi" in again.text, again.text
+    assert "Run step" not in again.text, "no role ran"
+
+    # A node keeps what it has.
+    other = play("site.yml", other="hami")
+    assert other.rc == 0 and other.changed == 0 and "other has nvidia now" in " ".join(other.text.split()), other.text
+
+    # The last node of NVIDIA's plugin leaves, and its parts with it.
+    role = {"role": "kubegpu.share.nvidia_device_plugin", "nvidia_device_plugin_step": "remove_nodes"}
+    given = {"gpu_kubeconfig": str(cluster.api.kubeconfig), "nvidia_device_plugin_nodes": [OTHER]}
+    left = {"hosts": "localhost", "gather_facts": False, "roles": [{**role, **given}]}
+    assert run_playbook(tmp_path, [left], nvidia_device_plugin_capacity_timeout=20).rc == 0
+    only = {"gpushare_nodes": [NODE]}
+    # HAMi's webhook takes all pods again.
+    assert planned(play, tmp_path, **only) == {("leaving", "nvidia_device_plugin"), ("hami", "hami")}
+    done = play("site.yml", **only)
+    assert done.rc == 0, done.text
+    until(lambda: namespaces(cluster) == {*before, "hami-system"}, 60)
+    again = play("site.yml", **only)
+    assert again.rc == 0 and again.changed == 0, again.text
+
+    removed = play("uninstall.yml", **only)
+    assert removed.rc == 0, removed.text
+    until(lambda: namespaces(cluster) == before, 60)
+    assert node(cluster, NODE) == (None, "0")
+    assert play("uninstall.yml", **only).changed == 0
