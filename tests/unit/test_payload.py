@@ -44,7 +44,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubelet_devices_info": (14, 62),
     "machine_config": (12, 65),
     "node_baseline": (60, 230),
-    "node_takeover": (24, 160),
+    "node_switch": (24, 160),
     "nouveau": (20, 65),
     "nvml_info": (18, 85),
     "openshift_scheduler": (19, 140),
