@@ -29,9 +29,9 @@ LIMITS: dict[str, tuple[int, int]] = {
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
-    "gpu_acceptance": (36, 260),
+    "gpu_acceptance": (37, 260),
     "gpu_allocation_check": (63, 560),
-    "gpu_allocation_info": (25, 180),
+    "gpu_allocation_info": (26, 180),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "image_build": (9, 35),

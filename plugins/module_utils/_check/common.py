@@ -43,8 +43,8 @@ def has_label(node: Node) -> bool:
 
 def backend_of(node: Node) -> str:
     """Return the other back end than gpushare that this collection has given the node to; empty for none."""
-    found = node.labels.get(backends.LABEL, "")
-    return found if found in (backends.HAMI, backends.NVIDIA) else ""
+    found = backends.given(node.labels)
+    return "" if found == backends.GPUSHARE else found
 
 
 def label_of(allocation: str) -> str:
