@@ -124,7 +124,8 @@ def test_the_steps_there_and_back(cluster, role):
     } in expressions
     assert role("cluster").changed == 0
     assert role("nodes").changed == 1
-    assert node(cluster)["labels"] == {"gpu": "on"} and node(cluster)["resource"]["allocatable"] == "10"
+    assert node(cluster)["labels"] == {"gpu": "on", "kubegpu.share/backend": "hami"}
+    assert node(cluster)["resource"]["allocatable"] == "10"
     assert role("nodes").changed == 0
     assert role("cluster").changed == 0, "a node more changes nothing of the cluster's parts"
 
