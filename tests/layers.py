@@ -24,7 +24,7 @@ LEVELS = {
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime"),
         ("_images", "_allocation", "_openshift", "_hami"),
-        ("_node", "_scheduler", "_e2e"),
+        ("_node", "_scheduler", "_e2e", "_backends"),
         ("_check", "_preflight"),
     ),
     "plugin_utils": (

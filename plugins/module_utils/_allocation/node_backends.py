@@ -169,7 +169,7 @@ class Backends(t.TypedDict):
     ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
     need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
     node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
-    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role`` and the label of its ``server``.
+    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role``, and the label of its ``server``.
     """
 
     nodes: list[NodeBackend]

@@ -12,8 +12,8 @@ import dataclasses
 import sys
 import typing as t
 
+from .._contracts import backends, hami
 from .._contracts import gpushare as contract
-from .._contracts import hami
 from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
 from .memory_limit import announced_limit
@@ -124,7 +124,8 @@ def _gpushare(node: JsonObject, found: Node) -> None:
     allocatable = _known(
         contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable"), contract.RESOURCE_MEMORY, found
     )
-    if not (text or capacity or allocatable):
+    left = _given(node) in (backends.HAMI, backends.NVIDIA)
+    if not (text or allocatable or (capacity and not left)):
         return
     part = Part(GPUSHARE if text else UPSTREAM, capacity=capacity, allocatable=allocatable)
     found.parts[GPUSHARE] = part
@@ -181,8 +182,12 @@ def _hami_or_nvidia(node: JsonObject, found: Node) -> None:
     elif register:
         _hami(register, counts, left, found)
         return
-    if any(counts.values()) or any(left.values()):
+    if any(left.values()) or (any(counts.values()) and _given(node) not in (backends.GPUSHARE, backends.HAMI)):
         _nvidia(node, counts, left, found)
+
+
+def _given(node: JsonObject) -> str:
+    return backends.given(node["metadata"].get("labels"))
 
 
 def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int], found: Node) -> None:

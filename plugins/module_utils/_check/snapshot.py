@@ -14,6 +14,7 @@ import typing as t
 
 from .._allocation.claims import Read
 from .._allocation.nodes import node_unit
+from .._contracts import backends as of_others
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card, ContractError
@@ -269,8 +270,9 @@ def _node(
         return None
     status = reader.mapping(raw.get("status"), "status")
     annotations = reader.strings(metadata.get("annotations"), "annotation")
+    labels = reader.strings(metadata.get("labels"), "label")
     plain: JsonObject = {
-        "metadata": {"name": name, "annotations": annotations},
+        "metadata": {"name": name, "annotations": annotations, "labels": labels},
         "status": {field: reader.quantities(status.get(field), field) for field in ("capacity", "allocatable")},
     }
     given = evidence_by_node.get(name)
@@ -285,7 +287,7 @@ def _node(
     return Node(
         json=plain,
         name=name,
-        labels=reader.strings(metadata.get("labels"), "label"),
+        labels=labels,
         annotations=annotations,
         ready=_ready(reader, status),
         backends=backends(plain, bool(mine)),
@@ -324,11 +326,16 @@ def _ready(reader: Reader, status: JsonObject) -> str:
 def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
     """Return the back ends that a node's resources and annotations belong to.
 
-    :param by_claims: it has slices of this collection's driver. Then a resource of which nothing is allocatable is what
-        kubelet still reports of a removed device plugin.
+    A resource of which nothing is allocatable, on a node that was given to another back end, is what kubelet still
+    reports of a removed device plugin.
+
+    :param by_claims: it has slices of this collection's driver.
     """
     annotations, found = node["metadata"]["annotations"], []
-    left = by_claims and not contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
+    given = of_others.given(node["metadata"].get("labels"))
+    left = (by_claims or given in (HAMI, NVIDIA)) and not contract.node_resource(
+        node, contract.RESOURCE_MEMORY, "allocatable"
+    )
     if annotations.get(contract.NODE_CARDS):
         found.append(GPUSHARE)
     elif not left and (
@@ -339,7 +346,7 @@ def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
         found.append(DRA)
     if annotations.get(NODE_REGISTER):
         found.append(HAMI)
-    elif any(announced(node, "capacity").values()):
+    elif any(announced(node, "allocatable" if given in (of_others.GPUSHARE, HAMI) else "capacity").values()):
         found.append(NVIDIA)
     return tuple(found)
 

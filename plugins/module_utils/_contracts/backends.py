@@ -8,8 +8,24 @@
 
 from __future__ import annotations
 
+import typing as t
+
+from .gpushare import NODE_LABEL, NODE_LABEL_VALUES
+
 # Values of gpu_backend, a node's variable.
 GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
 # On a node that role hami or nvidia_device_plugin has given to its back end, and on the namespace of that: the value of
 # gpu_backend. A node has one value, so that it never has both; their own labels may be set by others.
 LABEL = "kubegpu.share/backend"
+
+
+def given(labels: t.Any) -> str:
+    """Return the back end that a node was given to, by its labels; empty for none.
+
+    For five minutes kubelet reports the capacity of the one before, of which nothing is allocatable.
+    """
+    known = labels if isinstance(labels, dict) else {}
+    found = str(known.get(LABEL))
+    if found in (HAMI, NVIDIA):
+        return found
+    return GPUSHARE if str(known.get(NODE_LABEL)) in NODE_LABEL_VALUES else ""

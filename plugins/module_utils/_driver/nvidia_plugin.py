@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove what NVIDIA's device plugin left on a machine: module ``nvidia_plugin_leftovers``.
+"""Remove what NVIDIA's device plugin left on a machine: module ``backend_files``.
 
 A plugin that ends by itself takes its socket away, and its MPS daemon gives the cards their compute mode back. One that
 was killed doesn't, and nobody removes the MPS folder with its tmpfs, nor the CDI specification.

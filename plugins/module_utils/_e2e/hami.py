@@ -12,6 +12,7 @@ import typing as t
 
 from .._contracts import hami, hami_marks
 from .._core.errors import BadInput
+from .._core.types import JsonObject
 from . import nodes
 from .case_suite import CaseSuite
 from .cases import Case
@@ -76,6 +77,10 @@ class Hami(CaseSuite):
         raise BadInput(
             "image: not set, and the cluster has no DaemonSet of HAMi's device plugin whose image could be used"
         )
+
+    def keep_to_back_end(self, spec: JsonObject) -> None:
+        # Where NVIDIA's plugin is in the cluster, too, HAMi's webhook leaves pods alone that name no scheduler.
+        spec["schedulerName"] = hami.SCHEDULER
 
     def fits(self, case: Case) -> int:
         return fits(request_of(case), free_cards(self._register, self._client.unfinished_pods(self.node)))

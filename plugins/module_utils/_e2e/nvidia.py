@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import hami
+from .._contracts import backends, hami
 from .._contracts import nvidia_plugin as contract
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
@@ -91,6 +91,11 @@ class Nvidia(CaseSuite):
             # The labels say less, but enough for most cases.
             return {}
         return {}
+
+    def keep_to_back_end(self, spec: JsonObject) -> None:
+        # Admission refuses pods that could be bound to HAMi's nodes, and sees no name of a node.
+        [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        term["matchExpressions"] = [{"key": backends.LABEL, "operator": "NotIn", "values": [backends.HAMI]}]
 
     def fits(self, case: Case) -> int:
         node = self._client.node(self.node)

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove the files that HAMi leaves on a node, unless a container has them mounted; module hami_files."""
+"""Remove the files that HAMi leaves on a node, unless a container has them mounted; module backend_files."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Files:
 
 
 def ensure(system: System, params: JsonObject, check: bool) -> JsonObject:
-    """Remove HAMi's files; see module hami_files.
+    """Remove HAMi's files; see module backend_files.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.

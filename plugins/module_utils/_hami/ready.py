@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Wait until a release of HAMi works: pods, webhook and registered nodes; module hami_ready."""
+"""Wait until a release of HAMi works: pods, webhook and registered nodes; module backend_objects."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ from .._kube.client import Kube
 from .._kube.refs import Ref
 from .._kube.rollout import not_ready_reason
 
-ARGUMENTS: JsonObject = {
-    "release": {"type": "str", "required": True},
-    "namespace": {"type": "str", "required": True},
-    "scheduler_name": {"type": "str", "default": hami.SCHEDULER},
-    "overwrites": {"type": "bool", "default": True},
-    "proof_namespace": {"type": "str", "default": ""},
-    "nodes": {"type": "list", "elements": "str", "default": []},
-    "wait_timeout": {"type": "int", "default": 300},
-}
 INSTANCE = "app.kubernetes.io/instance"
 WORKLOADS = (("apps/v1", "Deployment"), ("apps/v1", "DaemonSet"))
 # Every Pod Security Standard allows this pod. It is never stored, so its image is never pulled.
@@ -132,7 +123,7 @@ def unregistered(kube: Kube, nodes: t.Sequence[str]) -> str:
 
 
 def ensure(kube: DryRun, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
-    """Wait; see module hami_ready.
+    """Wait; see module backend_objects.
 
     :param params: the module's options.
     :param check: change and wait for nothing; what isn't ready is in the result.

@@ -16,6 +16,7 @@ from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
 from .._contracts import hami
+from .._core.types import JsonObject
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # Variables of the extender and the device plugin alone: where a node has them, they mean those.
@@ -241,8 +242,10 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
     if not found["hami"] or not others:
         return
     variable = "hami_overwrite_default_scheduler"
-    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "value": claims.values.get(variable)}
-    if fields["value"] == "always":
+    value = claims.values.get(variable)
+    fields: JsonObject = {"others": others, "resource": resource, "value": value}
+    fields.update(scheduler=hami.SCHEDULER, label=backends.LABEL_BACKEND)
+    if value == "always":
         yield Finding(
             "hami-takes-pods",
             WARNING,
@@ -255,8 +258,9 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
         yield Finding(
             "hami-scheduler-name",
             NOTE,
-            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin",
-            "set schedulerName: {scheduler} in pods for HAMi's nodes",
+            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin; from "
+            "Kubernetes 1.30 on those are refused that another scheduler could bind to HAMi's nodes",
+            "set schedulerName: {scheduler} in pods for HAMi's nodes, and nodeSelector {label}: nvidia in others",
             variable=variable,
             fields=fields,
         )

@@ -84,6 +84,7 @@ def choose(
     classes: t.Mapping[str, str],
     wanted: str,
     runtime_class: str,
+    former: Way | None = None,
 ) -> Choice | Finding:
     """Return the way by which containers get the cards.
 
@@ -92,6 +93,7 @@ def choose(
     :param classes: handler of each RuntimeClass in the cluster, by name.
     :param wanted: ``auto``, or the way that the user names.
     :param runtime_class: the RuntimeClass that the user names; empty for none.
+    :param former: that of the release; kept while not all nodes are observed, as with ``--limit``.
     """
     named = runtime_class or next((name for name, handler in sorted(classes.items()) if handler == HANDLER), HANDLER)
     observed = [node_runtime(name, facts[name]) for name in nodes if name in facts]
@@ -103,6 +105,11 @@ def choose(
         return Choice("default")
     if wanted == "cdi":
         return Choice("cdi", "", hook)
+    if len(known) < len(nodes):
+        if former == "default" and all(one.default for one in known):
+            return Choice("default")
+        if former == "class" and all(one.handler for one in known):
+            return Choice("class", named)
     if known and len(known) == len(nodes):
         if all(one.default for one in known):
             return Choice("default")

@@ -107,7 +107,10 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
     notes, problems = list(moved.notes), list(moved.problems)
     own: JsonObject = t.cast(JsonObject, {**options, **moved.variables})
     classes = {str(one["metadata"]["name"]): str(one.get("handler", "")) for one in cluster["runtime_classes"]}
-    way = runtime.choose(options["nodes"], cluster["facts"], classes, options["injection"], options["runtime_class"])
+    former = _former(cluster["release"].get("values"))
+    way = runtime.choose(
+        options["nodes"], cluster["facts"], classes, options["injection"], options["runtime_class"], former
+    )
     if isinstance(way, dict):
         problems += [] if cluster["assume_runtime"] else [way]
         way = runtime.Choice("default")
@@ -139,6 +142,15 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
         "notes": notes,
         "problems": problems,
     }
+
+
+def _former(values: JsonObject | None) -> runtime.Way | None:
+    """Return the way of a release by its values; None without one."""
+    if values is None:
+        return None
+    if get(values, "devicePlugin.deviceListStrategy") not in (MISSING, "envvar"):
+        return "cdi"
+    return "class" if get(values, "devicePlugin.runtimeClassName") not in (MISSING, "") else "default"
 
 
 def _own_values(options: Options, version: str, way: runtime.Choice, overwrites: bool) -> JsonObject:

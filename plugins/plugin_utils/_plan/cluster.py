@@ -17,11 +17,10 @@ import typing as t
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from ...module_utils._allocation import device_resources, stale_status
+from ...module_utils._backends import cluster as backend
 from ...module_utils._contracts import claim_templates
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
-from ...module_utils._hami import leftovers, ready
 from ...module_utils._kube import apply_set, client, helm
 from ...module_utils._kube.client import Kube, RealKube, auth_arguments
 from ...module_utils._kube.refs import Ref
@@ -89,23 +88,11 @@ Work = t.Callable[[Kube, JsonObject], JsonObject]
 
 # By module: its options, and its function in check mode.
 MODULES: dict[str, tuple[JsonObject, Work]] = {
+    "backend_objects": (backend.ARGUMENTS, lambda kube, params: backend.ensure(kube, params, True)),
     "cluster_info": (detect.ARGUMENTS, detect.collect),
     "cluster_objects": (apply_set.ARGUMENTS, lambda kube, params: apply_set.ensure(kube, params, True)),
     "gpu_operator": (gpu_operator.ARGUMENTS, lambda kube, params: gpu_operator.work(kube, params, True)),
     "kubeadm_config": (kubeadm.ARGUMENTS, _kubeadm_config),
-    "device_resources": (
-        {**auth_arguments(), **device_resources.ARGUMENTS},
-        lambda kube, params: device_resources.remove(kube, params, True),
-    ),
-    "hami_leftovers": (
-        {**auth_arguments(), **leftovers.ARGUMENTS},
-        lambda kube, params: leftovers.ensure(kube, params, True),
-    ),
-    "hami_ready": ({**auth_arguments(), **ready.ARGUMENTS}, lambda kube, params: ready.ensure(kube, params, True)),
-    "node_announcements": (
-        {**auth_arguments(), **stale_status.ARGUMENTS},
-        lambda kube, params: stale_status.remove_stale(kube, params, True),
-    ),
 }
 
 

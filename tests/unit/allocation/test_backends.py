@@ -25,6 +25,7 @@ from allocation_snapshots import (
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import allocation
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import draw_bar, table
+from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import backends
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 
 
@@ -298,6 +299,42 @@ def test_a_node_of_two_backends():
     assert (other["backend"], other["total"], other["used"]) == ("nvidia", 2, 2)
     assert [each["name"] for each in other["pending"]] == ["b", "c"]
     assert "Also nvidia:" in table(found)
+
+
+@pytest.mark.parametrize(
+    ("labels", "resources", "expected"),
+    [
+        # As long as nothing is allocatable of it.
+        (
+            {"gpushare": "true"},
+            {"capacity": {"nvidia.com/gpu": "20"}, "allocatable": {"nvidia.com/gpu": "0"}},
+            ["gpushare"],
+        ),
+        (
+            {"gpushare": "true"},
+            {"capacity": {"nvidia.com/gpu": "2"}, "allocatable": {"nvidia.com/gpu": "2"}},
+            ["gpushare", "nvidia"],
+        ),
+        ({}, {"capacity": {"nvidia.com/gpu": "2"}, "allocatable": {"nvidia.com/gpu": "0"}}, ["gpushare", "nvidia"]),
+    ],
+)
+def test_what_kubelet_still_reports_of_the_back_end_before_is_none_of_the_node(labels, resources, expected):
+    switched = ours()
+    switched["metadata"]["labels"] = labels
+    for field, more in resources.items():
+        switched["status"][field].update(more)
+    assert one(allocation([switched], []))["backends"] == expected
+    assert set(backends(switched)) == set(expected)
+
+
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+def test_gpushares_units_of_before_are_none_of_another_back_ends_node(backend):
+    switched = hami_node() if backend == "hami" else nvidia_node(gpu=2)
+    for labels, expected in (({"kubegpu.share/backend": backend}, {backend}), ({}, {"gpushare-upstream", backend})):
+        switched["metadata"]["labels"] = labels
+        switched["status"]["capacity"]["aliyun.com/gpu-mem"] = "32"
+        switched["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0"
+        assert set(one(allocation([switched], []))["backends"]) == set(backends(switched)) == expected
 
 
 def test_totals_never_add_different_units():

@@ -79,6 +79,8 @@ class Cluster(FakeKube):
             "nodeSelectorTerms"
         ]
         [name] = term["matchFields"][0]["values"]
+        not_hamis = {"key": "kubegpu.share/backend", "operator": "NotIn", "values": ["hami"]}
+        assert term["matchExpressions"] == [not_hamis], "admission refuses other pods where HAMi is"
         there = self.objects[Ref("v1", "Node", "", name)]
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
         [(resource, wanted)] = [(key, int(value)) for key, value in limits.items() if key.startswith("nvidia")]

@@ -70,6 +70,7 @@ class Cluster(FakeKube):
 
     def schedule(self, ref):
         pod = self.objects[ref]
+        assert pod["spec"]["schedulerName"] == "hami-scheduler", "the webhook may leave other pods alone"
         limits = {
             key: int(value)
             for key, value in pod["spec"]["containers"][0]["resources"]["limits"].items()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._backends import cluster as backend
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._hami import leftovers, ready
@@ -68,7 +69,7 @@ def a(kind, name, api_version="v1", namespace=NAMESPACE, annotations=None, label
 
 
 def remove(kube, scope="nodes", check=False, **params):
-    given = {name: one.get("default") for name, one in leftovers.ARGUMENTS.items()}
+    given = {name: one.get("default") for name, one in backend.ARGUMENTS.items()}
     clock = FakeClock()
     waiting = Waiting(timeout=30, sleep=clock.sleep, now=clock.now)
     kube.clock = clock
@@ -207,7 +208,7 @@ def deployment(available):
 
 
 def wait(kube, **params):
-    given = {name: one.get("default") for name, one in ready.ARGUMENTS.items()}
+    given = {name: one.get("default") for name, one in backend.ARGUMENTS.items()}
     given |= {"release": "hami", "namespace": NAMESPACE, "proof_namespace": "default", **params}
     clock = FakeClock()
     return ready.ensure(kube, given, False, Waiting(timeout=10, sleep=clock.sleep, now=clock.now))

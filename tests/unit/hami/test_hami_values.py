@@ -210,6 +210,22 @@ def test_an_unknown_way_is_refused(found, code):
     assert codes(planned["problems"]) == [(code, "hami_injection")] and "gpu2" in planned["problems"][0]["message"]
 
 
+def test_a_run_that_observes_some_nodes_keeps_the_way_of_the_release():
+    """With --limit; another way would change the pods of the others."""
+
+    def chosen(former, observed):
+        values = plan(options(nodes=["gpu1", "gpu2"], injection=former), a_cluster())["release_values"]
+        recorded = {"status": "deployed", "chart_version": "0", "values": values}
+        objects = [{"metadata": {"name": "nvidia"}, "handler": "nvidia"}]
+        cluster = a_cluster(facts={"gpu1": observed}, release=recorded, runtime_classes=objects)
+        return plan(options(nodes=["gpu1", "gpu2"], injection="auto"), cluster)["release_values"]["devicePlugin"]
+
+    assert chosen("default", facts("nvidia", True))["runtimeClassName"] == ""
+    assert chosen("class", facts("nvidia", True))["runtimeClassName"] == "nvidia"
+    # What the observed node can't do isn't kept.
+    assert chosen("default", facts(handler=True))["runtimeClassName"] == "nvidia"
+
+
 # --------------------------------------------------------------------------- rendered chart
 
 

@@ -14,6 +14,7 @@ import pytest
 from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
 from played_plugin import PlayedPlugin
 from real_apiserver import MERGE
+from simulated_driver import CARDS, VERSION, compiled
 from standin_cluster import NODE, Cluster, chart
 
 from lab import build
@@ -27,12 +28,42 @@ NVIDIA_CHART = Path(os.environ.get("KUBEGPU_NVIDIA_CHART") or ROOT / "tests/unit
 CONTROLLERS = ("deployment", "replicaset", "daemonset", "garbage-collector", "namespace")
 
 
+CANARY = "kubegpu.share/switch-canary"
+# Namespace, scheduler and limits of each.
+CANARIES = []
+
+
+def label(found):
+    return (found["metadata"].get("labels") or {}).get("kubegpu.share/backend")
+
+
+class Hami(Cluster):
+    """HAMi's, unless the node is NVIDIA's."""
+
+    def _node(self):
+        if label(self.api.request("GET", f"/api/v1/nodes/{NODE}")) != "nvidia":
+            super()._node()
+
+
 class Plugin(PlayedPlugin):
-    """NVIDIA's, on the node that isn't HAMi's."""
+    """NVIDIA's, on nodes that aren't HAMi's. Beside it, the pods that prove a switch end."""
 
     def _node(self, node, serving):
-        if node["metadata"]["name"] == OTHER:
+        if label(node) != "hami":
             super()._node(node, serving)
+
+    def _pod(self, pod):
+        if CANARY not in (pod["metadata"].get("labels") or {}):
+            super()._pod(pod)
+
+    def _before(self):
+        for pod in self._get(f"/api/v1/pods?labelSelector={CANARY}")["items"]:
+            metadata, spec = pod["metadata"], pod["spec"]
+            if pod["status"].get("phase") == "Pending" and not metadata.get("deletionTimestamp"):
+                limits = spec["containers"][0]["resources"]["limits"]
+                CANARIES.append((metadata["namespace"], spec["schedulerName"], limits))
+                path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+                self.server.request("PATCH", path, {"status": {"phase": "Succeeded"}}, MERGE)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +76,7 @@ def helm():
 
 @pytest.fixture(scope="module")
 def cluster():
-    with own_api_server() as api, controllers(api, *CONTROLLERS), Cluster(api).running() as made:
+    with own_api_server() as api, controllers(api, *CONTROLLERS), Hami(api).running() as made:
         for name in (NODE, OTHER):
             numbers = {field: {"cpu": "4", "pods": "20", "memory": "8Gi"} for field in ("capacity", "allocatable")}
             ready = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -55,23 +86,30 @@ def cluster():
 
 
 @pytest.fixture
-def play(cluster, helm, tmp_path):
+def usual(cluster, helm):
+    webhook = {"customURL": {"enabled": True, "host": "127.0.0.1", "port": cluster.port}}
+    return {
+        "gpu_kubeconfig": str(cluster.api.kubeconfig),
+        "hami_helm": helm,
+        "hami_chart_ref": str(chart()),
+        "hami_injection": "class",
+        "hami_wait_timeout": 90,
+        "hami_values": {"scheduler": {"admissionWebhook": webhook}},
+        "nvidia_device_plugin_helm": helm,
+        "nvidia_device_plugin_chart": str(NVIDIA_CHART),
+        "nvidia_device_plugin_wait_timeout": 90,
+        "nvidia_device_plugin_capacity_timeout": 20,
+    }
+
+
+@pytest.fixture
+def play(usual, tmp_path):
     def run(name, *words, other="nvidia", **variables):
-        webhook = {"customURL": {"enabled": True, "host": "127.0.0.1", "port": cluster.port}}
         given = {
-            "gpu_kubeconfig": str(cluster.api.kubeconfig),
+            **usual,
             "gpushare_nodes": [NODE, OTHER],
             "preflight_ignore": ["runtime"],
             "verify_grace": 0,
-            "hami_helm": helm,
-            "hami_chart_ref": str(chart()),
-            "hami_injection": "class",
-            "hami_wait_timeout": 90,
-            "hami_values": {"scheduler": {"admissionWebhook": webhook}},
-            "nvidia_device_plugin_helm": helm,
-            "nvidia_device_plugin_chart": str(NVIDIA_CHART),
-            "nvidia_device_plugin_wait_timeout": 90,
-            "nvidia_device_plugin_capacity_timeout": 20,
             **variables,
         }
         groups = {"pool": {NODE: {"gpu_backend": "hami"}, OTHER: {"gpu_backend": other}}}
@@ -138,3 +176,54 @@ def test_two_back_ends_in_one_cluster(cluster, play, tmp_path):
     until(lambda: namespaces(cluster) == before, 60)
     assert node(cluster, NODE) == (None, "0")
     assert play("uninstall.yml", **only).changed == 0
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """NVML of a node without a process."""
+    library = compiled(tmp_path / "driver", VERSION)
+    (tmp_path / "cards").write_text(CARDS)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library if library.is_dir() else library.parent))
+    monkeypatch.setenv("KUBEGPU_SIM_CARDS", str(tmp_path / "cards"))
+
+
+def test_a_node_is_switched_to_hami_and_from_it_to_nvidias_plugin(cluster, usual, driver, tmp_path):
+    cluster.api.request(
+        "PATCH", f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"kubernetes.io/hostname": NODE}}}, MERGE
+    )
+    folders = {"hami_library_folder": str(tmp_path), "nvidia_device_plugin_mps_root": f"{tmp_path}/run/mps"}
+    folders["nvidia_device_plugin_kubelet_root"] = str(tmp_path)
+
+    def switch(backend, **variables):
+        play = {"hosts": NODE, "gather_facts": False, "serial": 1, "roles": ["kubegpu.share.switch"]}
+        given = {**usual, **folders, "gpu_backend": backend, "switch_canary_timeout": 60, **variables}
+        return run_playbook(tmp_path, [play], groups={"gpu_nodes": [NODE]}, **given)
+
+    CANARIES.clear()
+    failed = switch(
+        "hami", hami_values={"scheduler": {"admissionWebhook": {"customURL": {"enabled": False}}}}, hami_wait_timeout=5
+    )
+    assert failed.rc != 0 and "Run the same command again" in failed.text, failed.text
+    found = cluster.api.request("GET", f"/api/v1/nodes/{NODE}")
+    assert found["spec"]["unschedulable"] and found["metadata"]["annotations"]["kubegpu.share/switch"] == "hami"
+    done = switch("hami")
+    assert done.rc == 0, done.text
+    assert node(cluster, NODE) == ("hami", "10")
+    assert [(one, scheduler) for one, scheduler, _limits in CANARIES] == [("default", "hami-scheduler")]
+    assert CANARIES[0][2]["nvidia.com/gpumem"] == "256"
+    assert switch("hami").changed == 0
+
+    CANARIES.clear()
+    (tmp_path / "vgpu").mkdir()
+    done = switch("nvidia")
+    assert done.rc == 0, done.text
+    assert node(cluster, NODE) == ("nvidia", "2")
+    assert CANARIES == [("nvidia-device-plugin", "default-scheduler", {"nvidia.com/gpu": "1"})]
+    assert not (tmp_path / "vgpu").exists(), "HAMi's files are gone from the machine"
+    found = cluster.api.request("GET", f"/api/v1/nodes/{NODE}")
+    assert not found["spec"].get("unschedulable"), found["spec"]
+    assert not [
+        name
+        for name in found["metadata"]["annotations"]
+        if name.startswith(("kubegpu.share/switch", "hami.io/node-nvidia"))
+    ]
