@@ -14,7 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, told
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
 
 # When site.yml runs its checks.
@@ -25,6 +25,7 @@ ARGUMENTS: JsonObject = {
     "schedulers": {"type": "list", "elements": "str", "default": []},
     "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
     "claims": {"type": "bool", "default": False},
+    "alone": {"type": "list", "elements": "str", "default": []},
     "output": {"type": "path"},
 }
 
@@ -40,7 +41,8 @@ class ActionModule(ShareAction):
         planner = Planner(self, task_vars or {}, params["machines"])
         hosts = untagged({name: planner.machine(name) for name in params["machines"]})
         made = planner.cluster(cluster)
-        plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS)
+        alone = _nodes(params, task_vars or {})
+        plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS, alone=alone)
         if plan.empty and not plan.refusals:
             plan = dataclasses.replace(plan, unverified=cluster.unverified(params))
         data = plan.result()
@@ -56,12 +58,40 @@ class ActionModule(ShareAction):
             # Without the data, which Ansible would print.
             refused = "; ".join(dict.fromkeys(f"{one['role']}: {one['reason']}" for _name, one in plan.refusals))
             return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
+        if plan.beyond:
+            what = "; ".join(told(name, step) for name, step in plan.beyond)
+            return {
+                "changed": False,
+                "failed": True,
+                "beyond": [{"where": name, **step} for name, step in plan.beyond],
+                "msg": f"More than {', '.join(alone)} would change: {what}. Nothing was changed. site.yml makes these "
+                "changes; run it first, then this again.",
+            }
         if plan.empty:
             # The nodes that the plan has read: without changes nothing else is there at the end.
             nodes = cluster.nodes(params)
             slices = cluster.slices(params) if params["claims"] and nodes is not None else None
             result["summary"] = None if nodes is None else dataclasses.asdict(summary(nodes, data, False, slices))
         return result
+
+
+def _nodes(params: JsonObject, variables: JsonObject) -> dict[str, str]:
+    """Return the nodes beside which nothing may change, by host.
+
+    :raises BadInput: one is no GPU node of this run.
+    """
+    hostvars, machines = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_nodes", [])
+    found: dict[str, str] = {}
+    for name in params["alone"]:
+        found[name] = str((hostvars[name].get("gpu_node_name") if name in machines else None) or name)
+        if name in machines and name not in params["machines"]:
+            raise BadInput(f"Host {name} isn't in this run: leave --limit out, or name it there, with localhost")
+        wanted = [one["node"] for one in hostvars["localhost"]["gpu_backends"]["nodes"]]
+        if found[name] not in wanted:
+            raise BadInput(
+                f"{name} is neither a host of the group gpu_nodes nor in gpushare_nodes: add it to the inventory"
+            )
+    return found
 
 
 def _write(given: str, data: JsonObject) -> str:

@@ -28,6 +28,13 @@ description:
     slots, cards), and those beyond wait; the annotations, the environment, nvidia-smi and the program of O(allocate_command) in the containers show the
     parts. Each step has what it C(proves), and C(by) which evidence. What only real cards can show, such as the speed with a part of the cores, is
     V(UNKNOWN). O(cases) adds cases.
+  - >-
+    O(suite=nvidia) does the same on a node of NVIDIA's device plugin. Which cases run follows from how the node announces its cards, by the plugin's
+    configuration or else by the node's labels: exclusive, time-slicing, MPS, MIG with strategy single or mixed; shared cards with another name or the same,
+    and whether a container may request two replicas.
+  - >-
+    O(suite=all) runs a suite for each kind of node that the cluster has, one after another: V(workloads) for the extender's and for those of claims,
+    V(hami), and V(nvidia) for each configuration. The steps have C(suite) and C(node) then, and C(suites) has the outcome of each.
   - Sizes are computed from what is free. A step that a cluster can't show, such as W3 where every node has one card, is V(skipped) with the
     reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
   - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
@@ -66,12 +73,13 @@ options:
   suite:
     description: The suite to run.
     type: str
-    choices: [workloads, canary, hami]
+    choices: [workloads, canary, hami, nvidia, all]
     default: workloads
   namespace:
     description:
       - Name of the suite's namespace, which carries the label C(kubegpu.share/acceptance) with the suite's name.
-      - Defaults to V(kubegpu-acceptance) for O(suite=workloads), V(gpushare-canary) for O(suite=canary), and V(hami-acceptance) for O(suite=hami).
+      - Defaults to V(kubegpu-acceptance) for O(suite=workloads), V(gpushare-canary) for O(suite=canary), V(hami-acceptance) for
+        O(suite=hami), and V(nvidia-acceptance) for O(suite=nvidia).
       - If a namespace of this name without the label exists, the module fails.
     type: str
   image:
@@ -106,6 +114,7 @@ options:
     default: 120
   allocate_command:
     description:
+      - For O(suite=nvidia) with MPS, a command that allocates more than a replica's part of the card's memory. It must fail.
       - For O(suite=hami), a command that allocates 2000 MiB and ends with 0 if it succeeds. It must fail in a container of 1000 MiB and succeed in one of
         3000 MiB.
       - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
@@ -116,12 +125,28 @@ options:
     type: list
     elements: str
     default: []
+  program_command:
+    description:
+      - A program that computes, as a list of arguments, which ends with 0 if that worked; CUDA's sample vectorAdd for example. It runs in a container with a
+        device or a share of each back end, for at most 30 seconds.
+      - Without it the case is V(UNKNOWN), and O(suite=workloads) has no such step (W6a).
+    type: list
+    elements: str
+    default: []
+  program_image:
+    description: The image that has O(program_command), and C(sleep). Defaults to O(image).
+    type: str
   cases:
     description:
-      - More cases for O(suite=hami), each with C(id), C(title), C(proves), C(evidence) (of scheduling, annotation, environment, device nodes, NVML,
-        exit code, silicon) and C(limits) of the pods.
-      - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created.
-      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows).
+      - More cases for O(suite=hami) and O(suite=nvidia), each with C(id), C(title), C(proves), C(evidence) (of scheduling, admission, annotation, environment,
+        device nodes, NVML, exit code, silicon) and C(limits) of the pods. In C(limits) of O(suite=nvidia) C(card) is the resource that the node announces.
+      - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created; with C(beyond_cards) they are
+        one more than the node has cards. With C(refused) kubelet has to end them, for a reason that contains it.
+      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows), and C(times) lines (by
+        default 1) have to match the regular expression C(finds). With C(distinct) it runs in all pods, whose outputs all differ (V(true)) or aren't all
+        different (V(false)).
+      - C(suite) is V(hami) or V(nvidia) for a case of one of them only. C(kinds) is what the node of O(suite=nvidia) has to be, of exclusive, shared,
+        time-slicing, mps, mig, mig-single, mig-mixed, renamed, same-name, one-each and several-each.
     type: list
     elements: dict
     default: []
@@ -163,7 +188,9 @@ acceptance:
       type: str
       sample: PASS
     steps:
-      description: The steps in order (id, title, result, what happened and what to do).
+      description: >-
+        The steps in order (id, title, result, what happened and what to do, and C(unshown), whether only a real card or a program that nobody named could
+        show it).
       type: list
       elements: dict
       sample:
@@ -192,6 +219,10 @@ acceptance:
       description: Names of the nodes of the other allocation, where a cluster has nodes of both.
       type: list
       elements: str
+    suites:
+      description: With O(suite=all), the outcome of each suite in the same form.
+      type: list
+      elements: dict
 table:
   description: The steps as text.
   returned: success
@@ -214,18 +245,17 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import ru
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import (
-    CANARY,
-    HAMI,
+    ALL,
     WORKLOADS,
     Options,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import SUITES, run, run_all
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
 
 
 def main() -> None:
     arguments: JsonObject = {
-        "suite": {"type": "str", "choices": [WORKLOADS, CANARY, HAMI], "default": WORKLOADS},
+        "suite": {"type": "str", "choices": [*SUITES, ALL], "default": WORKLOADS},
         "namespace": {"type": "str"},
         "image": {"type": "str"},
         "image_pull_policy": {
@@ -240,6 +270,8 @@ def main() -> None:
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
         "allocate_command": {"type": "list", "elements": "str", "default": []},
+        "program_command": {"type": "list", "elements": "str", "default": []},
+        "program_image": {"type": "str"},
         "cases": {"type": "list", "elements": "dict", "default": []},
     }
     module = AnsibleModule(argument_spec={**auth_arguments(), **arguments}, supports_check_mode=True)
@@ -247,7 +279,8 @@ def main() -> None:
     def work() -> JsonObject:
         options = Options(**{name: module.params[name] for name in arguments if module.params[name] is not None})
         kube = RealKube.of_module(module)
-        return {**run(kube, PodExec(kube), options, module.check_mode)}
+        suite = run_all if options.suite == ALL else run
+        return {**suite(kube, PodExec(kube), options, module.check_mode)}
 
     run_module(module, work)
 

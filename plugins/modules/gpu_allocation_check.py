@@ -256,14 +256,15 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._check.collect import ARGUMENTS, check
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
 
     def work() -> JsonObject:
-        kube = RealKube.of_module(module)
+        kube = connect(module)
         return check(kube, module.params, cluster=kube.server)
 
     run_module(module, work)

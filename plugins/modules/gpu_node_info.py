@@ -303,10 +303,13 @@ gpu_node:
           type: dict
         others:
           description: >-
-            Sources of the installed driver: V(runfile), V(gpu-operator), and by packages V(nvidia), V(distribution), V(graphics-ppa), V(rpmfusion),
-            V(elrepo), V(negativo17). More than one is a conflict.
+            Sources of the installed driver: V(gpu-operator), V(gke), V(aks) or V(eks) where a container or the cloud provides it, V(runfile), and by packages
+            V(nvidia), V(distribution), V(graphics-ppa), V(rpmfusion), V(elrepo), V(negativo17). More than one is a conflict, but for what a cloud installs.
           type: list
           elements: str
+        root:
+          description: The root of the driver's files, V(/) but for a driver container of the GPU Operator.
+          type: str
     memory_limit:
       description: Whether it is C(possible) to limit the GPU memory of a container, and the unmet conditions (C(why)).
       type: dict

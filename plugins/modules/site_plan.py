@@ -39,6 +39,14 @@ options:
     description: Whether claims allocate cards of a node. Then those of the DRA driver's ResourceSlices are counted, too.
     type: bool
     default: false
+  alone:
+    description:
+      - GPU nodes, by their hosts of the inventory, beside which nothing may change. It fails where something else would, and returns those steps as
+        C(beyond), each with C(where).
+      - Empty where anything may change.
+    type: list
+    elements: str
+    default: []
   output:
     description: Path of a JSON file for the plan, relative to the current directory. It is written in check mode, too.
     type: path

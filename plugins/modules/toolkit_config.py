@@ -50,6 +50,13 @@ options:
         variable. V(false) requires that containers get their GPUs by CDI.
     type: bool
     default: true
+  driver_root:
+    description:
+      - The root of the driver's files, C(/run/nvidia/driver) for the driver container of NVIDIA's GPU Operator. It is set as C(nvidia-container-cli.root) in
+        C(config.toml), which the runtime and C(nvidia-ctk cdi generate) read.
+      - With V(/), the machine's own driver, a root that this module has set is taken out again.
+    type: path
+    default: /
   keep:
     description: Files that existed before the toolkit and that O(state=absent) keeps, without this collection's settings.
     type: list

@@ -259,15 +259,23 @@ def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path
     old = [body(f"old-{number}", container(lab, 3)) for number in range(4)]
     two = body("old-two", container(lab, 2), container(lab, 1, name="c1"))
     cards = body("old-cards", container(lab, 4), annotations={"kubegpu.share/card-count": "2"})
+    both = {"kubegpu.share/card-count": "2"}
+    grid = body("old-grid", container(lab, 4), container(lab, 2, name="c1"), annotations=both)
     new = [claimed(lab, f"new-{number}", amount) for number, amount in enumerate((1, 2, 4))]
-    names = make(lab, *old, two, cards, *new)
+    names = make(lab, *old, two, cards, grid, *new)
     try:
         running = lab.api.wait_running(space, names, 180)
         for pod in running:
             assert cards_of(lab, pod) == given(lab, pod)
         assert len(given(lab, lab.api.pod(space, "old-cards"))) == 2
+        # Each container of the last one sees both cards, with its own half of its units on each.
+        seen = [set(re.findall(r"GPU-[0-9a-f-]+", lab.inside(space, "old-grid", one, "nvidia-smi", "-L")))
+                for one in ("c0", "c1")]  # fmt: skip
+        assert seen == [given(lab, lab.api.pod(space, "old-grid"))] * 2 and len(seen[0]) == 2
+        units = [lab.inside(space, "old-grid", one, "printenv", "ALIYUN_COM_GPU_MEM_CONTAINER") for one in ("c0", "c1")]
+        assert [one.strip() for one in units] == ["4", "2"]
         assert inspected(lab) == by_the_api(lab)
-        assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 7
+        assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 6 + 7
         numbers = compared(verified(lab, tmp_path))
         least = {"D1": 4, "D2": 2, "D3": 4, "D4": len(names), "D5": len(names), "D6": len(names), "D7": len(names) + 1}
         least |= {"D8": len(names), "D9": 4, "D10": 9, "S1": 3, "S4": 2}
@@ -279,6 +287,34 @@ def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path
     finally:
         delete_pods(lab, space, names)
     until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_spread_offers_the_emptiest_card_first(lab: Lab, space: str) -> None:
+    node = lab.gpu_nodes[0]
+
+    def place(value: str) -> None:
+        done = lab.playbook(SITE, "-e", "gpushare_allocation=dra", "-e", f"gpushare_placement={value}")
+        assert done.rc == 0, done.out[-8000:]
+
+    def ordered() -> bool:
+        amounts = held(lab)
+        found = [amounts.get(one["name"], 0) for one in slices(lab, node)]
+        assert found == sorted(found), found
+        return True
+
+    names: list[str] = []
+    place("spread")
+    try:
+        for number in range(4):
+            names += make(lab, body(f"spread-{number}", container(lab, 3), node=node))
+            lab.api.wait_running(space, names[-1:], 120)
+            until(ordered, "the emptiest card comes first", 30)
+        assert sorted(held(lab).values()) == [6, 6]
+    finally:
+        delete_pods(lab, space, names)
+        place("binpack")
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+    assert [one["attributes"]["index"]["int"] for one in slices(lab, node)] == [0, 1]
 
 
 def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path) -> None:

@@ -29,9 +29,11 @@ LIMITS: dict[str, tuple[int, int]] = {
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
-    "gpu_acceptance": (37, 260),
-    "gpu_allocation_check": (63, 560),
-    "gpu_allocation_info": (26, 180),
+    # With the cases of every back end; it runs once, on the controller.
+    "gpu_acceptance": (42, 290),
+    # With both readers: kubernetes' client is there for kubeconfigs that need it, and not imported otherwise.
+    "gpu_allocation_check": (65, 570),
+    "gpu_allocation_info": (26, 182),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "image_build": (9, 35),
@@ -42,7 +44,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubelet_devices_info": (14, 62),
     "machine_config": (12, 65),
     "node_baseline": (60, 230),
-    "node_takeover": (24, 160),
+    "node_switch": (24, 160),
     "nouveau": (20, 65),
     "nvml_info": (18, 85),
     "openshift_scheduler": (19, 140),

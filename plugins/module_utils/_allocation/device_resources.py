@@ -4,18 +4,14 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove the resources that a device plugin left in its nodes' status when it went; module ``backend_objects``.
-
-kubelet announces a vanished plugin's resource with nothing allocatable: its former size for five minutes, then 0 for
-good, which nobody removes.
-"""
+"""Remove the resources that a device plugin left in its nodes' status when it went; module ``backend_objects``."""
 
 from __future__ import annotations
 
 import fnmatch
 import typing as t
 
-from .._contracts.gpushare import node_resource
+from .._contracts.gpushare import STATUS_FIELDS, left_behind, node_resource
 from .._core.errors import NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -23,7 +19,6 @@ from .._core.wait import Waiting
 from .._kube.client import Kube
 from .._kube.refs import Ref
 
-FIELDS = ("capacity", "allocatable")
 PAUSE = 5.0
 
 
@@ -38,42 +33,34 @@ class Resources:
         self._refs = [Ref("v1", "Node", "", name) for name in nodes]
         self._patterns = patterns
 
-    def observe(self) -> dict[Ref, dict[str, dict[str, int]]]:
-        """Return the resources of each node that exists: by name, the numbers in its capacity and allocatable."""
-        found = {}
-        for ref in self._refs:
-            node = self._kube.get(ref)
-            if node is not None:
-                found[ref] = self._numbers(node)
-        return found
+    def observe(self) -> dict[Ref, JsonObject]:
+        """Return the nodes that exist."""
+        found = ((ref, self._kube.get(ref)) for ref in self._refs)
+        return {ref: node for ref, node in found if node is not None}
 
-    def _numbers(self, node: JsonObject) -> dict[str, dict[str, int]]:
+    def _names(self, node: JsonObject) -> list[str]:
         status = node.get("status") or {}
-        names = {name for field in FIELDS for name in status.get(field) or {} if self._matches(name)}
-        return {name: {field: node_resource(node, name, field) for field in FIELDS} for name in sorted(names)}
+        names = {name for field in STATUS_FIELDS for name in status.get(field) or {}}
+        return [name for name in sorted(names) if any(fnmatch.fnmatchcase(name, one) for one in self._patterns)]
 
-    def _matches(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
-
-    def plan(self, state: dict[Ref, dict[str, dict[str, int]]]) -> Plan:
+    def plan(self, state: dict[Ref, JsonObject]) -> Plan:
         changes = []
-        for ref, resources in state.items():
-            gone = [name for name, numbers in resources.items() if not any(numbers.values())]
-            if gone:
+        for ref, node in state.items():
+            if gone := list(left_behind(node, self._names(node))):
                 changes.append(Change(f"{ref} status", "".join(f"{name}: 0\n" for name in gone), "", (ref, gone)))
         return Plan(tuple(changes))
 
-    def apply(self, state: dict[Ref, dict[str, dict[str, int]]], plan: Plan) -> None:
+    def apply(self, state: dict[Ref, JsonObject], plan: Plan) -> None:
         for change in plan.changes:
             ref, gone = change.step
-            self._kube.patch(ref, {"status": {field: dict.fromkeys(gone) for field in FIELDS}}, "status")
+            self._kube.patch(ref, {"status": {field: dict.fromkeys(gone) for field in STATUS_FIELDS}}, "status")
 
     def announced(self, field: str) -> dict[str, dict[str, int]]:
         """Return the nodes that still have the resources in a field, with the numbers."""
-        found = {
-            ref.name: {name: numbers[field] for name, numbers in resources.items() if numbers[field]}
-            for ref, resources in self.observe().items()
-        }
+        found = {}
+        for ref, node in self.observe().items():
+            numbers = {name: node_resource(node, name, field) for name in self._names(node)}
+            found[ref.name] = {name: number for name, number in numbers.items() if number}
         return {name: resources for name, resources in found.items() if resources}
 
 

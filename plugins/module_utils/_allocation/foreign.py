@@ -33,6 +33,8 @@ RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-
 OPERATORS: t.Mapping[str, str] = {"ClusterPolicy": "nvidia.com/v1", "GPUCluster": "nvidia.com/v1alpha1"}
 # Of the labels by which the GPU Operator selects each node for its parts.
 OPERATORS_LABELS = "nvidia.com/gpu.deploy."
+# On a node: ``device-plugin`` or ``dra``, by which it has a ClusterPolicy or a GPUCluster where there are both.
+MODE = "nvidia.com/gpu-operator.resource-allocation.mode"
 # On a ClusterPolicy that role nvidia_device_plugin has changed.
 CHANGED = "kubegpu.share/nvidia-before"
 
@@ -141,8 +143,11 @@ def way_out(found: t.Sequence[Plugin]) -> str:
     """Return the template of what takes a plugin off one node; ``{named_by}`` is the variable that names the node."""
     first: Plugin = found[0] if found else {"name": "", "owner": "", "release": "", "selector": {}}
     or_node = ", or take the node out of {named_by}"
-    if first["owner"].split(" ")[0] in OPERATORS:
-        return "label the node nvidia.com/gpu.deploy.device-plugin=false, by which the GPU Operator leaves it" + or_node
+    kind = first["owner"].split(" ")[0]
+    if kind in OPERATORS:
+        part = "dra-driver" if kind == "GPUCluster" else "device-plugin"
+        label = next((key for key in first["selector"] if key.startswith(OPERATORS_LABELS)), OPERATORS_LABELS + part)
+        return f"label the node {label}=false, by which the GPU Operator leaves it" + or_node
     if first["release"]:
         return "take the node out of the release's nodeSelector or affinity" + or_node
     return "remove that plugin from the node, or the node from {named_by}"

@@ -37,7 +37,6 @@ class Allocator:
     :param server: label of its server's pods on a node.
     :param annotations: what that server writes on a node.
     :param resources: what a node announces by it, as a shell matches names.
-    :param suite: of module gpu_acceptance, for its nodes; empty for none.
     """
 
     backend: str
@@ -47,7 +46,6 @@ class Allocator:
     server: tuple[str, str]
     annotations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
-    suite: str = ""
 
 
 _NAME = "app.kubernetes.io/name"
@@ -60,7 +58,6 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (_NAME, "gpushare-device-plugin"),
         (contract.NODE_CARDS,),
         (contract.RESOURCE_MEMORY,),
-        "workloads",
     ),
     DRA: Allocator(
         GPUSHARE,
@@ -68,7 +65,6 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         "claims",
         (contract.NODE_LABEL, contract.NODE_LABEL_CLAIMS),
         (_NAME, "gpushare-dra-driver"),
-        suite="workloads",
     ),
     HAMI: Allocator(
         HAMI,
@@ -78,7 +74,6 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         hami_marks.PLUGIN_LABEL,
         (hami.NODE_REGISTER,),
         (hami.RESOURCE_COUNT,),
-        "hami",
     ),
     NVIDIA: Allocator(
         NVIDIA,
@@ -174,8 +169,7 @@ class Backends(t.TypedDict):
     ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
     need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
     node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
-    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role``, the label of
-    its ``server``, and its ``suite``.
+    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role``, and the label of its ``server``.
     """
 
     nodes: list[NodeBackend]
@@ -293,9 +287,7 @@ def resolve(
             },
         ),
         "claims": claims_of(having[EXTENDER], having[DRA]),
-        "allocators": {
-            name: {"role": one.role, "server": list(one.server), "suite": one.suite} for name, one in ALLOCATORS.items()
-        },
+        "allocators": {name: {"role": one.role, "server": list(one.server)} for name, one in ALLOCATORS.items()},
     }
 
 

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Remove the capacity and annotations that a removed device plugin left on its nodes; no other component does."""
+"""Remove the capacity and annotations that a removed device plugin left on its nodes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from .._kube.client import Kube
 from .._kube.refs import Ref
 
 RESOURCES = (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)
-FIELDS = ("capacity", "allocatable")
 
-# Also the annotation that role gpushare sets for the plugin.
+# The last one is set by role gpushare.
 ANNOTATIONS = (contract.NODE_CARDS, contract.NODE_LIMIT, contract.NODE_RUNTIME_CDI)
 
 
@@ -32,35 +31,31 @@ class Announcements:
 
     def observe(self) -> list[tuple[Ref, JsonObject]]:
         found = [(ref, self._kube.get(ref)) for ref in self._refs]
-        return [(ref, node) for ref, node in found if node is not None]
+        return [(ref, node) for ref, node in found if node]
 
     def plan(self, observed: list[tuple[Ref, JsonObject]]) -> Plan:
         changes = []
         for ref, node in observed:
-            stale = _stale_values(node)
-            if stale:
+            if stale := _stale_values(node):
                 before = "".join(f"{place}: {value}\n" for place, value in stale.items())
                 changes.append(Change(str(ref), before, "", ref))
         return Plan(tuple(changes))
 
     def apply(self, observed: list[tuple[Ref, JsonObject]], plan: Plan) -> None:
         for change in plan.changes:
-            nothing = dict.fromkeys(RESOURCES)
             self._kube.patch(change.step, {"metadata": {"annotations": dict.fromkeys(ANNOTATIONS)}})
-            self._kube.patch(change.step, {"status": {field: dict(nothing) for field in FIELDS}}, "status")
+            status = dict.fromkeys(contract.STATUS_FIELDS, dict.fromkeys(RESOURCES))
+            self._kube.patch(change.step, {"status": status}, "status")
 
 
 def _stale_values(node: JsonObject) -> dict[str, str]:
     annotations = (node.get("metadata") or {}).get("annotations") or {}
     found = {f"annotation {key}": str(annotations[key]) for key in ANNOTATIONS if key in annotations}
-    status = node.get("status") or {}
     for name in RESOURCES:
-        values = {field: str((status.get(field) or {}).get(name, "0")) for field in FIELDS}
-        # kubelet still reports the resource of a removed plugin, with nothing allocatable: its size for five minutes,
-        # then 0 until its restart. If removed, it would come back.
-        kubelets = name == contract.RESOURCE_MEMORY and values["allocatable"] == "0"
-        if not kubelets:
-            found.update({f"{field} {name}": value for field, value in values.items() if value != "0"})
+        values = {field: contract.node_resource(node, name, field) for field in contract.STATUS_FIELDS}
+        # What kubelet announces stays; see contract.left_behind.
+        if name != contract.RESOURCE_MEMORY or values["allocatable"]:
+            found.update({f"{field} {name}": str(value) for field, value in values.items() if value})
     return found
 
 

@@ -455,9 +455,22 @@ def quantity(value: t.Any) -> int:
     return int(number) * factor
 
 
+STATUS_FIELDS = ("capacity", "allocatable")
+
+
 def node_resource(node: JsonObject, resource: str, field: str = "capacity") -> int:
     """Return a node's ``status.capacity`` (or ``allocatable``) of a resource."""
     return quantity(((node.get("status") or {}).get(field) or {}).get(resource, 0))
+
+
+def left_behind(node: JsonObject, names: t.Iterable[str]) -> dict[str, list[str]]:
+    """Return where resources of a vanished plugin may go from a node's status: the fields by resource.
+
+    kubelet announces the former size for five minutes, then 0 for good. Removed before, it comes back.
+    """
+    status = node.get("status") or {}
+    there = {name: [field for field in STATUS_FIELDS if name in (status.get(field) or {})] for name in names}
+    return {name: at for name, at in there.items() if at and not any(node_resource(node, name, one) for one in at)}
 
 
 def node_cards(node: JsonObject) -> list[Card]:

@@ -18,6 +18,7 @@ import typing as t
 
 from .._host.types import Package
 from .._packages.types import AptSource, RpmRepository
+from . import provided
 from .runfile import driver_packages
 from .types import Conflict, NodeFacts
 
@@ -27,7 +28,7 @@ Found = t.Optional[tuple[str, str]]
 IDS: dict[str, str] = {
     "driver-runfile": "A driver from a .run file is installed, and packages are requested.",
     "driver-packages-present": "Packages of the driver are installed, and a .run file is requested.",
-    "driver-gpu-operator": "The GPU operator's driver container provides the driver.",
+    "driver-twice": "A container provides the driver, and the machine has one of its own, too.",
     "driver-rpmfusion": "RPM Fusion's driver is installed, which conflicts with NVIDIA's packages.",
     "driver-elrepo": "ELRepo's driver is installed, which conflicts with NVIDIA's packages.",
     "driver-negativo17": "negativo17's driver is installed, whose packages have the same names as NVIDIA's.",
@@ -65,8 +66,13 @@ def conflicts(gpu_node: NodeFacts, state: str, source: str, version: str, repo_u
     if state != "present":
         return []
     node = _Node(gpu_node, source, version, repo_url)
+    provider = provided.of(node.others)
+    detectors = _DETECTORS
+    if provider is not None:
+        # Nothing is installed. A driver on the machine itself is the provider's own, but for that of a container.
+        detectors = {} if provider.root == "/" else {"driver-twice": _twice}
     found: list[Conflict] = []
-    for id, detect in _DETECTORS.items():
+    for id, detect in detectors.items():
         one = detect(node)
         if one is not None:
             found.append({"id": id, "found": one[0], "remedy": one[1]})
@@ -134,13 +140,14 @@ def _packages_present(node: _Node) -> Found:
     )
 
 
-def _gpu_operator(node: _Node) -> Found:
-    if "gpu-operator" not in node.others:
+def _twice(node: _Node) -> Found:
+    provider = provided.of(node.others)
+    names = [*(["its .run file"] if "runfile" in node.others else []), *driver_packages(node.packages)]
+    if provider is None or not names:
         return None
     return (
-        "has its driver from the GPU operator (/run/nvidia/driver)",
-        "set driver_state to external, or run 'kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
-        '-p \'{"spec":{"driver":{"enabled":false}}}\'\' and reboot the node',
+        f"has its driver from {provider.who}, and one of its own: {_some(names)}",
+        "remove that one, or have no driver provided on the node (GPU Operator: driver.enabled=false) and reboot it",
     )
 
 
@@ -301,7 +308,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 _DETECTORS: dict[str, t.Callable[[_Node], Found]] = {
     "driver-runfile": _runfile,
     "driver-packages-present": _packages_present,
-    "driver-gpu-operator": _gpu_operator,
     "driver-rpmfusion": _rpmfusion,
     "driver-elrepo": _elrepo,
     "driver-negativo17": _negativo17,

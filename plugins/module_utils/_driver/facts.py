@@ -15,6 +15,7 @@ from .._host.cached_reader import names, text
 from .._host.system import System
 from .._host.types import NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
+from . import provided
 from .library import MODULE, PROC, library_version, loaded_version
 from .types import Fabric, InstalledDriver, ModuleFile
 
@@ -60,7 +61,9 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
     :param packages: all installed packages.
     """
     proc = text(system, f"{PROC}/version")
-    seen = smi.ask(system)
+    provider = provided.find(system)
+    seen = smi.ask(system, provider.smi, provider.program) if provider else smi.ask(system)
+    root = provider.root if provider else "/"
     for card in seen["cards"]:
         card["minor"] = minor(system, card["address"])
     modes = [card["persistence"] for card in seen["cards"]]
@@ -68,11 +71,12 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
         "loaded": system.exists(MODULE),
         "module_version": loaded_version(system) or None,
         "module_open": "Open Kernel Module" in proc if proc else None,
-        "library_version": library_version(system),
+        "library_version": library_version(system, root),
         **module_file(system, modules),
         **seen,
         "persistence": all(modes) if modes and None not in modes else None,
-        "others": other_managers(system, packages),
+        "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
+        "root": root,
     }
 
 
@@ -114,13 +118,10 @@ def _hidden_switches(system: System, gpus: t.Sequence[PciGpu]) -> bool:
 
 
 def other_managers(system: System, packages: t.Mapping[str, Package]) -> list[str]:
-    """Return the sources that installed a driver on this machine: more than one conflict."""
+    """Return the sources that installed a driver on this machine itself: more than one conflict."""
     found = []
     if system.exists("/usr/bin/nvidia-uninstall") or system.exists("/usr/bin/nvidia-installer"):
         found.append("runfile")
-    # The operator's driver container mounts its root there; an empty directory may be left over.
-    if names(system, "/run/nvidia/driver"):
-        found.append("gpu-operator")
     makers = {
         maker(name, package.get("version", ""), package.get("origin", ""))
         for name, package in packages.items()

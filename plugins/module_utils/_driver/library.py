@@ -27,10 +27,13 @@ LIBRARIES = (
 )
 
 
-def library_version(system: System) -> str:
-    """Return the version in the name of the file that programs load as NVML; empty where there is none."""
+def library_version(system: System, root: str = "/") -> str:
+    """Return the version in the name of the file that programs load as NVML; empty where there is none.
+
+    :param root: of the driver's files.
+    """
     for folder in LIBRARIES:
-        path = target(system, f"{folder}/{LIBRARY}")
+        path = target(system, f"{root.rstrip('/')}{folder}/{LIBRARY}")
         found = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
         if found and system.exists(path):
             return found.group(1)

@@ -48,24 +48,28 @@ MESSAGES = (
 )
 
 
-def ask(system: System) -> SmiAnswer:
-    """Query nvidia-smi; all fields are empty where it isn't installed."""
-    if not system.exists(SMI):
+def ask(system: System, command: t.Sequence[str] = (SMI,), program: str = SMI) -> SmiAnswer:
+    """Query nvidia-smi; all fields are empty where it isn't installed.
+
+    :param command: runs it.
+    :param program: its path.
+    """
+    if not system.exists(program):
         return {"version": None, "cards": [], "code": None, "error": None}
     fields = [*FIELDS, *NEWER_FIELDS]
     for _newer in NEWER_FIELDS:
-        done = _query(system, fields)
+        done = _query(system, command, fields)
         refused = REFUSED.search(done.out + done.err)
         if refused is None or refused.group(1) not in NEWER_FIELDS or refused.group(1) not in fields:
             return parse_result(done, fields)
         fields.remove(refused.group(1))
-    return parse_result(_query(system, fields), fields)
+    return parse_result(_query(system, command, fields), fields)
 
 
-def _query(system: System, fields: t.Sequence[str]) -> Done:
+def _query(system: System, command: t.Sequence[str], fields: t.Sequence[str]) -> Done:
     # timeout(1) ends an nvidia-smi that hangs; one that can't be killed remains after the outer limit.
     query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    return system.run(["timeout", "-k", "2", str(SECONDS), SMI, *query], timeout=SECONDS + 5)
+    return system.run(["timeout", "-k", "2", str(SECONDS), *command, *query], timeout=SECONDS + 5)
 
 
 def parse_result(done: Done, fields: t.Sequence[str]) -> SmiAnswer:

@@ -18,6 +18,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from . import kernel_flavor as flavours
+from . import provided
 from .catalog import Catalog
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
@@ -75,9 +76,24 @@ def verify(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
     if listed != len(cards):
         problems.append(f"Host {host} has {len(cards)} NVIDIA cards on PCI and nvidia-smi lists {listed}.")
     wanted = options.get("version")
-    if options.get("state", "present") == "present" and version not in (None, wanted):
+    # A driver that others provide has their version.
+    own = options.get("state", "present") == "present" and not provided.of(driver.get("others") or [])
+    if own and version not in (None, wanted):
         problems.append(f"driver_version is {wanted} and nvidia-smi of host {host} reports {version}.")
     return problems
+
+
+def provided_note(host: str, driver: t.Mapping[str, t.Any], wanted: str) -> str:
+    """Return what is said of a driver that others provide.
+
+    :param driver: section ``driver`` of ``gpu_node``.
+    :param wanted: ``driver_version``.
+    """
+    provider = provided.of(driver.get("others") or [])
+    version = driver.get("module_version") or driver.get("version") or "none loaded"
+    who = provider.who if provider else ""
+    other = f", and not driver_version {wanted}" if version != wanted else ""
+    return f"Host {host} has its driver ({version}{other}) from {who}: role driver leaves it alone and installs none."
 
 
 class _Chooser:
@@ -96,6 +112,7 @@ class _Chooser:
         self.distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
         self.kernel: t.Mapping[str, t.Any] = gpu_node.get("kernel") or {}
         self.driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
+        self.provider = provided.of(self.driver.get("others") or [])
         # The host's driver doesn't serve cards that a virtual machine owns.
         cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
         self.generations = tuple(sorted({str(card.get("generation") or flavours.UNKNOWN) for card in cards}))
@@ -106,6 +123,10 @@ class _Chooser:
         choice = self._nothing()
         if self.options.state == "absent":
             self._absent(choice)
+        elif self.options.state == "present" and self.provider:
+            choice["provided"] = self.provider.id
+            choice["conflicts"] = self._conflicts()
+            self.notes.append(provided_note(self.host, self.driver, self.version))
         elif self.options.state != "external":
             self._refuse_values()
             if not self.refusals:
@@ -146,6 +167,7 @@ class _Chooser:
             "refusals": [],
             "notes": [],
             "conflicts": [],
+            "provided": "",
             "manager": "none",
             "flavour": "",
             "branch": self.branch,

@@ -56,7 +56,10 @@ class Fabric(t.TypedDict):
 
 
 class InstalledDriver(SmiAnswer):
-    """The driver without its fabric manager, with ``ModuleFile``'s fields; ``others`` are all that installed one."""
+    """The driver without its fabric manager, with ``ModuleFile``'s fields.
+
+    ``others`` are all that installed one, a provider first; ``root`` is the root of its files.
+    """
 
     file_version: str
     signer: str
@@ -67,6 +70,7 @@ class InstalledDriver(SmiAnswer):
     library_version: str
     persistence: bool | None
     others: list[str]
+    root: str
 
 
 class Driver(InstalledDriver):
@@ -193,6 +197,7 @@ class Choice(t.TypedDict):
     refusals: list[str]
     notes: list[str]
     conflicts: list[Conflict]
+    provided: str
     manager: str
     flavour: str
     branch: int

@@ -142,7 +142,10 @@ class SuiteClient:
         return sorted(sharing, key=lambda one: natural(nodes.name_of(one)))
 
     def all_nodes(self) -> list[JsonObject]:
-        found = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+        """Return the nodes, or those of one kind where the run is for that."""
+        listed = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
+        only = self._options.only
+        found = [one for one in listed if only is None or nodes.name_of(one) in only]
         self._has_claims = any(nodes.allocation_of(one) == objects.DRA for one in found)
         cards = self._cards()
         found = [claims.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
@@ -174,6 +177,14 @@ class SuiteClient:
     def daemon_sets(self) -> list[JsonObject]:
         return self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet"))
 
+    def node(self, name: str) -> JsonObject | None:
+        return self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
+
+    def config_map(self, namespace: str, name: str) -> JsonObject:
+        """Return a ConfigMap's data; empty where it doesn't exist."""
+        found = self.request(lambda: self._kube.get(Ref("v1", "ConfigMap", namespace, name)))
+        return (found or {}).get("data") or {}
+
     def _pods_of(self, node: str) -> list[JsonObject]:
         found = self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
         return self._booked(found)
@@ -197,17 +208,23 @@ class SuiteClient:
 
     # ----------------------------------------------------------------- pods
 
-    def create_pod(self, name: str, units: t.Sequence[int], node: str | None, allocation: str) -> PodState:
+    def create_pod(
+        self, name: str, units: t.Sequence[int], node: str | None, allocation: str, image: str = ""
+    ) -> PodState:
         """Create a pod with one container for each number of units.
 
         :param node: the only node where it may run; None for any.
         :param allocation: who is to allocate its share.
+        :param image: another one than the run's.
         """
-        return self.create(self.template().pod(name, units, node, allocation), sum(units))
+        return self.create(self.template(image).pod(name, units, node, allocation), sum(units))
 
-    def template(self) -> PodTemplate:
-        """Return what all pods of the run have in common."""
-        return PodTemplate(self._options, self.image, self._run, self._user)
+    def template(self, image: str = "") -> PodTemplate:
+        """Return what all pods of the run have in common.
+
+        :param image: another one than the run's.
+        """
+        return PodTemplate(self._options, image or self.image, self._run, self._user)
 
     def create(self, manifest: JsonObject, units: int) -> PodState:
         """Create a pod."""

@@ -4,62 +4,26 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The cases of the suite ``hami``, as data: pods, what becomes of them, what that proves and by what evidence. No I/O.
-
-A user's cases have the same form. Numbers of pods and expected numbers are computed from what is free on the node, so
-that a case holds on any node: ``fits`` is how many of its pods HAMi's rule places.
-"""
+"""The cases of the suite ``hami``, and how many of a case's pods HAMi's rule places (``fits``). No I/O."""
 
 from __future__ import annotations
 
-import dataclasses
 import typing as t
 
 from .._contracts import hami
-from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .cases import ALLOCATE, COMPUTE, Case
 
 CORES = "nvidia.com/gpucores"
-# What a case observes; ``silicon`` is what no simulated card can show.
-EVIDENCE = ("scheduling", "annotation", "environment", "device nodes", "NVML", "exit code", "silicon")
 ALL_CORES = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One line of the table.
-
-    :param proves: what follows if it passes.
-    :param evidence: of ``EVIDENCE``.
-    :param limits: of each pod's container.
-    :param more: pods beyond those that fit, which have to wait.
-    :param at_most: pods that are created, where fewer than fit show the same; 0 for no limit.
-    :param reason: word of HAMi's scheduler for pods that wait; empty for any.
-    :param command: run in the first pod; ``allocate`` for the command that the user names.
-    :param succeeds: whether the command has to end with 0.
-    :param shows: text in the command's output; empty for none.
-    """
-
-    id: str
-    title: str
-    proves: str
-    evidence: tuple[str, ...]
-    limits: t.Mapping[str, int]
-    more: int = 0
-    at_most: int = 0
-    reason: str = ""
-    command: tuple[str, ...] = ()
-    succeeds: bool = True
-    shows: str = ""
-
-    @property
-    def request(self) -> Request:
-        """What each pod requests."""
-        count = self.limits.get(hami.RESOURCE_COUNT, 1)
-        memory = self.limits.get(hami.RESOURCE_MEMORY)
-        # Without memory a card is exclusive.
-        cores = self.limits.get(CORES, 0 if memory is not None else ALL_CORES)
-        return Request(count, memory, cores)
+def request_of(case: Case) -> Request:
+    """Return what each pod of a case requests."""
+    count = case.limits.get(hami.RESOURCE_COUNT, 1)
+    memory = case.limits.get(hami.RESOURCE_MEMORY)
+    # Without memory a card is exclusive.
+    return Request(count, memory, case.limits.get(CORES, 0 if memory is not None else ALL_CORES))
 
 
 class Request(t.NamedTuple):
@@ -129,29 +93,6 @@ def _on_card(request: Request, card: Free) -> int:
     if request.cores:
         limits.append(card.cores // request.cores)
     return max(0, min(limits))
-
-
-def parse(given: t.Sequence[JsonObject]) -> list[Case]:
-    """Return a user's cases.
-
-    :raises BadInput: a case isn't of this form.
-    """
-    found = []
-    for number, one in enumerate(given, 1):
-        try:
-            fields: JsonObject = dict(one)
-            fields.update({key: tuple(one[key]) for key in ("evidence", "command") if key in one})
-            fields["limits"] = {str(key): int(value) for key, value in one["limits"].items()}
-            case = Case(**fields)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise BadInput(f"cases: number {number} isn't a case: {error}") from error
-        unknown = sorted(set(case.evidence) - set(EVIDENCE))
-        if unknown or not case.evidence:
-            raise BadInput(f"cases: {case.id}: evidence is one or more of {', '.join(EVIDENCE)}, not {unknown}")
-        found.append(case)
-    if len({case.id for case in found}) != len(found):
-        raise BadInput("cases: two of them have the same id")
-    return found
 
 
 MEMORY, COUNT = hami.RESOURCE_MEMORY, hami.RESOURCE_COUNT
@@ -224,7 +165,7 @@ CASES = (
         ("exit code",),
         {MEMORY: 1000},
         at_most=1,
-        command=("allocate",),
+        command=ALLOCATE,
         succeeds=False,
     ),
     Case(
@@ -234,7 +175,16 @@ CASES = (
         ("exit code",),
         {MEMORY: 3000},
         at_most=1,
-        command=("allocate",),
+        command=ALLOCATE,
+    ),
+    Case(
+        "computes",
+        "A program that computes runs in a container of 3000 MiB",
+        "CUDA works through HAMi's library",
+        ("exit code",),
+        {MEMORY: 3000},
+        at_most=1,
+        command=COMPUTE,
     ),
     Case(
         "throttled",

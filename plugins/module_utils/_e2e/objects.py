@@ -14,8 +14,15 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 
-WORKLOADS, CANARY, HAMI = "workloads", "canary", "hami"
-NAMESPACES = {WORKLOADS: "kubegpu-acceptance", CANARY: "gpushare-canary", HAMI: "hami-acceptance"}
+WORKLOADS, CANARY, HAMI, NVIDIA = "workloads", "canary", "hami", "nvidia"
+# A suite for each kind of node that is there.
+ALL = "all"
+NAMESPACES = {
+    WORKLOADS: "kubegpu-acceptance",
+    CANARY: "gpushare-canary",
+    HAMI: "hami-acceptance",
+    NVIDIA: "nvidia-acceptance",
+}
 # Labels of the namespace and its pods: the suite that created them, and the run.
 LABEL = "kubegpu.share/acceptance"
 RUN_LABEL = "kubegpu.share/acceptance-run"
@@ -40,7 +47,10 @@ class Options:
     :param timeout: seconds that each wait may take.
     :param scheduler_name: of pods that the extender is to place; None for the cluster's own.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
-    :param cases: more cases for the suite ``hami``.
+    :param cases: more cases for the suites ``hami`` and ``nvidia``.
+    :param program_command: a program that computes, and ends with 0 if that worked.
+    :param program_image: the image that has it; None for ``image``.
+    :param only: names of the nodes that may be used; None for all.
     """
 
     suite: str = CANARY
@@ -55,9 +65,12 @@ class Options:
     timeout: float = 120.0
     allocate_command: t.Sequence[str] = ()
     cases: t.Sequence[JsonObject] = ()
+    program_command: t.Sequence[str] = ()
+    program_image: str | None = None
+    only: t.Collection[str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "namespace", self.namespace or NAMESPACES[self.suite])
+        object.__setattr__(self, "namespace", self.namespace or NAMESPACES.get(self.suite, ""))
 
 
 def namespace(options: Options, run: str) -> JsonObject:

@@ -22,6 +22,7 @@ TITLES = {
     "W4": "A pod larger than the cluster stays Pending",
     "W5": "Each container sees its own card's device node and no other",
     "W6": "Both containers of a pod get the same card",
+    "W6a": "A program that computes runs in a container with a share",
     "W7": "After deletion the memory can be allocated again",
     "W8": "The suite's namespace is removed",
     "Y1": "The canary has a namespace of its own",
@@ -33,7 +34,10 @@ TITLES = {
     "Y7": "The canary's namespace is removed",
     "M00": "The suite has a namespace of its own",
     "M99": "The suite's namespace is removed",
+    "M": "The suite can begin",
 }
+# Stands for a suite that couldn't begin.
+WHOLE = "M"
 # Creating and removing the namespace proves nothing about sharing.
 FRAME = ("W1", "W8", "Y1", "Y7", "M00", "M99")
 
@@ -95,6 +99,10 @@ class Skipped(StepOutcome):
     result = SKIPPED
 
 
+class Unshown(StepOutcome):
+    """Only a real card or a program that nobody named can show it."""
+
+
 class NoBackend(Skipped):
     """No node has a back end that the suite can test."""
 
@@ -133,6 +141,7 @@ class StepResult:
     """One step's result, with the fields of :class:`StepOutcome`.
 
     :param about: what the step shows, where ``TITLES`` doesn't have it.
+    :param unshown: its result is that of ``Unshown``.
     """
 
     id: str
@@ -143,6 +152,7 @@ class StepResult:
     card: int | None = None
     evidence: str = ""
     about: About | None = None
+    unshown: bool = False
 
     @property
     def title(self) -> str:
@@ -150,7 +160,8 @@ class StepResult:
 
     def as_dict(self) -> dict[str, t.Any]:
         shown = {"id": self.id, "title": self.title, "result": self.result, "what": self.what, "do": self.do}
-        return {**shown, **({"proves": self.about.proves, "by": list(self.about.by)} if self.about else {})}
+        about = {"proves": self.about.proves, "by": list(self.about.by)} if self.about else {}
+        return {**shown, "unshown": self.unshown, **about}
 
 
 def shorten(text: str) -> str:

@@ -9,11 +9,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import signal
 import typing as t
 
+from .._allocation.compute import natural
+from .._contracts import hami, nvidia_plugin
 from .._core.errors import BadInput, ShareError
+from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.client import Kube
 from . import result
@@ -21,12 +25,22 @@ from .canary import Canary
 from .client import CreatedPod, SuiteClient
 from .exec import Execute
 from .hami import Hami
-from .objects import CANARY, DRA, HAMI, WORKLOADS, Options
+from .nodes import allocation_of, name_of, shares_memory
+from .nvidia import Nvidia, is_node
+from .nvidia_cases import announced
+from .objects import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options
 from .result import Check, Finding
 from .suite import Suite
 from .workloads import Workloads
 
-SUITES: dict[str, type[Suite]] = {WORKLOADS: Workloads, CANARY: Canary, HAMI: Hami}
+SUITES: dict[str, t.Callable[[SuiteClient, Execute, Options], Suite]] = {
+    WORKLOADS: Workloads,
+    CANARY: Canary,
+    HAMI: Hami,
+    NVIDIA: Nvidia,
+}
+# By which name checks have a suite's back end.
+BACKENDS = {HAMI: HAMI, NVIDIA: NVIDIA}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -41,6 +55,7 @@ class Acceptance(t.TypedDict):
     units: int
     pods: list[CreatedPod]
     untested: list[str]
+    suites: list[Acceptance]
 
 
 class Outcome(t.TypedDict):
@@ -72,6 +87,71 @@ def _interruptible(cleaning: list[bool]) -> t.Iterator[None]:
     finally:
         for one, handler in zip(SIGNALS, before):
             signal.signal(one, handler)
+
+
+def kinds(nodes: t.Iterable[JsonObject]) -> list[tuple[str, str, list[str]]]:
+    """Return the kinds of nodes that a cluster has: the suite for each, what distinguishes it, and the nodes' names.
+
+    :param nodes: with cards by claims as they would be announced.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        labels = node["metadata"].get("labels") or {}
+        if hami.NODE_REGISTER in (node["metadata"].get("annotations") or {}):
+            key = (HAMI, "")
+        elif shares_memory(node):
+            key = (WORKLOADS, allocation_of(node))
+        elif is_node(node):
+            one = announced(node, None)
+            by_labels = ", ".join(sorted(one.kinds)) if one else "nothing announced"
+            key = (NVIDIA, str(labels.get(nvidia_plugin.LABEL_CONFIG) or by_labels))
+        else:
+            continue
+        found.setdefault(key, []).append(name_of(node))
+    order = list(SUITES)
+    return [(*key, found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Waiting | None = None) -> Outcome:
+    """Run a suite for each kind of node that the cluster has, one after another; the parameters are those of ``run``.
+
+    :raises BadInput: an option is invalid.
+    :raises ShareError: a signal interrupted the run; the message names what is left.
+    """
+    client = SuiteClient(kube, options, waiting or Waiting(options.timeout), "")
+    there = [one for one in client.all_nodes() if options.node in (None, name_of(one))]
+    outcomes: list[Outcome] = []
+    for suite, kind, names in kinds(there) or [(WORKLOADS, "", [name_of(one) for one in there])]:
+        here = dataclasses.replace(options, suite=suite, namespace=options.namespace, only=frozenset(names))
+        try:
+            outcome = run(kube, execute, here, check, waiting)
+        except BadInput as error:
+            # Of this suite alone, as an image that its nodes don't have.
+            step = result.StepResult(result.WHOLE, result.UNKNOWN, str(error), "set it and run it again")
+            outcome = _of_steps([step], here)
+        heading = f"suite {suite}{f', {kind}' if kind else ''}: {', '.join(sorted(names, key=natural))}"
+        outcome["table"] = f"{heading}\n{outcome['table']}"
+        outcomes.append(outcome)
+    found = [one["acceptance"] for one in outcomes]
+    steps = [{**step, "suite": one["suite"], "node": one["node"]} for one in found for step in one["steps"]]
+    results = [one["result"] for one in found]
+    return {
+        "changed": any(one["changed"] for one in outcomes),
+        "acceptance": {
+            "suite": ALL,
+            "result": next(one for one in (result.FAIL, result.UNKNOWN, result.PASS, result.SKIPPED) if one in results),
+            "steps": steps,
+            "node": "",
+            "namespace": options.namespace,
+            "units": 0,
+            "pods": [pod for one in found for pod in one["pods"]],
+            "untested": [],
+            "suites": found,
+        },
+        "table": "\n\n".join(one["table"] for one in outcomes),
+        "findings": [one for outcome in outcomes for one in outcome["findings"]],
+        "checks": [one for outcome in outcomes for one in outcome["checks"]],
+    }
 
 
 def run(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Waiting | None = None) -> Outcome:
@@ -108,6 +188,27 @@ def run(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Wa
     return _outcome(suite, client, options, check and suite.ready)
 
 
+def _of_steps(steps: list[result.StepResult], options: Options) -> Outcome:
+    """Return the outcome of a suite that couldn't begin."""
+    return {
+        "changed": False,
+        "acceptance": {
+            "suite": options.suite,
+            "result": result.overall_result(steps),
+            "steps": [step.as_dict() for step in steps],
+            "node": "",
+            "namespace": options.namespace,
+            "units": 0,
+            "pods": [],
+            "untested": [],
+            "suites": [],
+        },
+        "table": result.table(steps, ""),
+        "findings": result.findings(steps, "", options.namespace),
+        "checks": result.checks(steps, BACKENDS.get(options.suite, "gpushare")),
+    }
+
+
 def _untested_text(suite: Suite) -> str:
     if not suite.untested:
         return ""
@@ -117,20 +218,19 @@ def _untested_text(suite: Suite) -> str:
 
 def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: bool) -> Outcome:
     steps = [suite.steps[one] for one in sorted(suite.steps)]
+    found = _of_steps(steps, options)
+    acceptance: Acceptance = {
+        **found["acceptance"],
+        "node": suite.node,
+        "units": suite.units if suite.before else 0,
+        "pods": list(client.created_pods.values()),
+        "untested": suite.untested,
+    }
+    title = f"node {suite.node}, image {client.image}" if suite.node else ""
     return {
+        **found,
+        "acceptance": acceptance,
         "changed": client.changed or would_change,
-        "acceptance": {
-            "suite": options.suite,
-            "result": result.overall_result(steps),
-            "steps": [step.as_dict() for step in steps],
-            "node": suite.node,
-            "namespace": options.namespace,
-            "units": suite.units if suite.before else 0,
-            "pods": list(client.created_pods.values()),
-            "untested": suite.untested,
-        },
-        "table": result.table(steps, f"node {suite.node}, image {client.image}" if suite.node else "")
-        + _untested_text(suite),
+        "table": result.table(steps, title) + _untested_text(suite),
         "findings": result.findings(steps, suite.node, options.namespace),
-        "checks": result.checks(steps, options.suite if options.suite == HAMI else "gpushare"),
     }

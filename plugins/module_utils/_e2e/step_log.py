@@ -43,6 +43,7 @@ class StepRunner:
             step = StepResult(identifier, result.PASS, work())
         except StepOutcome as one:
             step = StepResult(identifier, one.result, one.what, one.do, one.pod, one.card, one.evidence)
+            step = dataclasses.replace(step, unshown=isinstance(one, result.Unshown))
         except BadInput as error:
             if self.may_fail:
                 raise

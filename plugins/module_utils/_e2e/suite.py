@@ -26,6 +26,8 @@ from .step_log import StepRunner
 ATTEMPTS = 3
 # Seconds. kube-scheduler retries a refused pod only after an event, so that a new pod is created after this time.
 REFUSED_SECONDS = 20.0
+# In exec a command that isn't there ends with these.
+NOT_RUN = (126, 127)
 # Seconds that a refusal must persist.
 HOLD_SECONDS = 3.0
 
@@ -151,11 +153,14 @@ class Suite(StepRunner, abc.ABC):
 
     # ----------------------------------------------------------------- placing pods
 
-    def create(self, word: str, units: t.Sequence[int]) -> str:
-        """Create a pod on the node and return its name."""
+    def create(self, word: str, units: t.Sequence[int], image: str = "") -> str:
+        """Create a pod on the node and return its name.
+
+        :param image: another one than the run's.
+        """
         self._number += 1
         name = f"{word}-{self._number}"
-        created = self._client.create_pod(name, units, self.node, self.selected.allocation)
+        created = self._client.create_pod(name, units, self.node, self.selected.allocation, image)
         self._priority, self._preempts = created.priority, created.preempts
         return name
 
@@ -198,13 +203,14 @@ class Suite(StepRunner, abc.ABC):
             raise assertions.not_running((ended or starting)[0], self._options.timeout)
         return pods
 
-    def start(self, word: str, units: t.Sequence[int]) -> PodState:
+    def start(self, word: str, units: t.Sequence[int], image: str = "") -> PodState:
         """Create one pod, wait until it runs, and return its state; it is removed if it doesn't.
 
         :param units: of each of its containers.
+        :param image: another one than the run's.
         """
         before = self._client.node_state(self.node)
-        name = self.create(word, units)
+        name = self.create(word, units, image)
         try:
             (pod,) = self.wait_running([name], sum(units))
             assertions.assert_not_overbooked(pod, before, self._client.node_state(self.node), self._options.namespace)

@@ -21,7 +21,7 @@ from .nodes import NodeState
 from .objects import DRA, Options
 from .pods import PodState
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
-from .suite import Suite
+from .suite import NOT_RUN, Suite
 
 DEVICE_FILE = re.compile(r"nvidia[0-9]+")
 BINPACK = [1, 1, 1]
@@ -45,6 +45,8 @@ class Workloads(Suite):
         self.step("W4", self.too_large)
         self.step("W5", self.devices)
         self.step("W6", self.two_containers)
+        if self._options.program_command:
+            self.step("W6a", self.computes)
         if self.step("W7", self.release):
             self.step("W7", self.reallocate)
 
@@ -156,6 +158,23 @@ class Workloads(Suite):
             pod = self.start("pair", units)
             self._assert_devices(pod, ["c0", "c1"])
             return f"{units[0]} and {units[1]} units on card {pod.index}"
+
+        return self.retried(attempt)
+
+    def computes(self) -> str:
+        """Run the user's program in a container with a share."""
+        command = self._options.program_command
+
+        def attempt(_attempts: int) -> str:
+            pod = self.start("program", [1], self._options.program_image or "")
+            try:
+                output = self._execute(self._options.namespace, pod.name, "c0", command)
+            except CommandFailed as error:
+                text = shorten(str(error))
+                if error.status is None or error.status in NOT_RUN:
+                    raise StepOutcome(text, "name an image that has it (program_image)", pod.name, pod.index) from error
+                raise Failed(text, CHECK_PLUGIN, pod.name, pod.index) from error
+            return f"{command[0]} on card {pod.index}: {shorten(output) or 'it ended with 0'}"
 
         return self.retried(attempt)
 

@@ -12,6 +12,7 @@ import dataclasses
 import typing as t
 
 from .._contracts import backends, hami, hami_marks
+from .._contracts.gpushare import left_behind
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -35,7 +36,6 @@ KINDS = (
     ("rbac.authorization.k8s.io/v1", "ClusterRole", False),
     ("v1", "ServiceAccount", True),
 )
-FIELDS = ("capacity", "allocatable")
 # On the nodes that role hami has given to HAMi; by the first the device plugin runs there.
 LABELS = (hami_marks.NODE_LABEL, (backends.LABEL, backends.HAMI))
 # Its limit of a handshake's age, and two of its rounds.
@@ -151,13 +151,7 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
     if labels and not whole:
         patch = {"metadata": {**patch.get("metadata", {}), "labels": {name: None for name, _value in labels}}}
         lines += ["label {}={}".format(*one) for one in labels]
-    found = node.get("status") or {}
-    values = {field: (found.get(field) or {}).get(hami.RESOURCE_COUNT) for field in FIELDS}
-    there = [field for field, count in values.items() if count is not None]
-    # kubelet reports the resource of a plugin that is gone for five minutes, and then 0 for good. Removed before, it
-    # would come back; at 0 nobody writes it again.
-    if whole or labelled or any(str(values[field]) != "0" for field in there):
-        there = []
+    there = [] if whole or labelled else left_behind(node, [hami.RESOURCE_COUNT]).get(hami.RESOURCE_COUNT, [])
     lines += [f"{field} {hami.RESOURCE_COUNT}: 0" for field in there]
     status = {"status": {field: {hami.RESOURCE_COUNT: None} for field in there}} if there else {}
     return patch, status, "".join(f"{line}\n" for line in lines)

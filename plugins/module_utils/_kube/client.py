@@ -20,7 +20,6 @@ import json
 import os
 import socket
 import typing as t
-from urllib.parse import quote
 
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
@@ -30,13 +29,12 @@ from .errors import (
     KubeError,
     KubeUnusable,
     cause_of,
-    not_kubernetes,
     one_line,
     refused,
     unreachable,
 )
 from .options import auth_arguments, hide_credentials
-from .refs import KINDS, Ref, ref_of
+from .refs import Reads, Ref, ref_of
 
 try:
     from ansible_collections.kubernetes.core.plugins.module_utils.k8s import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -65,7 +63,6 @@ __all__ = [
     "auth_arguments",
     "hide_credentials",
 ]
-PAGE = 500
 
 
 class _Request(t.NamedTuple):
@@ -95,7 +92,7 @@ class Kube(t.Protocol):
     def list_all(
         self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
     ) -> list[JsonObject]:
-        """Return all objects of a kind.
+        """Return all objects of a kind, each with ``apiVersion`` and ``kind``.
 
         :param namespace: the objects' namespace; empty for all.
         :param field_selector: as the API takes it; empty for all objects, as for ``label_selector``.
@@ -140,13 +137,12 @@ def status_writer(path: str | None) -> t.Callable[[str], None]:
     return write
 
 
-class RealKube:
+class RealKube(Reads):
     """A cluster through its API server."""
 
     def __init__(self, client: t.Any) -> None:
+        super().__init__()
         self._client = client
-        self._kinds = dict(KINDS)
-        self._asked: set[str] = set()
         self.requests: collections.Counter[str] = collections.Counter()
 
     @property
@@ -155,7 +151,7 @@ class RealKube:
         return self._client.client
 
     @property
-    def server(self) -> str:
+    def server(self) -> str:  # type: ignore[override]
         """The API server's URL."""
         return str(self._client.configuration.host)
 
@@ -179,35 +175,8 @@ class RealKube:
             raise BadInput(f"{KUBECONFIG}: {_where(module)} {_unusable(module, error)}") from error
         return cls(kubernetes.dynamic.DynamicClient(api, discoverer=_NoDiscovery))
 
-    def get(self, ref: Ref) -> JsonObject | None:
-        return self._find(_Request("GET", self._path(ref))) if self._known(ref) else None
-
-    def list_all(
-        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
-    ) -> list[JsonObject]:
-        """Request a list page by page.
-
-        :param namespace: empty for all namespaces, and for objects that have none.
-        :param field_selector: as the API's ``fieldSelector``; empty for none.
-        :param label_selector: as the API's ``labelSelector``; empty for none.
-        :returns: the objects, each with ``apiVersion`` and ``kind``; none where the cluster doesn't serve the kind.
-        :raises KubeError: the API server refuses.
-        """
-        ref = Ref(api_version, kind, namespace, "")
-        if not self._known(ref):
-            return []
-        query = [("limit", str(PAGE))]
-        query += [("fieldSelector", field_selector)] if field_selector else []
-        query += [("labelSelector", label_selector)] if label_selector else []
-        items: list[JsonObject] = []
-        more = ""
-        while True:
-            page = self._ask(_Request("GET", self._path(ref), query + ([("continue", more)] if more else [])))
-            items += page.get("items") or []
-            more = str((page.get("metadata") or {}).get("continue") or "")
-            if not more:
-                # The API omits both in the items of a list.
-                return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+    def fetch(self, path: str, query: t.Sequence[tuple[str, str]]) -> str:
+        return self._send(_Request("GET", path, query))
 
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
@@ -264,7 +233,11 @@ class RealKube:
     def delete(self, ref: Ref) -> None:
         if self._known(ref):
             query = [("propagationPolicy", "Foreground")]
-            self._find(_Request("DELETE", self._path(ref), query, subject=str(ref)))
+            try:
+                self._ask(_Request("DELETE", self._path(ref), query, subject=str(ref)))
+            except KubeError as error:
+                if error.status != 404:
+                    raise
 
     def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:
         ref = Ref("v1", "Pod", namespace, pod)
@@ -286,56 +259,10 @@ class RealKube:
         query = [("container", container), ("tailLines", str(lines))]
         return self._send(_Request("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query))
 
-    def version(self) -> JsonObject:
-        return self._ask(_Request("GET", "/version"))
-
-    # ----------------------------------------------------------------- paths
-
-    def _known(self, ref: Ref) -> bool:
-        """Return whether the cluster serves a kind; one request per unknown API version."""
-        key = (ref.api_version, ref.kind)
-        if key not in self._kinds and ref.api_version not in self._asked:
-            self._asked.add(ref.api_version)
-            found = self._find(_Request("GET", self._group(ref.api_version))) or {}
-            for one in found.get("resources") or []:
-                if "/" not in one["name"]:
-                    self._kinds.setdefault((ref.api_version, one["kind"]), (one["name"], bool(one["namespaced"])))
-        return key in self._kinds
-
-    def _demand(self, ref: Ref) -> None:
-        if not self._known(ref):
-            message = f"the cluster doesn't know {ref.kind} in {ref.api_version}"
-            raise KubeError(f"{ref}: {message}", 404, "NotFound", message)
-
-    @staticmethod
-    def _group(api_version: str) -> str:
-        return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-
-    def _path(self, ref: Ref) -> str:
-        plural, namespaced = self._kinds[(ref.api_version, ref.kind)]
-        parts = [self._group(ref.api_version)]
-        if namespaced and ref.namespace:
-            parts += ["namespaces", quote(ref.namespace, safe="")]
-        parts += [plural] + ([quote(ref.name, safe="")] if ref.name else [])
-        return "/".join(parts)
-
     # ----------------------------------------------------------------- requests
 
     def _ask(self, request: _Request) -> JsonObject:
-        """Return the answer, which is an object."""
-        try:
-            return t.cast(JsonObject, json.loads(self._send(request)) or {})
-        except ValueError as error:
-            raise not_kubernetes(self.server) from error
-
-    def _find(self, request: _Request) -> JsonObject | None:
-        """Return the answer; None if the API server doesn't have what is requested."""
-        try:
-            return self._ask(request)
-        except KubeError as error:
-            if error.status == 404:
-                return None
-            raise
+        return self._object(self._send(request))
 
     def _send(self, request: _Request) -> str:
         """Return the answer as text."""

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""Lists by the standard library's HTTP client alone.
+"""Reads by the standard library's HTTP client alone.
 
 To import kubernetes.core's client takes more time and memory than to read the lists of a cluster. A kubeconfig whose
 user has a token or a certificate doesn't need it. Every other way to connect (exec plugins, passwords, proxies,
@@ -30,7 +30,7 @@ from ansible.module_utils.common.yaml import yaml_load
 from .._core.types import JsonObject
 from .errors import TIMEOUT, cause_of, refused, unreachable
 from .options import auth_arguments, hide_credentials
-from .refs import KINDS
+from .refs import Reads, Ref
 
 if t.TYPE_CHECKING:
     from .client import RealKube
@@ -49,6 +49,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 PREFIX = "K8S_AUTH_"
 # Bytes of a compressed response that are read at a time: some hundred KiB of JSON.
 PACKED = 16 * 1024
+# Bytes of a whole answer that are read at a time.
+PART = 256 * 1024
 # Bytes of an error's body that are read.
 LONGEST_ERROR = 1024 * 1024
 
@@ -72,15 +74,15 @@ class Access(t.NamedTuple):
     name: str
 
 
-def connect(module: t.Any) -> DirectLists | RealKube:
-    """Return a client for lists; kubernetes.core's only where it is needed.
+def connect(module: t.Any) -> DirectReads | RealKube:
+    """Return a client that reads; kubernetes.core's only where it is needed.
 
     :raises ShareError: a library is missing, or the options give no usable kubeconfig.
     """
     hide_credentials(module)
     access = access_of(module.params, os.environ)
     if access is not None:
-        return DirectLists(access)
+        return DirectReads(access)
     # Imported here, because the import is what takes long.
     from . import client
 
@@ -206,10 +208,11 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
         os.unlink(path)
 
 
-class DirectLists:
-    """Lists of a cluster, each response over a connection of its own."""
+class DirectReads(Reads):
+    """Reads of a cluster, each response over a connection of its own."""
 
     def __init__(self, access: Access) -> None:
+        super().__init__()
         self._access = access
         self.server = access.server
         self.requests: collections.Counter[str] = collections.Counter()
@@ -223,12 +226,19 @@ class DirectLists:
         :param size: the largest chunk, in bytes.
         :raises KubeError: the API server refuses or doesn't answer.
         """
-        plural, _namespaced = KINDS[(api_version, kind)]
-        path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}/{plural}"
+        ref = Ref(api_version, kind, "", "")
+        self._demand(ref)
+        yield from self._response(self._path(ref), query, size)
+
+    def fetch(self, path: str, query: t.Sequence[tuple[str, str]]) -> str:
+        return b"".join(self._response(path, query, PART)).decode(errors="replace")
+
+    def _response(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
         self.requests["GET"] += 1
         try:
             with contextlib.closing(self._connection()) as connection:
-                target = f"{urlsplit(self._access.server).path}{path}?{urlencode(query, quote_via=quote, safe='')}"
+                asked = f"?{urlencode(query, quote_via=quote, safe='')}" if query else ""
+                target = f"{urlsplit(self._access.server).path}{path}{asked}"
                 connection.request("GET", target, headers=self._access.headers)
                 answer = connection.getresponse()
                 if answer.status != 200:

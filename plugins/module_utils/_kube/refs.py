@@ -4,15 +4,22 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""References to objects of the Kubernetes API, and the paths of their kinds. Pure."""
+"""References to objects of the Kubernetes API, the paths of their kinds, and reads by them. Pure."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import json
+import re
+import typing as t
 
 from .._core.types import JsonObject
+from .errors import KubeError, not_kubernetes
 
 FIELD_MANAGER = "kubegpu-share"
+# Objects in a page of a list.
+PAGE = 500
 
 # (apiVersion, kind) to (name in the path, is namespaced). The client discovers other kinds.
 KINDS: dict[tuple[str, str], tuple[str, bool]] = {
@@ -76,3 +83,85 @@ def ref_of(definition: JsonObject) -> Ref:
         str(metadata.get("namespace") or ""),
         str(metadata.get("name") or ""),
     )
+
+
+class Reads(abc.ABC):
+    """The reads of ``Kube``, by whoever sends the requests."""
+
+    server: str
+
+    def __init__(self) -> None:
+        self._kinds = dict(KINDS)
+        self._asked: set[str] = set()
+
+    @abc.abstractmethod
+    def fetch(self, path: str, query: t.Sequence[tuple[str, str]]) -> str:
+        """Return the answer to a GET as text, or raise ``KubeError``."""
+
+    def get(self, ref: Ref) -> JsonObject | None:
+        return self._found(self._path(ref)) if self._known(ref) else None
+
+    def list_all(
+        self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
+    ) -> list[JsonObject]:
+        ref = Ref(api_version, kind, namespace, "")
+        if not self._known(ref):
+            return []
+        query = [("limit", str(PAGE))]
+        query += [("fieldSelector", field_selector)] if field_selector else []
+        query += [("labelSelector", label_selector)] if label_selector else []
+        items: list[JsonObject] = []
+        more = ""
+        while True:
+            page = self._answer(self._path(ref), query + ([("continue", more)] if more else []))
+            items += page.get("items") or []
+            more = str((page.get("metadata") or {}).get("continue") or "")
+            if not more:
+                # The API omits both in the items of a list.
+                return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+
+    def version(self) -> JsonObject:
+        return self._answer("/version")
+
+    def _answer(self, path: str, query: t.Sequence[tuple[str, str]] = ()) -> JsonObject:
+        return self._object(self.fetch(path, query))
+
+    def _object(self, text: str) -> JsonObject:
+        try:
+            return t.cast(JsonObject, json.loads(text) or {})
+        except ValueError as error:
+            raise not_kubernetes(self.server) from error
+
+    def _found(self, path: str) -> JsonObject | None:
+        try:
+            return self._answer(path)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _known(self, ref: Ref) -> bool:
+        """Return whether the cluster serves a kind; one request per unknown API version."""
+        key = (ref.api_version, ref.kind)
+        if key not in self._kinds and ref.api_version not in self._asked:
+            self._asked.add(ref.api_version)
+            for one in (self._found(_group(ref.api_version)) or {}).get("resources") or []:
+                if "/" not in one["name"]:
+                    self._kinds.setdefault((ref.api_version, one["kind"]), (one["name"], bool(one["namespaced"])))
+        return key in self._kinds
+
+    def _demand(self, ref: Ref) -> None:
+        if not self._known(ref):
+            message = f"the cluster doesn't know {ref.kind} in {ref.api_version}"
+            raise KubeError(f"{ref}: {message}", 404, "NotFound", message)
+
+    def _path(self, ref: Ref) -> str:
+        plural, namespaced = self._kinds[(ref.api_version, ref.kind)]
+        where = ["namespaces", ref.namespace] if namespaced and ref.namespace else []
+        words = [*where, plural, *([ref.name] if ref.name else [])]
+        quoted = (re.sub(rb"[^\w.~-]", lambda one: b"%%%02X" % one[0][0], word.encode()).decode() for word in words)
+        return "/".join([_group(ref.api_version), *quoted])
+
+
+def _group(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"

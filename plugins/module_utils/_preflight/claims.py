@@ -16,6 +16,7 @@ from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
 from .._contracts import hami
+from .._core.types import JsonObject
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # Variables of the extender and the device plugin alone: where a node has them, they mean those.
@@ -101,9 +102,12 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
                 "foreign-plugin",
                 PROBLEM,
                 "node {node} has ResourceSlices of {driver}: {plugin} gives away the same cards",
-                "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
+                foreign.way_out(here)
+                if any(one["owner"] for one in here)
+                else "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
                 node["name"],
                 fields={
+                    "named_by": "gpu_nodes",
                     "node": node["name"],
                     "driver": foreign.DRIVER,
                     "plugin": foreign.told(here) or "NVIDIA's DRA driver",
@@ -238,8 +242,10 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
     if not found["hami"] or not others:
         return
     variable = "hami_overwrite_default_scheduler"
-    fields = {"others": others, "resource": resource, "scheduler": hami.SCHEDULER, "value": claims.values.get(variable)}
-    if fields["value"] == "always":
+    value = claims.values.get(variable)
+    fields: JsonObject = {"others": others, "resource": resource, "value": value}
+    fields.update(scheduler=hami.SCHEDULER, label=backends.LABEL_BACKEND)
+    if value == "always":
         yield Finding(
             "hami-takes-pods",
             WARNING,
@@ -252,8 +258,9 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
         yield Finding(
             "hami-scheduler-name",
             NOTE,
-            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin",
-            "set schedulerName: {scheduler} in pods for HAMi's nodes",
+            "HAMi's webhook leaves pods alone that name no scheduler: {others} have {resource} by another plugin; from "
+            "Kubernetes 1.30 on those are refused that another scheduler could bind to HAMi's nodes",
+            "set schedulerName: {scheduler} in pods for HAMi's nodes, and nodeSelector {label}: nvidia in others",
             variable=variable,
             fields=fields,
         )
@@ -261,6 +268,10 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
 
 def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
     """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
+    # Beside a ClusterPolicy a GPUCluster has the nodes with this label, or none in the releases that refuse both.
+    policy = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    by_claims = {node["name"] for node in cluster["nodes"] if not policy or node["labels"].get(foreign.MODE) == "dra"}
+    claimed = [name for name in (*found["nvidia"], *found["hami"]) if name in by_claims]
     for one in cluster["operators"]:
         fields = {"operator": f"{one['kind']} {one['name']}", "nodes": found["nvidia"] or found["hami"]}
         if one["kind"] == "ClusterPolicy" and found["nvidia"]:
@@ -271,14 +282,17 @@ def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
                 variable="nvidia_device_plugin_configurations",
                 fields=fields,
             )
-        elif one["kind"] == "GPUCluster" and (found["nvidia"] or found["hami"]):
+        elif one["kind"] == "GPUCluster" and claimed:
             yield Finding(
                 "operator-claims",
                 PROBLEM,
-                "{operator} lets the GPU Operator allocate all cards by claims, those of {nodes} too",
-                "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
+                "{operator} lets the GPU Operator allocate the cards of {nodes} by claims",
+                "label the nodes {mode}=device-plugin after their pods with cards have ended, or take them out and "
+                "request the cards by ResourceClaims"
+                if policy
+                else "delete it and use a ClusterPolicy, or request the cards by ResourceClaims and take the nodes out",
                 variable=BACKEND,
-                fields=fields,
+                fields={**fields, "nodes": claimed, "mode": foreign.MODE},
             )
 
 

@@ -20,7 +20,7 @@ from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.errors import BadInput
 from .._driver import conflicts as driver_conflicts
-from .._driver import nouveau
+from .._driver import nouveau, provided
 from .._driver.modprobe import PATH as BLACKLIST
 from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
@@ -103,8 +103,13 @@ class Machine:
         return t.cast("NodeFacts", self.node)
 
     @property
+    def provider(self) -> provided.Provider | None:
+        """Who provides the driver, which role driver then leaves alone."""
+        return provided.of(self.node["driver"]["others"])
+
+    @property
     def installs_driver(self) -> bool:
-        return self.options.driver_state == "present"
+        return self.options.driver_state == "present" and not self.provider
 
     @property
     def installs_toolkit(self) -> bool:
@@ -194,6 +199,20 @@ def _no_gpu(machine: Machine) -> Draft | None:
     if machine.node["gpus"]:
         return None
     return Draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", variable="gpu_nodes")
+
+
+@check("driver-provided")
+def _driver_provided(machine: Machine) -> Draft | None:
+    """A container or the image of the cloud's nodes provides the driver: role driver leaves it alone."""
+    if machine.options.driver_state != "present" or not machine.provider:
+        return None
+    return Draft(
+        NOTE,
+        "has its driver ({version}) from {who}; role driver leaves it alone",
+        "whoever provides it decides on its version; driver_version isn't used there",
+        version=machine.module or "none loaded",
+        who=machine.provider.who,
+    )
 
 
 # --------------------------------------------------------------------------- nouveau, kernel, boot

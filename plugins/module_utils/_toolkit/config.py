@@ -8,7 +8,8 @@
 
 A flag of nvidia-cdi-refresh.service keeps its CDI specification older than version 0.7, which older runtimes reject: it
 writes that version where a device node needs a group of its own. A key of config.toml controls whether an unprivileged
-container gets the GPUs that its environment requests.
+container gets the GPUs that its environment requests, and one names the root of a driver that isn't the machine's own;
+the runtime and nvidia-ctk read the latter.
 https://github.com/NVIDIA/nvidia-container-toolkit/blob/v1.20.1/internal/config/config.go
 """
 
@@ -36,6 +37,11 @@ ACCEPT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 # The original line follows.
 ACCEPT_MARKER = "# kubegpu.share: only a privileged container gets GPUs by its environment. Before:"
 
+CLI = "nvidia-container-cli"
+OWN_ROOT = "/"
+# The root and the original line follow.
+ROOT_MARKER = "# kubegpu.share: the driver isn't the machine's own. Its root:"
+
 
 @dataclasses.dataclass(frozen=True)
 class Refresh:
@@ -50,12 +56,14 @@ class Configure:
     """A change of the toolkit's configuration.
 
     :param before: None where there is no file.
-    :param refuses: the toolkit has to confirm that it refuses requests of unprivileged containers.
+    :param confirmed: lines that nvidia-ctk has to print, which has read the file then.
+    :param regenerate: the CDI specification depends on it.
     """
 
     before: str | None
     text: str
-    refuses: bool
+    confirmed: tuple[str, ...]
+    regenerate: bool = False
 
 
 def with_flag(text: str, marker: str = MARKER) -> str:
@@ -139,11 +147,66 @@ def _accepts(lines: t.Sequence[str]) -> int | None:
     return None
 
 
-def _configuration(text: str | None, accept: bool) -> t.Iterator[Change]:
+def rooted(text: str, root: str) -> str:
+    """Return the configuration with the driver's root."""
+    bare = unrooted(text)
+    lines = bare.splitlines(keepends=True)
+    header, at = _root(lines)
+    marker, ours = f"{ROOT_MARKER} {root}. Before:", f'root = "{root}"\n'
+    if header is None:
+        start = bare if not bare or bare.endswith("\n") else bare + "\n"
+        return f"{start}{marker}\n[{CLI}]\n{ours}"
+    if at is None:
+        lines[header] = f"{lines[header].rstrip()}\n{marker}\n{ours}"
+        return "".join(lines)
+    old = lines[at].strip()
+    if re.match(rf"root\s*=\s*([\"']){re.escape(root)}\1\s*(#.*)?$", old):
+        return bare
+    lines[at] = f"{marker} {old}\n{ours}"
+    return "".join(lines)
+
+
+def unrooted(text: str) -> str:
+    """Undo ``rooted``; a root that the user has set since stays."""
+    lines = text.splitlines(keepends=True)
+    for at in range(len(lines) - 1, -1, -1):
+        found = re.match(rf"{re.escape(ROOT_MARKER)} (\S+)\. Before: ?(.*)$", lines[at])
+        if not found:
+            continue
+        after = [line.strip() for line in lines[at + 1 : at + 3]]
+        table = after[:1] == [f"[{CLI}]"]
+        ours = after[table : table + 1] == [f'root = "{found[1]}"']
+        lines[at : at + 1 + (table + 1 if ours else 0)] = [f"{found[2]}\n"] if found[2] and ours else []
+    return "".join(lines)
+
+
+def _root(lines: t.Sequence[str]) -> tuple[int | None, int | None]:
+    """Find the header of the table with the driver's root, and the line that assigns that."""
+    header = None
+    for number, line in enumerate(lines):
+        if re.match(r"\s*\[", line):
+            if header is not None:
+                break
+            header = number if re.match(rf"\s*\[\s*([\"']?){CLI}\1\s*\]", line) else None
+        elif header is not None and re.match(r"\s*([\"']?)root\1\s*=", line):
+            return header, number
+    return header, None
+
+
+def _root_line(text: str) -> str:
+    lines = text.splitlines()
+    at = _root(lines)[1]
+    return "" if at is None else lines[at].strip()
+
+
+def _configuration(text: str | None, accept: bool, root: str = OWN_ROOT) -> t.Iterator[Change]:
     have = text or ""
     want = accepting(have) if accept else refusing(have)
+    want = unrooted(want) if root == OWN_ROOT else rooted(want, root)
     if want != have:
-        yield Change(CONFIG, have, want, Configure(text, want, not accept))
+        confirmed = (*(() if accept else (f"{ACCEPT} = false",)), *(() if root == OWN_ROOT else (f'root = "{root}"',)))
+        regenerate = _root_line(have) != _root_line(want)
+        yield Change(CONFIG, have, want, Configure(text, want, confirmed, regenerate))
 
 
 def plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
@@ -154,7 +217,8 @@ def plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
     text = seen["cdi"].get("refresh_env")
     config = (seen["toolkit"].get("config") or {}).get("text")
     if params["state"] == "present":
-        return Plan((*_environment(text, params["old_cdi"]), *_configuration(config, params["accept_unprivileged"])))
+        wanted = _configuration(config, params["accept_unprivileged"], params["driver_root"])
+        return Plan((*_environment(text, params["old_cdi"]), *wanted))
     existing = {CONFIG: config, ENVIRONMENT: text}
     if SPECIFICATION in [one["path"] for one in seen["cdi"]["specs"]]:
         existing[SPECIFICATION] = f"generated by {SERVICE}\n"

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 
 from .._core.errors import NotInEffect
 from .._core.plan import Plan
@@ -62,13 +61,17 @@ class ConfigReconciler:
         if not self._system.exists(CTK):
             return
         done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
-        if done.rc == 0 and (not step.refuses or re.search(rf"^{toolkit.ACCEPT} = false$", done.out, re.MULTILINE)):
+        lines = [line.strip() for line in done.out.splitlines()]
+        missing = [line for line in step.confirmed if line not in lines]
+        if done.rc == 0 and not missing:
+            if step.regenerate:
+                self._refresh()
             return
         if step.before is None:
             self._system.remove(CONFIG)
         else:
             self._system.write(CONFIG, step.before)
-        errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {toolkit.ACCEPT} = false"]
+        errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {', '.join(missing)}"]
         raise NotInEffect(f"nvidia-ctk rejects the new {CONFIG}, which was rolled back: {errors[0]}")
 
     def _refresh(self) -> None:

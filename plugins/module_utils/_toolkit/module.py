@@ -23,6 +23,7 @@ ARGUMENTS: JsonObject = {
     "files": {"type": "bool", "default": True},
     "old_cdi": {"type": "bool", "default": False},
     "accept_unprivileged": {"type": "bool", "default": True},
+    "driver_root": {"type": "path", "default": "/"},
     "keep": {"type": "list", "elements": "path", "default": []},
     "remove_sources": {"type": "bool", "default": False},
     "remove_packages": {"type": "list", "elements": "str", "default": []},

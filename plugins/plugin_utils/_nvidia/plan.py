@@ -174,13 +174,19 @@ def _plan(options: Options) -> Result:
     if options["operator"] and {"single", "mixed"} <= strategies:
         text = "nodes of the GPU Operator have one MIG strategy, spec.mig.strategy; use mixed for all of them"
         problems.append(Problem("operator_mig_strategies", f"{PREFIX}node_configurations", text))
+    by_cdi = {name for name, one in injections.items() if one.strategy == CDI_CRI}
+    roots = {_root(options["facts"].get(name)) for name in by_cdi}
+    if len(roots) > 1:
+        where = " and ".join(sorted(roots))
+        text = f"the driver of nodes with CDI is below {where}, and the chart has one nvidiaDriverRoot"
+        problems.append(Problem("driver_roots", f"{PREFIX}nodes", text))
     if problems:
         return _result(problems=[one.result() for one in problems])
     by_class = any(one.by_class for one in injections.values())
     runtime_class = options["runtime_class"] or (RUNTIME if by_class else "")
     documents = _documents(known)
     return _result(
-        values=_values(documents, runtime_class, any(one.strategy == CDI_CRI for one in injections.values()), options),
+        values=_values(documents, runtime_class, "".join(roots), options),
         nodes=nodes,
         groups=_groups(nodes, operator=False),
         operator_groups=_groups(nodes, operator=True),
@@ -189,6 +195,11 @@ def _plan(options: Options) -> Result:
         default=options["default"],
         runtime_class=runtime_class,
     )
+
+
+def _root(facts: t.Any) -> str:
+    """Return the root of a node's driver; the machine's own where it wasn't observed."""
+    return str(((facts or {}).get("driver") or {}).get("root") or "/")
 
 
 def _configuration(node: str, options: Options) -> str:
@@ -285,12 +296,12 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
     return list(found.values())
 
 
-def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, cdi: bool, options: Options) -> JsonObject:
+def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str, options: Options) -> JsonObject:
     """Return the chart's values, the user's over ours.
 
     :param documents: the configurations by name.
     :param runtime_class: of the plugin's own pods; empty for the default runtime.
-    :param cdi: a node's containers get their cards by CDI, whose file the plugin makes from the host's driver.
+    :param root: of the driver where containers get their cards by CDI, whose file the plugin makes from it; else empty.
     :param options: the role's variables.
     """
     wanted = [{"key": contract.LABEL_PRESENT, "operator": "In", "values": ["true"]}]
@@ -304,8 +315,8 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, cdi: bool
     }
     if runtime_class:
         ours["runtimeClassName"] = runtime_class
-    if cdi:
-        ours["nvidiaDriverRoot"] = "/"
+    if root:
+        ours["nvidiaDriverRoot"] = root
     if options["image"]:
         repository, tag = _image(options["image"])
         ours["image"] = {"repository": repository, "tag": tag}

@@ -14,7 +14,8 @@ import textwrap
 import typing as t
 
 from ...module_utils._core.types import JsonObject
-from .stages import LOCALHOST, MAINTENANCE, STAGES, Stage
+from ...module_utils._kube.refs import Ref
+from .stages import GPU_NODES, LOCALHOST, MAINTENANCE, STAGES, Stage
 
 CLUSTER = "the cluster"
 # About how many seconds a step takes, by role and module, and by module: measured on the lab (two GPU nodes and three
@@ -50,6 +51,7 @@ class SitePlan:
     :param schedulers: the hosts whose kube-scheduler is configured, in this order.
     :param verify: the checks run also where nothing changes.
     :param unverified: the checks haven't passed since an earlier run's changes.
+    :param alone: the nodes, by host, beside which nothing may change; empty where anything may.
     """
 
     hosts: t.Mapping[str, JsonObject]
@@ -57,6 +59,7 @@ class SitePlan:
     schedulers: t.Sequence[str] = ()
     verify: bool = False
     unverified: bool = False
+    alone: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def _parts(self) -> dict[str, JsonObject]:
@@ -74,6 +77,15 @@ class SitePlan:
     @property
     def refusals(self) -> list[tuple[str, JsonObject]]:
         return [(name, plan["refusal"]) for name, plan in self._parts.items() if plan["refusal"]]
+
+    @property
+    def beyond(self) -> list[tuple[str, JsonObject]]:
+        """The steps that would change something else than the nodes of ``alone``, each with those changes only."""
+        nodes = {str(Ref("v1", "Node", "", name)) for name in self.alone.values()}
+        found = [(name, step) for name, step in self.steps if self.alone and not _of_nodes(name, step, nodes)]
+        return [
+            (name, {**step, "changes": [one for one in step["changes"] if one not in nodes]}) for name, step in found
+        ]
 
     @property
     def restarts(self) -> dict[str, list[str]]:
@@ -144,6 +156,8 @@ class SitePlan:
             lines.append(f"Restarts {name} on {', '.join(hosts)}.")
         if self.drained:
             lines.append(f"Drains, one after another: {', '.join(self.drained)}.")
+        for name, step in self.beyond:
+            lines += _wrapped(f"REFUSED, since only {', '.join(self.alone)} may change: {told(name, step)}", "")
         if self.steps and not self.refusals:
             machines = counted(len([plan for plan in self.hosts.values() if plan["steps"]]), "machine")
             inside = len(self.cluster["steps"])
@@ -171,6 +185,25 @@ def about(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def told(name: str, step: JsonObject) -> str:
+    """Return in a few words what a step would change where."""
+    what = f"{', '.join(step['changes'])} (" if step["changes"] else "("
+    return f"{what}role {step['role']}, {'in' if name == CLUSTER else 'on'} {name}: {step['task']})"
+
+
+def _of_nodes(name: str, step: JsonObject, nodes: set[str]) -> bool:
+    """Return whether a step changes a GPU node alone.
+
+    :param name: the machine, or ``CLUSTER``.
+    :param nodes: the names of the Node objects, as changes name them.
+    """
+    if name != CLUSTER:
+        return step["stage"] in {one.name for one in STAGES if {GPU_NODES, MAINTENANCE} & {*one.groups}}
+    # A step that only waits changes nothing; what can't be planned might change anything.
+    waits = step["waits"] and not step["certain"]
+    return bool(waits or (step["changes"] and nodes.issuperset(step["changes"])))
 
 
 def _of(plan: JsonObject, stages: t.Sequence[Stage]) -> list[JsonObject]:

@@ -15,6 +15,7 @@ from ...module_utils._core.types import JsonObject
 from .walk import Walk
 
 LOCALHOST = "localhost"
+GPU_NODES = "gpu_nodes"
 MAINTENANCE = "kubegpu_maintenance"
 
 
@@ -68,17 +69,17 @@ IMAGE = (
 STAGES = (
     Stage(
         "image",
-        ("gpu_nodes", "control_plane"),
+        (GPU_NODES, "control_plane"),
         (Entry("gpushare", {"gpushare_component": "image"}, IMAGE),),
     ),
     Stage(
         "driver",
-        ("gpu_nodes",),
+        (GPU_NODES,),
         (Entry("node_baseline"), Entry("nouveau"), Entry("driver"), Entry("maintenance", tasks="unfinished")),
     ),
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
-    Stage("runtime", ("gpu_nodes",), (Entry("toolkit"), Entry("runtime"))),
+    Stage("runtime", (GPU_NODES,), (Entry("toolkit"), Entry("runtime"))),
     Stage(
         "extender",
         (),

@@ -45,7 +45,7 @@ def kube(api, monkeypatch, tmp_path, request):
     if request.param == "client":
         return connect(api.url)
     found = direct.connect(module(kubeconfig=kubeconfig(api.url)))
-    assert isinstance(found, direct.DirectLists)
+    assert isinstance(found, direct.DirectReads)
     return found
 
 

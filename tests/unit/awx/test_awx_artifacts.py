@@ -37,11 +37,32 @@ def test_inspect_leaves_the_totals_and_the_first_hundred_nodes(tmp_path):
 
 def test_acceptance_leaves_its_steps_also_where_one_failed(tmp_path):
     stage = Stage(tmp_path)
-    steps = [{"id": "A1", "title": "Pods run", "result": "FAIL", "what": "none ran", "do": "Look."}]
-    stage.returns("gpu_acceptance", {"acceptance": {"result": "FAIL", "steps": steps}, "table": "A1 FAIL"})
+    steps = [{"id": "A1", "title": "Pods run", "result": "FAIL", "what": "none ran", "do": "Look.", "unshown": False}]
+    found = {"result": "FAIL", "steps": steps, "suites": []}
+    stage.returns("gpu_acceptance", {"acceptance": found, "table": "A1 FAIL"})
     rc, text = stage.play(playbook=ROOT / "playbooks" / "acceptance.yml")
     assert rc == 2 and "acceptance: FAIL: none ran" in text, text
     assert artifacts(text)["gpu_acceptance"] == {"result": "FAIL", "steps": steps}
+
+
+def test_acceptance_passes_without_what_only_a_real_card_shows_and_not_without_a_kind_of_node(tmp_path):
+    stage = Stage(tmp_path)
+    passed = {"id": "M01", "title": "Pods run", "result": "PASS", "what": "2 run", "do": "", "unshown": False}
+    silicon = {**passed, "id": "M02", "result": "UNKNOWN", "what": "only a real card", "unshown": True}
+    skipped = {**passed, "id": "M00", "result": "skipped", "what": "no node of HAMi can be used"}
+    suites = [{"suite": "nvidia", "result": "UNKNOWN", "steps": [passed, silicon]}]
+
+    def play(*more):
+        every = [*suites, *more]
+        steps = [step for one in every for step in one["steps"]]
+        found = {"result": "UNKNOWN", "steps": steps, "suites": every}
+        stage.returns("gpu_acceptance", {"acceptance": found, "table": "T"})
+        return stage.play(playbook=ROOT / "playbooks" / "acceptance.yml")
+
+    rc, text = play()
+    assert rc == 0, text
+    rc, text = play({"suite": "hami", "result": "skipped", "steps": [skipped]})
+    assert rc == 2 and "acceptance: skipped: no node of HAMi can be used" in text, text
 
 
 def test_readonly_access_leaves_the_account_and_no_token(tmp_path, api_server):

@@ -44,7 +44,7 @@ Run = Callable[..., JsonObject]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def main(kube: Kube, **arguments: Any) -> JsonObject:
-        monkeypatch.setattr(module.RealKube, "of_module", staticmethod(lambda _module: kube))
+        monkeypatch.setattr(module, "connect", lambda _module: kube)
         monkeypatch.setattr(cluster, "_now", lambda: kube.world["now"])
         given = {"nodes": kube.world["evidence"], "extender": kube.world["extender"], **arguments}
         with patch_module_args(given), pytest.raises(SystemExit):

@@ -55,7 +55,14 @@ TAKES = {
         **LISTS,
         **{"scope": "str", "grace_seconds": "int"},
     },
-    "gpu_acceptance": {**AUTH, **NAMES, "timeout": "int", "allocate_command": "list", "node_selector": "dict"},
+    "gpu_acceptance": {
+        **AUTH,
+        **NAMES,
+        "program_image": "str",
+        "timeout": "int",
+        "node_selector": "dict",
+        **dict.fromkeys(("allocate_command", "program_command", "cases"), "list"),
+    },
 }
 
 

@@ -250,12 +250,13 @@ def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, ac
         assert mounts[path].get("readOnly", False) == (path not in writable)
 
 
-def with_drivers(*versions, nodes=2):
-    """The capabilities that the device plugin has where these drivers run; None where a node couldn't be asked."""
-    hosts = {
-        f"gpu{number}": {"gpu_node": {"driver": {"module_version": version or None}}} if version is not None else {}
-        for number, version in enumerate(versions)
-    }
+def with_drivers(*versions, nodes=2, **variables):
+    """The capabilities that the device plugin has where these drivers run; None where a node couldn't be asked.
+
+    :param variables: of each host.
+    """
+    seen = [{} if one is None else {"gpu_node": {"driver": {"module_version": one or None}}} for one in versions]
+    hosts = {f"gpu{number}": {**variables, **one} for number, one in enumerate(seen)}
     given = {"groups": {"gpu_nodes": list(hosts)}, "hostvars": hosts, "gpushare_nodes": ["n"] * nodes}
     (container,) = pod_of("device_plugin", **given)["spec"]["containers"]
     return container["securityContext"]["capabilities"].get("add", [])
@@ -265,9 +266,11 @@ def test_the_device_plugin_has_sys_admin_only_where_a_driver_can_limit():
     assert with_drivers("580.95.05", "610.1") == []
     older = str(limits.DRIVER - 1)
     assert with_drivers(older, older) == [] and with_drivers(older, str(limits.DRIVER)) == ["SYS_ADMIN"]
-    # A driver that isn't known: none is loaded, the machine wasn't asked, or isn't in the inventory.
-    for unknown in ("", None):
-        assert with_drivers("580.95.05", unknown) == ["SYS_ADMIN"]
+    # A driver that isn't known: the machine wasn't asked, isn't in the inventory, or others install its driver.
+    assert with_drivers("580.95.05", None) == with_drivers("580.95.05", "", driver_state="external") == ["SYS_ADMIN"]
+    # A machine that role driver is about to give one, as one that joins a running cluster.
+    assert with_drivers("580.95.05", "") == with_drivers("580.95.05", "", driver_version=f"{older}.1") == []
+    assert with_drivers("580.95.05", "", driver_version=f"{limits.DRIVER}.1") == ["SYS_ADMIN"]
     assert with_drivers("580.95.05") == ["SYS_ADMIN"] and with_drivers(nodes=0) == ["SYS_ADMIN"]
 
 

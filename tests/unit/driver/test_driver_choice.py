@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import provided
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose, verify
 from package_sets import package_set, plan
 
@@ -527,6 +528,21 @@ def test_absent_validates_neither_cards_nor_conflicts():
     assert (found["refusals"], found["conflicts"], found["maintenance"]) == ([], [], "")
 
 
+@pytest.mark.parametrize("provider", [one.id for one in provided.PROVIDERS])
+def test_a_driver_that_others_provide_is_left_alone_on_any_distribution(provider):
+    observed = node("debian-12", "turing", secure_boot=True)
+    observed["distribution"] = {"id": "bottlerocket", "family": "", "version": "1"}
+    observed["driver"].update(module_version="570.133.20", others=[provider])
+    found = chosen(observed, version="not-a-version")
+    empty = {name: found[name] for name in ("refusals", "conflicts", "packages", "repositories", "services")}
+    assert not any(empty.values()) and found["maintenance"] == "" and found["provided"] == provider
+    [note] = found["notes"]
+    assert f"(570.133.20, and not driver_version not-a-version) from {provided.of([provider]).who}" in note
+    # Without it the same machine is refused.
+    observed["driver"]["others"] = []
+    assert chosen(observed)["refusals"]
+
+
 # --------------------------------------------------------------------------- verification
 
 
@@ -540,6 +556,7 @@ PROBLEMS = [
     (proof(cards=1, pci=2), {}, "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
     (proof(version="570.133.20"), {}, "driver_version is 580.95.05 and nvidia-smi of host gpu1 reports 570.133.20."),
     (proof(version="570.133.20"), {"state": "external"}, None),
+    (proof(version="570.133.20", others=["eks", "nvidia"]), {}, None),
     (proof(module_version="570.133.20"), {}, "has kernel module 570.133.20 loaded, and nvidia-smi reports 580.95.05"),
     (proof(cards=0, error="mismatch", code=18), {}, "reboot it and run this again."),
     (proof(cards=0, version=None, error="couldn't communicate"), {}, "nvidia-smi reports: couldn't communicate"),

@@ -121,8 +121,9 @@ HOSTS = {
     "external-broken": host({"driver_state": "external"}, driver={"cards": []}),
     "wrong-cards": host(gpus=[*FACTS["gpus"], {"address": "0000:02:00.0", "device": "0x1eb8", "driver": None}]),
     "pascal": host({"driver_version": "590.48.01"}, gpus=[{"address": "0", "driver": None, "generation": "pascal"}]),
-    "conflict": host(driver={"others": ["gpu-operator"]}),
-    "ignored": host({"preflight_ignore": ["driver-gpu-operator"]}, driver={"others": ["gpu-operator"]}),
+    "conflict": host(driver={"others": ["runfile"]}),
+    "ignored": host({"preflight_ignore": ["driver-runfile"]}, driver={"others": ["runfile"]}),
+    "provided": host({"driver_version": "1.2.3"}, packages={}, driver={"others": ["gpu-operator"]}),
     "loaded-never": host(kernel=OWN_KERNEL, driver=OLD),
     "loaded-drain": host({"gpu_maintenance": "drain"}, kernel=OWN_KERNEL, driver=OLD),
     "in-maintenance": host({"gpu_maintenance": "drain", "driver_in_maintenance": True}, kernel=OWN_KERNEL, driver=OLD),
@@ -141,12 +142,13 @@ HOSTS = {
 
 # No module may be executed here: the path of Python is invalid.
 UNTOUCHED = ("converged", "converged-kernel", "ignored", "external", "unknown-card", "runfile", "removed", "rocky")
+UNTOUCHED += ("provided",)
 for one in (*UNTOUCHED, "wrong-cards", "pascal", "conflict", "loaded-never", "loaded-drain", "gentoo", "other-family"):
     HOSTS[one]["ansible_python_interpreter"] = "/nowhere/python"
 
 
 # One play over all hosts takes minutes; without long tests it has only these hosts.
-FEW = ("converged", "conflict", "loaded-drain", "fresh", "removal")
+FEW = ("converged", "conflict", "provided", "loaded-drain", "fresh", "removal")
 
 
 def hosts(names):
@@ -218,7 +220,7 @@ def test_a_node_in_its_desired_state_executes_nothing(result, name):
             ("external-broken", "has 1 NVIDIA cards on PCI and nvidia-smi lists 0."),
             ("wrong-cards", "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
             ("pascal", "cards of Pascal (host pascal) are supported up to branch 580: set driver_version to one of"),
-            ("conflict", "has its driver from the GPU operator (/run/nvidia/driver): set driver_state to"),
+            ("conflict", "has its driver from a .run file: run '/usr/bin/nvidia-uninstall --silent', or set"),
             ("loaded-never", "Host loaded-never has driver 570.133.20 loaded"),
             ("gentoo", "Host gentoo runs gentoo 2.17, which role driver has no packages for"),
             ("other-family", "Host other-family lacks"),
@@ -229,6 +231,12 @@ def test_a_refusal_is_reported_and_nothing_is_installed(result, name, message):
     assert message in failure(result, name)
     if name not in ("external-broken", "wrong-cards"):
         assert INSTALL not in tasks(result, name)
+
+
+def test_a_driver_that_others_provide_is_named_and_left_alone(result):
+    assert failure(result, "provided") is None and INSTALL not in tasks(result, "provided")
+    said = tasks(result, "provided")["Warn about the chosen driver"]["msg"]
+    assert f"({VERSION}, and not driver_version 1.2.3) from the driver container of NVIDIA's GPU Operator" in said
 
 
 def test_node_in_use_is_added_to_the_maintenance_group(result):

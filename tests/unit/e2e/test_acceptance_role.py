@@ -9,7 +9,6 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "gpushare-scheduler"
@@ -36,28 +35,6 @@ def test_the_workloads_name_the_detected_scheduler(localhost, variables, name):
     source = yaml.safe_load((ROOT / "roles/acceptance/defaults/main.yml").read_text())["acceptance_scheduler_name"]
     given = {"hostvars": {"localhost": localhost}, **variables}
     assert Templar(loader=DataLoader(), variables=given).template(trust_as_template(source)) == name
-
-
-def backends(*there):
-    parts = {name: name in there for name in ("extender", "dra", "hami", "nvidia")}
-    allocators = {name: {"suite": one.suite} for name, one in ALLOCATORS.items()}
-    return {"gpu_backends": {"parts": parts, "allocators": allocators}}
-
-
-@pytest.mark.parametrize(
-    ("localhost", "suite"),
-    [
-        ({}, "workloads"),
-        (backends("extender"), "workloads"),
-        (backends("dra", "hami"), "workloads"),
-        (backends("hami", "nvidia"), "hami"),
-        (backends("nvidia"), "workloads"),
-    ],
-)
-def test_the_suite_is_that_of_a_back_end_in_the_cluster(localhost, suite):
-    source = yaml.safe_load((ROOT / "roles/acceptance/defaults/main.yml").read_text())["acceptance_suite"]
-    given = {"hostvars": {"localhost": localhost}}
-    assert Templar(loader=DataLoader(), variables=given).template(trust_as_template(source)) == suite
 
 
 def test_the_playbook_detects_the_scheduler_first():

@@ -9,8 +9,9 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import hami
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.hami_cases import CASES, Free, Request, fits, parse
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.hami_cases import CASES, Free, Request, fits
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import HAMI, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
@@ -69,6 +70,7 @@ class Cluster(FakeKube):
 
     def schedule(self, ref):
         pod = self.objects[ref]
+        assert pod["spec"]["schedulerName"] == "hami-scheduler", "the webhook may leave other pods alone"
         limits = {
             key: int(value)
             for key, value in pod["spec"]["containers"][0]["resources"]["limits"].items()
@@ -119,7 +121,7 @@ class Cluster(FakeKube):
 
 def suite(kube, **options):
     clock = FakeClock()
-    given = {"suite": HAMI, "allocate_command": ["hold", "2000"], **options}
+    given = {"suite": HAMI, "allocate_command": ["hold", "2000"], "program_command": ["vectorAdd"], **options}
     done = run(kube, kube.execute, Options(**given), False, Waiting(60, sleep=clock.sleep, now=clock.now))
     assert not [ref for ref in kube.objects if ref.kind in ("Pod", "Namespace")], "everything is removed"
     return done
@@ -180,9 +182,9 @@ def test_a_library_that_isnt_loaded_fails():
 
 
 def test_without_a_program_nothing_is_said_about_allocations():
-    found = results(suite(Cluster([card(0)]), allocate_command=[]))
+    found = results(suite(Cluster([card(0)]), allocate_command=[], program_command=[]))
     unknown = {case.id for case in CASES if found[case.title] == "UNKNOWN"}
-    assert unknown == {"allocation_fails", "allocation_runs", "throttled", "swaps"}
+    assert unknown == {"allocation_fails", "allocation_runs", "computes", "throttled", "swaps"}
     # One card can't show two.
     assert found[next(case.title for case in CASES if case.id == "two_cards")] == "skipped"
 

@@ -30,6 +30,7 @@ KINDS = (
     "clusterroles",
     "clusterrolebindings",
     "runtimeclasses",
+    "validatingadmissionpolicies,validatingadmissionpolicybindings",
     "secrets",
     "configmaps",
     "leases",
@@ -179,6 +180,45 @@ def test_the_steps_there_and_back(cluster, role):
     cluster.api.request("DELETE", f"{pods}/failed?gracePeriodSeconds=0")
     assert objects(cluster) == before and node(cluster) == CLEAN
     assert role("remove").changed == 0
+
+
+def test_a_pod_that_another_scheduler_would_bind_to_hamis_nodes_is_refused(cluster, role):
+    """The plugin there would give it the cards of a pod that HAMi's scheduler has bound."""
+    role("cluster", hami_values={"scheduler": {"admissionWebhook": {"enabled": False}}})
+    term = {"key": "kubegpu.share/backend", "operator": "NotIn", "values": ["hami"]}
+    away, here = [{"matchExpressions": [term]}], [{"matchExpressions": [{**term, "operator": "In"}]}]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+
+    def ask(count="1", init=False, **spec):
+        asking = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": count}}}
+        containers = {"containers": [{"name": "d", "image": "i"}, asking]}
+        if init:
+            containers = {"containers": [{"name": "d", "image": "i"}], "initContainers": [asking]}
+        pod = {"metadata": {"generateName": "p-"}, "spec": {**containers, **spec}}
+        return cluster.api.ask("POST", "/api/v1/namespaces/default/pods?dryRun=All", pod)
+
+    until(lambda: ask()[0] == 422 or ask()[0] == 403)
+    for refused in (
+        {},
+        {"init": True},
+        {"schedulerName": "another"},
+        {"nodeName": NODE},
+        {"nodeSelector": {"kubegpu.share/backend": "hami"}},
+        {"nodeSelector": {"kubernetes.io/hostname": "a"}},
+        {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": here}}}},
+        {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": away + here}}}},
+    ):
+        status, text = ask(**refused)
+        assert status == 403 and "schedulerName: hami-scheduler for HAMi's nodes" in text, (refused, status, text)
+    for accepted in (
+        {"count": "0"},
+        {"schedulerName": "hami-scheduler"},
+        {"nodeSelector": {"kubegpu.share/backend": "nvidia"}},
+        {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": away}}}},
+    ):
+        assert ask(**accepted)[0] == 201, accepted
+    role("remove")
+    until(lambda: ask()[0] == 201)
 
 
 def test_a_webhook_that_changes_no_pods_is_an_error(cluster, role):

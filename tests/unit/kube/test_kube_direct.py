@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import client, direct
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import client, direct, refs
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.stream import Wanted, listed
 from kube_api import SECRET, Api, forget_environment, kubeconfig, module
 
@@ -112,10 +113,11 @@ def test_credentials_of_a_dictionary_are_hidden():
     assert SECRET in given.no_log_values
 
 
-def test_the_client_is_not_imported():
+@pytest.mark.parametrize("name", ["gpu_allocation_info", "gpu_allocation_check"])
+def test_the_client_is_not_imported(name):
     program = (
         "import sys\n"
-        "from ansible_collections.kubegpu.share.plugins.modules import gpu_allocation_info\n"
+        f"from ansible_collections.kubegpu.share.plugins.modules import {name}\n"
         "print([name for name in sys.modules if name.partition('.')[0] in ('kubernetes', 'urllib3')])"
     )
     packages = [str(Path(__file__).resolve().parents[3] / ".collections"), *sys.path]
@@ -165,7 +167,7 @@ def both(config):
     """The names of the cluster's namespaces' pods and nodes, read without the client and with it."""
     given = module(kubeconfig=config)
     found = direct.connect(given)
-    assert isinstance(found, direct.DirectLists)
+    assert isinstance(found, direct.DirectReads)
     return [names_of(one, "Node") for one in (found, client.RealKube.of_module(given))]
 
 
@@ -200,6 +202,43 @@ def test_certificates_and_tokens_are_accepted_by_a_real_server(cluster, tmp_path
     named["clusters"][0]["cluster"]["tls-server-name"] = "elsewhere.example"
     with pytest.raises(BadInput, match=r"can't be reached: .*certificate"):
         names_of(direct.connect(module(kubeconfig=named)))
+
+
+def test_single_objects_selected_lists_and_the_version_are_the_clients(cluster, monkeypatch):
+    monkeypatch.setattr(refs, "PAGE", 1)
+    given = module(kubeconfig=str(cluster.kubeconfig))
+    direct_one, with_client = direct.connect(given), client.RealKube.of_module(given)
+
+    def reads(kube):
+        label = "kubernetes.io/metadata.name=kube-system"
+        return [
+            kube.get(Ref("v1", "Node", "", "direct-1")),
+            kube.get(Ref("v1", "Node", "", "nobody")),
+            # A kind that isn't known here is looked up, and one that the cluster lacks isn't there.
+            kube.get(Ref("apiregistration.k8s.io/v1", "APIService", "", "v1.apps")),
+            kube.get(Ref("nvidia.com/v1", "ClusterPolicy", "", "a")),
+            kube.list_all("nvidia.com/v1", "ClusterPolicy"),
+            sorted(one["metadata"]["name"] for one in kube.list_all("v1", "Node")),
+            kube.list_all("v1", "Namespace", label_selector=label),
+            kube.list_all("v1", "ConfigMap", namespace="kube-system"),
+            kube.version(),
+        ]
+
+    first = reads(direct_one)
+    assert first == reads(with_client) and direct_one.requests == with_client.requests
+    assert first[0] and first[2] and first[1] is first[3] is None and first[4] == []
+    assert {"direct-1", "direct-2"} <= set(first[5]) and len(first[6]) == 1 and first[8]["gitVersion"]
+    nobody = direct.connect(module(kubeconfig=str(cluster.kubeconfig_of("nobody"))))
+    with pytest.raises(KubeError) as error:
+        nobody.get(Ref("v1", "Node", "", "direct-1"))
+    assert error.value.status == 403
+
+
+def test_an_answer_that_isnt_the_apis_is_told(monkeypatch, api):
+    kube = direct.connect(module(kubeconfig=kubeconfig(api.url)))
+    monkeypatch.setattr(direct.DirectReads, "fetch", lambda *_words: "<html>")
+    with pytest.raises(BadInput, match="isn't a Kubernetes API server"):
+        kube.version()
 
 
 def test_a_real_server_with_another_authority_or_without_rights_is_refused(cluster, tmp_path):

@@ -57,6 +57,7 @@ HEALTHY: dict[str, Any] = {
         "code": 0,
         "error": None,
         "others": [],
+        "root": "/",
         "cards": [
             {
                 "index": 0,

@@ -148,6 +148,34 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         assert role.step("remove") == 0
 
 
+def test_the_dcgm_exporter_has_a_service_monitor_where_there_may_be_one(server, tmp_path, helm):
+    monitors = f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors"
+    with PlayedPlugin(server, NAMESPACE):
+        exporter = {"nvidia_device_plugin_dcgm_exporter_chart": str(Path(__file__).parent / "exporter_chart")}
+        role = Role(server, tmp_path, helm, nvidia_device_plugin_dcgm_exporter=True, **exporter)
+        assert role.step("cluster") > 0 and role.step("cluster") == 0
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/dcgm-exporter"
+        template = server.request("GET", path)["spec"]["template"]
+        assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+        assert template["spec"]["containers"][0]["env"] == [{"name": "KUBERNETES_VIRTUAL_GPUS", "value": "true"}]
+        names = {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"}
+        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+        version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+        spec = {"group": "monitoring.coreos.com", "names": names, "scope": "Namespaced", "versions": [version]}
+        about = {"metadata": {"name": "servicemonitors.monitoring.coreos.com"}, "spec": spec}
+        definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        server.apply({**definition, **about}, manager="theirs")
+        until(lambda: server.ask("GET", monitors)[0] == 200)
+        assert role.step("cluster", nvidia_device_plugin_dcgm_exporter_service_monitor="false") == 0
+        assert role.step("cluster") > 0 and role.step("cluster") == 0
+        [monitor] = server.request("GET", monitors)["items"]
+        # Else the pods that have the cards had another label than the dashboard asks for.
+        assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+        assert role.step("cluster", nvidia_device_plugin_dcgm_exporter=False) > 0
+        assert "dcgm-exporter" not in daemons(server)
+        role.step("remove")
+
+
 def test_feature_discoverys_definitions_go_if_they_came_with_the_chart(server, tmp_path, helm):
     before = everything(server)
     with PlayedPlugin(server, NAMESPACE):
@@ -338,6 +366,41 @@ def restored(role, before):
     until(lambda: allocatable_without_config(role.server))
     policy = role.server.request("GET", "/apis/nvidia.com/v1/clusterpolicies/cluster-policy")["metadata"]
     assert not [name for name in policy.get("annotations") or {} if name.startswith("kubegpu.share/")]
+
+
+def test_nodes_of_the_operators_gpucluster_are_refused_and_those_of_its_policy_are_not(operator, tmp_path):
+    """Its definition has no schema here; the kind, group, version and scope are NVIDIA's."""
+    names = {"kind": "GPUCluster", "listKind": "GPUClusterList", "plural": "gpuclusters", "singular": "gpucluster"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": "v1alpha1", "served": True, "storage": True, "schema": schema}
+    operator.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "gpuclusters.nvidia.com"},
+            "spec": {"group": "nvidia.com", "names": names, "scope": "Cluster", "versions": [version]},
+        }
+    )
+    clusters = "/apis/nvidia.com/v1alpha1/gpuclusters"
+    until(lambda: operator.ask("GET", clusters)[0] == 200)
+    one = {"apiVersion": "nvidia.com/v1alpha1", "kind": "GPUCluster", "metadata": {"name": "gpu-cluster"}}
+    until(lambda: operator.ask("POST", clusters, {**one, "spec": {"draDriver": {}}})[0] == 201)
+
+    def refused():
+        done = Role(operator, tmp_path, "").run("cluster")
+        text = " ".join(done.text.split())
+        return done.rc != 0 and "GPUCluster gpu-cluster lets the GPU Operator allocate the cards of" in text, text
+
+    with PlayedGpuOperator(operator):
+        # The nodes are the ClusterPolicy's, as they were.
+        assert not refused()[0]
+        mode = {"nvidia.com/gpu-operator.resource-allocation.mode": "dra"}
+        operator.request("PATCH", "/api/v1/nodes/gpu2", {"metadata": {"labels": mode}}, MERGE)
+        done, text = refused()
+        assert done and "the cards of gpu2 by claims" in text and "mode=device-plugin" in text
+    operator.request("DELETE", "/apis/nvidia.com/v1/clusterpolicies/cluster-policy")
+    done, text = refused()
+    assert done and "the cards of gpu1, gpu2 by claims" in text and "create a ClusterPolicy" in text
 
 
 def test_the_gpu_operators_policy_is_restored(operator, tmp_path):

@@ -138,7 +138,7 @@ def test_the_plan_is_empty_where_the_role_changes_nothing(name):
     [
         ("external-broken", "has 1 NVIDIA cards on PCI and nvidia-smi lists 0."),
         ("wrong-cards", "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
-        ("conflict", "has its driver from the GPU operator (/run/nvidia/driver): set driver_state to"),
+        ("conflict", "has its driver from a .run file: run"),
         ("loaded-never", "Host loaded-never has driver 570.133.20 loaded"),
         ("gentoo", "Host gentoo runs gentoo 2.17, which role driver has no packages for"),
     ],

@@ -114,6 +114,52 @@ def test_the_text_says_what_restarts_and_is_drained():
     assert lines[-1].startswith("4 steps (3 on 2 machines, 1 in the cluster); about ")
 
 
+def of_cluster(*changes, **more):
+    return ("device_plugin", Step("gpushare", "Deploy it", "kubegpu.share.cluster_objects", changes, **more))
+
+
+@pytest.mark.parametrize(
+    ("host", "cluster", "beyond"),
+    [
+        (plan(IMAGE, PACKAGES, RUNTIME), plan(of_cluster("Node n3"), PLUGIN), []),
+        # What is on another machine, or in the control plane, isn't the node's.
+        (plan(SCHEDULER), EMPTY, [("gpu3", "scheduler")]),
+        (EMPTY, plan(of_cluster("DaemonSet a/p", "Node n3")), [("the cluster", "gpushare")]),
+        (EMPTY, plan(of_cluster("Node n30")), [("the cluster", "gpushare")]),
+        # What can't be planned might change anything.
+        (EMPTY, plan(of_cluster(certain=False)), [("the cluster", "gpushare")]),
+    ],
+)
+def test_a_node_that_joins_is_all_that_changes(host, cluster, beyond):
+    made = SitePlan({"gpu3": host}, cluster, alone={"gpu3": "n3"})
+    assert [(name, step["role"]) for name, step in made.beyond] == beyond
+    assert ("REFUSED, since only gpu3 may change: " in made.text()) == bool(beyond)
+    assert SitePlan({"gpu3": host}, cluster).beyond == []
+
+
+def test_the_task_fails_where_more_than_the_node_would_change_and_returns_the_steps(monkeypatch):
+    monkeypatch.setattr(site_plan.Planner, "machine", lambda planner, name: {"gpu3": plan(RUNTIME)}[name])
+    monkeypatch.setattr(
+        site_plan.Planner, "cluster", lambda planner, cluster: plan(of_cluster("DaemonSet a/p", "Node n3"))
+    )
+    backends = {"gpu_backends": {"nodes": [{"node": "n3"}, {"node": "n4"}]}}
+    hostvars = {"localhost": backends, "gpu3": {"gpu_node_name": "n3"}, "gpu5": {}}
+    known = {"inventory_hostname": "localhost", "groups": {"gpu_nodes": ["gpu3", "gpu5"]}, "hostvars": hostvars}
+
+    def run(*alone):
+        return load(site_plan, {"machines": ["gpu3"], "alone": list(alone)}).run(task_vars=known)
+
+    result = run("gpu3")
+    assert result["failed"] and [(one["where"], one["changes"]) for one in result["beyond"]] == [
+        ("the cluster", ["DaemonSet a/p"])
+    ]
+    assert "DaemonSet a/p (role gpushare, in the cluster: Deploy it)" in result["msg"] and "site.yml" in result["msg"]
+    assert "isn't in this run" in run("gpu5")["msg"]
+    assert "neither a host" in run("gpu9")["msg"]
+    # A node without SSH, in gpushare_nodes.
+    assert "beyond" in run("n4")
+
+
 def test_a_refusal_fails_the_task_and_the_data_is_written_nevertheless(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     refused = plan(refusal=Refusal("runtime", "Configure it", "no runtime").result())

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 
 import pytest
-from own_cluster import ROOT, controllers, own_api_server, run_playbook
+from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
 from real_apiserver import MERGE, Refused
 from simulated_driver import CARDS, VERSION, compiled
 
@@ -20,6 +21,7 @@ SETS = "/apis/apps/v1/namespaces/gpushare-system/daemonsets"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 PODS = "/api/v1/namespaces/gpushare-system/pods"
 MEMORY = "aliyun.com/gpu-mem"
+LABEL = {"dra": "dra", "extender": "true"}
 MARKS = {"kubegpu.share/switch", "kubegpu.share/switch-cordoned"}
 
 
@@ -233,14 +235,102 @@ def test_a_node_goes_over_goes_on_after_a_failure(machine, driver, tmp_path):
 @pytest.mark.long
 def test_a_node_whose_cards_are_in_use_outside_of_pods_gets_nothing_new(machine, driver, tmp_path):
     cards = tmp_path / "cards"
+    begin(machine, tmp_path, "dra")
     cards.write_text(f"{CARDS}process 1 {os.getpid()} 100\n")
-    before = machine.label()
-    to = "dra" if before == "true" else "extender"
-    done = switch(machine, tmp_path, to)
+    done = switch(machine, tmp_path, "extender")
     assert done.rc != 0 and machine.label() is None, done.text
     assert "isn't clean for" in done.text and "No card was given away" in done.text
     cards.write_text(CARDS)
-    assert switch(machine, tmp_path, before).rc == 0 and finished(machine)
+    assert switch(machine, tmp_path, "dra").rc == 0 and finished(machine)
+
+
+# Beside a play it is loaded by itself. It ends ansible-playbook, which has no time to clean anything up.
+KILLER = """
+import os, pathlib, signal
+from ansible.plugins.callback import CallbackBase
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "notification", "killer"
+
+    def v2_runner_on_ok(self, result):
+        killed = pathlib.Path(os.environ["KILLED"])
+        where = f"{result._task.get_path()} {result._task.get_name()}\\n"
+        if result.is_changed() and where not in killed.read_text():
+            with killed.open("a") as file:
+                file.write(where)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+SELECTED = {"app.kubernetes.io/name": "gpushare-device-plugin"}
+PLUGIN = {
+    "metadata": {"name": "gpushare-device-plugin"},
+    "spec": {
+        "selector": {"matchLabels": SELECTED},
+        "template": {"metadata": {"labels": SELECTED}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+    },
+}
+
+
+def begin(machine, folder, allocation):
+    """Have the node one allocation alone, whatever the test before has left."""
+    server = machine.server
+    labelled(machine, folder, allocation)
+    if allocation == "extender":
+        server.request("DELETE", SLICES)
+        # Unless the role has deployed it before.
+        server.ask("POST", SETS, PLUGIN)
+        until(lambda: machine.node()["status"]["allocatable"].get(MEMORY) == "32")
+    else:
+        server.request("PATCH", NODE, {"metadata": {"annotations": {"kubegpu.share/cards": None}}}, MERGE)
+        server.ask("POST", SLICES, slice_of_the_driver())
+        until(lambda: machine.node()["status"]["allocatable"].get(MEMORY) == "0")
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        server.apply({**lease, "metadata": {"name": "gpushare-dra-templates", "namespace": "gpushare-system"}})
+    machine.sold.clear()
+    machine.canaries.clear()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("to", ["extender", "dra"])
+def test_killed_after_each_change_the_same_command_goes_on(machine, driver, tmp_path, monkeypatch, to):
+    """Each run is killed after the first task that has changed something and that none was killed after before.
+
+    Between two changes a kill leaves the same behind.
+    """
+    begin(machine, tmp_path, {"dra": "extender", "extender": "dra"}[to])
+    if to == "dra":
+        pod(machine.server, "shares-a-card", 2)
+    (tmp_path / "callback_plugins").mkdir()
+    (tmp_path / "callback_plugins" / "killer.py").write_text(KILLER)
+    killed = tmp_path / "killed"
+    killed.write_text("")
+    monkeypatch.setenv("KILLED", str(killed))
+    for _run in range(40):
+        done = switch(machine, tmp_path, to, switch_force=True)
+        assert machine.sold == [], killed.read_text()
+        if done.rc == 0:
+            break
+        assert done.rc == -signal.SIGKILL, done.text
+        # The record of the switch is there from the first change to the last one.
+        mark = machine.node()["metadata"].get("annotations", {}).get("kubegpu.share/switch")
+        assert mark == to or (finished(machine) and machine.label() == LABEL[to]), killed.read_text()
+    after = killed.read_text()
+    assert done.rc == 0 and finished(machine) and machine.label() == LABEL[to], after
+    assert "shares-a-card" not in pods(machine.server)
+    assert (LABEL[to], to == "dra") in machine.canaries
+    for change in (
+        "Annotate the node as being switched",
+        "Cordon the node",
+        *(["Evict the pods that have a card"] if to == "dra" else []),
+        "Run a pod with a share of a card",
+        "Delete the pod that proves",
+        "Uncordon the node",
+        "Remove the annotation",
+    ):
+        assert change in after, after
+    again = switch(machine, tmp_path, to)
+    assert again.rc == 0 and again.changed == 0, again.text
 
 
 def test_the_playbook_validates_before_it_takes_over_one_node_at_a_time():

@@ -338,7 +338,16 @@ def test_the_gpu_operator_is_named():
     )
     for backend in ("hami", "nvidia"):
         text = found({"gpu1": backend}, labelled, claiming)["operator-claims"]
-        assert text.startswith("gpu_backend: GPUCluster one lets the GPU Operator allocate all cards by claims")
+        assert text.startswith("gpu_backend: GPUCluster one lets the GPU Operator allocate the cards of gpu1 by claims")
+        assert "use a ClusterPolicy" in text
+    # Beside a ClusterPolicy a node says which of the two it has.
+    assert "operator-claims" not in found({"gpu1": "nvidia"}, labelled, policy, claiming)
+    mode = "nvidia.com/gpu-operator.resource-allocation.mode"
+    by_claims = node("gpu2", labels={"nvidia.com/gpu.deploy.operands": "true", mode: "dra"})
+    both = found({"gpu1": "nvidia", "gpu2": "nvidia"}, labelled, by_claims, policy, claiming)
+    assert (
+        "the cards of gpu2 by claims" in both["operator-claims"] and f"{mode}=device-plugin" in both["operator-claims"]
+    )
     assert not {"operator-configured", "operator-claims"} & {*found({"gpu1": "extender"}, labelled, policy, claiming)}
 
 
@@ -469,6 +478,23 @@ def test_a_plugin_of_others_is_named_with_its_origin_and_left_alone(plugin, said
     options = Options(claims=Claims(backends=cluster["backends"]))
     [one] = [one for one in examine_all(options, cluster, [host]) if one.id == "foreign-plugin"]
     assert said in one.text and to_do in one.text
+
+
+@pytest.mark.parametrize(
+    ("owner", "to_do"),
+    [
+        (("GPUCluster", "gpu-cluster"), "label the node nvidia.com/gpu.deploy.dra-driver=false"),
+        (None, "resources.gpus.enabled=false"),
+    ],
+)
+def test_nvidias_dra_driver_is_named_with_its_origin(owner, to_do):
+    """As the GPU Operator's GPUCluster has it, which gives cards by claims without a device plugin."""
+    labels = {"nvidia.com/gpu.deploy.dra-driver": "true"}
+    image = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.5.0"
+    driver = daemon_set("nvidia-dra-driver-kubelet-plugin", image, labels, owner=owner)
+    text = found({"gpu1": "extender"}, node("gpu1", labels=labels), announced("gpu.nvidia.com", "gpu1"), driver)
+    assert "DaemonSet gpu-operator/nvidia-dra-driver-kubelet-plugin" in text["foreign-plugin"]
+    assert ("of GPUCluster gpu-cluster" in text["foreign-plugin"]) == bool(owner) and to_do in text["foreign-plugin"]
 
 
 def test_a_plugin_of_others_that_has_just_left_is_no_problem():

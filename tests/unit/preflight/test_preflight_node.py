@@ -48,6 +48,7 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("driver-fails", WARNING, DEFAULT, {"driver__code": 999, "driver__error": "Unknown Error"}, "Unknown Error"),
     ("driver-fails", PROBLEM, EXTERNAL, {"driver__code": 999, "driver__error": "Unknown Error"}, "dmesg"),
     ("flavour", WARNING, DEFAULT, {"log__unsupported_by_open": True}, "driver_flavour: proprietary"),
+    ("driver-provided", NOTE, DEFAULT, {"driver__others": ["gke"]}, "(580.95.05) from GKE's nvidia-driver-installer"),
     ("driver-not-held", WARNING, EXTERNAL, {"packages": {"nvidia-driver-cuda": {"held": False}}},
      "apt-mark hold nvidia-driver-cuda"),
     ("fabric-manager", WARNING, DEFAULT, {"driver__fabric": {"version": "570.1"}}, "fabric manager of version 570.1"),

@@ -141,20 +141,67 @@ def test_a_kept_configuration_loses_our_line():
     assert machine.files == {toolkit.CONFIG: PACKAGED_CONFIG}
 
 
+ROOT = "/run/nvidia/driver"
+CLI = f"[{toolkit.CLI}]\n"
+ROOTED = f'{toolkit.ROOT_MARKER} {ROOT}. Before:\nroot = "{ROOT}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("", ROOTED.replace("root =", f"{CLI}root =")),
+        (TABLE, TABLE + ROOTED.replace("root =", f"{CLI}root =")),
+        # As nvidia-ctk 1.20 writes it.
+        (f'{CLI}#root = "{ROOT}"\n\n{TABLE}', f'{CLI}{ROOTED}#root = "{ROOT}"\n\n{TABLE}'),
+        (f'{CLI}root = "/a" # mine\n', f"{CLI}{ROOTED}".replace("Before:", 'Before: root = "/a" # mine')),
+        (f"{CLI}root = '{ROOT}'\n", f"{CLI}root = '{ROOT}'\n"),
+        (f'{TABLE}root = "/a"\n{CLI}', f'{TABLE}root = "/a"\n{CLI}{ROOTED}'),
+    ],
+)
+def test_the_driver_containers_root_is_one_line_and_goes_again(text, want):
+    assert toolkit.rooted(text, ROOT) == want
+    assert toolkit.rooted(want, ROOT) == want, "a second time changes nothing"
+    assert toolkit.unrooted(want) == text
+
+
+def test_a_root_that_the_user_has_set_since_is_kept():
+    mine = f"{CLI}{ROOTED}".replace(f'"{ROOT}"', '"/mine"')
+    assert toolkit.unrooted(mine) == f'{CLI}root = "/mine"\n'
+
+
+def test_nvidia_ctk_confirms_the_root_and_the_specification_is_made_again():
+    machine = ctk(text=f'x = 1\n[{toolkit.CLI}]\n  root = "{ROOT}"\n')
+    machine.commands["systemctl restart"] = Done(0, "", "")
+    machine.folders.add("/run/systemd/system")
+    refresh = f"systemctl restart {toolkit.SERVICE}"
+    assert work(machine, driver_root=ROOT)["changed"] and machine.ran[-1] == refresh
+    assert machine.files[toolkit.CONFIG] == toolkit.rooted(PACKAGED_CONFIG, ROOT)
+    assert not work(machine, driver_root=ROOT)["changed"]
+    machine.ran.clear()
+    # The machine has a driver of its own again.
+    assert work(machine)["changed"] and machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
+    assert machine.ran[-1] == refresh
+    silent = ctk()
+    with pytest.raises(NotInEffect, match='its output lacks root = "/run/nvidia/driver"'):
+        work(silent, driver_root=ROOT)
+    assert silent.files[toolkit.CONFIG] == PACKAGED_CONFIG
+
+
 REAL = sorted((cache_root() / "bin").glob("toolkit-*/nvidia-ctk"))
 
 
 @pytest.mark.skipif(not REAL, reason="the lab's toolkit wasn't built on this machine yet")
 @pytest.mark.parametrize("text", ["", PACKAGED_CONFIG, f"{ACCEPTS}\n{TABLE}", f"{TABLE}"])
 def test_the_real_toolkit_reads_it(text, tmp_path):
-    def has_line(config):
+    def has_lines(config):
         (tmp_path / "config.toml").write_text(config)
         command = [str(REAL[-1]), "config", f"--config-file={tmp_path}/config.toml"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return REFUSES in lines
+        return REFUSES in lines, f'root = "{ROOT}"' in map(str.strip, lines)
 
-    assert has_line(toolkit.refusing(text))
-    assert not has_line(text) and not has_line(toolkit.accepting(toolkit.refusing(text)))
+    assert has_lines(toolkit.rooted(toolkit.refusing(text), ROOT)) == (True, True)
+    assert has_lines(toolkit.refusing(text)) == (True, False)
+    assert has_lines(text) == has_lines(toolkit.accepting(toolkit.refusing(text))) == (False, False)
 
 
 def node(files=None, rc=0):

@@ -27,6 +27,7 @@ def node(id="debian", version="12", family="debian", arch="amd64", **sections):
     return {
         "distribution": {"id": id, "version": version, "family": family, "arch": arch, "major": 0},
         "toolkit": {"version": None, "binaries": [], "operator": False, "config": None, "packages": {}},
+        "driver": {"root": "/"},
         "runtimes": {"containerd": {"version": "2.1.9"}, "docker": None, "crio": None},
         "packages": {},
         "cdi": {"specs": [], "refresh_env": None},

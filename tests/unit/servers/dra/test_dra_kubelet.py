@@ -190,6 +190,40 @@ def test_kubelet_prepares_and_unprepares(process: Process, kubelet: Managers) ->
     assert process.specifications() == set() and "Traceback" not in process.log
 
 
+def test_a_container_has_a_request_for_each_of_its_cards(process: Process, kubelet: Managers) -> None:
+    """As admission writes it for several containers on several cards: a container names one claim several times."""
+    cluster = process.cluster
+    containers = [
+        {
+            "name": f"c{number}",
+            "image": "i",
+            "resources": {"claims": [{"name": "gpu-mem", "request": f"gpu-{number}-{card}"} for card in range(2)]},
+        }
+        for number in range(2)
+    ]
+    spec = {
+        "nodeName": cluster.node,
+        "resourceClaims": [{"name": "gpu-mem", "resourceClaimName": "grid"}],
+        "containers": containers,
+    }
+    body = {"metadata": {"name": "grid"}, "spec": spec}
+    made = cluster.server.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods", body)
+    shares = [
+        {**result(UUIDS[card].lower(), f"{gib}Gi"), "pool": cluster.node, "request": f"gpu-{number}-{card}"}
+        for card in range(2)
+        for number, gib in enumerate((2, 1))
+    ]
+    uid = cluster.claim("grid", *shares, pods=[("grid", made["metadata"]["uid"])])
+    # In the order of the claim's shares: of card 0 for both containers, then of card 1.
+    given = kubelet.ask("prepare", "grid")
+    assert {name: set(names) for name, names in given.items()} == {
+        "c0": {f"{NAMES}{uid}-0", f"{NAMES}{uid}-2"},
+        "c1": {f"{NAMES}{uid}-1", f"{NAMES}{uid}-3"},
+    }
+    kubelet.ask("unprepare", "grid")
+    assert process.specifications() == set()
+
+
 def generation(process: Process) -> int:
     found = process.cluster.slices()
     return int(found[0]["spec"]["pool"]["generation"]) if found else 0

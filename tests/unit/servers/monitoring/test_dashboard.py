@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from api_double import make_pod
 from both_servers import Both
 from gpushare.dra.metrics import Metrics as DriverMetrics
@@ -24,11 +25,12 @@ from plugin_fakes import NODE
 from prometheus_client import CollectorRegistry, generate_latest
 from real_prometheus import Missing, Prometheus, programs
 
-DASHBOARD = Path(__file__).parents[4] / "images" / "gpushare" / "dashboard.json"
+DASHBOARDS = Path(__file__).parents[4] / "images" / "gpushare"
+OURS, DCGM = "dashboard", "dashboard-dcgm"
 
 
-def dashboard() -> JsonObject:
-    return t.cast(JsonObject, json.loads(DASHBOARD.read_text()))
+def dashboard(name: str = OURS) -> JsonObject:
+    return t.cast(JsonObject, json.loads((DASHBOARDS / f"{name}.json").read_text()))
 
 
 def panels(board: JsonObject) -> list[JsonObject]:
@@ -134,8 +136,37 @@ def test_the_dra_drivers_panels_ask_for_its_metrics() -> None:
     assert len(asked) == 3 and all(re.search(rf"^{name} ", page, re.MULTILINE) for name in asked)
 
 
-def test_dashboard_is_complete() -> None:
-    board = dashboard()
+def test_the_dcgm_dashboard_asks_for_metrics_and_labels_that_the_exporter_has(tmp_path: Path) -> None:
+    """By the list of its default metrics; DCGM isn't free software, so no exporter runs here."""
+    known = yaml.safe_load((Path(__file__).parent / "dcgm_metrics.yml").read_text())
+    board = dashboard(DCGM)
+    [source, node] = board["templating"]["list"]
+    assert (source["name"], node["name"]) == ("datasource", "node")
+    texts = [*(text for _title, text in queries(board)), node["definition"]]
+    for text in texts:
+        names = set(re.findall(r"\bDCGM_\w+", text))
+        assert names and names <= {*known["gauges"], *known["counters"]}, text
+        # A rate of a gauge, or a counter as it is but for rows that never decrease, shows nothing.
+        rated = set(re.findall(r"(?:rate|increase)\((DCGM_\w+)", text))
+        assert rated <= set(known["counters"]), text
+        assert (names & set(known["counters"])) - rated <= {name for name in names if "REMAPPED" in name}, text
+        asked = {label.strip() for part in re.findall(r"by \(([^)]*)\)", text) for label in part.split(",")}
+        asked |= {label for part in re.findall(r"{([^}]*)}", text) for label in re.findall(r"(\w+)\s*[=!]~?", part)}
+        assert asked <= set(known["labels"]), text
+    rules = [{"record": "x", "expr": filled(text)} for text in texts[:-1]]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    try:
+        promtool = programs()["promtool"]
+    except Missing as error:
+        pytest.skip(str(error))
+    words = [promtool, "check", "rules", "--lint=none", str(tmp_path / "rules.yml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", [OURS, DCGM])
+def test_dashboard_is_complete(name: str) -> None:
+    board = dashboard(name)
     every = [one for panel in board["panels"] for one in [panel, *panel.get("panels", [])]]
     assert len({one["id"] for one in every}) == len(every)
     source = {"type": "prometheus", "uid": "${datasource}"}
@@ -149,9 +180,10 @@ def test_dashboard_is_complete() -> None:
     assert len(set(titles)) == len(titles)
 
 
-def test_panels_do_not_overlap() -> None:
+@pytest.mark.parametrize("name", [OURS, DCGM])
+def test_panels_do_not_overlap(name: str) -> None:
     taken: dict[tuple[int, int], str] = {}
-    for panel in dashboard()["panels"]:
+    for panel in dashboard(name)["panels"]:
         at = panel["gridPos"]
         assert at["x"] >= 0 and at["x"] + at["w"] <= 24, panel["title"]
         for cell in itertools.product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):

@@ -239,7 +239,7 @@ class Drain:
 
 
 def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
-    """Run the module ``node_takeover``.
+    """Run the module ``node_switch``.
 
     :param params: as ``ARGUMENTS``.
     :param check: change nothing and wait for nothing.

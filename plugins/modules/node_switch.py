@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: node_takeover
+module: node_switch
 short_description: Evict a node's pods that have cards, or prove that nothing of another back end is left on it
 version_added: 1.0.0
 description:
@@ -56,7 +56,7 @@ author:
 
 EXAMPLES = r"""
 - name: Evict the pods that have cards of the node
-  kubegpu.share.node_takeover:
+  kubegpu.share.node_switch:
     node: gpu1
     state: drained
 """
@@ -70,7 +70,7 @@ remains:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.takeover import ARGUMENTS, ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_switch import ARGUMENTS, ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 

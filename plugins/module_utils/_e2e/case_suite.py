@@ -1,0 +1,206 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# This file is PRIVATE to the collection. It can have breaking changes at any time.
+
+"""A suite that runs cases on one node, each in fresh pods; see ``cases``."""
+
+from __future__ import annotations
+
+import abc
+import typing as t
+
+from .._core.types import JsonObject
+from . import result
+from .cases import ALLOCATE, COMPUTE, Case, parse
+from .client import SuiteClient
+from .exec import CommandFailed, Execute
+from .objects import Options
+from .pods import PodState
+from .result import Failed, Skipped, StepOutcome, Unshown
+from .suite import HOLD_SECONDS, NOT_RUN, Suite
+
+# A node takes about a hundred pods; where more fit, not all are created.
+MOST_PODS = 100
+
+
+class CaseSuite(Suite):
+    """The cases of a back end, and the user's.
+
+    :cvar log: what has the reason when a pod ends.
+    """
+
+    first, last = "M00", "M99"
+    log: t.ClassVar[str]
+
+    def __init__(self, client: SuiteClient, execute: Execute, options: Options, cases: t.Sequence[Case]) -> None:
+        super().__init__(client, execute, options)
+        self._all = [*cases, *(one for one in parse(options.cases) if one.suite in ("", options.suite))]
+        self._name = ""
+
+    @abc.abstractmethod
+    def fits(self, case: Case) -> int:
+        """Return how many pods of a case fit on the node now."""
+
+    def limits(self, case: Case) -> t.Mapping[str, int]:
+        """Return the limits of each pod's container."""
+        return case.limits
+
+    def assert_booked(self, case: Case, running: t.Sequence[PodState]) -> None:
+        """Validate what the scheduler has written about the pods that run.
+
+        :raises Failed: it differs from what they requested.
+        """
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What the node is."""
+        return frozenset()
+
+    @property
+    def cards(self) -> int:
+        """Cards of the node; 0 where that isn't known."""
+        return 0
+
+    @property
+    def node(self) -> str:
+        return self._name
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._name) and self.steps[self.first].result == result.SKIPPED
+
+    @property
+    def cases(self) -> list[Case]:
+        """Those for the node."""
+        return [case for case in self._all if self.kinds.issuperset(case.kinds)]
+
+    def plan_text(self) -> str:
+        of = f" ({', '.join(sorted(self.kinds))})" if self.kinds else ""
+        return f"run {len(self.cases)} cases on node {self.node}{of}"
+
+    def run(self) -> None:
+        if not self.step(self.first, self.prepare):
+            return
+        for number, case in enumerate(self.cases, 1):
+            identifier = f"M{number:02}"
+            self.describe(identifier, case.title, case.proves, case.evidence)
+            self.step(identifier, lambda case=case: self._case(case))  # type: ignore[misc]
+
+    # ----------------------------------------------------------------- one case
+
+    def _case(self, case: Case) -> str:
+        if "silicon" in case.evidence:
+            raise Unshown("only a real card can show it, with a program that computes", "measure it on real cards")
+        if case.command == ALLOCATE and not self._options.allocate_command:
+            raise Unshown("no program that allocates memory was named", "name one (allocate_command)")
+        if case.command == COMPUTE and not self._options.program_command:
+            raise Unshown("no program that computes was named", "name one, as vectorAdd (program_command)")
+        expected = self.fits(case)
+        at_most = self.cards + 1 if case.beyond_cards else case.at_most
+        wanted = min(expected, at_most or expected)
+        if (not wanted and not case.more) or (case.beyond_cards and (not self.cards or wanted < at_most)):
+            raise Skipped(f"node {self.node} doesn't have enough left for {'that many pods' if wanted else 'one pod'}")
+        if wanted > MOST_PODS:
+            raise Skipped(f"node {self.node} has room for {wanted} pods, and the suite creates {MOST_PODS} at most")
+        names = [self._create(case) for _number in range(wanted + case.more)]
+        try:
+            return self._refused(case, names) if case.refused else self._outcome(case, names, wanted)
+        finally:
+            self.remove(names)
+
+    def _create(self, case: Case) -> str:
+        self._number += 1
+        name = f"{case.id.replace('_', '-')}-{self._number}"
+        image = self._options.program_image if case.command == COMPUTE else None
+        manifest = self._client.template(image or "").pod(name, [0], self.node)
+        [container] = manifest["spec"]["containers"]
+        limits = {key: str(value) for key, value in self.limits(case).items()}
+        container["resources"]["limits"] = {"memory": container["resources"]["limits"]["memory"], **limits}
+        self.keep_to_back_end(manifest["spec"])
+        self._client.create(manifest, 0)
+        return name
+
+    def keep_to_back_end(self, spec: JsonObject) -> None:
+        """Have only the back end's scheduler bind a pod: others announce the same resource."""
+
+    def _refused(self, case: Case, names: t.Sequence[str]) -> str:
+        """Wait until kubelet has ended the pods, and return its reason."""
+        states = self._client.watch(names, lambda pods: all(one.ended or one.running for one in pods.values()))
+        for one in states.values():
+            if case.refused not in one.summary:
+                raise Failed(f"pod {one.name} isn't refused ({case.refused}): {one.summary}", self.log, one.name)
+        return result.shorten(next(iter(states.values())).summary)
+
+    def _outcome(self, case: Case, names: t.Sequence[str], wanted: int) -> str:
+        def done(states: dict[str, PodState]) -> bool:
+            running = sum(one.running for one in states.values())
+            waiting = [one for one in states.values() if not one.node]
+            refused = all(one.refusals for one in waiting)
+            return (running >= wanted and (not case.more or refused)) or any(one.ended for one in states.values())
+
+        # A scheduler may bind one pod after the other.
+        states = self._client.watch(names, done)
+        for _poll in self._client.wait(HOLD_SECONDS).attempts():
+            states = {name: one for name, one in self._client.pods().items() if name in names}
+        running = [one for one in states.values() if one.running]
+        waiting = [one for one in states.values() if not one.node and not one.ended]
+        ended = [one for one in states.values() if one.ended]
+        if ended:
+            raise Failed(f"pod {ended[0].name} ended: {ended[0].summary}", f"read the log of {self.log}", ended[0].name)
+        if len(running) != wanted or len(waiting) != case.more:
+            shown = f"{len(running)} run and {len(waiting)} wait, not {wanted} and {case.more}"
+            texts = [one.refusals[-1] for one in waiting if one.refusals] or [one.summary for one in states.values()]
+            raise Failed(f"{shown}: {result.shorten(texts[0])}", "compare what the node has with what its pods hold")
+        if case.reason and not any(case.reason in text for one in waiting for text in one.refusals):
+            texts = [text for one in waiting for text in one.refusals] or ["no reason"]
+            raise Failed(f"the pod waits for another reason than {case.reason}: {result.shorten(texts[-1])}")
+        if "annotation" in case.evidence:
+            self.assert_booked(case, running)
+        if case.distinct is not None:
+            return f"{len(running)} run: {self._compare(case, running)}"
+        shown = self._execute_in(case, running[0]) if case.command and running else ""
+        return f"{len(running)} run, {len(waiting)} wait{shown}"
+
+    def _compare(self, case: Case, running: t.Sequence[PodState]) -> str:
+        """Run the command in all pods, and compare the outputs."""
+        outputs = [self._run(case, pod) for pod in running]
+        if (len(set(outputs)) == len(outputs)) != case.distinct:
+            shown = result.shorten(", ".join(outputs))
+            raise Failed(f"{'two pods have the same' if case.distinct else 'no two pods have the same'}: {shown}")
+        return result.shorten(", ".join(outputs))
+
+    def _execute_in(self, case: Case, pod: PodState) -> str:
+        """Run the command and compare its end and its output with what the case expects."""
+        try:
+            output = self._run(case, pod)
+        except CommandFailed as error:
+            if case.succeeds:
+                raise Failed(result.shorten(str(error)), "", pod.name) from error
+            return f"; it ended with {error.status}"
+        if not case.succeeds:
+            raise Failed(f"it ended with 0: {result.shorten(output)}", "find out what the limit depends on", pod.name)
+        differs = case.mismatch(output)
+        if differs:
+            raise Failed(f"it shows {result.shorten(output)!r}, {differs}", "", pod.name)
+        return f"; {result.shorten(output) or 'it ended with 0'}"
+
+    def _run(self, case: Case, pod: PodState) -> str:
+        """Run the command in a pod and return its output.
+
+        :raises CommandFailed: it ended with another status than 0.
+        :raises StepOutcome: it couldn't be run.
+        """
+        named: dict[tuple[str, ...], t.Sequence[str]] = {
+            ALLOCATE: self._options.allocate_command,
+            COMPUTE: self._options.program_command,
+        }
+        command = named.get(case.command, case.command)
+        try:
+            return self._execute(self._options.namespace, pod.name, "c0", command).strip()
+        except CommandFailed as error:
+            if error.status is None or error.status in NOT_RUN:
+                text = f"{command[0]} couldn't be run: {result.shorten(str(error))}"
+                raise StepOutcome(text, "name an image that has it", pod.name) from error
+            raise
