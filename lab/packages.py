@@ -119,7 +119,15 @@ def compile_driver(folder: Path, version: str, sysroot: Path | None = None) -> N
     own = f'-DDRIVER_VERSION="{version}"'
     major = f"-DDRIVER_MAJOR={_numbers(version)[0]}"
     _compile("nvml.c", nvml, *shared, own, major, "-Wl,-soname,libnvidia-ml.so.1")
-    _compile("cuda.c", cuda, *shared, "-ldl", f"-DCUDA_VERSION={_cuda(version)}", "-Wl,-soname,libcuda.so.1")
+    _compile(
+        "cuda.c",
+        cuda,
+        *shared,
+        "-ldl",
+        "-Wl,-Bsymbolic",
+        f"-DCUDA_VERSION={_cuda(version)}",
+        "-Wl,-soname,libcuda.so.1",
+    )
     _compile("nvidia_smi.c", folder / "nvidia-smi", *place, own, "-ldl")
     _compile("mps.c", folder / "nvidia-cuda-mps-control", *place)
 
