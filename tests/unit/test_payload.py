@@ -32,7 +32,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     # With the cases of every back end; it runs once, on the controller.
     "gpu_acceptance": (42, 290),
     # With both readers: kubernetes' client is there for kubeconfigs that need it, and not imported otherwise.
-    "gpu_allocation_check": (65, 570),
+    "gpu_allocation_check": (64, 570),
     "gpu_allocation_info": (26, 182),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),

@@ -270,8 +270,9 @@ def _node(
         return None
     status = reader.mapping(raw.get("status"), "status")
     annotations = reader.strings(metadata.get("annotations"), "annotation")
+    labels = reader.strings(metadata.get("labels"), "label")
     plain: JsonObject = {
-        "metadata": {"name": name, "annotations": annotations},
+        "metadata": {"name": name, "annotations": annotations, "labels": labels},
         "status": {field: reader.quantities(status.get(field), field) for field in ("capacity", "allocatable")},
     }
     given = evidence_by_node.get(name)
@@ -286,7 +287,7 @@ def _node(
     return Node(
         json=plain,
         name=name,
-        labels=reader.strings(metadata.get("labels"), "label"),
+        labels=labels,
         annotations=annotations,
         ready=_ready(reader, status),
         backends=backends(plain, bool(mine)),

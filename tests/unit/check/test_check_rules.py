@@ -24,6 +24,7 @@ from check_mutations import (
     node,
     node_notes,
     notes,
+    resource,
     the_pod,
 )
 from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
@@ -65,6 +66,28 @@ def test_users_allow_processes_and_pods() -> None:
     card(world)["processes"] += [host_process(5, "python3", 10), process(80, 6, 10)]
     clean(world, allowed_processes=("python3", "Xorg"), allowed_pods=("default/web-*",))
     assert failing(checked(world, allowed_processes=(), allowed_pods=())) == {"C2"}
+
+
+@pytest.mark.parametrize(
+    ("world", "labels", "kept"),
+    [
+        ("nvidia_exclusive", {"kubegpu.share/backend": "nvidia"}, {MEM: 32, contract.RESOURCE_COUNT: 2}),
+        ("ours_envvar", {"gpushare": "true"}, {"nvidia.com/gpu": 20}),
+    ],
+)
+def test_what_kubelet_still_reports_of_the_back_end_before_is_no_finding(
+    world: str, labels: JsonObject, kept: dict[str, int]
+) -> None:
+    first = recorded(world)
+    node(first)["metadata"]["labels"].update(labels)
+    for name, number in kept.items():
+        resource(first, name, number, "capacity")
+        resource(first, name, 0, "allocatable")
+    clean(first)
+    # The plugin that the node has now isn't excused.
+    own = next(name for name in node(first)["status"]["allocatable"] if "gpu" in name and name not in kept)
+    resource(first, own, 0, "allocatable")
+    assert "C6" in failing(checked(first))
 
 
 @pytest.mark.parametrize(("component", "level"), [("hami-scheduler", None), ("web", "FAIL")])

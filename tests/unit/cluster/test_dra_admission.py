@@ -169,6 +169,11 @@ SHAPES = {
         initContainers=[container("i", 2), sidecar("s", 6)],
         resourceClaims=[{"name": "nic", "resourceClaimName": "nic"}],
     ),
+    "the most requests of one claim": pod(
+        *(container(f"c{n}", 4, claims=[{"name": "nic"}]) for n in range(8)),
+        annotations={contract.POD_CARD_COUNT: "4", contract.POD_MODELS: "*A100*, NVIDIA H100*"},
+        resourceClaims=[{"name": "nic", "resourceClaimName": "nic"}],
+    ),
     "binpack": pod(container("c", 4), annotations={contract.POD_PLACEMENT: "binpack"}),
     "models": pod(container("c", 4), annotations={contract.POD_MODELS: "*A100*, NVIDIA H100*"}),
     "models with an x": pod(container("c", 4), annotations={contract.POD_MODELS: "NVIDIA RTX 6000 (Max-Q)?"}),
