@@ -33,6 +33,8 @@ RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-
 OPERATORS: t.Mapping[str, str] = {"ClusterPolicy": "nvidia.com/v1", "GPUCluster": "nvidia.com/v1alpha1"}
 # Of the labels by which the GPU Operator selects each node for its parts.
 OPERATORS_LABELS = "nvidia.com/gpu.deploy."
+# On a node that gets its driver by a container of the GPU Operator; ``pre-installed`` where the machine has one.
+DRIVER_LABEL = ("nvidia.com/gpu.deploy.driver", "true")
 # On a node: ``device-plugin`` or ``dra``, by which it has a ClusterPolicy or a GPUCluster where there are both.
 MODE = "nvidia.com/gpu-operator.resource-allocation.mode"
 # On a ClusterPolicy that role nvidia_device_plugin has changed.
@@ -55,12 +57,13 @@ class Plugin(t.TypedDict):
 class Operator(t.TypedDict):
     """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
 
-    ``changed`` is whether role nvidia_device_plugin has changed it.
+    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` whether nodes get drivers by it.
     """
 
     kind: str
     name: str
     changed: bool
+    drives: bool
 
 
 def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
@@ -79,8 +82,11 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
                 raise
             objects = []
         for one in objects:
-            annotations = one["metadata"].get("annotations") or {}
-            found.append({"kind": kind, "name": str(one["metadata"]["name"]), "changed": CHANGED in annotations})
+            name, annotations = str(one["metadata"]["name"]), one["metadata"].get("annotations") or {}
+            # A driver that isn't mentioned is installed.
+            asked = ((one.get("spec") or {}).get("driver") or {}).get("enabled") is not False
+            drives = kind == "ClusterPolicy" and asked
+            found.append({"kind": kind, "name": name, "changed": CHANGED in annotations, "drives": drives})
     return found
 
 

@@ -53,6 +53,7 @@ CLUSTER = {
     "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
     "foreign-plugin": "Another device plugin announces the same cards.",
     "no-helm": "The controller lacks helm, by which HAMi's and NVIDIA's charts are deployed.",
+    "driver-container-absent": "The GPU Operator gives the node its driver by a container, which doesn't run now.",
     "unit-change": "The memory unit differs from the present one, and pods hold memory in that one.",
     "driver-refused": "Role driver can't do what is asked for on this machine.",
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
@@ -202,6 +203,7 @@ def _cluster(
             yield _unknown_node(host, nodes)
         else:
             yield from _node(options, host, node, host.node in shared, cluster["plugins"])
+            yield from _driver_container(host, node, cluster["operators"])
     if options.memory_unit in contract.MIB_PER_UNIT:
         yield from _unit_change(options, cluster)
 
@@ -242,6 +244,28 @@ def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
         host.source,
         {"node": host.node, "known": [*sorted(nodes)[:10], *["…"][: len(nodes) > 10]] or "none"},
     )
+
+
+def _driver_container(
+    host: Host, node: ClusterNode, operators: t.Sequence[foreign_plugins.Operator]
+) -> t.Iterator[Finding]:
+    """Report a driver container that is to come: role driver would install a second driver meanwhile."""
+    label, value = foreign_plugins.DRIVER_LABEL
+    if host.facts is None or host.options.driver_state != "present" or node["labels"].get(label) != value:
+        return
+    names = [one["name"] for one in operators if one["drives"]]
+    if names and not host.facts["driver"]["others"]:
+        yield Finding(
+            "driver-container-absent",
+            PROBLEM,
+            "gets its driver by a container of NVIDIA's GPU Operator (label {label}={value}), and none runs there now",
+            "wait until the operator's driver runs on the node, or set driver_state: external; where role driver is to "
+            "install it, switch the operator's off: spec.driver.enabled=false in ClusterPolicy {policy}",
+            host.host,
+            "driver_state",
+            {"label": label, "value": value, "policy": names[0]},
+            machines.SUBJECT,
+        )
 
 
 def _node(

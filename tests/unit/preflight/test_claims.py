@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import examine as examine_all
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from fake_kube import FakeKube
@@ -349,6 +350,35 @@ def test_the_gpu_operator_is_named():
         "the cards of gpu2 by claims" in both["operator-claims"] and f"{mode}=device-plugin" in both["operator-claims"]
     )
     assert not {"operator-configured", "operator-claims"} & {*found({"gpu1": "extender"}, labelled, policy, claiming)}
+
+
+@pytest.mark.parametrize(
+    ("label", "driver", "others", "stops"),
+    [
+        ("true", {}, [], True),
+        ("true", {"enabled": True}, [], True),
+        # It runs, the machine has its own, or the operator installs none.
+        ("true", {}, ["gpu-operator"], False),
+        ("true", {}, ["nvidia"], False),
+        ("true", {"enabled": False}, [], False),
+        ("pre-installed", {}, [], False),
+    ],
+)
+def test_no_driver_is_installed_while_the_operators_container_is_to_come(label, driver, others, stops):
+    """After a reboot for example: nothing on the machine tells of it then."""
+    there = node("gpu1", labels={"nvidia.com/gpu.deploy.driver": label})
+    policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "one"}}
+    cluster = read({"gpu1": "extender"}, there, {**policy, "spec": {"driver": driver}})
+    seen = facts()
+    seen = {**seen, "driver": {**seen["driver"], "others": others}}
+    options = Options(claims=Claims(backends=cluster["backends"]))
+
+    def ids(state):
+        host = Host("gpu1", "gpu1", "gpu_nodes", seen, NodeOptions(driver_state=state))
+        return {one.id for one in examine_all(options, cluster, [host])}
+
+    assert ("driver-container-absent" in ids("present")) == stops
+    assert "driver-container-absent" not in ids("external")
 
 
 def test_parts_of_hami_and_nvidia_are_known_by_their_namespaces():
