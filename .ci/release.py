@@ -28,14 +28,14 @@ ENGINES = ("podman", "buildah", "docker")
 SUMS = "SHA256SUMS"
 # The Python packages that the controller needs.
 REQUIREMENTS = "meta/ee-requirements.txt"
-# Roles see no defaults of each other, so four name the image for the case that gpushare_image isn't set.
+# Roles see no defaults of each other, so three name the image for the case that gpushare_image isn't set.
 FALLBACK = r"gpushare_image \| default\('\S+:([^'\s]+)"
 # Every other place that has the version of galaxy.yml.
 VERSIONS = {
     "images/gpushare/src/gpushare/__init__.py": r'__version__ = "(.*)"',
     "images/gpushare/pyproject.toml": r'^version = "(.*)"',
     "roles/gpushare/defaults/main.yml": r"^gpushare_image: \S+:(.*)$",
-    **{f"roles/{role}/defaults/main.yml": FALLBACK for role in ("image_build", "preflight", "scheduler", "switch")},
+    **{f"roles/{role}/defaults/main.yml": FALLBACK for role in ("image_build", "preflight", "scheduler")},
 }
 
 

@@ -22,8 +22,6 @@ from .site import counted
 NEXT = "ansible-playbook kubegpu.share.acceptance"
 # Acceptance knows no claims yet.
 NEXT_CLAIMS = "kubectl get resourceclaims --all-namespaces"
-# Of other back ends alone.
-NEXT_OTHERS = "ansible-playbook kubegpu.share.verify"
 GIB = 1024**3
 
 
@@ -98,7 +96,6 @@ def summary(
         unit=(units.pop() or "") if len(units) == 1 else "",
         steps=steps,
         check=check,
-        next=NEXT_OTHERS if others and not sharing else NEXT,
         others=others,
     )
     return found if slices is None else _with_slices(found, slices)

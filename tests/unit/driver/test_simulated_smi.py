@@ -135,12 +135,12 @@ def test_a_missing_card_ends_with_6_and_a_missing_library_with_12(driver: Driver
     assert "couldn't find libnvidia-ml.so" in done.stdout
 
 
-def test_cuda_reports_its_version_and_finds_no_device(driver: Driver) -> None:
+def test_cuda_reports_its_version_and_finds_the_cards(driver: Driver) -> None:
     answer = driver.python(
         """
         cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         answer = cuda.cuDriverGetVersion(ctypes.byref(version))
-        report([answer, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0)])
+        report([answer, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0), cuda.cuInit(1)])
         """
     )
-    assert answer == [0, 13000, 1, 100]
+    assert answer == [0, 13000, 1, 0, 1]

@@ -207,7 +207,7 @@ def of(backend, number):
             [of("hami", "0")],
             2,
             False,
-            "HAMi: 1 node, 0 nvidia.com/gpu; 2 steps done; next: ansible-playbook kubegpu.share.verify",
+            f"HAMi: 1 node, 0 nvidia.com/gpu; 2 steps done; next: {NEXT}",
         ),
         (
             [{"metadata": {"name": "n"}}],
