@@ -1106,6 +1106,26 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, MPS, 1)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS, 2)
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS, 2)
 
+struct process_utilization {
+    uint32_t pid;
+    uint64_t time;
+    uint32_t sm, memory, encoder, decoder;
+};
+
+/* Nothing ever computes here, so there is no sample; libraries that limit computing ask again and again. */
+API Return nvmlDeviceGetProcessUtilization(Handle *handle, struct process_utilization *samples, unsigned *count, uint64_t since)
+{
+    struct card *card;
+    Return code = enter_card_if(count, handle, &card);
+    if (code)
+        return code;
+    (void)since;
+    if (card->mig == MIG_ENABLED)
+        return leave(NOT_SUPPORTED);
+    *count = samples ? 0 : 1;
+    return leave(samples ? NOT_FOUND : INSUFFICIENT_SIZE);
+}
+
 #include "limits.c"
 #include "holders.c"
 

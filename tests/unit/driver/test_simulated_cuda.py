@@ -110,6 +110,12 @@ def test_memory_is_held_until_it_is_freed_and_nvml_shows_who_holds_it(driver: Dr
     assert found[10:] == [OUT_OF_MEMORY, 0, 0, 1, [[True, 64]]]
 
 
+def test_nothing_computes_and_who_asks_for_samples_is_told_so(driver: Driver) -> None:
+    """A library that limits computing asks in a thread of each program."""
+    asked = driver.query("report(code(n.nvmlDeviceGetProcessUtilization, first, 0))")
+    assert asked == 6  # not found
+
+
 def test_a_function_is_found_by_its_name_without_a_version(driver: Driver) -> None:
     found = program(
         driver,
