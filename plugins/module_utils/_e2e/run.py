@@ -15,7 +15,7 @@ import signal
 import typing as t
 
 from .._allocation.compute import natural
-from .._contracts import hami, nvidia_plugin
+from .._contracts import backends, hami, nvidia_plugin
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
@@ -99,7 +99,8 @@ def kinds(nodes: t.Iterable[JsonObject]) -> list[tuple[str, str, list[str]]]:
         labels = node["metadata"].get("labels") or {}
         if hami.NODE_REGISTER in (node["metadata"].get("annotations") or {}):
             key = (HAMI, "")
-        elif shares_memory(node):
+        elif shares_memory(node) and backends.given(labels) != backends.NVIDIA:
+            # kubelet still reports gpushare's resource for some minutes on a node that was switched.
             key = (WORKLOADS, allocation_of(node))
         elif is_node(node):
             one = announced(node, None)

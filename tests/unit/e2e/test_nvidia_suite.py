@@ -247,12 +247,19 @@ def test_a_mixed_cluster_is_tested_by_a_suite_for_each_kind_of_node():
     assert done["acceptance"]["result"] == "UNKNOWN" and "image: not set" in done["acceptance"]["steps"][0]["what"]
 
 
+KEPT = {"capacity": "16", "allocatable": "0"}
+
+
 def test_the_kinds_of_nodes():
     gpushare = node("a", {"aliyun.com/gpu-mem": 16}, gpushare="true")
     claims = node("b", {"aliyun.com/gpu-mem": 16}, gpushare="dra")
     hami = node("c", {GPU: 20})
     hami["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]"}
     nodes = [node("n2", {GPU: 2}), hami, claims, gpushare, node("n1", {GPU: 2}, "whole"), node("cpu", {})]
+    # kubelet still reports what it had before it was switched.
+    status = nodes[0]["status"]
+    status.update({field: {**status[field], "aliyun.com/gpu-mem": size} for field, size in KEPT.items()})
+    nodes[0]["metadata"]["labels"]["kubegpu.share/backend"] = "nvidia"
     assert kinds(nodes) == [
         ("workloads", "dra", ["b"]),
         ("workloads", "extender", ["a"]),
