@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._contracts import backends, hami
 from .._contracts import gpushare as contract
-from .._contracts import hami
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
 from .objects import DRA, EXTENDER
@@ -104,7 +104,10 @@ def other_backend(node: t.Any) -> str:
     try:
         if hami.NODE_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
             return "HAMi"
-        return "NVIDIA's device plugin" if contract.node_resource(node, hami.RESOURCE_COUNT) > 0 else ""
+        # Of a node that was given to gpushare, kubelet still reports the capacity of the back end before.
+        given = backends.given(node["metadata"].get("labels"))
+        field = "allocatable" if given == backends.GPUSHARE else "capacity"
+        return "NVIDIA's device plugin" if contract.node_resource(node, hami.RESOURCE_COUNT, field) > 0 else ""
     except MALFORMED:
         return ""
 

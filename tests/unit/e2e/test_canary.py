@@ -161,7 +161,12 @@ def test_a_full_node_is_skipped() -> None:
 
 def test_unusable_nodes_are_reported() -> None:
     mixed, cordoned, strays, weak, good = (node(f"gpu{n}", [16, 10]) for n in range(5))
-    mixed["status"]["capacity"]["nvidia.com/gpu"] = "2"
+    for one in (mixed, good):
+        one["status"]["capacity"]["nvidia.com/gpu"] = "2"
+    mixed["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+    # It was switched to gpushare, and kubelet still reports the back end before.
+    good["status"]["allocatable"]["nvidia.com/gpu"] = "0"
+    good["metadata"].setdefault("labels", {})["gpushare"] = "true"
     cordoned["spec"]["unschedulable"] = True
     cluster = Cluster([mixed, cordoned, strays, weak, good])
     cluster.add_other("cardless", "gpu2", 2, None)
