@@ -49,8 +49,8 @@ USUAL = {("inspect", "--become"), ("inspect", "ansible_become")}
     [
         pytest.param(path, way, marks=[] if (path.stem, way) in USUAL else pytest.mark.long, id=f"{path.stem}-{way}")
         for path in PLAYBOOKS
-        # Its machines need root.
-        if path.stem != "nodes"
+        # All their plays are on machines, which need root.
+        if path.stem not in ("nodes", "switch")
         for way in ("--become", "ansible_become")
     ],
 )
