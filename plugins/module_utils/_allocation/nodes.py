@@ -124,7 +124,7 @@ def _gpushare(node: JsonObject, found: Node) -> None:
     allocatable = _known(
         contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable"), contract.RESOURCE_MEMORY, found
     )
-    left = _given(node) in (backends.HAMI, backends.NVIDIA)
+    left = backends.is_left(node["metadata"].get("labels"), contract.RESOURCE_MEMORY, allocatable)
     if not (text or allocatable or (capacity and not left)):
         return
     part = Part(GPUSHARE if text else UPSTREAM, capacity=capacity, allocatable=allocatable)
@@ -182,12 +182,11 @@ def _hami_or_nvidia(node: JsonObject, found: Node) -> None:
     elif register:
         _hami(register, counts, left, found)
         return
-    if any(left.values()) or (any(counts.values()) and _given(node) not in (backends.GPUSHARE, backends.HAMI)):
+    if any(left.values()) or (
+        any(counts.values())
+        and backends.given(node["metadata"].get("labels")) not in (backends.GPUSHARE, backends.HAMI)
+    ):
         _nvidia(node, counts, left, found)
-
-
-def _given(node: JsonObject) -> str:
-    return backends.given(node["metadata"].get("labels"))
 
 
 def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int], found: Node) -> None:

@@ -151,14 +151,12 @@ def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None
     """Check C6: allocatable equals capacity."""
     allocatable = node.resources("allocatable")
     unhealthy = [card for card in node.cards if not card.healthy]
-    given = backends.given(node.labels)
     for resource, number in node.resources().items():
         if not (gpu_requests({resource: 1}) or resource == contract.RESOURCE_COUNT):
             continue
         left = allocatable.get(resource, 0)
-        ours = resource in (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)
-        others = bool(given) and ours != (given == backends.GPUSHARE)
-        if not left and (others or (DRA in node.backends and not node.sharing)):
+        by_claims = DRA in node.backends and not node.sharing and not left
+        if by_claims or backends.is_left(node.labels, resource, left):
             # kubelet still reports a device plugin that was removed.
             continue
         result.count()

@@ -332,10 +332,10 @@ def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
     :param by_claims: it has slices of this collection's driver.
     """
     annotations, found = node["metadata"]["annotations"], []
-    given = of_others.given(node["metadata"].get("labels"))
-    left = (by_claims or given in (HAMI, NVIDIA)) and not contract.node_resource(
-        node, contract.RESOURCE_MEMORY, "allocatable"
-    )
+    labels = node["metadata"].get("labels")
+    given = of_others.given(labels)
+    free = contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
+    left = (by_claims and not free) or of_others.is_left(labels, contract.RESOURCE_MEMORY, free)
     if annotations.get(contract.NODE_CARDS):
         found.append(GPUSHARE)
     elif not left and (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .gpushare import NODE_LABEL, NODE_LABEL_VALUES
+from .gpushare import NODE_LABEL, NODE_LABEL_VALUES, RESOURCE_COUNT, RESOURCE_MEMORY
 
 # Values of gpu_backend, a node's variable.
 GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
@@ -20,12 +20,17 @@ LABEL = "kubegpu.share/backend"
 
 
 def given(labels: t.Any) -> str:
-    """Return the back end that a node was given to, by its labels; empty for none.
-
-    For five minutes kubelet reports the capacity of the one before, of which nothing is allocatable.
-    """
+    """Return the back end that a node was given to, by its labels; empty for none."""
     known = labels if isinstance(labels, dict) else {}
     found = str(known.get(LABEL))
     if found in (HAMI, NVIDIA):
         return found
     return GPUSHARE if str(known.get(NODE_LABEL)) in NODE_LABEL_VALUES else ""
+
+
+def is_left(labels: t.Any, resource: str, allocatable: int) -> bool:
+    """Return whether a GPU resource is only what kubelet still reports, for five minutes, of the back end before."""
+    backend = given(labels)
+    return (
+        not allocatable and bool(backend) and (backend == GPUSHARE) != (resource in (RESOURCE_MEMORY, RESOURCE_COUNT))
+    )

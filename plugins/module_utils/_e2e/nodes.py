@@ -104,10 +104,9 @@ def other_backend(node: t.Any) -> str:
     try:
         if hami.NODE_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
             return "HAMi"
-        # Of a node that was given to gpushare, kubelet still reports the capacity of the back end before.
-        given = backends.given(node["metadata"].get("labels"))
-        field = "allocatable" if given == backends.GPUSHARE else "capacity"
-        return "NVIDIA's device plugin" if contract.node_resource(node, hami.RESOURCE_COUNT, field) > 0 else ""
+        size, free = (contract.node_resource(node, hami.RESOURCE_COUNT, field) for field in contract.STATUS_FIELDS)
+        is_left = backends.is_left(node["metadata"].get("labels"), hami.RESOURCE_COUNT, free)
+        return "NVIDIA's device plugin" if size > 0 and not is_left else ""
     except MALFORMED:
         return ""
 
