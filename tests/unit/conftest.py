@@ -48,3 +48,16 @@ SLOW = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow files first; within a file, and among the others, the order stays."""
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """Return the path of the real helm; skip the test where it can't be had."""
+    # Most test runs need no part of the lab.
+    from lab import build
+    from lab.shell import LabError
+
+    try:
+        return str(build.built(build.HELM) / "helm")
+    except (LabError, OSError) as error:
+        pytest.skip(f"no helm: {error}")

@@ -17,9 +17,6 @@ from own_cluster import controllers, own_api_server, run_playbook, until
 from real_apiserver import MERGE
 from standin_cluster import NODE, Cluster, chart
 
-from lab import build
-from lab.shell import LabError
-
 pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
@@ -37,14 +34,6 @@ KINDS = (
     "serviceaccounts",
     "deployments,daemonsets,replicasets,pods,services,roles,rolebindings",
 )
-
-
-@pytest.fixture(scope="module")
-def helm():
-    try:
-        return build.built(build.HELM) / "helm"
-    except (LabError, OSError) as error:
-        pytest.skip(f"no helm: {error}")
 
 
 @pytest.fixture(scope="module")

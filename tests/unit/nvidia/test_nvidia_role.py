@@ -21,9 +21,6 @@ from played_plugin import PlayedGpuOperator, PlayedPlugin
 from real_apiserver import MERGE, Refused
 from test_nvidia_plan import CDI, LAYOUTS, containerd, planned
 
-from lab import build
-from lab.shell import LabError
-
 CHART = Path(os.environ.get("KUBEGPU_NVIDIA_CHART") or Path(__file__).parent / "chart")
 NAMESPACE = "nvidia-device-plugin"
 RELEASE = "nvidia-device-plugin"
@@ -36,15 +33,6 @@ KINDS = (
     "namespaces,nodes,clusterroles,clusterrolebindings,runtimeclasses,crds,configmaps,secrets,serviceaccounts,"
     "daemonsets,controllerrevisions,pods,services"
 )
-
-
-@pytest.fixture(scope="module")
-def helm():
-    """The real helm; skipped where it can't be had."""
-    try:
-        return str(build.built(build.HELM) / "helm")
-    except (LabError, OSError) as error:
-        pytest.skip(f"no helm: {error}")
 
 
 @pytest.fixture

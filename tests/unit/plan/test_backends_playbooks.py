@@ -17,9 +17,6 @@ from real_apiserver import MERGE
 from simulated_driver import CARDS, VERSION, compiled
 from standin_cluster import NODE, Cluster, chart
 
-from lab import build
-from lab.shell import LabError
-
 pytestmark = pytest.mark.long
 
 PLAYBOOKS = ROOT / "playbooks"
@@ -64,14 +61,6 @@ class Plugin(PlayedPlugin):
                 CANARIES.append((metadata["namespace"], spec["schedulerName"], limits))
                 path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
                 self.server.request("PATCH", path, {"status": {"phase": "Succeeded"}}, MERGE)
-
-
-@pytest.fixture(scope="module")
-def helm():
-    try:
-        return str(build.built(build.HELM) / "helm")
-    except (LabError, OSError) as error:
-        pytest.skip(f"no helm: {error}")
 
 
 @pytest.fixture(scope="module")
