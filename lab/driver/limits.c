@@ -461,10 +461,9 @@ API Return kubegpuSimAllocate(Handle *handle, uint64_t mib)
 {
     struct card *card;
     Return code = enter_card(handle, &card);
-    if (!code)
-        hold(card, mib, &code);
-    else
+    if (code)
         return code;
+    hold(card, mib, &code);
     return leave(code);
 }
 
