@@ -50,6 +50,10 @@ def place(server: ApiServer) -> Iterator[Any]:
     for one in server.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]:
         name = one["metadata"]["name"]
         server.request("DELETE", f"/api/v1/namespaces/{space}/pods/{name}?gracePeriodSeconds=0")
+    # No garbage collector runs, and kube-scheduler leaves an allocation to it whose pod goes while it is bound.
+    claims = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
+    server.request("DELETE", claims)
+    until(lambda: not server.request("GET", claims)["items"], 30)
     for name in made:
         server.request("DELETE", f"/api/v1/nodes/{name}")
         server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
