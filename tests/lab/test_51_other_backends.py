@@ -145,6 +145,9 @@ class Backends:
         )
         if self.of[node] == "hami":
             wanted["spec"]["schedulerName"] = "hami-scheduler"
+        elif self.of[node] == "nvidia":
+            # Beside HAMi's nodes it is refused without.
+            wanted["spec"]["nodeSelector"]["kubegpu.share/backend"] = "nvidia"
         self.lab.api.call("POST", f"/api/v1/namespaces/{SPACE}/pods", wanted)
         self.lab.api.wait_running(SPACE, [name], 180)
         return name
