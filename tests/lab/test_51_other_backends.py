@@ -136,13 +136,19 @@ class Backends:
                     seen.setdefault(node, set()).add(backend)
         return {node for node, backends in seen.items() if len(backends) > 1}
 
-    def pod(self, name: str, node: str, **limits: int | str) -> str:
-        """Create a pod for a node's back end, and wait until it runs."""
+    def pod(self, name: str, node: str, holds: int = 0, **limits: int) -> str:
+        """Create a pod for a node's back end, and wait until it runs.
+
+        :param holds: MiB that its program allocates.
+        """
         wanted = body(
             name,
             container(self.lab, resources={"limits": {_RESOURCES[key]: str(value) for key, value in limits.items()}}),
             node=node,
         )
+        if holds:
+            command = ["nvidia-smi", "simulated-allocation", str(holds), "--cuda", "--seconds", "3600"]
+            wanted["spec"]["containers"][0]["command"] = command
         if self.of[node] == "hami":
             wanted["spec"]["schedulerName"] = "hami-scheduler"
         elif self.of[node] == "nvidia":
@@ -208,10 +214,10 @@ def test_there_and_back_under_load(backends: Backends, lab: Lab) -> None:
     with load.running():
         with undisturbed(backends, kept):
             backends.switch(first, "hami")
-        hami = backends.pod("of-hami", first, gpu=1, mib=3000)
+        hami = backends.pod("of-hami", first, holds=2000, gpu=1, mib=3000)
         with undisturbed(backends, hami):
             backends.switch(second, "nvidia")
-        nvidia = backends.pod("of-nvidia", second, gpu=1)
+        nvidia = backends.pod("of-nvidia", second, holds=1000, gpu=1)
         backends.verified()
         backends.recorded("hami-and-nvidia")
         with undisturbed(backends, nvidia):
@@ -267,7 +273,7 @@ def test_every_sharing(backends: Backends, lab: Lab) -> None:
     with backends.configured(nvidia_device_plugin_node_configurations={first: "halves", second: "quarters"}):
         everywhere(backends, "nvidia")
         names = [backends.pod(f"mps-{number}", first, gpu=1) for number in range(2)]
-        names += [backends.pod(f"sliced-{number}", second, shared=1) for number in range(2)]
+        names += [backends.pod(f"sliced-{number}", second, holds=1000, shared=1) for number in range(2)]
         backends.verified()
         backends.recorded("nvidia-mps-and-time-slicing")
         backends.delete(*names)
