@@ -293,3 +293,35 @@ def test_hami_with_more_memory_than_there_is(backends: Backends, lab: Lab) -> No
         backends.recorded("hami-scaled")
         backends.delete(name)
         assert accepted(backends)["hami"]["M01"] == "PASS"
+
+
+def workloads(lab: Lab) -> dict[str, tuple[str, int]]:
+    """Return uid and generation of each Deployment and DaemonSet."""
+    found = [one for kind in ("deployments", "daemonsets") for one in lab.api.items(f"/apis/apps/v1/{kind}")]
+    return {
+        f"{one['metadata']['namespace']}/{one['metadata']['name']}": (
+            one["metadata"]["uid"],
+            one["metadata"]["generation"],
+        )
+        for one in found
+    }
+
+
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+def test_a_node_joins(backends: Backends, lab: Lab, backend: str) -> None:
+    """A node without marks, as kubeadm join leaves it, gets the back end; nothing else is changed."""
+    first, second = lab.gpu_nodes[:2]
+    everywhere(backends, backend)
+    backends.run("uninstall", "--limit", second)
+    lab.api.delete(f"/api/v1/nodes/{second}")
+    lab.ssh(second, "systemctl restart kubelet")
+    until(lambda: "kubegpu.share/backend" not in lab.api.node(second)["metadata"]["labels"], "a new Node", 60)
+    lab.wait_ready()
+    kept = backends.pod("kept", first, holds=500, gpu=1, **({"mib": 1000} if backend == "hami" else {}))
+    before = workloads(lab)
+    with undisturbed(backends, kept):
+        done = backends.run("add_node", "-e", f"add_node={second}")
+    assert {host for host, sums in done.recap.items() if sums["changed"]} <= {second, "localhost"}
+    assert workloads(lab) == before
+    backends.verified()
+    backends.delete(kept)
