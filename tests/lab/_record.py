@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from _lab import JsonObject, Lab
 PLAYBOOK = "tests/lab/record_state.yml"
 # Programs that come with the lab's nodes, whose pods hold no card and say nothing about a back end.
 LEFT_OUT = frozenset({"kube-system", "kube-flannel"})
-# What the checks don't read, and what would be most of the file.
-UNREAD_NODE = ("images", "nodeInfo", "conditions", "addresses", "daemonEndpoints", "runtimeHandlers", "features")
-TOKENS = re.compile(r"kube-api-access-[a-z0-9]+")
 
 
 def record(lab: Lab, name: str, folder: Path, *arguments: str) -> None:
@@ -47,31 +43,36 @@ def record(lab: Lab, name: str, folder: Path, *arguments: str) -> None:
 
 
 def _node(node: JsonObject) -> JsonObject:
-    status = {key: value for key, value in node["status"].items() if key not in UNREAD_NODE}
-    status["conditions"] = [one for one in node["status"]["conditions"] if one["type"] == "Ready"]
-    metadata = {key: node["metadata"][key] for key in ("name", "uid", "labels", "annotations")}
-    return {"metadata": metadata, "spec": node["spec"], "status": status}
+    """Keep of a node what the back ends write, and whether it is ready."""
+    metadata = {key: node["metadata"].get(key, {}) for key in ("name", "labels", "annotations")}
+    ready = [one for one in node["status"]["conditions"] if one["type"] == "Ready"]
+    status = {"conditions": ready, **{key: node["status"][key] for key in ("capacity", "allocatable")}}
+    return {"metadata": metadata, "status": status}
 
 
 def _pod(pod: JsonObject) -> JsonObject:
-    """Keep of managedFields who set spec.nodeName, and drop the token's volume."""
-    kept = {
-        "name",
-        "namespace",
-        "uid",
-        "labels",
-        "annotations",
-        "creationTimestamp",
-        "deletionTimestamp",
-        "ownerReferences",
-    }
-    metadata = {key: value for key, value in pod["metadata"].items() if key in kept}
+    """Keep of a pod what the checks read, and of managedFields who set spec.nodeName: no manifest of others."""
+    metadata = _part(
+        pod["metadata"], "name", "namespace", "uid", "labels", "annotations", "creationTimestamp", "deletionTimestamp"
+    )
     owners = [
         one for one in pod["metadata"].get("managedFields", []) if "f:nodeName" in one["fieldsV1"].get("f:spec", {})
     ]
     metadata["managedFields"] = [{**one, "fieldsV1": {"f:spec": {"f:nodeName": {}}}} for one in owners]
-    text = json.dumps({"metadata": metadata, "spec": pod["spec"], "status": pod["status"]})
-    found: JsonObject = json.loads(TOKENS.sub("token", text))
-    found["spec"].pop("tolerations", None)
-    found["status"].pop("conditions", None)
-    return found
+    spec = _part(pod["spec"], "nodeName", "schedulerName", "runtimeClassName", "resourceClaims")
+    for kind in ("initContainers", "containers"):
+        spec[kind] = [_container(one) for one in pod["spec"].get(kind, [])]
+    status = _part(pod["status"], "phase", "startTime", "initContainerStatuses")
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def _container(container: JsonObject) -> JsonObject:
+    kept = _part(container, "name", "resources", "restartPolicy")
+    kept["env"] = [one for one in container.get("env", []) if one["name"].startswith(("NVIDIA_", "CUDA_"))]
+    kept["volumeMounts"] = [_part(one, "mountPath") for one in container.get("volumeMounts", [])]
+    kept["securityContext"] = _part(container.get("securityContext", {}), "privileged")
+    return kept
+
+
+def _part(whole: JsonObject, *keys: str) -> JsonObject:
+    return {key: whole[key] for key in keys if key in whole}
