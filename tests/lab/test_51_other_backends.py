@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from _lab import RESOURCE, Done, JsonObject, Lab, until
-from _pods import body, container
+from _lab import CHECKPOINT, RESOURCE, Done, JsonObject, Lab, until
+from _pods import MERGE, body, container
 from _record import record
 from _switching import Load
 
@@ -309,16 +309,31 @@ def workloads(lab: Lab) -> dict[str, tuple[str, int]]:
     }
 
 
+def join_again(lab: Lab, node: str) -> None:
+    """Make a node one that has just joined: without marks, device plugins and what kubelet knows of devices."""
+    path = f"/api/v1/nodes/{node}"
+    marks = {key: None for key in lab.api.node(node)["metadata"]["labels"] if "kubernetes.io/" not in key}
+    lab.api.call("PATCH", path, {"metadata": {"labels": marks}}, MERGE)
+
+    def no_plugin() -> bool:
+        pods = lab.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}")
+        return {one["metadata"]["namespace"] for one in pods} <= {"kube-system"}
+
+    until(no_plugin, f"no device plugin on {node}", 120)
+    lab.ssh(node, f"systemctl stop kubelet && rm -f {CHECKPOINT}")
+    lab.api.delete(path)
+    lab.ssh(node, "systemctl start kubelet")
+    until(lambda: lab.api.node(node)["metadata"]["name"] == node, "a new Node", 60)
+    lab.wait_ready()
+
+
 @pytest.mark.parametrize("backend", ["hami", "nvidia"])
 def test_a_node_joins(backends: Backends, lab: Lab, backend: str) -> None:
     """A node without marks, as kubeadm join leaves it, gets the back end; nothing else is changed."""
     first, second = lab.gpu_nodes[:2]
     everywhere(backends, backend)
     backends.run("uninstall", "--limit", second)
-    lab.api.delete(f"/api/v1/nodes/{second}")
-    lab.ssh(second, "systemctl restart kubelet")
-    until(lambda: "kubegpu.share/backend" not in lab.api.node(second)["metadata"]["labels"], "a new Node", 60)
-    lab.wait_ready()
+    join_again(lab, second)
     kept = backends.pod("kept", first, holds=500, gpu=1, **({"mib": 1000} if backend == "hami" else {}))
     before = workloads(lab)
     with undisturbed(backends, kept):
