@@ -114,13 +114,14 @@ options:
     default: 120
   allocate_command:
     description:
-      - For O(suite=nvidia) with MPS, a command that allocates more than a replica's part of the card's memory. It must fail.
-      - For O(suite=hami), a command that allocates 2000 MiB and ends with 0 if it succeeds. It must fail in a container of 1000 MiB and succeed in one of
-        3000 MiB.
-      - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
-        succeeds. It runs in the first pod, whose share in units is in the environment variable C(ALIYUN_COM_GPU_MEM_CONTAINER), for at most 30
-        seconds.
-      - On a node whose device plugin announces that it enforces shares the command must fail. On other nodes its success is reported and passes,
+      - A command, as a list of arguments, that allocates GPU memory. It ends with 0 if it got it, and with 102 if CUDA refused it
+        (C(CUDA_ERROR_OUT_OF_MEMORY)). Any other status, as that of a crash or of a program that isn't there, shows nothing, and the step is V(UNKNOWN). It
+        has 30 seconds.
+      - For O(suite=nvidia) with MPS, more than a replica's part of the card's memory. It must be refused.
+      - For O(suite=hami), 2000 MiB. They must be refused in a container of 1000 MiB and granted in one of 3000 MiB.
+      - For O(suite=canary), more than the container's share. It runs in the first pod, whose share in units is in the environment variable
+        C(ALIYUN_COM_GPU_MEM_CONTAINER).
+      - On a node whose device plugin announces that it enforces shares it must be refused. On other nodes its success is reported and passes,
         since gpushare only counts there.
     type: list
     elements: str
@@ -142,7 +143,7 @@ options:
         device nodes, NVML, exit code, silicon) and C(limits) of the pods. In C(limits) of O(suite=nvidia) C(card) is the resource that the node announces.
       - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created; with C(beyond_cards) they are
         one more than the node has cards. With C(refused) kubelet has to end them, for a reason that contains it.
-      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows), and C(times) lines (by
+      - C(command) runs in the first pod and has to end with C(status), by default 0. Its output has to contain C(shows), and C(times) lines (by
         default 1) have to match the regular expression C(finds). With C(distinct) it runs in all pods, whose outputs all differ (V(true)) or aren't all
         different (V(false)).
       - C(suite) is V(hami) or V(nvidia) for a case of one of them only. C(kinds) is what the node of O(suite=nvidia) has to be, of exclusive, shared,
@@ -167,8 +168,16 @@ EXAMPLES = r"""
   kubegpu.share.gpu_acceptance:
     suite: canary
     node: gpu1
-    image: registry.example.com/ai/pytorch:2.9
-    allocate_command: [python3, -c, "import torch; torch.empty(64 << 30, dtype=torch.uint8, device='cuda')"]
+    image: registry.example.com/python:3.13
+    allocate_command:
+      - python3
+      - -c
+      - |
+        import ctypes, sys
+        cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+        code = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
+        code = code or cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 30))
+        sys.exit(102 if code == 2 else code and 1)
 """
 
 RETURN = r"""

@@ -12,7 +12,7 @@ import typing as t
 
 from .._contracts import hami
 from .._core.types import JsonObject
-from .cases import ALLOCATE, COMPUTE, Case
+from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
 
 CORES = "nvidia.com/gpucores"
 ALL_CORES = 100
@@ -160,13 +160,13 @@ CASES = (
     ),
     Case(
         "allocation_fails",
-        "A program that allocates 2000 MiB fails in a container of 1000 MiB",
+        "A program that allocates 2000 MiB is refused it in a container of 1000 MiB",
         "HAMi's library refuses memory beyond the limit",
         ("exit code",),
         {MEMORY: 1000},
         at_most=1,
         command=ALLOCATE,
-        succeeds=False,
+        status=OUT_OF_MEMORY,
     ),
     Case(
         "allocation_runs",

@@ -14,7 +14,7 @@ import typing as t
 
 from .._contracts import nvidia_plugin as contract
 from .._core.types import JsonObject
-from .cases import ALLOCATE, COMPUTE, Case
+from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
 
 # In limits: the resource by which the node announces its cards.
 CARD = "card"
@@ -221,13 +221,13 @@ CASES = (
     ),
     Case(
         "mps_memory",
-        "A program that allocates more memory than a replica's part fails",
+        "A program that allocates more memory than a replica's part is refused it",
         "the MPS server holds a program to its pinned memory limit",
         ("exit code",),
         {CARD: 1},
         at_most=1,
         command=ALLOCATE,
-        succeeds=False,
+        status=OUT_OF_MEMORY,
         kinds=(MPS,),
     ),
     Case(

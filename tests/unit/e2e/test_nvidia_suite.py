@@ -197,6 +197,8 @@ def test_a_program_decides_where_one_is_named():
 
     def with_programs(namespace, pod, container, argv):
         images.append(kube.objects[Ref("v1", "Pod", namespace, pod)]["spec"]["containers"][0]["image"])
+        if argv == ["hold"]:
+            raise CommandFailed("hold ended with 102", 102)
         return "" if argv == ["vectorAdd"] else execute(namespace, pod, container, argv)
 
     kube.execute = with_programs
@@ -205,6 +207,9 @@ def test_a_program_decides_where_one_is_named():
     assert found["computes"] == found["mps_memory"] == "PASS" and images.count("example.org/samples:1") == 1
     kube.execute = lambda *words: ""
     assert results(suite(kube, **given))["mps_memory"] == "FAIL"
+    # A program that ends with 1 shows nothing of the limit.
+    kube.execute = execute
+    assert results(suite(kube, **given))["mps_memory"] == "UNKNOWN"
 
 
 def test_labels_do_where_the_configuration_cant_be_read():
