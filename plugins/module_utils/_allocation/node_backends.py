@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 import typing as t
 
@@ -46,6 +47,14 @@ class Allocator:
     server: tuple[str, str]
     annotations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
+
+    def labels(self, labels: t.Mapping[str, t.Any]) -> bool:
+        """Return whether these labels of a node say that it has the node."""
+        return labels.get(self.label[0]) == self.label[1]
+
+    def announces(self, resource: str) -> bool:
+        """Return whether a resource is one of its own."""
+        return any(fnmatch.fnmatchcase(resource, pattern) for pattern in self.resources)
 
 
 _NAME = "app.kubernetes.io/name"
@@ -204,11 +213,29 @@ def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
         name = node["name"]
         given = {EXTENDER: _is_announced(node) or name in shared, DRA: name in sliced}
         found[name] = frozenset(
-            allocation
-            for allocation, one in ALLOCATORS.items()
-            if given.get(allocation) or node["labels"].get(one.label[0]) == one.label[1]
+            allocation for allocation, one in ALLOCATORS.items() if given.get(allocation) or one.labels(node["labels"])
         )
     return found
+
+
+def allocator_of(node: JsonObject) -> str:
+    """Return the allocator that has a node of the API, whoever deployed it; empty where nobody has.
+
+    Its label decides; a node without one has what its allocator writes there, or announces.
+    """
+    labels, annotations = (node["metadata"].get(key) or {} for key in ("labels", "annotations"))
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    for name, one in ALLOCATORS.items():
+        if one.labels(labels):
+            return name
+    for name, one in ALLOCATORS.items():
+        if any(key in annotations for key in one.annotations):
+            return name
+    for name, one in ALLOCATORS.items():
+        # HAMi's resource is NVIDIA's, too; a node of HAMi has its annotation.
+        if name != HAMI and any(one.announces(key) and contract.quantity(size) > 0 for key, size in capacity.items()):
+            return name
+    return ""
 
 
 def _is_announced(node: ClusterNode) -> bool:
