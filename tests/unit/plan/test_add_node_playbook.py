@@ -6,18 +6,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from own_cluster import controllers, own_api_server, run_playbook
-from test_claims_playbooks import CLUSTER_WIDE, PLAYBOOKS, Cluster, words_of
+from claims_cluster import CLUSTER_WIDE, PLAYBOOKS, words_of
+from own_cluster import run_playbook
 
 JOINED = {"gpushare_nodes": ["gpu1", "gpu2"]}
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with own_api_server() as server, controllers(server, "namespace", "garbage-collector"):
-        made = Cluster(server)
-        with made.kubelets():
-            yield made
 
 
 def specified(cluster):
