@@ -13,7 +13,8 @@ author: The kubegpu.share authors (@kubegpu)
 description:
   - Runs small pods through the real scheduler on one node, in a namespace of their own, validates where they are placed, and removes them.
   - >-
-    O(suite=workloads) tests a cluster with binpack. W1, it creates the namespace. W2, three pods of 1 unit run on one card. W3, a pod that fits
+    O(suite=workloads) tests that pods share cards. W1, it creates the namespace. W2, three pods run on one card, or with O(placement=spread)
+    on the emptiest ones. W3, a pod that fits
     the node's free memory but no single card stays Pending, for the scheduler extender's reason. W4, a pod larger than the cluster stays
     Pending. W5, each container sees its own card's device node and no other. W6, both containers of a pod get the same card. W7, after deletion
     the memory can be allocated again. W8, the namespace is removed.
@@ -102,6 +103,11 @@ options:
   scheduler_name:
     description: The scheduler that places pods on nodes of the extender, if it isn't the cluster's own. Claims are allocated by the cluster's own.
     type: str
+  placement:
+    description: Which card of a node the cluster's pods get, as gpushare_placement. Of O(suite=workloads) W2, W3 and W6 follow it.
+    type: str
+    choices: [binpack, spread]
+    default: binpack
   runtime_class:
     description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
     type: str
@@ -250,6 +256,7 @@ checks:
 
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
@@ -275,6 +282,7 @@ def main() -> None:
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "scheduler_name": {"type": "str"},
+        "placement": {"type": "str", "choices": [*PLACEMENTS], "default": PLACEMENTS[0]},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},
