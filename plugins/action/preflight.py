@@ -29,6 +29,7 @@ ARGUMENTS: JsonObject = {
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "nodes": {"type": "list", "elements": "str", "default": []},
+    "alone": {"type": "list", "elements": "str", "default": []},
     "gpu_operator": {"type": "bool", "default": False},
     "memory_unit": {"type": "str", "default": "GiB"},
     "memory_limit": {"type": "str", "default": "auto"},

@@ -178,10 +178,12 @@ class Backends(t.TypedDict):
     ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
     need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
     node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
-    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role``, and the label of its ``server``.
+    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has none of them.
+    ``allocators`` has each allocator's ``role``, and the label of its ``server``.
     """
 
     nodes: list[NodeBackend]
+    absent: list[str]
     gpushare: list[str]
     extender: list[str]
     dra: list[str]
@@ -272,6 +274,7 @@ def resolve(
     switch: t.Collection[str] = (),
     there: Parts | None = None,
     dedicated: bool = False,
+    alone: t.Collection[str] = (),
 ) -> Backends:
     """Decide each node's back end and allocation.
 
@@ -283,8 +286,12 @@ def resolve(
     :param switch: nodes that are switched in this run.
     :param there: the parts that are in the cluster; None if they weren't looked for.
     :param dedicated: a scheduler of its own has the extender.
+    :param alone: nodes that join in this run, beside which nothing changes: of the others, those that aren't in the
+        cluster yet are left out. Empty where all nodes are set up.
     """
     now = observed(cluster)
+    absent = [one["node"] for one in wanted if is_absent(one["node"], cluster, alone)]
+    wanted = [one for one in wanted if one["node"] not in absent]
     by_default = _default(cluster, no_claims(cluster, capacity, values or {}), now)
     nodes = [_of_node(one, now.get(one["node"], frozenset()), by_default, one["node"] in switch) for one in wanted]
     having = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in ALLOCATORS}
@@ -298,6 +305,7 @@ def resolve(
     own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
     return {
         "nodes": nodes,
+        "absent": absent,
         "gpushare": [one["node"] for one in own],
         "extender": having[EXTENDER],
         "dra": having[DRA],
@@ -316,6 +324,14 @@ def resolve(
         "claims": claims_of(having[EXTENDER], having[DRA]),
         "allocators": {name: {"role": one.role, "server": list(one.server)} for name, one in ALLOCATORS.items()},
     }
+
+
+def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> bool:
+    """Return whether a node is left out where nodes join: it is none of them, and not in the cluster.
+
+    :param alone: as for ``resolve``.
+    """
+    return bool(alone) and node not in alone and all(one["name"] != node for one in cluster["nodes"])
 
 
 def as_it_is(cluster: ClusterState) -> Backends:
