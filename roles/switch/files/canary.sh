@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
+# shellcheck shell=sh disable=SC2086 # lists are split at their commas
 # Ends with 0 if this container has as many cards as its pod asked for, and only those that its environment names, if that names any.
 # $1: cards or MIG devices that the pod asked for; $2: the folder of device nodes.
 # The image of a device plugin has a shell and few programs, so nothing is started but nvidia-smi.

@@ -40,7 +40,8 @@ def test_pods_of_hami_and_nvidia_have_one_command_and_nvidia_smi():
     hami, nvidia = container("hami"), container("nvidia_device_plugin")
     assert hami == nvidia
     assert hami["command"][:2] == ["sh", "-c"] and hami["command"][3:] == ["canary", "1", "/dev"]
-    assert hami["env"] == [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"}]
+    # nvidia-smi, and libcuda, which HAMi's library loads in every program.
+    assert hami["env"] == [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}]
     assert container("gpushare")["command"][0] == "python3"
 
 
