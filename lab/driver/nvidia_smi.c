@@ -17,7 +17,9 @@
 #endif
 
 enum { OK = 0, BAD_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, NOT_LOADED = 9, NO_LIBRARY = 12, NO_FUNCTION = 13, LOST = 15,
-       MISMATCH = 18, OTHER = 255 };
+       MISMATCH = 18, INSUFFICIENT_MEMORY = 20, OTHER = 255 };
+/* Of simulated-allocation where memory is refused, as option allocate_command of gpu_acceptance expects it; CUDA's own code is 2. */
+enum { OUT_OF_MEMORY = 102, CUDA_OUT_OF_MEMORY = 2 };
 enum { MAX_CARDS = 64, MAX_FIELDS = 64, MAX_PROCESSES = 512 };
 
 #define MIB 1048576ULL
@@ -546,7 +548,7 @@ static int allocate_by_cuda(unsigned long long mib)
         name(code, &text);
         printf("%s\n", text ? text : "an unknown error of CUDA");
     }
-    return code ? OTHER : OK;
+    return code == CUDA_OUT_OF_MEMORY ? OUT_OF_MEMORY : code ? OTHER : OK;
 }
 
 static int simulated_allocation(char **argv)
@@ -575,7 +577,7 @@ static int simulated_allocation(char **argv)
         if ((code = allocate_by_cuda(mib)))
             return code;
     } else if ((code = device_called(id, &device)) || (code = print_error(allocate(device, mib))))
-        return code;
+        return code == INSUFFICIENT_MEMORY ? OUT_OF_MEMORY : code;
     printf("holding %llu MiB\n", mib);
     fflush(stdout);
     if (seconds)

@@ -23,12 +23,14 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import node_name
 
 ARGUMENTS: JsonObject = {
     "cluster": {"type": "dict"},
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "nodes": {"type": "list", "elements": "str", "default": []},
+    "alone": {"type": "list", "elements": "str", "default": []},
     "gpu_operator": {"type": "bool", "default": False},
     "memory_unit": {"type": "str", "default": "GiB"},
     "memory_limit": {"type": "str", "default": "auto"},
@@ -134,8 +136,7 @@ def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Pla
     facts = variables.get("gpu_node")
     plans = tuple(_plans(name, untagged(planner.validate(name)))) if source == "gpu_nodes" and facts else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
-    node = str(variables.get("gpu_node_name") or name)
-    return Host(name, node, source, facts, _node_options(variables), plans, trouble)
+    return Host(name, node_name(name, variables), source, facts, _node_options(variables), plans, trouble)
 
 
 def _plan_finding(id: str, severity: str, host: str, reason: object, subject: str = "") -> Finding:

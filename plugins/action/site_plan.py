@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, told
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import node_name
 
 # When site.yml runs its checks.
 CHANGES, ALWAYS = "changes", "always"
@@ -83,7 +84,7 @@ def _nodes(params: JsonObject, variables: JsonObject) -> dict[str, str]:
     hostvars, machines = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_nodes", [])
     found: dict[str, str] = {}
     for name in params["alone"]:
-        found[name] = str((hostvars[name].get("gpu_node_name") if name in machines else None) or name)
+        found[name] = node_name(name, hostvars[name] if name in machines else {})
         if name in machines and name not in params["machines"]:
             raise BadInput(f"Host {name} isn't in this run: leave --limit out, or name it there, with localhost")
         wanted = [one["node"] for one in hostvars["localhost"]["gpu_backends"]["nodes"]]

@@ -38,6 +38,16 @@ attributes:
     support: full
 """
 
+    # A module whose action plugin plans on the controller.
+    OBSERVED = r"""
+options:
+  observed:
+    description:
+      - The node as M(kubegpu.share.gpu_node_info) returned it.
+      - With it the plan is made on the controller, and when it is empty nothing is executed on the node.
+    type: dict
+"""
+
     # A module with the connection options of kubernetes.core, which are described here too: whoever reads only this
     # collection's documentation, as Galaxy does, has no other collection's fragments.
     CLUSTER = r"""

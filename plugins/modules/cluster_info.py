@@ -98,6 +98,11 @@ options:
         type: list
         elements: str
         default: []
+      alone:
+        description: Names of the nodes that join in this run. Others that aren't in the cluster are left out then.
+        type: list
+        elements: str
+        default: []
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -186,7 +191,7 @@ values:
 backends:
   description: >-
     The back ends; null without O(backends). C(nodes) has C(node), C(backend), C(allocation), C(wanted), C(present), and why, as C(code) and C(fields).
-    C(extender), C(dra), C(hami) and C(nvidia) name nodes. C(parts) says which allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of
+    C(extender), C(dra), C(hami) and C(nvidia) name nodes, C(absent) those that are left out with O(backends.alone). C(parts) says which allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of
     which it has parts that no node needs, and C(dedicated) whether a scheduler of its own has the extender. C(claims) says which new pods are turned into claims (V(all), V(asked) or V(none)).
   type: dict
   returned: success

@@ -20,6 +20,7 @@ author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   state:
     description: With V(absent) the driver is removed with its own uninstaller.
@@ -43,11 +44,6 @@ options:
   remote_path:
     description: The file's path on the node. The action plugin sets it; don't set it yourself.
     type: path
-  observed:
-    description:
-      - The node as M(kubegpu.share.gpu_node_info) returned it.
-      - With it the plan is made on the controller, and when it is empty nothing is executed on the node.
-    type: dict
 """
 
 EXAMPLES = r"""

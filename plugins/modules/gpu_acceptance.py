@@ -13,7 +13,8 @@ author: The kubegpu.share authors (@kubegpu)
 description:
   - Runs small pods through the real scheduler on one node, in a namespace of their own, validates where they are placed, and removes them.
   - >-
-    O(suite=workloads) tests a cluster with binpack. W1, it creates the namespace. W2, three pods of 1 unit run on one card. W3, a pod that fits
+    O(suite=workloads) tests that pods share cards. W1, it creates the namespace. W2, three pods run on one card, or with O(placement=spread)
+    on the emptiest ones. W3, a pod that fits
     the node's free memory but no single card stays Pending, for the scheduler extender's reason. W4, a pod larger than the cluster stays
     Pending. W5, each container sees its own card's device node and no other. W6, both containers of a pod get the same card. W7, after deletion
     the memory can be allocated again. W8, the namespace is removed.
@@ -102,6 +103,11 @@ options:
   scheduler_name:
     description: The scheduler that places pods on nodes of the extender, if it isn't the cluster's own. Claims are allocated by the cluster's own.
     type: str
+  placement:
+    description: Which card of a node the cluster's pods get, as gpushare_placement. Of O(suite=workloads) W2, W3 and W6 follow it.
+    type: str
+    choices: [binpack, spread]
+    default: binpack
   runtime_class:
     description: RuntimeClass of the pods, for a cluster whose default runtime isn't the nvidia runtime.
     type: str
@@ -114,13 +120,14 @@ options:
     default: 120
   allocate_command:
     description:
-      - For O(suite=nvidia) with MPS, a command that allocates more than a replica's part of the card's memory. It must fail.
-      - For O(suite=hami), a command that allocates 2000 MiB and ends with 0 if it succeeds. It must fail in a container of 1000 MiB and succeed in one of
-        3000 MiB.
-      - For O(suite=canary). A command, as a list of arguments, that tries to hold more GPU memory than the container's share and ends with 0 if it
-        succeeds. It runs in the first pod, whose share in units is in the environment variable C(ALIYUN_COM_GPU_MEM_CONTAINER), for at most 30
-        seconds.
-      - On a node whose device plugin announces that it enforces shares the command must fail. On other nodes its success is reported and passes,
+      - A command, as a list of arguments, that allocates GPU memory. It ends with 0 if it got it, and with 102 if CUDA refused it
+        (C(CUDA_ERROR_OUT_OF_MEMORY)). Any other status, as that of a crash or of a program that isn't there, shows nothing, and the step is V(UNKNOWN). It
+        has 30 seconds.
+      - For O(suite=nvidia) with MPS, more than a replica's part of the card's memory. It must be refused.
+      - For O(suite=hami), 2000 MiB. They must be refused in a container of 1000 MiB and granted in one of 3000 MiB.
+      - For O(suite=canary), more than the container's share. It runs in the first pod, whose share in units is in the environment variable
+        C(ALIYUN_COM_GPU_MEM_CONTAINER).
+      - On a node whose device plugin announces that it enforces shares it must be refused. On other nodes its success is reported and passes,
         since gpushare only counts there.
     type: list
     elements: str
@@ -142,7 +149,7 @@ options:
         device nodes, NVML, exit code, silicon) and C(limits) of the pods. In C(limits) of O(suite=nvidia) C(card) is the resource that the node announces.
       - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created; with C(beyond_cards) they are
         one more than the node has cards. With C(refused) kubelet has to end them, for a reason that contains it.
-      - C(command) runs in the first pod and has to end with 0 unless C(succeeds) is V(false). Its output has to contain C(shows), and C(times) lines (by
+      - C(command) runs in the first pod and has to end with C(status), by default 0. Its output has to contain C(shows), and C(times) lines (by
         default 1) have to match the regular expression C(finds). With C(distinct) it runs in all pods, whose outputs all differ (V(true)) or aren't all
         different (V(false)).
       - C(suite) is V(hami) or V(nvidia) for a case of one of them only. C(kinds) is what the node of O(suite=nvidia) has to be, of exclusive, shared,
@@ -167,8 +174,16 @@ EXAMPLES = r"""
   kubegpu.share.gpu_acceptance:
     suite: canary
     node: gpu1
-    image: registry.example.com/ai/pytorch:2.9
-    allocate_command: [python3, -c, "import torch; torch.empty(64 << 30, dtype=torch.uint8, device='cuda')"]
+    image: registry.example.com/python:3.13
+    allocate_command:
+      - python3
+      - -c
+      - |
+        import ctypes, sys
+        cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+        code = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
+        code = code or cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 30))
+        sys.exit(102 if code == 2 else code and 1)
 """
 
 RETURN = r"""
@@ -241,6 +256,7 @@ checks:
 
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
@@ -266,6 +282,7 @@ def main() -> None:
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
         "scheduler_name": {"type": "str"},
+        "placement": {"type": "str", "choices": [*PLACEMENTS], "default": PLACEMENTS[0]},
         "runtime_class": {"type": "str"},
         "priority_class": {"type": "str"},
         "timeout": {"type": "int", "default": 120},

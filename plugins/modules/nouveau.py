@@ -23,6 +23,7 @@ author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   state:
     description: Whether nouveau is blacklisted.
@@ -33,11 +34,6 @@ options:
     description: Whether O(state=absent) keeps the file, because it existed before.
     type: bool
     default: false
-  observed:
-    description:
-      - The node as M(kubegpu.share.gpu_node_info) returned it.
-      - With it the plan is made on the controller, and when it is empty nothing is executed on the node.
-    type: dict
 """
 
 EXAMPLES = r"""

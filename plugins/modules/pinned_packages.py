@@ -28,6 +28,7 @@ author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   name:
     description: Name of the set of packages; part of the names of its files.
@@ -186,11 +187,6 @@ options:
         nothing is locked. O(keep) and packages that nothing needed before stay.
     type: bool
     default: false
-  observed:
-    description:
-      - The node as M(kubegpu.share.gpu_node_info) returned it.
-      - With it the plan is made on the controller, and when it is empty nothing is executed on the node.
-    type: dict
 """
 
 EXAMPLES = r"""

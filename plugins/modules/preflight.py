@@ -39,6 +39,11 @@ options:
     type: list
     elements: str
     default: []
+  alone:
+    description: Names of the nodes that join in this run. Of the others, those that aren't in the cluster are named and left out.
+    type: list
+    elements: str
+    default: []
   gpu_operator:
     description:
       - Whether NVIDIA's GPU Operator will remove its device plugin from these nodes (M(kubegpu.share.gpu_operator)). Then the resources that

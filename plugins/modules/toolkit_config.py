@@ -28,6 +28,7 @@ author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   state:
     description:
@@ -71,11 +72,6 @@ options:
     type: list
     elements: str
     default: []
-  observed:
-    description:
-      - The node as M(kubegpu.share.gpu_node_info) returned it.
-      - With it the plan is made on the controller, and when it is empty nothing is executed on the node.
-    type: dict
 """
 
 EXAMPLES = r"""

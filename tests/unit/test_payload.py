@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "control_plane_info": (62, 265),
     "driver_runfile": (11, 30),
     # With the cases of every back end; it runs once, on the controller.
-    "gpu_acceptance": (42, 290),
+    "gpu_acceptance": (44, 320),
     # With both readers: kubernetes' client is there for kubeconfigs that need it, and not imported otherwise.
     "gpu_allocation_check": (64, 570),
     "gpu_allocation_info": (26, 182),

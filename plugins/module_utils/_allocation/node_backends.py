@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 import typing as t
 
@@ -46,6 +47,14 @@ class Allocator:
     server: tuple[str, str]
     annotations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
+
+    def labels(self, labels: t.Mapping[str, t.Any]) -> bool:
+        """Return whether these labels of a node say that it has the node."""
+        return labels.get(self.label[0]) == self.label[1]
+
+    def announces(self, resource: str) -> bool:
+        """Return whether a resource is one of its own."""
+        return any(fnmatch.fnmatchcase(resource, pattern) for pattern in self.resources)
 
 
 _NAME = "app.kubernetes.io/name"
@@ -169,10 +178,12 @@ class Backends(t.TypedDict):
     ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
     need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
     node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
-    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``allocators`` has each allocator's ``role``, and the label of its ``server``.
+    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has none of them.
+    ``allocators`` has each allocator's ``role``, and the label of its ``server``.
     """
 
     nodes: list[NodeBackend]
+    absent: list[str]
     gpushare: list[str]
     extender: list[str]
     dra: list[str]
@@ -204,11 +215,29 @@ def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
         name = node["name"]
         given = {EXTENDER: _is_announced(node) or name in shared, DRA: name in sliced}
         found[name] = frozenset(
-            allocation
-            for allocation, one in ALLOCATORS.items()
-            if given.get(allocation) or node["labels"].get(one.label[0]) == one.label[1]
+            allocation for allocation, one in ALLOCATORS.items() if given.get(allocation) or one.labels(node["labels"])
         )
     return found
+
+
+def allocator_of(node: JsonObject) -> str:
+    """Return the allocator that has a node of the API, whoever deployed it; empty where nobody has.
+
+    Its label decides; a node without one has what its allocator writes there, or announces.
+    """
+    labels, annotations = (node["metadata"].get(key) or {} for key in ("labels", "annotations"))
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    for name, one in ALLOCATORS.items():
+        if one.labels(labels):
+            return name
+    for name, one in ALLOCATORS.items():
+        if any(key in annotations for key in one.annotations):
+            return name
+    for name, one in ALLOCATORS.items():
+        # HAMi's resource is NVIDIA's, too; a node of HAMi has its annotation.
+        if name != HAMI and any(one.announces(key) and contract.quantity(size) > 0 for key, size in capacity.items()):
+            return name
+    return ""
 
 
 def _is_announced(node: ClusterNode) -> bool:
@@ -245,6 +274,7 @@ def resolve(
     switch: t.Collection[str] = (),
     there: Parts | None = None,
     dedicated: bool = False,
+    alone: t.Collection[str] = (),
 ) -> Backends:
     """Decide each node's back end and allocation.
 
@@ -256,8 +286,12 @@ def resolve(
     :param switch: nodes that are switched in this run.
     :param there: the parts that are in the cluster; None if they weren't looked for.
     :param dedicated: a scheduler of its own has the extender.
+    :param alone: nodes that join in this run, beside which nothing changes: of the others, those that aren't in the
+        cluster yet are left out. Empty where all nodes are set up.
     """
     now = observed(cluster)
+    absent = [one["node"] for one in wanted if is_absent(one["node"], cluster, alone)]
+    wanted = [one for one in wanted if one["node"] not in absent]
     by_default = _default(cluster, no_claims(cluster, capacity, values or {}), now)
     nodes = [_of_node(one, now.get(one["node"], frozenset()), by_default, one["node"] in switch) for one in wanted]
     having = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in ALLOCATORS}
@@ -271,6 +305,7 @@ def resolve(
     own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
     return {
         "nodes": nodes,
+        "absent": absent,
         "gpushare": [one["node"] for one in own],
         "extender": having[EXTENDER],
         "dra": having[DRA],
@@ -289,6 +324,14 @@ def resolve(
         "claims": claims_of(having[EXTENDER], having[DRA]),
         "allocators": {name: {"role": one.role, "server": list(one.server)} for name, one in ALLOCATORS.items()},
     }
+
+
+def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> bool:
+    """Return whether a node is left out where nodes join: it is none of them, and not in the cluster.
+
+    :param alone: as for ``resolve``.
+    """
+    return bool(alone) and node not in alone and all(one["name"] != node for one in cluster["nodes"])
 
 
 def as_it_is(cluster: ClusterState) -> Backends:

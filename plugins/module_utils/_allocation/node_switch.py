@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import typing as t
 
 from .._contracts import claim_templates
@@ -130,19 +129,19 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
     found = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
     kept = node_backends.ALLOCATORS[allocator]
     # Before the node has its label, it announces nothing there.
-    own = kept.resources if labels.get(kept.label[0]) == kept.label[1] else ()
+    own = kept.labels(labels)
     resources = [
         name
         for name, text in (status.get("allocatable") or {}).items()
-        if contract.quantity(text) > 0 and not _in(name, own)
+        if contract.quantity(text) > 0 and not (own and kept.announces(name))
     ]
     for one in node_backends.ALLOCATORS.values():
         if one == kept:
             continue
         found += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, one.server)]
-        found += [Remain(LABEL, "=".join(one.label))] if _has(state.node, one.label) else []
+        found += [Remain(LABEL, "=".join(one.label))] if one.labels(labels) else []
         found += [Remain(ANNOTATION, name) for name in one.annotations if name in annotations]
-        found += [Remain(RESOURCE, name) for name in resources if _in(name, one.resources)]
+        found += [Remain(RESOURCE, name) for name in resources if one.announces(name)]
     return list(
         dict.fromkeys(found if allocator == node_backends.DRA else found + _of_claims(state, str(metadata["name"])))
     )
@@ -150,10 +149,6 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
 
 def _has(one: JsonObject, label: tuple[str, str]) -> bool:
     return (one["metadata"].get("labels") or {}).get(label[0]) == label[1]
-
-
-def _in(name: str, patterns: t.Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _of_claims(state: NodeState, node: str) -> list[Remain]:

@@ -12,6 +12,7 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from . import assertions, nodes, result, sizing
+from .cases import OUT_OF_MEMORY
 from .exec import CommandFailed
 from .pods import PodState
 from .result import Failed, Skipped, StepOutcome
@@ -20,8 +21,6 @@ from .suite import Suite
 
 # Nodes that are compared for a cheaper one, once one is known that can show the extender.
 MORE_NODES = 10
-# A shell's exit statuses for a command that can't be run and one that doesn't exist.
-NOT_RUN = (126, 127)
 
 
 class Canary(Suite):
@@ -132,8 +131,9 @@ class Canary(Suite):
             self._execute(self._options.namespace, name, "c0", self._options.allocate_command)
         except CommandFailed as error:
             text = result.shorten(str(error))
-            if error.status is None or error.status in NOT_RUN:
-                raise StepOutcome(f"allocate_command couldn't be run: {text}", "", name) from error
+            if error.status != OUT_OF_MEMORY:
+                do = f"have it end with {OUT_OF_MEMORY} where CUDA refuses memory, and with 0 where it doesn't"
+                raise StepOutcome(f"allocate_command showed no refusal: {text}", do, name) from error
             if not enforced:
                 raise StepOutcome(
                     f"allocate_command failed on a node that enforces no shares: {text}", "", name

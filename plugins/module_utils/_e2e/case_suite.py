@@ -176,10 +176,15 @@ class CaseSuite(Suite):
         try:
             output = self._run(case, pod)
         except CommandFailed as error:
-            if case.succeeds:
-                raise Failed(result.shorten(str(error)), "", pod.name) from error
+            text = result.shorten(str(error))
+            if not case.status:
+                raise Failed(text, "", pod.name) from error
+            if error.status != case.status:
+                # A crash shows nothing of what was to be refused.
+                do = f"have it end with {case.status} where it is refused, and with 0 where it isn't"
+                raise StepOutcome(f"{text}; neither 0 nor {case.status}", do, pod.name) from error
             return f"; it ended with {error.status}"
-        if not case.succeeds:
+        if case.status:
             raise Failed(f"it ended with 0: {result.shorten(output)}", "find out what the limit depends on", pod.name)
         differs = case.mismatch(output)
         if differs:

@@ -23,6 +23,9 @@ from .._core.types import JsonObject
 EVIDENCE = ("scheduling", "admission", "annotation", "environment", "device nodes", "NVML", "exit code", "silicon")
 # Commands that the user names: one that allocates memory, and one that computes.
 ALLOCATE, COMPUTE = ("allocate",), ("compute",)
+# What ALLOCATE ends with where CUDA refuses memory, by its CUDA_ERROR_OUT_OF_MEMORY. No shell, Python, signal or
+# nvidia-smi ends a program with it, so that nothing else is taken for a refusal.
+OUT_OF_MEMORY = 102
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Case:
     :param reason: word of the scheduler for pods that wait; empty for any.
     :param refused: kubelet ends the pods for a reason that contains this; empty where they run.
     :param command: run in the first pod; ``allocate`` and ``compute`` for the commands that the user names.
-    :param succeeds: whether the command has to end with 0.
+    :param status: exit status with which the command has to end.
     :param shows: text in the command's output; empty for none.
     :param finds: regular expression of lines in the output, which has to match ``times``; empty for none.
     :param times: lines that match ``finds``.
@@ -58,7 +61,7 @@ class Case:
     reason: str = ""
     refused: str = ""
     command: tuple[str, ...] = ()
-    succeeds: bool = True
+    status: int = 0
     shows: str = ""
     finds: str = ""
     times: int = 1

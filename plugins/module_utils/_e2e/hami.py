@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import hami, hami_marks
+from .._allocation.node_backends import allocator_of
+from .._contracts import backends, hami, hami_marks
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from . import nodes
@@ -39,10 +40,13 @@ class Hami(CaseSuite):
         best: tuple[int, str, list[hami.Gpu]] | None = None
         for node in found:
             name, annotations = nodes.name_of(node), node["metadata"].get("annotations") or {}
-            if hami.NODE_REGISTER not in annotations or self._options.node not in (None, name):
+            if allocator_of(node) != backends.HAMI or self._options.node not in (None, name):
                 continue
             usable = nodes.accepts_pods(node, self._options.node_selector)
             reason = "" if usable else "it isn't Ready, is cordoned, or has a taint or other labels"
+            if hami.NODE_REGISTER not in annotations:
+                reasons[name] = reason or "HAMi's device plugin has registered no card of it"
+                continue
             try:
                 register = hami.registered(annotations[hami.NODE_REGISTER])
             except hami.HamiError as error:

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import functools
 import typing as t
 
 from .._contracts import hami
 from .._core.types import JsonObject
-from .cases import ALLOCATE, COMPUTE, Case
+from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
 
 CORES = "nvidia.com/gpucores"
 ALL_CORES = 100
@@ -96,6 +97,8 @@ def _on_card(request: Request, card: Free) -> int:
 
 
 MEMORY, COUNT = hami.RESOURCE_MEMORY, hami.RESOURCE_COUNT
+# What one pod of 3000 MiB shows of its container.
+_ONE = functools.partial(Case, limits={MEMORY: 3000}, at_most=1)
 CASES = (
     Case(
         "memory",
@@ -138,52 +141,44 @@ CASES = (
         {COUNT: 2, MEMORY: 1000},
         at_most=1,
     ),
-    Case(
+    _ONE(
         "environment",
         "A container of 3000 MiB has that limit in its environment",
         "HAMi's device plugin passes the scheduler's choice to the container",
         ("environment",),
-        {MEMORY: 3000},
-        at_most=1,
         command=("printenv", "CUDA_DEVICE_MEMORY_LIMIT_0"),
         shows="3000m",
     ),
-    Case(
+    _ONE(
         "library",
         "nvidia-smi in a container of 3000 MiB shows a card of 3000 MiB",
         "HAMi's library is loaded in the container's programs and answers for NVML",
         ("NVML",),
-        {MEMORY: 3000},
-        at_most=1,
         command=("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"),
         shows="3000 MiB",
     ),
     Case(
         "allocation_fails",
-        "A program that allocates 2000 MiB fails in a container of 1000 MiB",
+        "A program that allocates 2000 MiB is refused it in a container of 1000 MiB",
         "HAMi's library refuses memory beyond the limit",
         ("exit code",),
         {MEMORY: 1000},
         at_most=1,
         command=ALLOCATE,
-        succeeds=False,
+        status=OUT_OF_MEMORY,
     ),
-    Case(
+    _ONE(
         "allocation_runs",
         "The same program runs in a container of 3000 MiB",
         "HAMi's library grants memory up to the limit",
         ("exit code",),
-        {MEMORY: 3000},
-        at_most=1,
         command=ALLOCATE,
     ),
-    Case(
+    _ONE(
         "computes",
         "A program that computes runs in a container of 3000 MiB",
         "CUDA works through HAMi's library",
         ("exit code",),
-        {MEMORY: 3000},
-        at_most=1,
         command=COMPUTE,
     ),
     Case(

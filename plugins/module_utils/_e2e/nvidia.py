@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import backends, hami
+from .._allocation.node_backends import allocator_of
+from .._contracts import backends
 from .._contracts import nvidia_plugin as contract
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
@@ -53,7 +54,7 @@ class Nvidia(CaseSuite):
         best: tuple[int, str, Announced] | None = None
         for node in self._client.all_nodes():
             name = nodes.name_of(node)
-            if not is_node(node) or self._options.node not in (None, name):
+            if allocator_of(node) != backends.NVIDIA or self._options.node not in (None, name):
                 continue
             if not nodes.accepts_pods(node, self._options.node_selector):
                 reasons[name] = "it isn't Ready, is cordoned, or has a taint or other labels"
@@ -105,9 +106,3 @@ class Nvidia(CaseSuite):
 
     def limits(self, case: Case) -> t.Mapping[str, int]:
         return {self._announced.resource if key == CARD else key: value for key, value in case.limits.items()}
-
-
-def is_node(node: JsonObject) -> bool:
-    """Return whether NVIDIA's device plugin has the node's cards: HAMi announces the same resource."""
-    annotated = hami.NODE_REGISTER in ((node.get("metadata") or {}).get("annotations") or {})
-    return not annotated and any(contract.announced(node, "capacity").values())

@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import typing as t
 
 from .._contracts import nvidia_plugin as contract
 from .._core.types import JsonObject
-from .cases import ALLOCATE, COMPUTE, Case
+from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
 
 # In limits: the resource by which the node announces its cards.
 CARD = "card"
@@ -115,56 +116,54 @@ def free(node: JsonObject, pods: t.Iterable[JsonObject], resource: str) -> int:
     return max(0, contract.announced(node, "allocatable").get(resource, 0) - held)
 
 
-LIST = ("nvidia-smi", "-L")
+LIST, UUIDS = ("nvidia-smi", "-L"), ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+_EACH = functools.partial(Case, limits={CARD: 1})
+# What one pod shows of its container.
+_ONE = functools.partial(_EACH, at_most=1)
+_MPS, _MIG = functools.partial(_ONE, kinds=(MPS,)), functools.partial(_ONE, kinds=(MIG,))
+_TWO = functools.partial(Case, evidence=("admission",), limits={CARD: 2}, at_most=1)
 CASES = (
-    Case(
+    _EACH(
         "all",
         "As many pods run as the node has free devices, and one more waits",
         "kube-scheduler counts what the plugin announces, and kubelet gives each pod a device",
         ("scheduling",),
-        {CARD: 1},
         more=1,
         reason="Insufficient nvidia.com/",
     ),
-    Case(
+    _EACH(
         "whole_cards",
         "Two pods have different cards",
         "nobody else has an exclusive card",
         ("NVML",),
-        {CARD: 1},
         at_most=2,
-        command=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"),
+        command=UUIDS,
         distinct=True,
         kinds=(EXCLUSIVE,),
     ),
-    Case(
+    _EACH(
         "shared_card",
         "Of one pod more than the node has cards, two see the same card",
         "pods share a card",
         ("NVML",),
-        {CARD: 1},
         beyond_cards=True,
-        command=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"),
+        command=UUIDS,
         distinct=False,
         kinds=(SHARED,),
     ),
-    Case(
+    _ONE(
         "device_node",
         "A container has the device node of one card",
         "the container runtime gives a container its own card, and no other",
         ("device nodes",),
-        {CARD: 1},
-        at_most=1,
         command=("ls", "/dev"),
         finds=r"^nvidia\d+$",
     ),
-    Case(
+    _ONE(
         "one_card",
         "nvidia-smi in a container lists one card",
         "the driver shows a container its own card, and no other",
         ("NVML",),
-        {CARD: 1},
-        at_most=1,
         command=LIST,
         finds=r"^GPU \d+: ",
     ),
@@ -178,96 +177,72 @@ CASES = (
         reason=f"Insufficient {contract.RESOURCE}",
         kinds=(RENAMED,),
     ),
-    Case(
+    _TWO(
         "two_refused",
         "kubelet ends a pod that requests two replicas of a card",
         "failRequestsGreaterThanOne holds: nobody takes two replicas for twice as much",
-        ("admission",),
-        {CARD: 2},
-        at_most=1,
         refused="UnexpectedAdmissionError",
         kinds=(SHARED, ONE_EACH),
     ),
-    Case(
+    _TWO(
         "two_granted",
         "A pod that requests two replicas of a card runs",
         "failRequestsGreaterThanOne is off",
-        ("admission",),
-        {CARD: 2},
-        at_most=1,
         kinds=(SHARED, SEVERAL_EACH),
     ),
-    Case(
+    _MPS(
         "mps_environment",
         "A container has the variable CUDA_MPS_PIPE_DIRECTORY",
         "the plugin points CUDA programs to the MPS control daemon",
         ("environment",),
-        {CARD: 1},
-        at_most=1,
         command=("printenv", "CUDA_MPS_PIPE_DIRECTORY"),
         finds=r"^/",
-        kinds=(MPS,),
     ),
-    Case(
+    _MPS(
         "mps_pipe",
         "The control daemon's pipe is in that folder of the container",
         "the daemon runs on the node, and the container reaches it",
         ("environment",),
-        {CARD: 1},
-        at_most=1,
         command=("sh", "-c", 'ls "$CUDA_MPS_PIPE_DIRECTORY"'),
         finds=r"^control$",
-        kinds=(MPS,),
     ),
-    Case(
+    _MPS(
         "mps_memory",
-        "A program that allocates more memory than a replica's part fails",
+        "A program that allocates more memory than a replica's part is refused it",
         "the MPS server holds a program to its pinned memory limit",
         ("exit code",),
-        {CARD: 1},
-        at_most=1,
         command=ALLOCATE,
-        succeeds=False,
-        kinds=(MPS,),
+        status=OUT_OF_MEMORY,
     ),
-    Case(
+    _MIG(
         "mig_device",
         "nvidia-smi in a container lists one MIG device",
         "the driver shows a container its own MIG device, and no other",
         ("NVML",),
-        {CARD: 1},
-        at_most=1,
         command=LIST,
         finds=r"^\s*MIG .*UUID: MIG-",
-        kinds=(MIG,),
     ),
-    Case(
+    _MIG(
         "mig_capabilities",
         "A container has the capability device nodes of one GPU instance and of one compute instance",
         "the driver lets a container use its own MIG device alone",
         ("device nodes",),
-        {CARD: 1},
-        at_most=1,
         command=("ls", "/dev/nvidia-caps"),
         finds=r"^nvidia-cap\d+$",
         times=2,
-        kinds=(MIG,),
     ),
-    Case(
+    _ONE(
         "computes",
         "A program that computes runs in a container",
         "CUDA works in a container with its device",
         ("exit code",),
-        {CARD: 1},
-        at_most=1,
         command=COMPUTE,
     ),
-    Case(
+    _EACH(
         "turns",
         "Programs of several pods compute in turn on a card",
         "time slices are real",
         ("silicon",),
-        {CARD: 1},
         kinds=(TIME_SLICING,),
     ),
 )

@@ -46,6 +46,7 @@ class Options:
     :param node: the only node to use; None to select one.
     :param timeout: seconds that each wait may take.
     :param scheduler_name: of pods that the extender is to place; None for the cluster's own.
+    :param placement: which card of a node a pod gets, ``binpack`` or ``spread``.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
     :param cases: more cases for the suites ``hami`` and ``nvidia``.
     :param program_command: a program that computes, and ends with 0 if that worked.
@@ -60,6 +61,7 @@ class Options:
     node: str | None = None
     node_selector: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     scheduler_name: str | None = None
+    placement: str = contract.PLACEMENTS[0]
     runtime_class: str | None = None
     priority_class: str | None = None
     timeout: float = 120.0

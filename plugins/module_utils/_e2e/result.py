@@ -17,7 +17,7 @@ PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
 
 TITLES = {
     "W1": "The suite has a namespace of its own",
-    "W2": "Three pods of 1 unit run on one card",
+    "W2": "Three pods run on the cards that the placement chooses",
     "W3": "A pod that fits the node but no single card stays Pending, for the extender's reason",
     "W4": "A pod larger than the cluster stays Pending",
     "W5": "Each container sees its own card's device node and no other",

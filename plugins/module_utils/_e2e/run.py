@@ -15,7 +15,8 @@ import signal
 import typing as t
 
 from .._allocation.compute import natural
-from .._contracts import backends, hami, nvidia_plugin
+from .._allocation.node_backends import ALLOCATORS, allocator_of
+from .._contracts import backends, nvidia_plugin
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
@@ -25,10 +26,10 @@ from .canary import Canary
 from .client import CreatedPod, SuiteClient
 from .exec import Execute
 from .hami import Hami
-from .nodes import allocation_of, name_of, shares_memory
-from .nvidia import Nvidia, is_node
+from .nodes import name_of
+from .nvidia import Nvidia
 from .nvidia_cases import announced
-from .objects import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options
+from .objects import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options, labels_of
 from .result import Check, Finding
 from .suite import Suite
 from .workloads import Workloads
@@ -39,8 +40,9 @@ SUITES: dict[str, t.Callable[[SuiteClient, Execute, Options], Suite]] = {
     HAMI: Hami,
     NVIDIA: Nvidia,
 }
-# By which name checks have a suite's back end.
-BACKENDS = {HAMI: HAMI, NVIDIA: NVIDIA}
+# The suite of a back end's nodes. Checks have a suite's back end by its name.
+SUITE_OF = {backends.GPUSHARE: WORKLOADS, backends.HAMI: HAMI, backends.NVIDIA: NVIDIA}
+BACKENDS = {suite: backend for backend, suite in SUITE_OF.items()}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -96,21 +98,21 @@ def kinds(nodes: t.Iterable[JsonObject]) -> list[tuple[str, str, list[str]]]:
     """
     found: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
-        labels = node["metadata"].get("labels") or {}
-        if hami.NODE_REGISTER in (node["metadata"].get("annotations") or {}):
-            key = (HAMI, "")
-        elif shares_memory(node) and backends.given(labels) != backends.NVIDIA:
-            # kubelet still reports gpushare's resource for some minutes on a node that was switched.
-            key = (WORKLOADS, allocation_of(node))
-        elif is_node(node):
-            one = announced(node, None)
-            by_labels = ", ".join(sorted(one.kinds)) if one else "nothing announced"
-            key = (NVIDIA, str(labels.get(nvidia_plugin.LABEL_CONFIG) or by_labels))
-        else:
+        allocator = allocator_of(node)
+        if not allocator:
             continue
-        found.setdefault(key, []).append(name_of(node))
+        suite = SUITE_OF[ALLOCATORS[allocator].backend]
+        kind = allocator if suite == WORKLOADS else _configuration(node) if suite == NVIDIA else ""
+        found.setdefault((suite, kind), []).append(name_of(node))
     order = list(SUITES)
     return [(*key, found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def _configuration(node: JsonObject) -> str:
+    """Return what distinguishes a node of NVIDIA's device plugin: the name of its configuration, or how it shares."""
+    named = labels_of(node).get(nvidia_plugin.LABEL_CONFIG)
+    one = announced(node, None)
+    return str(named or (", ".join(sorted(one.kinds)) if one else "nothing announced"))
 
 
 def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Waiting | None = None) -> Outcome:
@@ -206,7 +208,7 @@ def _of_steps(steps: list[result.StepResult], options: Options) -> Outcome:
         },
         "table": result.table(steps, ""),
         "findings": result.findings(steps, "", options.namespace),
-        "checks": result.checks(steps, BACKENDS.get(options.suite, "gpushare")),
+        "checks": result.checks(steps, BACKENDS.get(options.suite, backends.GPUSHARE)),
     }
 
 

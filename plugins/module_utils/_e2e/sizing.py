@@ -7,7 +7,7 @@
 """Which node a suite uses, and pods of which size: computed from what is free, so that suites run on any cluster.
 
 No I/O. The canary's sizes are chosen so that the expected outcome follows from whole numbers alone, whether the
-extender packs cards or spreads over them; the workloads suite expects binpack.
+extender packs cards or spreads over them; the workloads suite expects the placement that its option names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._contracts.gpushare import PLACEMENTS
 from .nodes import NodeState, evictable_pods
 
 # Of a node that holds more pods than this, larger pods are used.
 MOST_PODS = 32
+BINPACK, SPREAD = PLACEMENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,37 +121,51 @@ def fragment_size(state: NodeState) -> int | None:
 # --------------------------------------------------------------------------- workloads
 
 
-def select_node(states: t.Iterable[NodeState]) -> NodeState | None:
-    """Return the node that can show most: two free cards, then three pods on one card, then most free memory."""
+def select_node(states: t.Iterable[NodeState], placement: str) -> NodeState | None:
+    """Return the node that can show most: two free cards, then the placement of three pods, then most free memory."""
 
     def rank(one: NodeState) -> tuple[bool, bool, bool, int]:
         free_cards = sum(1 for units in one.free.values() if units > 0)
-        return free_cards > 1, fits_one_card(one.free, [1, 1, 1]), one.stray == 0, sum(one.free.values())
+        return free_cards > 1, bool(three_pods(one.free, placement)), one.stray == 0, sum(one.free.values())
 
     candidates = sorted((one for one in states if any(one.free.values())), key=lambda one: one.name)
     # Of equal nodes max() takes the first by name.
     return max(candidates, key=rank) if candidates else None
 
 
-def binpack(free: t.Mapping[int, int], units: int) -> int | None:
-    """Return the card that the extender selects: the fullest that fits, of equals the lowest index."""
-    fitting = [(left, index) for index, left in free.items() if left >= units]
+def place(free: t.Mapping[int, int], units: int, placement: str) -> int | None:
+    """Return the card that a pod gets: the fullest that fits, or with ``spread`` the emptiest; of equals the first."""
+    fitting = [(-left if placement == SPREAD else left, index) for index, left in free.items() if left >= units]
     return min(fitting)[1] if fitting else None
 
 
-def fits_one_card(free: t.Mapping[int, int], sizes: t.Iterable[int]) -> bool:
-    """Return whether binpack places pods of these sizes, one after another, on one card."""
-    left, cards = dict(free), set()
+def places(free: t.Mapping[int, int], sizes: t.Iterable[int], placement: str) -> list[int]:
+    """Return the cards of pods of these sizes, placed one after another; empty where one doesn't fit."""
+    left, cards = dict(free), list[int]()
     for units in sizes:
-        card = binpack(left, units)
+        card = place(left, units, placement)
         if card is None:
-            return False
+            return []
         left[card] -= units
-        cards.add(card)
-    return len(cards) == 1
+        cards.append(card)
+    return cards
 
 
-def fragment_node(state: NodeState) -> tuple[list[int], int] | str:
+def three_pods(free: t.Mapping[int, int], placement: str) -> list[tuple[int, int]]:
+    """Return units and card of each of three pods that show the placement; empty where there are none.
+
+    They are on one card with ``binpack``, and on several with ``spread``.
+    """
+    sizes = [1, 1, 1]
+    lower, top = sorted([0, 0, *free.values()])[-2:]
+    if placement == SPREAD:
+        # The first one leaves less on the emptiest card than the next one has.
+        sizes[0] = top - lower + 1
+    cards = places(free, sizes, placement)
+    return list(zip(sizes, cards)) if (len(set(cards)) > 1) == (placement == SPREAD) else []
+
+
+def fragment_node(state: NodeState, placement: str) -> tuple[list[int], int] | str:
     """Plan pods that fill cards, and then the size of a pod that fits the node and a whole card, but no free share.
 
     If cards can't be filled like that (they are too small), the pod is larger than any card; if not even that is
@@ -164,7 +180,7 @@ def fragment_node(state: NodeState) -> tuple[list[int], int] | str:
         lower = [left for left in free.values() if left < top]
         # One unit more than any other card has left; if all have the same, half of it.
         units = max(lower) + 1 if lower else -(-top // 2)
-        card = binpack(free, units)
+        card = place(free, units, placement)
         if card is None or units < 1:
             break
         free[card] -= units
@@ -178,10 +194,12 @@ def fragment_node(state: NodeState) -> tuple[list[int], int] | str:
     return f"the free memory of node {state.name} is all on one card"
 
 
-def container_sizes(free: t.Mapping[int, int]) -> tuple[int, int] | None:
+def container_sizes(free: t.Mapping[int, int], placement: str) -> tuple[int, int] | None:
     """Return sizes of two containers that would get two cards if each were placed by itself; None if impossible."""
     positive = sorted(left for left in free.values() if left > 0)
-    for left in positive:
-        if positive[-1] > left:
-            return left, 1
+    # What fills a card, or leaves the emptiest one less than the next has.
+    firsts = [*positive, *(top - lower + 1 for lower, top in zip(positive[-2:-1], positive[-1:]))]
+    for first in firsts:
+        if first < positive[-1] and len(set(places(free, [first, 1], placement))) > 1:
+            return first, 1
     return (1, 1) if positive and positive[-1] >= 2 else None

@@ -4,7 +4,7 @@
 
 # This file is PRIVATE to the collection. It can have breaking changes at any time.
 
-"""The workloads suite: small pods share a card as binpack places them, and see their own card only."""
+"""The workloads suite: small pods share cards as the placement says, and see their own card only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 from .suite import NOT_RUN, Suite
 
 DEVICE_FILE = re.compile(r"nvidia[0-9]+")
-BINPACK = [1, 1, 1]
 
 
 class Workloads(Suite):
@@ -40,7 +39,7 @@ class Workloads(Suite):
     def run(self) -> None:
         if not self.step("W1", self.prepare):
             return
-        self.step("W2", self.one_card)
+        self.step("W2", self.placed)
         self.step("W3", self.fragment)
         self.step("W4", self.too_large)
         self.step("W5", self.devices)
@@ -63,30 +62,39 @@ class Workloads(Suite):
             else:
                 states.append(state)
                 reasons[state.name] = "no card of it has free memory"
-        selected = sizing.select_node(states)
+        selected = sizing.select_node(states, self._options.placement)
         if selected is None:
             raise Skipped(no_node_text(reasons))
         self.before = selected
 
     # ----------------------------------------------------------------- W2
 
-    def one_card(self) -> str:
-        """Run three pods of 1 unit, which binpack places on one card."""
+    def placed(self) -> str:
+        """Run three small pods, which binpack places on one card, and spread on several."""
+        placement = self._options.placement
 
         def attempt(attempts: int) -> str:
             if attempts:
                 self.remove(set(self._client.created_pods))
             before = self._client.node_state(self.node)
-            if not sizing.fits_one_card(before.free, BINPACK):
-                raise Skipped(f"no card of node {self.node} can hold three pods of 1 unit, one after another")
-            pods = self.wait_running([self.create("share", [units]) for units in BINPACK], 1)
-            cards = sorted({str(pod.index) for pod in pods})
-            if len(cards) == 1:
-                return f"card {cards[0]} of node {self.node}"
-            what = f"the pods are on cards {', '.join(cards)} of node {self.node}, not on one"
+            three = sizing.three_pods(before.free, placement)
+            expected = sorted(card for _units, card in three)
+            if not expected:
+                raise Skipped(f"node {self.node} has too little free memory for three pods that show {placement}")
+            if placement == sizing.SPREAD:
+                # By claims a card counts as fuller once kubelet has prepared it for a pod.
+                pods = [self.start("share", [units]) for units, _card in three]
+            else:
+                pods = self.wait_running([self.create("share", [units]) for units, _card in three], 1)
+            cards = sorted(pod.index for pod in pods if pod.index is not None)
+            if cards == expected or (placement == sizing.BINPACK and len(set(cards)) == 1):
+                return f"{_named(cards)} of node {self.node}"
+            what = f"the pods are on {_named(cards)} of node {self.node}; {placement} has {_named(expected)}"
             if self._others(before) != self._others(self._client.node_state(self.node)):
                 raise Inconclusive(f"{what}, and other pods came or went meanwhile")
-            raise Failed(what, "check that the extender's placement is binpack", pods[0].name, pods[0].index)
+            failure = Failed(what, f"check that the placement is {placement}", pods[0].name, pods[0].index)
+            # The driver writes the order of cards for kube-scheduler a moment later.
+            raise Inconclusive.unless_repeated(failure) if self.selected.allocation == DRA else failure
 
         return self.retried(attempt)
 
@@ -100,7 +108,7 @@ class Workloads(Suite):
         """Request a pod that fits the node and no single card, after pods that fill the cards."""
 
         def attempt(_attempts: int) -> str:
-            planned = sizing.fragment_node(self._client.node_state(self.node))
+            planned = sizing.fragment_node(self._client.node_state(self.node), self._options.placement)
             if isinstance(planned, str):
                 raise Skipped(planned)
             fillers, units = planned
@@ -111,9 +119,9 @@ class Workloads(Suite):
                 free = ", ".join(f"card {card}: {left}" for card, left in sorted(now.free.items()))
                 raise Inconclusive.unless_repeated(
                     Failed(
-                        f"after pods of {fillers} units node {self.node} has other free memory than binpack leaves "
-                        f"({free})",
-                        "check that the extender's placement is binpack",
+                        f"after pods of {fillers} units node {self.node} has other free memory than "
+                        f"{self._options.placement} leaves ({free})",
+                        f"check that the placement is {self._options.placement}",
                     )
                 )
             return f"{units} of {now.total_free} units free: {self.refuse('fragmented', units, keep=False)}"
@@ -152,7 +160,7 @@ class Workloads(Suite):
         """Run a pod with two containers, which must get the same card."""
 
         def attempt(_attempts: int) -> str:
-            units = sizing.container_sizes(self._client.node_state(self.node).free)
+            units = sizing.container_sizes(self._client.node_state(self.node).free, self._options.placement)
             if units is None:
                 raise Skipped(f"no card of node {self.node} has 2 units left")
             pod = self.start("pair", units)
@@ -208,3 +216,7 @@ class Workloads(Suite):
 def device_files(listing: str) -> list[str]:
     """Return the names of cards' device nodes in a listing of /dev."""
     return sorted(name for name in listing.split() if DEVICE_FILE.fullmatch(name))
+
+
+def _named(cards: t.Sequence[int]) -> str:
+    return f"card {cards[0]}" if len(set(cards)) == 1 else f"cards {', '.join(map(str, cards))}"

@@ -44,22 +44,7 @@ class MigDevice:
     """A MIG device, with NVML's handle of it."""
 
     handle: t.Any
-    uuid: str
-    index: int
-    gi: int | None
-    ci: int | None
-    total_mib: int | None
-    used_mib: int | None
-
-    def row(self) -> MigDeviceRow:
-        return {
-            "uuid": self.uuid,
-            "index": self.index,
-            "gi": self.gi,
-            "ci": self.ci,
-            "total_mib": self.total_mib,
-            "used_mib": self.used_mib,
-        }
+    row: MigDeviceRow
 
 
 def unknown_card(index: int, problem: str) -> CardFacts:
@@ -155,7 +140,7 @@ def mig(query: Query, handle: t.Any) -> tuple[Mig, list[MigDevice]]:
         return state, []
     state["mode"], state["pending"] = _mig_mode(query, current), _mig_mode(query, pending)
     devices = _mig_devices(query, handle) if state["mode"] == "enabled" else []
-    state["devices"] = [one.row() for one in devices]
+    state["devices"] = [one.row for one in devices]
     return state, devices
 
 
@@ -196,15 +181,15 @@ def _mig_device(query: Query, device: t.Any, index: int) -> MigDevice:
     if total is not None and used is not None and used > total:
         query.add_implausible(f"{name} memory can't be {used // MIB} MiB used of {total // MIB} MiB")
         total = used = None
-    return MigDevice(
-        handle=device,
-        uuid=uuid,
-        index=index,
-        gi=query.number(f"{name} GPU instance", "nvmlDeviceGetGpuInstanceId", device),
-        ci=query.number(f"{name} compute instance", "nvmlDeviceGetComputeInstanceId", device),
-        total_mib=None if total is None else total // MIB,
-        used_mib=None if used is None else used // MIB,
-    )
+    row: MigDeviceRow = {
+        "uuid": uuid,
+        "index": index,
+        "gi": query.number(f"{name} GPU instance", "nvmlDeviceGetGpuInstanceId", device),
+        "ci": query.number(f"{name} compute instance", "nvmlDeviceGetComputeInstanceId", device),
+        "total_mib": None if total is None else total // MIB,
+        "used_mib": None if used is None else used // MIB,
+    }
+    return MigDevice(device, row)
 
 
 def compute_mode(query: Query, handle: t.Any) -> str:

@@ -120,10 +120,10 @@ def _add(
         return
     gi, ci = (_instance(getattr(row, name, None)) for name in ("gpuInstanceId", "computeInstanceId"))
     if device is None and gi is not None:
-        device = next((one for one in migs if (one.gi, one.ci) == (gi, ci)), None)
+        device = next((one for one in migs if (one.row["gi"], one.row["ci"]) == (gi, ci)), None)
     if device is not None:
-        gi, ci = device.gi, device.ci
-    uuid = device.uuid if device else ""
+        gi, ci = device.row["gi"], device.row["ci"]
+    uuid = device.row["uuid"] if device else ""
     if device is None and gi is None:
         # The card's own list may lack the instance of a process that another list has.
         uuid = next((known for one, known in sorted(found) if one == pid and known), "")

@@ -22,7 +22,7 @@ from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
-from .findings import PROBLEM, WARNING, Finding, Findings
+from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
 
 # As nodes name them in their status.
@@ -49,6 +49,7 @@ CLUSTER = {
     "no-escalation": "The user that logs in to the machine can't become root; often its password is missing.",
     "old-image": "An image of upstream's is from 2019 and can't bind a pod on this cluster.",
     "node-not-ready": "A node isn't Ready.",
+    "not-joined": "Other hosts than those that add_node.yml names aren't in the cluster yet.",
     "runtime": "The node's container runtime isn't one of those that can be set up.",
     "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
     "foreign-plugin": "Another device plugin announces the same cards.",
@@ -88,6 +89,7 @@ class Options:
     """The user's variables.
 
     :param nodes: nodes whose cards are shared, by their names in the cluster; empty for the hosts of gpu_nodes.
+    :param alone: nodes that join, beside which nothing changes; empty where all nodes are set up.
     :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
     :param claims: who allocates the cards, and what is known of claims.
     """
@@ -97,6 +99,7 @@ class Options:
     extender_image: str = ""
     device_plugin_image: str = ""
     nodes: t.Sequence[str] = ()
+    alone: t.Sequence[str] = ()
     gpu_operator: bool = False
     memory_limit: str = "auto"
     claims: allocation.Claims = dataclasses.field(default_factory=allocation.Claims)
@@ -143,10 +146,14 @@ def examine(
     :param ignore: findings that the user accepts: ``id`` or ``id@host``.
     :raises BadInput: ``ignore`` names no such finding.
     """
-    found = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
     known = {host.node for host in hosts}
     others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(options.nodes) if name not in known]
     hosts = (*hosts, *others)
+    absent = [one for one in hosts if cluster and node_backends.is_absent(one.node, cluster, options.alone)]
+    hosts = tuple(one for one in hosts if one not in absent)
+    found = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
+    if absent:
+        found.append(_left_out(absent, options.alone))
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
     if options.claims.backends:
         shared |= {one["node"] for one in options.claims.backends["nodes"]}
@@ -174,6 +181,11 @@ def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     # Only a device plugin lists devices to kubelet.
     listed = options.claims.by_extender(host.node)
     return Machine(host.host, facts, host.options, unit, limit, listed)
+
+
+def _left_out(absent: t.Sequence[Host], alone: t.Sequence[str]) -> Finding:
+    what = "left out of this run, in which only {alone} may change, since they aren't in the cluster yet: {absent}"
+    return Finding("not-joined", NOTE, what, fields={"alone": list(alone), "absent": [one.host for one in absent]})
 
 
 def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:

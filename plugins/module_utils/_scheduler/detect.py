@@ -65,6 +65,7 @@ BACKENDS_OPTIONS: JsonObject = {
     "wanted": {"type": "list", "elements": "dict", "options": WANTED},
     "values": {"type": "dict", "default": {}},
     "switch": {"type": "list", "elements": "str", "default": []},
+    "alone": {"type": "list", "elements": "str", "default": []},
 }
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -330,8 +331,10 @@ def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonOb
         return backends.as_it_is(state)
     namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
     there, dedicated = _parts(kube, namespaces, state)
-    switch = frozenset(wanted["switch"])
-    return backends.resolve(wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated)
+    switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
+    return backends.resolve(
+        wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone
+    )
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:

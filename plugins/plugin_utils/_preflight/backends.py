@@ -11,8 +11,9 @@ from __future__ import annotations
 import typing as t
 
 from ...module_utils._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
+from .inventory import node_names
 
-BACKEND, ALLOCATION, NODE = "gpu_backend", "gpushare_allocation", "gpu_node_name"
+BACKEND, ALLOCATION = "gpu_backend", "gpushare_allocation"
 
 
 def wanted_backends(
@@ -28,7 +29,7 @@ def wanted_backends(
     :param nodes: the variable ``gpushare_nodes``: nodes with gpushare; empty for those of ``hosts``.
     :param given: ``gpu_backend`` and ``gpushare_allocation`` of nodes that have none of their own.
     """
-    names = {str(hostvars[host].get(NODE) or host): host for host in hosts}
+    names = dict(zip(node_names(hosts, hostvars), hosts, strict=True))
 
     def of(node: str) -> Wanted:
         host = names.get(node, node)

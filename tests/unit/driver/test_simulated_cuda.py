@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e import cases
+from ansible_collections.kubegpu.share.plugins.modules import gpu_acceptance
 from simulated_driver import FIRST, VERSION, Driver, compiled
 
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
+# With what a program ends that is refused memory, so that gpu_acceptance takes nothing else for a refusal.
+REFUSED = cases.OUT_OF_MEMORY
 _CALLS = """\
 cuda = ctypes.CDLL("libcuda.so.1")
 
@@ -144,13 +149,27 @@ def test_a_program_asks_libcuda_and_so_a_library_between_the_two(driver: Driver,
         preload = ["env", f"LD_PRELOAD={library}"] if limited else []
         program = [smi, "simulated-allocation", str(mib), "--cuda", "--seconds", "1"]
         results[mib, limited] = driver.run([*preload, *program])
-    said = {case: (done.returncode == 0, done.stdout.strip()) for case, done in results.items()}
+    said = {case: (done.returncode, done.stdout.strip()) for case, done in results.items()}
     assert said == {
-        (900, True): (True, "holding 900 MiB"),
-        (2000, True): (False, "CUDA_ERROR_OUT_OF_MEMORY"),
-        (2000, False): (True, "holding 2000 MiB"),
-        (17000, False): (False, "CUDA_ERROR_OUT_OF_MEMORY"),
+        (900, True): (0, "holding 900 MiB"),
+        (2000, True): (REFUSED, "CUDA_ERROR_OUT_OF_MEMORY"),
+        (2000, False): (0, "holding 2000 MiB"),
+        (17000, False): (REFUSED, "CUDA_ERROR_OUT_OF_MEMORY"),
     }
+
+
+def test_the_program_in_the_examples_says_whether_cuda_refused_it(driver: Driver, folder: Path, tmp_path: Path) -> None:
+    [command] = [
+        one["kubegpu.share.gpu_acceptance"]["allocate_command"]
+        for one in yaml.safe_load(gpu_acceptance.EXAMPLES)
+        if "allocate_command" in one.get("kubegpu.share.gpu_acceptance", {})
+    ]
+    less = [word.replace("64 << 30", "1 << 30") for word in command]
+    assert less != command
+    assert (driver.run(less).returncode, driver.run(command).returncode) == (0, REFUSED)
+    none = Driver(folder, tmp_path / "none")
+    none.cards.write_text(f"driver {VERSION}\ncuda 13000\n")
+    assert none.run(command).returncode == 1
 
 
 def test_without_a_card_there_is_no_device(folder: Path, tmp_path: Path) -> None:

@@ -182,8 +182,8 @@ def test_memory_beyond_the_limit_is_refused_and_an_ended_program_uses_none(
     assert first_line(one) == "holding 600 MiB"
     # A shell in the container, and a cgroup below: one limit for all of them.
     two, three = allocate(500, group), allocate(500, inner)
-    assert (first_line(two), two.wait()) == ("Insufficient Memory", 20)
-    assert (first_line(three), three.wait()) == ("Insufficient Memory", 20)
+    assert (first_line(two), two.wait()) == ("Insufficient Memory", 102)
+    assert (first_line(three), three.wait()) == ("Insufficient Memory", 102)
     four = allocate(400, inner)
     assert first_line(four) == "holding 400 MiB"
     # The limit covers neither another card nor another cgroup.

@@ -266,7 +266,9 @@ class Cluster:
         elif units > left:
             words = f"1 Insufficient {contract.RESOURCE_MEMORY}"
         elif self.faults.no_extender or self.faults.overbooks or fitting:
-            cards = [index for _have, index in (reversed(fitting) if self.faults.spread else fitting)]
+            cards = [
+                index for _have, index in sorted(fitting, key=lambda one: -one[0] if self.faults.spread else one[0])
+            ]
             self._bind(pod, name, cards[0] if cards else 0)
             return
         elif self.faults.upstream_text:

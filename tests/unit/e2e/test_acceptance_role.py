@@ -44,3 +44,15 @@ def test_the_playbook_detects_the_scheduler_first():
     # Nodes are taken as they are, so that hosts' variables and the inventory decide nothing.
     assert first["scheduler_backends"] == {"wanted": None}
     assert then == "kubegpu.share.acceptance"
+
+
+@pytest.mark.parametrize(("variables", "placement"), [({}, "binpack"), ({"gpushare_placement": "spread"}, "spread")])
+def test_the_workloads_expect_the_clusters_placement(variables, placement):
+    defaults = yaml.safe_load((ROOT / "roles/acceptance/defaults/main.yml").read_text())
+    [run] = [
+        one["kubegpu.share.gpu_acceptance"]
+        for one in yaml.safe_load((ROOT / "roles/acceptance/tasks/main.yml").read_text())
+        if "kubegpu.share.gpu_acceptance" in one
+    ]
+    given = {"acceptance_placement": trust_as_template(defaults["acceptance_placement"]), **variables}
+    assert Templar(loader=DataLoader(), variables=given).template(trust_as_template(run["placement"])) == placement

@@ -617,13 +617,16 @@ def refuses(code: object) -> object:
     ("limit", "code", "result", "text"),
     [
         ("off", 0, "PASS", "gpushare counts memory, and this node enforces no shares"),
-        ("off", 1, "UNKNOWN", "failed on a node that enforces no shares"),
+        ("off", 102, "UNKNOWN", "failed on a node that enforces no shares"),
+        ("off", 1, "UNKNOWN", "showed no refusal"),
         ("enforced", 0, "FAIL", "held more than its share, though node gpu1 announces"),
-        ("enforced", 1, "PASS", "refused, as expected"),
-        ("enforced", 127, "UNKNOWN", "couldn't be run"),
-        ("enforced", 126, "UNKNOWN", "couldn't be run"),
+        ("enforced", 102, "PASS", "refused, as expected"),
+        # Whatever it prints: it isn't there, it crashed, it has a fault of its own.
+        ("enforced", 127, "UNKNOWN", "showed no refusal"),
+        ("enforced", 139, "UNKNOWN", "showed no refusal"),
+        ("enforced", 1, "UNKNOWN", "showed no refusal"),
         # It didn't end in time.
-        ("enforced", None, "UNKNOWN", "couldn't be run"),
+        ("enforced", None, "UNKNOWN", "showed no refusal"),
         ("unenforced: old driver", 0, "PASS", "enforces no shares"),
     ],
 )

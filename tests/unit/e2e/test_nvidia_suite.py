@@ -7,6 +7,7 @@ import itertools
 import json
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS, observed
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
@@ -197,6 +198,8 @@ def test_a_program_decides_where_one_is_named():
 
     def with_programs(namespace, pod, container, argv):
         images.append(kube.objects[Ref("v1", "Pod", namespace, pod)]["spec"]["containers"][0]["image"])
+        if argv == ["hold"]:
+            raise CommandFailed("hold ended with 102", 102)
         return "" if argv == ["vectorAdd"] else execute(namespace, pod, container, argv)
 
     kube.execute = with_programs
@@ -205,6 +208,9 @@ def test_a_program_decides_where_one_is_named():
     assert found["computes"] == found["mps_memory"] == "PASS" and images.count("example.org/samples:1") == 1
     kube.execute = lambda *words: ""
     assert results(suite(kube, **given))["mps_memory"] == "FAIL"
+    # A program that ends with 1 shows nothing of the limit.
+    kube.execute = execute
+    assert results(suite(kube, **given))["mps_memory"] == "UNKNOWN"
 
 
 def test_labels_do_where_the_configuration_cant_be_read():
@@ -267,3 +273,29 @@ def test_the_kinds_of_nodes():
         ("nvidia", "exclusive", ["n2"]),
         ("nvidia", "whole", ["n1"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "labels", "kind"),
+    [
+        ("gpushare", {"gpushare": "true"}, ("workloads", "extender")),
+        ("gpushare", {"gpushare": "dra"}, ("workloads", "dra")),
+        ("hami", {"kubegpu.share/backend": "hami"}, ("hami", "")),
+        ("nvidia", {"kubegpu.share/backend": "nvidia"}, ("nvidia", "exclusive")),
+    ],
+)
+def test_a_node_that_was_given_to_a_back_end_is_of_its_kind_whatever_others_left_there(backend, labels, kind):
+    """The registry of back ends decides, as for the plan: suite, capacity and annotations of the former one don't."""
+    one = node("a", {GPU: 2, "aliyun.com/gpu-mem": 16}, **labels)
+    one["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]", "kubegpu.share/cards": "[]"}
+    assert kinds([one]) == [(*kind, ["a"])]
+    state = {"nodes": [{"name": "a", "labels": labels, "annotations": {}, "allocatable": {}}]}
+    state |= {"slices": [], "sharing_pods": []}
+    assert {ALLOCATORS[name].backend for name in observed(state)["a"]} == {backend}
+
+
+def test_a_node_without_its_cards_is_tested_and_not_left_out():
+    """Its back end's server may be down."""
+    done = suite(Cluster([node("gpu1", {}, gpushare="true")], {}), suite=ALL)
+    [one] = done["acceptance"]["suites"]
+    assert (one["suite"], one["result"]) == ("workloads", "skipped") and "no node advertises" in done["table"]

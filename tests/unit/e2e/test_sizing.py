@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import Card
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS, Card
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import nodes, objects, result, sizing
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import (
@@ -104,8 +104,9 @@ def node_with(sizes: list[int], free: list[int] | None = None, name: str = "n", 
         (node_with([2, 2]), ([], 3)),
     ],
 )
-def test_fragment_of_a_node(state: NodeState, expected: tuple[list[int], int]) -> None:
-    assert sizing.fragment_node(state) == expected
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_fragment_of_a_node(state: NodeState, expected: tuple[list[int], int], placement: str) -> None:
+    assert sizing.fragment_node(state, placement) == expected
 
 
 @st.composite
@@ -114,9 +115,9 @@ def arbitrary_nodes(draw: st.DrawFn) -> NodeState:
     return node_with(sizes, [draw(st.integers(0, size)) for size in sizes])
 
 
-@given(arbitrary_nodes())
-def test_the_workloads_fragment_fits_the_node_and_no_card(state: NodeState) -> None:
-    planned = sizing.fragment_node(state)
+@given(arbitrary_nodes(), st.sampled_from(PLACEMENTS))
+def test_the_workloads_fragment_fits_the_node_and_no_card(state: NodeState, placement: str) -> None:
+    planned = sizing.fragment_node(state, placement)
     if isinstance(planned, str):
         # Only the impossible is reported as such.
         assert len(state.cards) < 2 or state.largest_free == sum(state.free.values())
@@ -124,30 +125,50 @@ def test_the_workloads_fragment_fits_the_node_and_no_card(state: NodeState) -> N
     fillers, units = planned
     left = dict(state.free)
     for size in fillers:
-        card = sizing.binpack(left, size)
+        card = sizing.place(left, size, placement)
         assert card is not None
         left[card] -= size
     assert max(left.values()) < units <= sum(left.values())
     assert not fillers or units <= state.largest_card
 
 
-@given(arbitrary_nodes())
-def test_two_containers_fit_one_card_and_would_split(state: NodeState) -> None:
-    sizes = sizing.container_sizes(state.free)
+@given(arbitrary_nodes(), st.sampled_from(PLACEMENTS))
+def test_two_containers_fit_one_card_and_would_split(state: NodeState, placement: str) -> None:
+    sizes = sizing.container_sizes(state.free, placement)
     if sizes is None:
         assert state.largest_free < 2
         return
-    together = sizing.binpack(state.free, sum(sizes))
-    assert together is not None
-    if len({left for left in state.free.values() if left > 0}) > 1:
-        assert sizing.binpack(state.free, sizes[0]) != together
+    assert sizing.place(state.free, sum(sizes), placement) is not None
+    lefts = sorted(left for left in state.free.values() if left > 0)
+    splits = len(set(lefts)) > 1 if placement == "binpack" else lefts[-2:-1] > [1]
+    if splits:
+        assert len(set(sizing.places(state.free, sizes, placement))) == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "placement", "pods"),
+    [
+        ({0: 16, 1: 16}, "binpack", [(1, 0), (1, 0), (1, 0)]),
+        ({0: 16, 1: 3}, "binpack", [(1, 1), (1, 1), (1, 1)]),
+        # The third pod doesn't fit on the second card any more.
+        ({0: 16, 1: 2}, "binpack", []),
+        ({0: 16, 1: 16}, "spread", [(1, 0), (1, 1), (1, 0)]),
+        ({0: 5, 1: 7, 2: 6}, "spread", [(2, 1), (1, 2), (1, 0)]),
+        ({0: 16, 1: 3}, "spread", [(14, 0), (1, 1), (1, 0)]),
+        # No third one fits; and nothing is spread over one card.
+        ({0: 1, 1: 1}, "spread", []),
+        ({0: 16}, "spread", []),
+    ],
+)
+def test_three_pods_show_the_placement(free: dict[int, int], placement: str, pods: list[tuple[int, int]]) -> None:
+    assert sizing.three_pods(free, placement) == pods
 
 
 def test_the_freest_node_with_two_cards_is_selected() -> None:
     one, two = node_with([80], name="single"), node_with([16, 16], [4, 4], "double")
     tight, stray = node_with([16, 16], [2, 2], "tight"), node_with([16, 16], [4, 4], "stray", 3)
-    assert sizing.select_node([stray, tight, one, two]) == two
-    assert sizing.select_node([]) is None
+    assert sizing.select_node([stray, tight, one, two], "binpack") == two
+    assert sizing.select_node([], "binpack") is None
 
 
 @pytest.mark.parametrize(

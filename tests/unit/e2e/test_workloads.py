@@ -70,6 +70,15 @@ def test_each_fault_fails_its_own_step(faults: Faults, failing: set[str]) -> Non
     assert found["acceptance"]["result"] in ("FAIL", "UNKNOWN")
 
 
+@pytest.mark.parametrize("sizes", [[[16, 16], [16, 16]], [[16] * 8], [[11, 24]], [[80, 10, 10]]], ids=str)
+def test_where_pods_are_spread_they_have_to_be(sizes: list[list[int]]) -> None:
+    nodes = [node(f"gpu{number}", one) for number, one in enumerate(sizes)]
+    found = run_workloads(Cluster(nodes, Faults(spread=True)), placement="spread")
+    assert results(found) == PASSED, found["table"]
+    packed = run_workloads(Cluster(nodes), placement="spread")
+    assert results(packed) == {**PASSED, "W2": "FAIL"}, packed["table"]
+
+
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [

@@ -39,9 +39,10 @@ class Cluster(FakeKube):
 
     :ivar overbooks: cards are never full.
     :ivar preloads: containers have HAMi's library.
+    :ivar refusal: with what a program that allocates more than its container has ends.
     """
 
-    def __init__(self, cards, overbooks=False, preloads=True):
+    def __init__(self, cards, overbooks=False, preloads=True, refusal=102):
         node = {
             "apiVersion": "v1",
             "kind": "Node",
@@ -60,7 +61,7 @@ class Cluster(FakeKube):
             "spec": {"template": template},
         }
         super().__init__(node, plugin)
-        self.cards, self.overbooks, self.preloads = cards, overbooks, preloads
+        self.cards, self.overbooks, self.preloads, self.refusal = cards, overbooks, preloads, refusal
 
     def apply(self, definition, manager):
         done = super().apply(definition, manager)
@@ -115,7 +116,7 @@ class Cluster(FakeKube):
         if argv[0] == "nvidia-smi":
             return f"{memory} MiB\n"
         if memory < 2000:
-            raise CommandFailed("allocate ended with 1: out of memory", 1)
+            raise CommandFailed(f"allocate ended with {self.refusal}: out of memory", self.refusal)
         return ""
 
 
@@ -179,6 +180,13 @@ def test_a_scheduler_that_overbooks_fails():
 def test_a_library_that_isnt_loaded_fails():
     found = results(suite(Cluster([card(0)], preloads=False)))
     assert {case.id for case in CASES if found[case.title] == "FAIL"} == {"library", "allocation_fails"}
+
+
+@pytest.mark.parametrize("status", [1, 127, 134, 139])
+def test_a_program_that_crashes_or_isnt_there_shows_no_refusal(status):
+    found = results(suite(Cluster([card(0)], refusal=status)))
+    unknown = {case.id for case in CASES if found[case.title] == "UNKNOWN"}
+    assert unknown == {"allocation_fails", "throttled", "swaps"}
 
 
 def test_without_a_program_nothing_is_said_about_allocations():

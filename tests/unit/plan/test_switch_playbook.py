@@ -323,7 +323,7 @@ def test_killed_after_each_change_the_same_command_goes_on(machine, driver, tmp_
         "Annotate the node as being switched",
         "Cordon the node",
         *(["Evict the pods that have a card"] if to == "dra" else []),
-        "Run a pod with a share of a card",
+        "Run a pod with a card on the node",
         "Delete the pod that proves",
         "Uncordon the node",
         "Remove the annotation",

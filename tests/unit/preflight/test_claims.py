@@ -55,14 +55,14 @@ def wanted(**nodes):
     ]
 
 
-def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=(), scheduler=None):
+def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=(), scheduler=None, alone=()):
     """The result of cluster_info."""
     nodes = [] if any(one["kind"] == "Node" for one in objects) else [node("gpu1"), node("cp1")]
     kube = FakeKube(*nodes, *objects)
     kube.version_answer = {"gitVersion": version}
     if not capacity:
         kube.try_create = lambda _one: {"spec": {"spec": {"devices": {"requests": [{"exactly": {}}]}}}}
-    backends = {"wanted": wanted(**asked), "values": values or {}, "switch": switch}
+    backends = {"wanted": wanted(**asked), "values": values or {}, "switch": switch, "alone": alone}
     return collect(kube, {"memory_unit": "GiB", "scheduler": scheduler, "backends": backends})
 
 
@@ -202,6 +202,16 @@ def test_variables_of_a_node_are_those_of_its_host():
 # --------------------------------------------------------------------------- what would stop a run
 
 
+def test_where_nodes_join_others_that_the_cluster_doesnt_have_are_left_out():
+    asked = {"gpu1": "extender", "gpu2": "extender", "gpu3": "extender"}
+    made = read(asked, node("gpu1"), node("gpu2"), alone=["gpu2"])["backends"]
+    assert ([one["node"] for one in made["nodes"]], made["absent"]) == (["gpu1", "gpu2"], ["gpu3"])
+    assert made["extender"] == made["gpushare"] == ["gpu1", "gpu2"]
+    # Preflight says that the one that joins isn't there.
+    assert read(asked, node("gpu1"), alone=["gpu2"])["backends"]["absent"] == ["gpu3"]
+    assert read(asked, node("gpu1"))["backends"]["absent"] == []
+
+
 def test_a_cluster_that_can_do_it_has_a_note_that_nothing_is_preempted():
     assert found({"gpu1": "dra"}) == {
         "claims-preemption": "gpushare_allocation: dra evicts no pod for one of higher priority: kube-scheduler has no "
@@ -227,7 +237,7 @@ def test_a_cluster_that_cannot_divide_a_device_is_refused_by_the_gates_name(vers
 
 def test_whoever_may_not_try_to_create_a_claim_is_not_refused():
     kube = FakeKube(node("gpu1"))
-    asked = {"wanted": wanted(gpu1="dra"), "values": {}, "switch": []}
+    asked = {"wanted": wanted(gpu1="dra"), "values": {}, "switch": [], "alone": []}
 
     def refusing(status):
         def refused(_one):
@@ -569,6 +579,6 @@ def test_who_takes_the_nodes_as_they_are_reads_no_objects_of_others():
         return listed(api_version, kind, *rest, **more)
 
     kube.list_all = recorded
-    wanted_ = {"wanted": None, "values": {}, "switch": []}
+    wanted_ = {"wanted": None, "values": {}, "switch": [], "alone": []}
     assert collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": wanted_})["backends"]["hami"] == ["gpu1"]
     assert asked == ["Node", "ResourceSlice"]

@@ -141,6 +141,19 @@ def test_no_problem(arguments):
     assert found(**arguments).problems == []
 
 
+def test_hosts_that_arent_in_the_cluster_yet_are_a_note_where_others_join():
+    lost = {"id": "unreachable", "user": "", "reason": "timed out"}
+    others = (Host("new", "gpu7", "gpu_nodes", trouble=lost), Host("cp2", "cp2", "control_plane"))
+    made = found(Options(nodes=["gpu1", "gpu7", "gpu8"], alone=["gpu1"]), hosts=(*HOSTS, *others))
+    assert [(one.id, one.severity) for one in made] == [("not-joined", "note")]
+    assert made[0].text.endswith("only gpu1 may change, since they aren't in the cluster yet: new, cp2, gpu8")
+    # The one that joins has to be there.
+    assert (
+        found(Options(alone=["gpu7"]), hosts=(*HOSTS, others[0])).problems[1].startswith("gpu_nodes: host new (gpu_no")
+    )
+    assert len(found(hosts=(*HOSTS, *others)).problems) == 3
+
+
 # OpenShift's CoreOS and managed nodes are no machines of the inventory.
 def named(*nodes, **changes):
     return Options(**{"nodes": nodes, "image_delivery": "registry", **changes})

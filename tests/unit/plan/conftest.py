@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fixtures of more than one file."""
+
+from __future__ import annotations
+
+import pytest
+from claims_cluster import Cluster
+from own_cluster import controllers, own_api_server
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with own_api_server() as server, controllers(server, "namespace", "garbage-collector"):
+        made = Cluster(server)
+        with made.kubelets():
+            yield made

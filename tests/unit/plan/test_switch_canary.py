@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The pod that proves a switched node: what it asks for, and what its shell makes of a container's cards.
+
+nvidia-smi is a script that prints what the real one does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import yaml
+from ansible.template import trust_as_template
+from role_templates import ROLES, evaluated, objects, variables_of
+
+FIRST, SECOND = "GPU-aaaaaaaa-0000-4000-8000-000000000001", "GPU-bbbbbbbb-0000-4000-8000-000000000002"
+SLICE = "MIG-cccccccc-0000-5000-8000-000000000003"
+CARD = f"GPU 0: NVIDIA A100-SXM4-40GB (UUID: {FIRST})\n"
+OTHER = f"GPU 1: NVIDIA A100-SXM4-40GB (UUID: {SECOND})\n"
+MIG = f"  MIG 1g.5gb      Device  0: (UUID: {SLICE})\n"
+OLD_MIG = f"  MIG 1g.5gb      Device  0: (UUID: MIG-{FIRST}/7/0)\n"
+
+
+def described(role):
+    """What a back end's role says of its pod, without what depends on the cluster."""
+    [task] = yaml.safe_load((ROLES / role / "tasks/backend_canary.yml").read_text())
+    [needs] = task["ansible.builtin.set_fact"].values()
+    return {**needs, "namespace": "default", "labels": {}, "resources": {}, "scheduler": "", "runtime_class": ""}
+
+
+def container(role):
+    live = {"labels": {"kubernetes.io/hostname": "gpu1"}}
+    given = {"switch_canary_image": "i", "switch_node_name": "gpu1", "__switch_live": live}
+    variables = {**variables_of("switch", "vars"), **given, "__switch_canary_needs": described(role)}
+    [pod] = objects("switch", "canary", **variables)
+    return pod["spec"]["containers"][0]
+
+
+def test_pods_of_hami_and_nvidia_have_one_command_and_nvidia_smi():
+    hami, nvidia = container("hami"), container("nvidia_device_plugin")
+    assert hami == nvidia
+    assert hami["command"][:2] == ["sh", "-c"] and hami["command"][3:] == ["canary", "1", "/dev"]
+    # nvidia-smi, and libcuda, which HAMi's library loads in every program.
+    assert hami["env"] == [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "compute,utility"}]
+    assert container("gpushare")["command"][0] == "python3"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the command in a container that has these device nodes, and whose nvidia-smi prints this."""
+
+    def in_container(listed, visible, nodes=("nvidia0", "nvidiactl"), wanted="1", status=0):
+        (tmp_path / "dev").mkdir()
+        for name in nodes:
+            (tmp_path / "dev" / name).touch()
+        (tmp_path / "list").write_text(listed)
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text(f'#!/bin/sh\n[ "$*" = -L ] && /bin/cat {tmp_path}/list\nexit {status}\n')
+        smi.chmod(0o755)
+        shell, *words = container("hami")["command"][:-2]
+        variables = {"PATH": str(tmp_path), **({} if visible is None else {"NVIDIA_VISIBLE_DEVICES": visible})}
+        command = [f"/bin/{shell}", *words, wanted, str(tmp_path / "dev")]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=20, check=False)
+
+    return in_container
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible", "wanted"),
+    [
+        (CARD, FIRST, "1"),
+        (CARD + MIG, SLICE, "1"),
+        (CARD + OLD_MIG, f"MIG-{FIRST}/7/0", "1"),
+        (CARD + OTHER, f"{SECOND},{FIRST}", "2"),
+        # The only card in the container is its first one, whatever it is on the node.
+        (CARD, "3", "1"),
+        # Given by CDI names or mounts.
+        (CARD, "void", "1"),
+        (CARD, "all", "1"),
+        (CARD + MIG, "/var/run/nvidia-container-devices", "1"),
+        (CARD, None, "1"),
+        (f"a warning\n{CARD}", FIRST, "1"),
+    ],
+)
+def test_a_pod_with_its_own_card_passes(run, listed, visible, wanted):
+    done = run(listed, visible, wanted=wanted)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible", "nodes", "reason"),
+    [
+        (CARD, SECOND, ("nvidia0",), f"the container sees {FIRST}, which it wasn't given"),
+        # The whole card instead of its slice.
+        (CARD, SLICE, ("nvidia0",), f"the container sees {FIRST}, which it wasn't given"),
+        (CARD + OTHER, FIRST, ("nvidia0", "nvidia1"), "the container sees 2 devices, and its pod asked for 1"),
+        (CARD + OTHER, "all", ("nvidia0", "nvidia1"), "the container sees 2 devices, and its pod asked for 1"),
+        (CARD + MIG + MIG, "void", ("nvidia0",), "the container sees 2 devices, and its pod asked for 1"),
+        (CARD, "0,1", ("nvidia0",), "the container was given 2 devices, and its pod asked for 1"),
+        ("No devices found.\n", "void", ("nvidia0",), "the container sees 0 devices, and its pod asked for 1"),
+        (CARD, FIRST, ("nvidiactl",), "the container has no device node"),
+    ],
+)
+def test_a_pod_that_sees_other_cards_fails_and_says_why(run, listed, visible, nodes, reason):
+    done = run(listed, visible, nodes)
+    assert done.returncode == 1 and done.stdout.startswith(reason), done
+    assert f"'{visible}'" in done.stdout and listed.strip() in done.stdout
+
+
+def test_a_pod_without_nvidia_smi_or_whose_driver_does_not_answer_fails(run, tmp_path):
+    done = run(CARD, FIRST, status=9)
+    assert done.returncode == 1 and done.stdout.startswith("nvidia-smi -L ended with 9")
+
+
+def test_the_play_fails_with_what_the_pod_said():
+    tasks = yaml.safe_load((ROLES / "switch/tasks/canary.yml").read_text())
+    [task] = [one for one in tasks if "ansible.builtin.fail" in one]
+    needs = {"namespace": "hami-system", "resources": {"nvidia.com/gpu": 1}}
+    known = {"switch_node_name": "gpu1", "__switch_to": "hami", "__switch_canary_needs": needs}
+
+    def play(**status):
+        pod = {"resources": [{"status": status}]}
+        variables = {**variables_of("switch", "vars"), **known, "__switch_canary_pod": pod}
+        variables |= {name: trust_as_template(text) for name, text in task["vars"].items()}
+        if evaluated("{{ " + task["when"] + " }}", **variables):
+            return evaluated(task["ansible.builtin.fail"]["msg"], **variables)
+        return ""
+
+    ended = {"state": {"terminated": {"exitCode": 1, "message": "the container sees 2 devices\n"}}}
+    assert play(phase="Succeeded", containerStatuses=[ended]) == ""
+    said = play(phase="Failed", containerStatuses=[ended])
+    assert said.startswith("Pod hami-system/gpushare-switch-") and "on node gpu1 didn't get from hami" in said
+    assert said.endswith('({"nvidia.com/gpu": 1}): the container sees 2 devices'), said
+    # kubelet refuses it, or deletes it before a container ran.
+    assert play(phase="Failed", message="Pod was rejected").endswith(": Pod was rejected")
+    assert play(phase="Failed").endswith(": it printed no reason")
