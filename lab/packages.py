@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,8 +161,18 @@ def sysroot_flags(sysroot: Path) -> tuple[str, ...]:
 
 
 def _compile(source: str, target: Path, *flags: str) -> None:
-    # Libraries follow the source that needs them.
-    run(["gcc", *C_FLAGS, "-o", str(target), str(SOURCES / source), *flags])
+    target.write_bytes(compiled(source, *flags))
+    target.chmod(0o755)
+
+
+@functools.cache
+def compiled(source: str, *flags: str) -> bytes:
+    """Compile a program or a library of driver/, the same one only once in a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        # Libraries follow the source that needs them.
+        run(["gcc", *C_FLAGS, "-o", str(made), str(SOURCES / source), *flags])
+        return made.read_bytes()
 
 
 def filled(name: str, words: Mapping[str, str]) -> str:

@@ -6,12 +6,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
+from ansible._internal._templating import _jinja_bits as jinja
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import lookup_loader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import parse
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
+compile_template = jinja.AnsibleEnvironment.compile
+
+
+def compile_once(environment, source, name=None, filename=None, raw=False, defer_init=False):
+    """Do what ``AnsibleEnvironment.compile`` does, and keep the code: Ansible compiles the same text for each value."""
+    if not isinstance(source, str):
+        return compile_template(environment, source, name, filename, raw, defer_init)
+    # What the lexer depends on, besides the text.
+    context = jinja._TemplateCompileContext.current(optional=True)
+    depends = [context and context.escape_backslashes]
+    depends += [getattr(environment, field) for field in jinja._TEMPLATE_OVERRIDE_FIELD_NAMES]
+    key = (str(source), name, filename, raw, defer_init, *depends)
+    if key not in COMPILED:
+        COMPILED[key] = compile_template(environment, source, name, filename, raw, defer_init)
+    return COMPILED[key]
+
+
+COMPILED = {}
+jinja.AnsibleEnvironment.compile = compile_once
 
 
 def variables_of(role, kind):

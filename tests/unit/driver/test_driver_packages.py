@@ -205,12 +205,26 @@ def test_only_a_changed_repository_is_rebuilt(repository: Path, tmp_path: Path) 
 
 def test_packages_are_reproducible(repository: Path, cuda: Path, tmp_path: Path) -> None:
     architecture = next(each for each in packages.ARCHITECTURES.values() if each.cuda == cuda.name)
+    # gcc's output has to be the same, too.
+    packages.compiled.cache_clear()
     packages.compile_driver(tmp_path / "built", VERSION)
     for package in debs.driver_packages(tmp_path / "built", VERSION, architecture):
         debs.make_deb(package, architecture, tmp_path)
         (again,) = tmp_path.glob(f"{package.name}_*.deb")
         assert again.read_bytes() == (cuda / again.name).read_bytes()
         again.unlink()
+
+
+def test_the_same_programs_are_compiled_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_without("gcc")
+    packages.compile_driver(tmp_path / "one", VERSION)
+    monkeypatch.setattr(packages, "run", lambda command: pytest.fail(f"executed: {command}"))
+    packages.compile_driver(tmp_path / "two", VERSION)
+    made = sorted((tmp_path / "one").iterdir())
+    assert len(made) == 4
+    for path in made:
+        again = tmp_path / "two" / path.name
+        assert again.read_bytes() == path.read_bytes() and stat.S_IMODE(again.stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize(

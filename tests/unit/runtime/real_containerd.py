@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -99,6 +100,9 @@ class Machine(RealSystem):
             return 0, "io.containerd.grpc.v1 cri linux/amd64 ok\n", ""
         if command[0] == "stat":
             return 0, "644 0:0\n", ""
+        # Asked for at each change, and a process of its own takes longer than the change.
+        if command[0] == "date":
+            return 0, f"{time.time()}\n", ""
         if command[0] == "mkdir":
             os.makedirs(command[-1], exist_ok=True)
             return 0, "", ""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Share the compiled code of collections and modules among the processes of a test run.
+
+ansible-core compiles a collection's files in each process that imports them, and each execution of a module compiles
+all files of its archive. Python imports this file at its start, since ``tests/conftest.py`` puts the folder on
+PYTHONPATH; the compiled code is in the folder that KUBEGPU_COMPILED names.
+"""
+
+from __future__ import annotations
+
+import _imp
+import contextlib
+import hashlib
+import marshal
+import os
+import sys
+import zipimport
+from pathlib import Path
+
+
+def compiled(source: bytes, filename: str, mode: str = "exec", flags: int = 0, dont_inherit: bool = True):
+    """Do what the built-in function ``compile`` does for a file, or return what another process compiled."""
+    digest = hashlib.sha256(source).hexdigest()
+    file = Path(os.environ["KUBEGPU_COMPILED"], f"{digest}-{sys.implementation.cache_tag}-{mode}-{flags}")
+    with contextlib.suppress(OSError):
+        code = marshal.loads(file.read_bytes())
+        # Another process may have had the file elsewhere: each execution of a module has an archive of its own.
+        _imp._fix_co_filename(code, filename)
+        return code
+    code = compile(source, filename, mode, flags, dont_inherit)
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    # A process of another user may not write there.
+    with contextlib.suppress(OSError):
+        part.write_bytes(marshal.dumps(code))
+        part.replace(file)
+    return code
+
+
+if "KUBEGPU_COMPILED" in os.environ:
+    zipimport.compile = compiled
+    # A module has an ``ansible`` of its own, which must not be imported yet.
+    if any(Path(word).name in ("ansible", "ansible-playbook") for word in getattr(sys, "orig_argv", ())):
+        from ansible.utils.collection_loader import _collection_finder
+
+        _collection_finder.compile = compiled

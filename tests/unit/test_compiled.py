@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""tests/compiled: the processes of a test run share compiled code, and each finds its own files in it."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECTION = f"""
+from ansible.utils.collection_loader import _collection_finder as finder
+finder._AnsibleCollectionFinder(paths=[{str(ROOT / ".collections")!r}])._install()
+from ansible_collections.kubegpu.share.plugins.module_utils._core import errors
+print(errors.ShareError.__init__.__code__.co_filename)
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    return folder
+
+
+def run(kept: Path, *words: str) -> str:
+    """Run Python's words as a process of a test run does; return its output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "compiled"), "KUBEGPU_COMPILED": str(kept)}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def archive(path: Path, text: str) -> str:
+    """Write a module into an archive; return the program that prints where its code is from."""
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("part.py", text)
+    return f"import sys; sys.path.insert(0, {str(path)!r}); import part; print(part.where())"
+
+
+def test_a_module_is_compiled_once_and_names_its_own_archive(tmp_path: Path, kept: Path) -> None:
+    text = "def where():\n    return where.__code__.co_filename\n"
+    for name in ("one", "two"):
+        assert run(kept, "-c", archive(tmp_path / f"{name}.zip", text)) == str(tmp_path / f"{name}.zip" / "part.py")
+    [file] = kept.iterdir()
+    file.write_bytes(marshal.dumps(compile("where = lambda: 'kept'", "", "exec")))
+    assert run(kept, "-c", archive(tmp_path / "three.zip", text)) == "kept"
+    assert run(kept, "-c", archive(tmp_path / "four.zip", "def where():\n    return 'changed'\n")) == "changed"
+
+
+def test_the_collection_is_compiled_once(kept: Path) -> None:
+    # As ansible-playbook is called; Python alone compiles as always.
+    assert run(kept, "-c", COLLECTION).endswith("/_core/errors.py") and not list(kept.iterdir())
+    assert run(kept, "-c", COLLECTION, "ansible-playbook").endswith("/_core/errors.py")
+    before = {file.name: file.stat().st_ino for file in kept.iterdir()}
+    assert before and run(kept, "-c", COLLECTION, "ansible-playbook").endswith("/_core/errors.py")
+    assert {file.name: file.stat().st_ino for file in kept.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    program = archive(tmp_path / "one.zip", "def where():\n    return 'there'\n")
+    assert run(tmp_path / "missing", "-c", program) == "there"
