@@ -71,13 +71,11 @@ def test_the_stages_are_the_plays_of_the_playbooks():
     for stage in stages.STAGES:
         play = named[stage.name]
         entries = []
-        for one in play.get("roles", []):
-            role = one if isinstance(one, dict) else {"role": one}
-            given = {key: value for key, value in role.items() if key not in ("role", "when")}
-            entries.append(stages.Entry(role["role"].rpartition(".")[2], given, role.get("when", "")))
-        for task in play.get("post_tasks", []):
-            (included,) = [value for key, value in task.items() if key.endswith("include_role")]
-            entries.append(stages.Entry(included["name"].rpartition(".")[2], tasks=included["tasks_from"]))
+        assert "roles" not in play, "Ansible would read the role's files also where no host is in the play"
+        for task in [*play["tasks"], *play.get("post_tasks", [])]:
+            included = task["ansible.builtin.include_role"]
+            name, tasks = included["name"].rpartition(".")[2], included.get("tasks_from", "main")
+            entries.append(stages.Entry(name, task.get("vars", {}), task.get("when", ""), tasks))
         assert tuple(entries) == stage.entries
         assert (play.get("serial") == 1) == stage.serial
         if not stage.serial:
