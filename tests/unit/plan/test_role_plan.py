@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import collections
 import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import test_driver_role as driver
 import yaml
@@ -71,13 +73,11 @@ def test_the_stages_are_the_plays_of_the_playbooks():
     for stage in stages.STAGES:
         play = named[stage.name]
         entries = []
-        for one in play.get("roles", []):
-            role = one if isinstance(one, dict) else {"role": one}
-            given = {key: value for key, value in role.items() if key not in ("role", "when")}
-            entries.append(stages.Entry(role["role"].rpartition(".")[2], given, role.get("when", "")))
-        for task in play.get("post_tasks", []):
-            (included,) = [value for key, value in task.items() if key.endswith("include_role")]
-            entries.append(stages.Entry(included["name"].rpartition(".")[2], tasks=included["tasks_from"]))
+        assert "roles" not in play, "Ansible would read the role's files also where no host is in the play"
+        for task in [*play["tasks"], *play.get("post_tasks", [])]:
+            included = task["ansible.builtin.include_role"]
+            name, tasks = included["name"].rpartition(".")[2], included.get("tasks_from", "main")
+            entries.append(stages.Entry(name, task.get("vars", {}), task.get("when", ""), tasks))
         assert tuple(entries) == stage.entries
         assert (play.get("serial") == 1) == stage.serial
         if not stage.serial:
@@ -115,6 +115,24 @@ def test_with_claims_a_control_plane_has_no_step(tmp_path):
     backends["gpushare"].append("cp1")
     found = planned(host("cp1", ("control_plane", "gpu_nodes"), **given))
     assert found["refusal"]["role"] == "image"
+
+
+def test_each_text_is_compiled_once_for_all_machines(tmp_path, monkeypatch):
+    compiled = collections.Counter()
+    usual = jinja2.Environment.compile
+
+    def compile(self, source, *more, **named):
+        if isinstance(source, str):
+            compiled[source] += 1
+        return usual(self, source, *more, **named)
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compile)
+    node = host("a", gpu_node=facts("debian-12-bare", tmp_path), **REGISTRY)
+    made = planner(node)
+    first, before = made.machine("a"), compiled.copy()
+    assert before and made.machine("a") == first
+    # A text with a backslash has two meanings.
+    assert [text for text in compiled - before if "\\" not in text] == []
 
 
 def plan_driver(name):
