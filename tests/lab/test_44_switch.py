@@ -7,16 +7,12 @@ pods without a card run as ever. The module restores the first state at its end.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import threading
 from collections.abc import Iterator
 
 import pytest
-from _lab import RESOURCE, ApiError, JsonObject, Lab, until
+from _lab import RESOURCE, JsonObject, Lab, until
 from _pods import MERGE, body, container
-
-from lab.shell import in_background
+from _switching import Load
 
 SITE, SWITCH = "playbooks/site.yml", "playbooks/switch.yml"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver%3Dgpu.kubegpu.share"
@@ -27,46 +23,10 @@ MARK = "kubegpu.share/switch"
 pytestmark = pytest.mark.long
 
 
-class Load:
-    """A pod without a card every two seconds, each of which has to run, and an eye on who gives away the cards."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab, self._stop = lab, threading.Event()
-        self.wrong: list[str] = []
-        self.made = 0
-        self.samples = 0
-
-    def sell(self) -> None:
-        """Sample who gives away each node's cards."""
-        while not self._stop.wait(0.2):
-            with contextlib.suppress(ApiError, OSError):
-                sliced = {one["spec"]["nodeName"] for one in self._lab.api.items(SLICES)}
-                for name in sliced & set(self._lab.gpu_nodes):
-                    if self._lab.allocatable(name) > 0:
-                        self.wrong.append(f"{name} is sold twice")
-                self.samples += 1
-
-    def make(self) -> None:
-        """Create pods, and delete each when it runs."""
-        for number in itertools.count():
-            if self._stop.wait(2):
-                return
-            name = f"plain-{number}"
-            wanted = body(name, container(self._lab))
-            # No node of a switch is wanted while it is cordoned.
-            del wanted["spec"]["tolerations"]
-            self._lab.api.call("POST", f"/api/v1/namespaces/{SPACE}/pods", wanted)
-            try:
-                self._lab.api.wait_running(SPACE, [name], 60)
-            except AssertionError as error:
-                self.wrong.append(f"{name}: {error}")
-            self._lab.api.delete(f"/api/v1/namespaces/{SPACE}/pods/{name}")
-            self.made += 1
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with in_background(self.sell, self._stop), in_background(self.make, self._stop):
-            yield
+def given_twice(lab: Lab) -> set[str]:
+    """Return the nodes whose cards the device plugin and the DRA driver give away."""
+    sliced = {one["spec"]["nodeName"] for one in lab.api.items(SLICES)}
+    return {name for name in sliced & set(lab.gpu_nodes) if lab.allocatable(name) > 0}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +82,7 @@ def extended(lab: Lab) -> set[str]:
 def test_there_and_back_node_by_node(lab: Lab, space: str) -> None:
     first, *others = lab.gpu_nodes
     everyone = ",".join(lab.gpu_nodes)
-    load = Load(lab)
+    load = Load(lab, space, lambda: given_twice(lab))
     deployment(lab, "shares", 4)
     all_run(lab, "shares", 4)
     try:

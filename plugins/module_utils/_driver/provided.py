@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._core.types import JsonObject
 from .._host.cached_reader import names
 from .._host.system import System
 from .nvidia_smi import SMI
@@ -67,6 +68,14 @@ PROVIDERS = (
     Provider("aks", "AKS's driver installer (aks-gpu)", ("/opt/azure/aks-gpu/dkms-marker", "/usr/bin/lib64/lib64/")),
     Provider("eks", "the EKS-optimized AMI", ("/etc/eks/nvidia-kmod-load.sh",)),
 )
+
+
+def root_of(facts: JsonObject | None) -> str:
+    """Return the root of a node's driver; the machine's own where it wasn't observed.
+
+    :param facts: ``gpu_node``.
+    """
+    return str(((facts or {}).get("driver") or {}).get("root") or "/")
 
 
 def find(system: System) -> Provider | None:

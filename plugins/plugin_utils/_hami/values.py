@@ -14,6 +14,7 @@ import typing as t
 
 from ...module_utils._contracts import hami
 from ...module_utils._core.types import JsonObject
+from ...module_utils._driver.provided import root_of
 from . import runtime
 from .chart import ReleasePlan, deployed
 from .legacy import image_values, translate
@@ -114,6 +115,11 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
     if isinstance(way, dict):
         problems += [] if cluster["assume_runtime"] else [way]
         way = runtime.Choice("default")
+    root = _driver_root(options, cluster) if way.way == "cdi" else options["driver_root"]
+    if isinstance(root, dict):
+        problems.append(root)
+        root = "/"
+    own["driver_root"] = root
     overwrites, reason = _overwrites(options, cluster["nodes"], cluster["others"])
     notes += [reason] if reason else []
     values = merged(_own_values(t.cast(Options, own), cluster["version"], way, overwrites), moved.values)
@@ -153,6 +159,20 @@ def _former(values: JsonObject | None) -> runtime.Way | None:
     return "class" if get(values, "devicePlugin.runtimeClassName") not in (MISSING, "") else "default"
 
 
+def _driver_root(options: Options, cluster: Cluster) -> str | Finding:
+    """Return the one root of the nodes' drivers, or why there is none; the release's of nodes that weren't observed."""
+    if options["driver_root"]:
+        return options["driver_root"]
+    found = {root_of(cluster["facts"][name]) for name in options["nodes"] if name in cluster["facts"]}
+    former = get(cluster["release"].get("values") or {}, "devicePlugin.nvidiaDriverRoot")
+    if former not in (MISSING, "", None) and not cluster["facts"].keys() >= set(options["nodes"]):
+        found.add(str(former))
+    if len(found) > 1:
+        text = "the chart has one nvidiaDriverRoot, and the nodes' drivers are below {}; give some another gpu_backend"
+        return finding("driver_roots", "hami_nodes", text.format(" and ".join(sorted(found))))
+    return found.pop() if found else "/"
+
+
 def _own_values(options: Options, version: str, way: runtime.Choice, overwrites: bool) -> JsonObject:
     """Return the chart's values by the role's variables."""
     values: JsonObject = {}
@@ -177,7 +197,7 @@ def _own_values(options: Options, version: str, way: runtime.Choice, overwrites:
         "nvidiaNodeSelector": dict(SELECTOR),
     }
     if way.way == "cdi":
-        plugin["nvidiaDriverRoot"] = options["driver_root"] or "/"
+        plugin["nvidiaDriverRoot"] = options["driver_root"]
         plugin["nvidiaHookPath"] = way.hook or "/usr/bin/nvidia-ctk"
     elif options["driver_root"]:
         plugin["nvidiaDriverRoot"] = options["driver_root"]

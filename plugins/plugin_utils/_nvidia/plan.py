@@ -18,6 +18,7 @@ from ...module_utils._contracts import backends
 from ...module_utils._contracts import nvidia_plugin as contract
 from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
+from ...module_utils._driver.provided import root_of
 from . import geometry
 from .configurations import CDI_CRI, ENVVAR, Configuration, configurations
 from .problem import Problem
@@ -175,7 +176,7 @@ def _plan(options: Options) -> Result:
         text = "nodes of the GPU Operator have one MIG strategy, spec.mig.strategy; use mixed for all of them"
         problems.append(Problem("operator_mig_strategies", f"{PREFIX}node_configurations", text))
     by_cdi = {name for name, one in injections.items() if one.strategy == CDI_CRI}
-    roots = {_root(options["facts"].get(name)) for name in by_cdi}
+    roots = {root_of(options["facts"].get(name)) for name in by_cdi}
     if len(roots) > 1:
         where = " and ".join(sorted(roots))
         text = f"the driver of nodes with CDI is below {where}, and the chart has one nvidiaDriverRoot"
@@ -195,11 +196,6 @@ def _plan(options: Options) -> Result:
         default=options["default"],
         runtime_class=runtime_class,
     )
-
-
-def _root(facts: t.Any) -> str:
-    """Return the root of a node's driver; the machine's own where it wasn't observed."""
-    return str(((facts or {}).get("driver") or {}).get("root") or "/")
 
 
 def _configuration(node: str, options: Options) -> str:

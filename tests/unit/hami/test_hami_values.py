@@ -210,6 +210,31 @@ def test_an_unknown_way_is_refused(found, code):
     assert codes(planned["problems"]) == [(code, "hami_injection")] and "gpu2" in planned["problems"][0]["message"]
 
 
+def test_the_chart_gets_the_root_of_the_nodes_drivers():
+    def planned(first, second="", former="", **variables):
+        found = {
+            name: {**facts(cdi=True, binaries=CTK), "driver": {"root": root}}
+            for name, root in (("gpu1", first), ("gpu2", second))
+            if root
+        }
+        release = {"status": "deployed", "chart_version": "0", "values": {"devicePlugin": {"nvidiaDriverRoot": former}}}
+        cluster = a_cluster(facts=found, release=release if former else {})
+        return plan(options(nodes=["gpu1", "gpu2"], injection="cdi", **variables), cluster)
+
+    def root(*given, **variables):
+        done = planned(*given, **variables)
+        assert done["problems"] == []
+        return done["release_values"]["devicePlugin"]["nvidiaDriverRoot"]
+
+    container = "/run/nvidia/driver"
+    assert root(container, container) == container
+    assert root("/", "/", container) == "/"
+    assert root(container) == root(container, "", container) == container
+    assert root("/", container, driver_root="/opt") == "/opt"
+    for given in (("/", container), ("/", "", container)):
+        assert codes(planned(*given)["problems"]) == [("driver_roots", "hami_nodes")]
+
+
 def test_a_run_that_observes_some_nodes_keeps_the_way_of_the_release():
     """With --limit; another way would change the pods of the others."""
 
