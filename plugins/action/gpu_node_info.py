@@ -55,9 +55,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no
 
     def _trouble(self, done: JsonObject) -> JsonObject | None:
         """Ask the machine, step by step, why there are no facts, or not all; return None where there are."""
+        as_user = done.get("user")
+        if as_user and as_user["uid"]:
+            return {"id": "not-root", "user": as_user["name"], "reason": ""}
         if not done.get("failed"):
-            user = done["user"]
-            return {"id": "not-root", "user": user["name"], "reason": ""} if user["uid"] else None
+            return None
         reason = str(done.get("msg", ""))
         try:
             asked = self._low_level_execute_command("id -un", sudoable=False)

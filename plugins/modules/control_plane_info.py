@@ -149,7 +149,7 @@ control_plane:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, user
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, naming_user, user
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.control_plane import ARGUMENTS, observe
 
@@ -162,10 +162,11 @@ def main() -> None:
     asked = module.params["node"]
 
     def collect() -> JsonObject:
-        found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
-        if asked:
-            gpu_node = facts.observe(system, asked["images"], asked["packages"], asked["baseline"])
-            found |= {"user": user(), "gpu_node": gpu_node}
+        with naming_user():
+            found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
+            if asked:
+                gpu_node = facts.observe(system, asked["images"], asked["packages"], asked["baseline"])
+                found |= {"user": user(), "gpu_node": gpu_node}
         return found
 
     run_module(module, collect)

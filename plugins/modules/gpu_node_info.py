@@ -402,7 +402,8 @@ gpu_node:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, user
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem, naming_user, user
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import ARGUMENTS, observe
 
 
@@ -410,14 +411,13 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     asked = module.params
     system = RealSystem(asked["sysroot"], module.run_command)
-    run_module(
-        module,
-        lambda: {
-            "changed": False,
-            "user": user(),
-            "gpu_node": observe(system, asked["images"], asked["packages"], asked["baseline"]),
-        },
-    )
+
+    def collect() -> JsonObject:
+        with naming_user():
+            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"])
+        return {"changed": False, "user": user(), "gpu_node": gpu_node}
+
+    run_module(module, collect)
 
 
 if __name__ == "__main__":

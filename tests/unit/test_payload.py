@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_objects": (15, 100),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
-    "control_plane_info": (62, 265),
+    "control_plane_info": (62, 268),
     "driver_runfile": (11, 30),
     # With the cases of every back end; it runs once, on the controller.
     "gpu_acceptance": (44, 320),

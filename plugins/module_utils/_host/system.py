@@ -11,6 +11,7 @@ All access to a node goes through ``System``; tests replace it by a directory tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import posixpath
@@ -74,6 +75,19 @@ def user() -> JsonObject:
     except KeyError:
         name = str(uid)
     return {"uid": uid, "name": name}
+
+
+@contextlib.contextmanager
+def naming_user() -> t.Iterator[None]:
+    """Add ``user`` to an error: whatever it says, another user than root may be its cause.
+
+    :raises ShareError: the error.
+    """
+    try:
+        yield
+    except ShareError as error:
+        error.details["user"] = user()
+        raise
 
 
 def target(system: System, path: str) -> str:

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible_collections.kubegpu.share.plugins.action import gpu_node_info
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import naming_user, user
 from verify_kit import ROOT, run_playbook
 
 # Of sudo's arguments only the user counts; "nobody" is what a machine makes of a user that may not become root.
@@ -84,6 +86,8 @@ AWAY = AnsibleConnectionFailure("no route")
     [
         ({"user": ROOT_USER, "gpu_node": {}}, [], None),
         ({"user": KUBE, "gpu_node": {}}, [], ("not-root", "kube", "")),
+        # What a run wrote before, only root reads.
+        ({"failed": True, "msg": "record.json can't be read", "user": KUBE}, [], ("not-root", "kube", "")),
         (AWAY, [AWAY], ("unreachable", "kube", "no route")),
         (AnsibleError("Incorrect sudo password"), ["kube\n", AnsibleError("Incorrect\nsudo password")],
          ("no-escalation", "kube", "Incorrect sudo password")),
@@ -103,6 +107,12 @@ def test_the_machine_is_asked_why_there_are_no_facts(
     else:
         assert done["trouble"] == dict(zip(("id", "user", "reason"), trouble, strict=True))
         assert "gpu_node" not in done
+
+
+def test_an_error_names_the_user_of_the_module() -> None:
+    with pytest.raises(ShareError) as error, naming_user():
+        raise ShareError("record.json can't be read")
+    assert error.value.details["user"] == user()
 
 
 def test_without_the_option_a_failure_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
