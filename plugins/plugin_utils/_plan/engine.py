@@ -12,7 +12,6 @@ import contextlib
 import os
 import typing as t
 
-import jinja2
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
@@ -27,36 +26,6 @@ from .walk import COLLECTION, Undefined, Walk
 ROLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "roles")
 
 
-def compile_once(templar: t.Any) -> None:
-    """Have a templar compile each text once: Ansible compiles it again for each host.
-
-    Without the attributes of ansible-core that this needs, the texts are compiled as ever.
-    """
-    environment = getattr(getattr(templar, "_engine", None), "environment", None)
-    if not isinstance(environment, jinja2.Environment):
-        return
-    usual = type(environment)
-    templates: dict[tuple[t.Any, ...], t.Any] = {}
-
-    class Once(usual):  # type: ignore[misc, valid-type]
-        def from_string(self, source: t.Any, *more: t.Any, **named: t.Any) -> t.Any:
-            return self._once(super().from_string, source, *more, **named)
-
-        def compile_expression(self, source: str, *more: t.Any, **named: t.Any) -> t.Any:
-            return self._once(super().compile_expression, source, *more, **named)
-
-        def _once(self, make: t.Callable[..., t.Any], source: t.Any, *more: t.Any, **named: t.Any) -> t.Any:
-            # An overlay has other delimiters, and backslashes have two meanings.
-            if self.overlayed or named or not isinstance(source, str) or "\\" in source:
-                return make(source, *more, **named)
-            key = (make.__name__, source, *more)
-            if key not in templates:
-                templates[key] = make(source, *more)
-            return templates[key]
-
-    environment.__class__ = Once
-
-
 class AnsibleEngine:
     """Templates by ansible-core's public classes.
 
@@ -66,7 +35,6 @@ class AnsibleEngine:
 
     def __init__(self, action: ActionBase) -> None:
         self.templar = action._templar.copy_with_new_env()
-        compile_once(self.templar)
         self._loader = action._loader
         self._loaded: dict[str, t.Any] = {}
 
@@ -87,9 +55,7 @@ class AnsibleEngine:
     def load(self, path: str) -> t.Any:
         if path not in self._loaded:
             there = os.path.isfile(path)
-            # Not copied, which takes as long as reading it: nothing here changes it.
-            load = self._loader.load_from_file
-            self._loaded[path] = load(path, unsafe=True, trusted_as_template=True) if there else None
+            self._loaded[path] = self._loader.load_from_file(path, trusted_as_template=True) if there else None
         return self._loaded[path]
 
 

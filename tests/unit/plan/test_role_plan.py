@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import collections
 import subprocess
 import sys
 from pathlib import Path
 
-import jinja2
 import pytest
 import test_driver_role as driver
 import yaml
@@ -115,24 +113,6 @@ def test_with_claims_a_control_plane_has_no_step(tmp_path):
     backends["gpushare"].append("cp1")
     found = planned(host("cp1", ("control_plane", "gpu_nodes"), **given))
     assert found["refusal"]["role"] == "image"
-
-
-def test_each_text_is_compiled_once_for_all_machines(tmp_path, monkeypatch):
-    compiled = collections.Counter()
-    usual = jinja2.Environment.compile
-
-    def compile(self, source, *more, **named):
-        if isinstance(source, str):
-            compiled[source] += 1
-        return usual(self, source, *more, **named)
-
-    monkeypatch.setattr(jinja2.Environment, "compile", compile)
-    node = host("a", gpu_node=facts("debian-12-bare", tmp_path), **REGISTRY)
-    made = planner(node)
-    first, before = made.machine("a"), compiled.copy()
-    assert before and made.machine("a") == first
-    # A text with a backslash has two meanings.
-    assert [text for text in compiled - before if "\\" not in text] == []
 
 
 def plan_driver(name):
