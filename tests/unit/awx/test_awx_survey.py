@@ -56,7 +56,7 @@ def test_the_role_uses_an_answer_as_text(asked):
         return
     uses = {
         "bool": rf"\b{name} \| bool\b|^\s*\w+: \"\{{\{{ {name} \}}\}}\"$",
-        "list": rf"\({name}\.split\(','\) if {name} is string else {name}\)",
+        "list": rf"\({name}\.split\(','\) if {name} is string else {name}\)|\b{name} \| kubegpu\.share\.listed\b",
     }
     found = 0
     for path in (*(ROLES / asked["role"] / "tasks").glob("*.yml"), *(ROLES / asked["role"] / "vars").glob("*.yml")):

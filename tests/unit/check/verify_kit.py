@@ -43,7 +43,7 @@ module.exit_json(**answer)
 AUTH = {"kubeconfig": "raw"}
 OPTIONS = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
 LISTS = dict.fromkeys(OPTIONS, "list")
-NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class"), "str")
+NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class", "placement"), "str")
 TAKES = {
     "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict", "backends": "dict"},
     "nvml_info": {"timeout": "int"},
