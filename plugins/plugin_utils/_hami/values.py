@@ -197,9 +197,8 @@ def _own_values(options: Options, version: str, way: runtime.Choice, overwrites:
         "nvidiaNodeSelector": dict(SELECTOR),
     }
     if way.way == "cdi":
-        plugin["nvidiaDriverRoot"] = options["driver_root"]
         plugin["nvidiaHookPath"] = way.hook or "/usr/bin/nvidia-ctk"
-    elif options["driver_root"]:
+    if options["driver_root"]:
         plugin["nvidiaDriverRoot"] = options["driver_root"]
     scheduler: JsonObject = {
         "defaultSchedulerPolicy": {
