@@ -42,7 +42,6 @@ class Free(t.NamedTuple):
     mib: int
     cores: int
     slots: int
-    whole_mib: int
     unused: bool
 
 
@@ -67,7 +66,7 @@ def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[JsonObject]) -> 
         mib, cores = card.devmem - sum(part.mib for part in parts), card.devcore - sum(part.cores for part in parts)
         slots = 0 if taken else card.count - sum(part.slots for part in parts)
         if card.healthy and card.mode in ("", "hami-core"):
-            found.append(Free(card.uuid, mib, cores, slots, card.devmem, not parts))
+            found.append(Free(card.uuid, mib, cores, slots, not parts))
     return found
 
 

@@ -44,7 +44,7 @@ class MigDevice:
     row: MigDeviceRow
 
 
-def unknown_card(index: int, problem: str) -> CardFacts:
+def unknown_card(index: int) -> CardFacts:
     """Return a card with nothing known but its index."""
     return {
         "index": index,
@@ -52,7 +52,7 @@ def unknown_card(index: int, problem: str) -> CardFacts:
         "uuid": "",
         "pci": "",
         "name": "",
-        "problem": problem,
+        "problem": "",
         "memory": None,
         "mig": {"mode": "unknown", "pending": "unknown", "devices": []},
         "compute_mode": "unknown",

@@ -165,7 +165,7 @@ def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
         card = collected.cards.get(index)
         if card is None:
             late = "NVML didn't respond for this card in time" if index == begun else "this card wasn't read in time"
-            card = {**collected.parts.get(index, unknown_card(index, "")), "problem": collected.hung.get(index) or late}
+            card = {**collected.parts.get(index, unknown_card(index)), "problem": collected.hung.get(index) or late}
         for row in card["processes"] or ():
             row["libvgpu"] = collected.libvgpu.get(row["pid"])
         found.append(card)

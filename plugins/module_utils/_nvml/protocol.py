@@ -112,7 +112,7 @@ def _card(
     groups: t.Sequence[holders.ContainerCgroup],
     send: Send,
 ) -> CardFacts:
-    query, card, ended = Query(nvml), cards.unknown_card(index, ""), None
+    query, card, ended = Query(nvml), cards.unknown_card(index), None
     try:
         handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
         cards.identify(query, handle, card)
