@@ -44,9 +44,7 @@ def test_a_healthy_node() -> None:
         "limits": [],
     }
     assert found["cards"][1]["health"]["xids"] == [] and set(found["cards"][1]) == set(first)
-    assert set(cards.unknown_card(0)) == set(first) and set(cards.unknown_card(0)["health"]) == set(
-        first["health"]
-    )
+    assert set(cards.unknown_card(0)) == set(first) and set(cards.unknown_card(0)["health"]) == set(first["health"])
 
 
 def test_without_version_2_used_includes_the_reserve() -> None:
