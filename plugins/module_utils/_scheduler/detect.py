@@ -312,6 +312,9 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
         found |= {"backends": made, "values": wanted["values"]}
+        if options is not None:
+            there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}
+            options = {**options, "hosts": there}
         if options is not None and not made["parts"]["extender"]:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
@@ -332,9 +335,12 @@ def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonOb
     namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
     there, dedicated = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
-    return backends.resolve(
+    made = backends.resolve(
         wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone
     )
+    # Machines of the control plane join, too.
+    hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]
+    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts]))}
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:

@@ -12,6 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_bac
     resolve,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
@@ -38,6 +39,14 @@ def server(kind, name, namespace="gpushare-system"):
     spec = {"template": {"spec": {"containers": [{"name": "c", "image": "kubegpu/gpushare:1"}]}}}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def scheduler_of(name):
+    """kube-scheduler as a static pod."""
+    mirror = {"annotations": {"kubernetes.io/config.mirror": "1"}, "labels": {"component": "kube-scheduler"}}
+    one = {"name": "kube-scheduler", "image": "kube-scheduler:v1.36.3", "command": ["kube-scheduler"]}
+    metadata = {"name": f"kube-scheduler-{name}", "namespace": "kube-system", **mirror}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": name, "containers": [one]}}
 
 
 def label_of(value):
@@ -210,6 +219,17 @@ def test_where_nodes_join_others_that_the_cluster_doesnt_have_are_left_out():
     # Preflight says that the one that joins isn't there.
     assert read(asked, node("gpu1"), alone=["gpu2"])["backends"]["absent"] == ["gpu3"]
     assert read(asked, node("gpu1"))["backends"]["absent"] == []
+
+
+def test_where_nodes_join_a_machine_of_the_control_plane_that_the_cluster_doesnt_have_is_left_out():
+    options = {"mode": "static_pod", "hosts": {"m1": "cp1", "m2": "cp2"}, "state": "present", "namespace": "n"}
+    options["dedicated_namespace"] = "gpushare-scheduler"
+    asked, objects = {"gpu1": "extender"}, [node("gpu1"), node("cp1"), scheduler_of("cp1")]
+    made = read(asked, *objects, scheduler=options, alone=["gpu1"])
+    assert (made["scheduler"]["hosts"], made["backends"]["absent"]) == (["m1"], ["cp2"])
+    # A run for all nodes would leave a scheduler without the extender.
+    with pytest.raises(BadInput, match="the cluster has no node cp2; set gpu_node_name of host m2"):
+        read(asked, *objects, scheduler=options)
 
 
 def test_a_cluster_that_can_do_it_has_a_note_that_nothing_is_preempted():
