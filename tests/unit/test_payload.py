@@ -33,7 +33,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_acceptance": (44, 320),
     # With both readers: kubernetes' client is there for kubeconfigs that need it, and not imported otherwise.
     "gpu_allocation_check": (64, 570),
-    "gpu_allocation_info": (26, 182),
+    "gpu_allocation_info": (26, 183),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "image_build": (9, 35),

@@ -13,7 +13,7 @@ import typing as t
 
 from .._allocation import foreign
 from .._allocation import node_backends as backends
-from .._allocation.cluster import ClusterState
+from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
 from .._contracts import hami
 from .._core.types import JsonObject
@@ -66,6 +66,12 @@ class Claims:
     def shares(self, node: str) -> bool:
         """Return whether a node has gpushare, or is to have it."""
         return self.backends is None or node in self.backends["gpushare"]
+
+    def moves(self, node: ClusterNode) -> bool:
+        """Return whether this run switches a node, which it doesn't where it has the back end already."""
+        found = self.backends["nodes"] if self.backends and node["name"] in self.switch else []
+        begun = backends.SWITCHING in node["annotations"]
+        return any(one["node"] == node["name"] and (begun or one["present"] != [one["allocation"]]) for one in found)
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""

@@ -464,6 +464,22 @@ def test_a_back_ends_own_resources_are_not_foreign_and_its_nodes_need_no_image()
     assert "image-delivery" in ids("extender", {})
 
 
+@pytest.mark.parametrize(
+    ("has", "switched", "severity"),
+    [("extender", ["gpu1"], "problem"), ("extender", [], "warning"), ("dra", ["gpu1"], "warning")],
+)
+def test_a_node_that_is_not_ready_is_not_switched(has, switched, severity):
+    live = node("gpu1", labels={"gpushare": {"extender": "true", "dra": "dra"}[has]}, ready="Unknown")
+    cluster = read({"gpu1": "dra"}, live, switch=switched)
+    options = Options(claims=Claims({}, True, cluster["backends"], switched))
+    [one] = [
+        one
+        for one in examine_all(options, cluster, [Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)])
+        if one.id == "node-not-ready"
+    ]
+    assert one.severity == severity and one.text.startswith("node gpu1 isn't Ready")
+
+
 def test_the_gpu_operators_plugin_is_configured_and_nobody_elses():
     labels = {"nvidia.com/gpu.deploy.device-plugin": "true"}
     for owner, problem in ((("ClusterPolicy", "cluster-policy"), False), (None, True)):
