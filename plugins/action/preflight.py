@@ -66,7 +66,13 @@ class ActionModule(ShareAction):
         hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
-        claims = Claims(known.get("values") or {}, known.get("capacity"), known.get("backends"), params["switch"])
+        claims = Claims(
+            known.get("values") or {},
+            known.get("capacity"),
+            known.get("backends"),
+            params["switch"],
+            known.get("releases") or {},
+        )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])

@@ -23,8 +23,8 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (14, 60),
     "backend_objects": (24, 170),
-    "cluster_info": (26, 185),
-    "cluster_objects": (15, 100),
+    "cluster_info": (27, 189),
+    "cluster_objects": (15, 103),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 268),

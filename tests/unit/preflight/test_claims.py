@@ -21,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node impo
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from fake_kube import FakeKube
+from role_templates import value, variables_of
 from test_preflight import R615, cards, facts, gpu_pod, node
 
 OURS = "gpu.kubegpu.share"
@@ -77,7 +78,8 @@ def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=
 
 def found(asked, *objects, **given):
     cluster = read(asked, *objects, **given)
-    claims = Claims(cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()))
+    known = cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()), cluster["releases"]
+    claims = Claims(*known)
     return {one.id: one.text for one in examine(claims, cluster, frozenset(asked))}
 
 
@@ -462,6 +464,40 @@ def test_a_back_ends_own_resources_are_not_foreign_and_its_nodes_need_no_image()
         assert not {"foreign-plugin", "no-gpu-nodes", "image-delivery"} & ids(backend, label_of(backend))
         assert "foreign-plugin" in ids(backend, {}), "somebody else's plugin"
     assert "image-delivery" in ids("extender", {})
+
+
+OF_PREFLIGHT = {
+    **variables_of("preflight", "vars"),
+    "preflight_extender_image": "",
+    "preflight_device_plugin_image": "",
+}
+RELEASES = value("preflight", "__preflight_values", **OF_PREFLIGHT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "place", "text"),
+    [
+        ("hami", "hami-system/hami", "kubectl label namespace hami-system kubegpu.share/backend=hami"),
+        # Where HAMi's own documentation installs it.
+        ("hami", "kube-system/hami", "has objects of the whole cluster"),
+        ("nvidia", "nvidia-device-plugin/nvidia-device-plugin", "its values would be replaced"),
+        ("hami", "hami-system/other", ""),
+        ("extender", "hami-system/hami", ""),
+    ],
+)
+def test_a_release_that_somebody_else_has_made_is_not_taken_over(backend, place, text):
+    namespace, name = place.split("/")
+    metadata = {"namespace": namespace, "labels": {"owner": "helm", "name": name, "status": "deployed"}}
+    release = {"apiVersion": "v1", "kind": "Secret", "metadata": {**metadata, "name": f"sh.helm.release.v1.{name}.v1"}}
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {}}}
+    given = {"gpu1": backend}
+    findings = found(given, node("gpu1"), space, release, values=RELEASES)
+    assert ("others-release" in findings) is bool(text) and text in findings.get("others-release", "")
+    if text:
+        assert place in findings["others-release"]
+    # This collection's role labels the namespace before helm runs.
+    space["metadata"]["labels"] = label_of(backend)
+    assert "others-release" not in found(given, node("gpu1"), space, release, values=RELEASES)
 
 
 @pytest.mark.parametrize(
