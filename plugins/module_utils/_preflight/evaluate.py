@@ -304,7 +304,10 @@ def _node(
     def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
         return Finding(id, severity, what, action, host.host, variable, fields, "node {node} ")
 
-    if not node["ready"]:
+    if not node["ready"] and options.claims.moves(node):
+        do = "mend the node first, or leave it out of this run"
+        yield finding("node-not-ready", "isn't Ready: its kubelet ends no pod, and starts none", do, variable="")
+    elif not node["ready"]:
         yield finding("node-not-ready", "isn't Ready", variable="", severity=WARNING)
     if not (host.is_gpu_host or shared):
         return
