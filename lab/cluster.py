@@ -147,19 +147,19 @@ class Api:
     def ready_nodes(self) -> set[str]:
         """Return the names of Ready nodes; empty when the API doesn't answer."""
         text = self._get("get", "nodes", "-o", "json")
-        return _with_condition(text, "Ready") if text else set()
+        return _ready(text) if text else set()
 
     def ready_system_pods(self, label: str) -> int:
         """Count the Ready pods of kube-system with this label."""
         text = self._get("get", "pods", "-n", "kube-system", "-l", label, "-o", "json")
-        return len(_with_condition(text, "Ready")) if text else 0
+        return len(_ready(text)) if text else 0
 
 
-def _with_condition(text: str, kind: str) -> set[str]:
+def _ready(text: str) -> set[str]:
     return {
         item["metadata"]["name"]
         for item in json.loads(text)["items"]
-        if any(each["type"] == kind and each["status"] == "True" for each in item["status"].get("conditions", []))
+        if any(each["type"] == "Ready" and each["status"] == "True" for each in item["status"].get("conditions", []))
     }
 
 

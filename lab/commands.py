@@ -133,7 +133,6 @@ def _create(wanted: Settings, fixed_subnet: bool, laid: state.State | None) -> N
             name,
             node["address"],
             len(node["cards"]),
-            node["pod_cidr"],
             cluster.node_files(name, cidrs, table, archives.pause),
         )
         for name, node in known["nodes"].items()

@@ -104,7 +104,6 @@ def _bring_up(running: Engine, known: state.State, kinds: list[Kind], images: di
             kind.name,
             str(described[kind.name]["address"]),
             machines.CARDS,
-            "",
             machines.files(kind, known["repository"]["url"]),
             kind.volumes,
             kind.services,

@@ -29,7 +29,6 @@ class Node:
     name: str
     address: str
     cards: int
-    pod_cidr: str
     files: tuple[tuple[str, int, str], ...]
     # Folders of /var/lib that get a file system of their own, in addition to those of every node.
     volumes: tuple[str, ...] = ()

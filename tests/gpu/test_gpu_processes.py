@@ -18,9 +18,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from check_kit import checked, failing, found
 from check_worlds import NODE, our_entries, our_node, our_pod, pod_uid, world
 from gpushare.kubelet.pod_resources import Entry
+from gpushare.node.cgroups import NodeCgroups
+from gpushare.node.limit_enforcer import SLACK_MIB, UNACCOUNTED_SECONDS
 from gpushare.nvml.limits import NvidiaLimits
-from gpushare.plugin.cgroups import NodeCgroups
-from gpushare.plugin.limit_enforcer import SLACK_MIB, UNACCOUNTED_SECONDS, LimitEnforcer
+from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.shared._contracts import gpushare as contract
 
 # What a context of CUDA takes beside what its program asks for, at most.

@@ -444,7 +444,7 @@ class Lab:
         except Exception:  # refused, reset, timed out, not ready: all of it is "away"
             return False
 
-    def wait_ready(self, seconds: float = 180) -> None:
+    def wait_ready(self) -> None:
         """Wait until every API server answers and every node is Ready."""
 
         def ready() -> bool:
@@ -456,8 +456,8 @@ class Lab:
                 for name in self.nodes
             )
 
-        until(lambda: all(self.api_answers(name) for name in self.control_planes), "the API servers are back", seconds)
-        until(ready, "all nodes Ready", seconds)
+        until(lambda: all(self.api_answers(name) for name in self.control_planes), "the API servers are back", 180)
+        until(ready, "all nodes Ready", 180)
 
     def manage(self, command: str) -> None:
         """Run ``python -m lab up`` or ``down``."""

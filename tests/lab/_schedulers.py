@@ -312,7 +312,7 @@ class ControlPlane:
         assert [one for one in names if one not in (CONFIG, f"{FOLDER}/backup")] == [], f"{self.node}: {names}"
 
 
-def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90) -> None:
+def assert_healthy(lab: Lab, planes: Sequence[ControlPlane]) -> None:
     """Assert that each node runs one healthy, stable scheduler with its manifest's command."""
 
     def steady() -> bool:
@@ -324,7 +324,7 @@ def assert_healthy(lab: Lab, planes: Sequence[ControlPlane], seconds: float = 90
         assert {plane.node: plane.pids() for plane in planes} == pids, "a scheduler was started again"
         return True
 
-    until(steady, "healthy schedulers", seconds)
+    until(steady, "healthy schedulers", 90)
     for plane in planes:
         command = yaml.safe_load(plane.state().manifest)["spec"]["containers"][0]["command"]
         running = Path(f"/proc/{plane.pids()[0]}/cmdline").read_bytes().split(b"\0")

@@ -111,12 +111,12 @@ def leading(lab: Lab, planes: dict[str, ControlPlane]) -> ControlPlane:
 
 
 @contextlib.contextmanager
-def act_when(happens: Callable[[], bool], act: Callable[[], None], seconds: float = 120) -> Iterator[None]:
+def act_when(happens: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
     """Run an action as soon as a condition is true, while the body runs."""
     stop, acted = threading.Event(), threading.Event()
 
     def wait() -> None:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 120
         while not stop.is_set() and time.monotonic() < end:
             if happens():
                 act()

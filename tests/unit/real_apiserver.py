@@ -3,7 +3,7 @@
 
 A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
 ``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that
-affect others, uses its own: ``with ApiServer() as server``.
+affect others, uses its own: ``with own_api_server() as server``.
 
 There is no controller manager: namespaces have no default service account (pods don't need one), deleted namespaces
 stay, and ClusterRoles aren't aggregated. There is no node either, so containers never run.
@@ -518,6 +518,17 @@ def _free_ports() -> tuple[int, int, int]:
             one.bind(("127.0.0.1", 0))
         first, second, third = (one.getsockname()[1] for one in sockets)
     return first, second, third
+
+
+@contextlib.contextmanager
+def own_api_server(*flags: str, old: bool = False) -> t.Iterator[ApiServer]:
+    """Run an API server that no other file uses, as a policy holds in the whole cluster; skip where it can't be had."""
+    try:
+        server = ApiServer(flags, old)
+    except Missing as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
 
 
 @cache

@@ -52,7 +52,7 @@ def bring(lab: Lab) -> None:
     archives = components.archives(folder, build.binaries("etcd"), base, NEWER)
     running = engine.find()
     assert running is not None
-    wanted = [nodes.Node(name, node["address"], 0, node["pod_cidr"], ()) for name, node in lab.nodes.items()]
+    wanted = [nodes.Node(name, node["address"], 0, ()) for name, node in lab.nodes.items()]
     cluster.load_images(running, wanted, set(lab.control_planes), archives)
     for name in lab.control_planes:
         running.docker("cp", str(folder / "kubeadm"), f"{lab.nodes[name]['container']}:/usr/bin/kubeadm")

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Compute which pod holds how much of which card, from the nodes and pods of the API only. No I/O.
 
 The numbers of gpushare's nodes are those of ``kubectl inspect gpushare -d`` for equal, healthy cards; otherwise each

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Parse the units that pods hold or request, by the contract of each back end. No I/O.
 
 Each pod is reduced to its entry at once: of a large cluster's pods nothing else stays in memory.

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Types of an allocation, as module gpu_allocation_info returns it.
 
 Memory in ``units`` has the unit of its node's back end; a count is one of GPUs, replicas or MIG devices.

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """One moment of a cluster as the checks read it: the API's objects and each machine's evidence, in types. No I/O.
 
 Memory is in MiB. What is missing is None, or empty beside a ``problem``; it is never guessed.

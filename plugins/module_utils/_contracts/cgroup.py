@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Pods and containers by the names of their cgroups. Standard library only, no I/O; the servers' image takes this file.
 
 Covers cgroup v1, v2 and hybrid, kubelet's two cgroup drivers, containerd, CRI-O, Docker behind cri-dockerd, and

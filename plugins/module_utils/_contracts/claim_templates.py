@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Templates of claims on GPU memory: their names, and what a name stands for.
 
 Admission turns ``aliyun.com/gpu-mem`` of a pod into a claim by template, and can neither create the template nor tell

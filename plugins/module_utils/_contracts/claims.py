@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Parse what the API has of dynamic resource allocation (``resource.k8s.io/v1``): slices, claims, and who uses them.
 
 Standard library and ``_core`` only, no I/O. Memory is in MiB.

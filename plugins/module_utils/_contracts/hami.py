@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """HAMi's contract: its annotations and resources, their meaning, and its arithmetic. No I/O.
 
 Names and formats are those of https://github.com/Project-HAMi/HAMi up to v2.10.0. Its device plugin annotates a node

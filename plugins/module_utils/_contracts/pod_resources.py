@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """kubelet's PodResources API (v1): which container has which device IDs. Standard library only, no I/O.
 
 Source: kubernetes/kubernetes v1.36.0, staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. kubelet names pods

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Reconcile desired and observed state: observe, plan, (check mode: stop), apply, observe again.
 
 ``changed`` means "the plan was not empty" and the diff shows that plan, so the two always agree.

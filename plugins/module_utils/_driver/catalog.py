@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The names of the driver's packages, repositories and kernel headers in a node's distribution.
 
 The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose placeholders in braces are replaced here.

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Choose a node's driver: its packages and its kernel module, or the reasons why the node can't have it.
 
 By the node's facts, the catalogue of its distribution (role driver's ``vars``, so that nothing here names a

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Cases of a suite, as data: pods, what becomes of them, what that proves and by what evidence. No I/O.
 
 A user's cases have the same form. Numbers of pods are computed from what is free on the node, so that a case holds on

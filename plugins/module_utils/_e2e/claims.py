@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Nodes and pods whose shares are claims, as they would look under the extender, so that the suites judge both alike.
 
 A claim is a booking: what it is allocated becomes the annotations of gpushare's contract on its pod, and the cards in

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The cases of the suite ``hami``, and how many of a case's pods HAMi's rule places (``fits``). No I/O."""
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ class Free(t.NamedTuple):
     mib: int
     cores: int
     slots: int
-    whole_mib: int
     unused: bool
 
 
@@ -70,7 +66,7 @@ def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[JsonObject]) -> 
         mib, cores = card.devmem - sum(part.mib for part in parts), card.devcore - sum(part.cores for part in parts)
         slots = 0 if taken else card.count - sum(part.slots for part in parts)
         if card.healthy and card.mode in ("", "hami-core"):
-            found.append(Free(card.uuid, mib, cores, slots, card.devmem, not parts))
+            found.append(Free(card.uuid, mib, cores, slots, not parts))
     return found
 
 

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Which node a suite uses, and pods of which size: computed from what is free, so that suites run on any cluster.
 
 No I/O. The canary's sizes are chosen so that the expected outcome follows from whole numbers alone, whether the

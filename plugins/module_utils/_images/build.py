@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Build the servers' image with podman, buildah or docker; the module ``image_build``.
 
 Each platform gets an archive and its bill of materials. A record file beside them has the digests of their inputs and

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The adapter to the Kubernetes API, as plain JSON; it counts its requests.
 
 kubernetes.core's code authenticates with kubernetes.core's options, so that a kubeconfig, a token, an environment

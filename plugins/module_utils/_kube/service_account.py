@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Write a kubeconfig with a token of a service account; the module ``service_account_kubeconfig``.
 
 The token comes from the TokenRequest API and is bound to the account's UID: deleting the account invalidates it. It is

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Parse kubelet's checkpoint of devices: which container has which IDs, and the device plugin's response. No I/O.
 
 The file is internal to kubelet: a form other than that of Kubernetes 1.10 to 1.36 is reported as "unknown". Entries of

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Read which claims the DRA driver has prepared on this node: its records, and their CDI specifications. No I/O.
 
 The driver writes a claim's record first, then its specification, and removes them in the other order

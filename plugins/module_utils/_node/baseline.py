@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The baseline of a node: what is recorded before the first change, and the comparison after an uninstall. Pure.
 
 A snapshot is a part of ``gpu_node``: all packages, services, each runtime's default, nouveau, and digests of the files

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The generation of a GPU by its PCI device id. Pure.
 
 Source: the public PCI id database (pci-ids.ucw.cz, version 2026.05.24, vendor 10de), whose names begin with the chip,

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Read one card: identity, memory, MIG, health. No I/O."""
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ class MigDevice:
     row: MigDeviceRow
 
 
-def unknown_card(index: int, problem: str) -> CardFacts:
+def unknown_card(index: int) -> CardFacts:
     """Return a card with nothing known but its index."""
     return {
         "index": index,
@@ -55,7 +52,7 @@ def unknown_card(index: int, problem: str) -> CardFacts:
         "uuid": "",
         "pci": "",
         "name": "",
-        "problem": problem,
+        "problem": "",
         "memory": None,
         "mig": {"mode": "unknown", "pending": "unknown", "devices": []},
         "compute_mode": "unknown",

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Assemble NVML's facts from the messages of a worker process that may hang or crash. No I/O."""
 
 from __future__ import annotations
@@ -168,7 +165,7 @@ def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
         card = collected.cards.get(index)
         if card is None:
             late = "NVML didn't respond for this card in time" if index == begun else "this card wasn't read in time"
-            card = {**collected.parts.get(index, unknown_card(index, "")), "problem": collected.hung.get(index) or late}
+            card = {**collected.parts.get(index, unknown_card(index)), "problem": collected.hung.get(index) or late}
         for row in card["processes"] or ():
             row["libvgpu"] = collected.libvgpu.get(row["pid"])
         found.append(card)

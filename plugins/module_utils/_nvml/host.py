@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Adapter to this node's /proc, cgroups and kernel log.
 
 Reading ``stat`` and ``cgroup`` never blocks. ``maps`` and ``cmdline`` block for a process that hangs in its memory, as

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Read the processes that hold memory of a card, and the limits of cgroups on it. No I/O.
 
 The lists of compute, graphics and MPS are merged, and those of MIG devices with their card's. A process in several

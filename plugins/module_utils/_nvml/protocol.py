@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Collect NVML's facts as a stream of messages, so that nothing is lost if a call hangs. No I/O.
 
 Messages, in this order: ``failed`` (text; nothing follows), or ``system``, then for each card ``begin`` (its index;
@@ -115,7 +112,7 @@ def _card(
     groups: t.Sequence[holders.ContainerCgroup],
     send: Send,
 ) -> CardFacts:
-    query, card, ended = Query(nvml), cards.unknown_card(index, ""), None
+    query, card, ended = Query(nvml), cards.unknown_card(index), None
     try:
         handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
         cards.identify(query, handle, card)

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """NVML's return codes, each with its meaning or what to do. No I/O.
 
 Source: nvidia-ml-py 13.580, ``NVML_ERROR_*``, and the texts of driver 580.159.04's library, which give no advice.

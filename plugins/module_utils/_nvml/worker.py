@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Adapter: a child process that calls NVML, since a faulty card can block its caller forever.
 
 The child is killed and not waited for: a process that hangs in the kernel can't be killed. So it keeps no file of the

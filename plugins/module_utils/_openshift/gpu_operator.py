@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Configure NVIDIA's GPU Operator for nodes whose cards gpushare allocates.
 
 Two device plugins on one node allocate the same cards twice, so the operator's is disabled where gpushare's runs:

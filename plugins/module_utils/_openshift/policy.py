@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Give the scheduler of OpenShift up to 4.9 a Policy with the extender, or remove it again.
 
 Scheduler/cluster names a ConfigMap in openshift-config. The operator copies it and rolls out a new revision of the

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Run a scheduler beside OpenShift's own, from 4.10 on, by the Secondary Scheduler Operator.
 
 OLM installs the operator for a Subscription, in a namespace with exactly one OperatorGroup; existing ones belong to

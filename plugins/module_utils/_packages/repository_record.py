@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Comments in a repository's file that record what was created for its key, so that removal removes that and no more.
 
 A record is written before the thing it records exists and removed after it, so that a killed run forgets nothing.

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The files in which package managers keep version locks: parse them, add and remove our entries.
 
 Each tool rewrites its file when a user adds or deletes a lock, and drops every comment. Ours therefore have a form that

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Checks of one machine: whether the roles can set it up, and the ways in which GPU nodes break. Pure.
 
 Each check is a function over a ``Machine``; its docstring is its line in the documentation. Its text begins with a verb

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """containerd's configuration on a node: its dump, the files it consists of, and its credentials. Pure.
 
 Nodes have no TOML library, so this parses only containerd's own output, one value per line. Files that people write are

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """kube-scheduler as k3s and RKE2 run it: their settings for it, and where the collection's files are.
 
 k3s runs it within its own process, RKE2 as a static pod whose manifest it rewrites at each start. Both read its

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The container toolkit's configuration files, and the files that its packages leave behind. Pure.
 
 A flag of nvidia-cdi-refresh.service keeps its CDI specification older than version 0.7, which older runtimes reject: it

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The tools that the container toolkit replaced: stale package sources, their keyrings, and packages. Pure.
 
 Everything is backed up before its removal, so that it can be restored. Plans use the sections ``sources_stale``,

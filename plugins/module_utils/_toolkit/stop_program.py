@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """A program in place of NVIDIA's runtime, for containers that it started and that outlive the toolkit's removal.
 
 containerd's shim executes the program that started a container for each later command too: without it kubelet can

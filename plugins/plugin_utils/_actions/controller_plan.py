@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The base class of action plugins that edit files on the controller and send the new texts to the node.
 
 Unlike with ``observed_plan`` the module can't plan itself, because nodes lack the libraries that parse the files. The

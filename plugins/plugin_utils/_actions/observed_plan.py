@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """The base class of action plugins that execute a module on the node only if there is something to change.
 
 ``gpu_node_info`` has already observed the node; the role passes the result to the task as ``observed``. The action

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Edit a user's TOML file: only the bytes of edited statements change, and the standard library validates the result.
 
 A key that this collection sets carries a comment with its old value, by which it is restored. Keys within an inline

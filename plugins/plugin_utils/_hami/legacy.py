@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Values of 4paradigm's chart (k8s-vgpu-scheduler, up to 2.3) in terms of HAMi's chart. Pure.
 
 HAMi's chart ignores what it doesn't know, so that a file of that time would install something else than it says.

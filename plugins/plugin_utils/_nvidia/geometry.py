@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """MIG layouts in the format of NVIDIA's mig-parted, checked before anything is changed. Pure.
 
 A document has named layouts, each a list of entries: which cards (``devices``, ``device-filter``), whether MIG is on,

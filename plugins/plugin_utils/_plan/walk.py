@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Make a role's plan from the role's own tasks, without executing anything. Pure but for what its ``Engine`` does.
 
 There is no second description of what a role does: the tasks are read, their conditions and options are evaluated as in

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Parse a report of ``gpu_allocation_check`` and an allocation of ``gpu_allocation_info``.
 
 Both come from a cluster through variables of a play, so no part of their form is assumed: what can't be parsed is

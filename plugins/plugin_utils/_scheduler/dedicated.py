@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """A kube-scheduler of the collection's own beside the cluster's: image, configuration, health and API versions. Pure.
 
 Mode ``dedicated`` runs it as a Deployment of the collection. On OpenShift from 4.10 on the Secondary Scheduler Operator

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Plan the change of kube-scheduler on k3s and RKE2, on the controller. Pure.
 
 Each server gets a drop-in, which adds arguments to those that are set elsewhere, and a configuration for

@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """Keep our change of kube-scheduler's manifest over upgrades: in kubeadm's ClusterConfiguration or as patches. Pure.
 
 kubeadm keeps its configuration in the cluster and renders it again at every upgrade and every join of a control-plane

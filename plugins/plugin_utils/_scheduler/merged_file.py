@@ -1,9 +1,6 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-
-# This file is PRIVATE to the collection. It can have breaking changes at any time.
-
 """A user's configuration or policy file with our extender merged into it, and a note of its text without it. Pure.
 
 The note is kept on the machine. It records that the extender is ours where a regenerated manifest no longer does, and

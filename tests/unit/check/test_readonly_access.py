@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import shutil
 import ssl
-import subprocess
 import time
 import types
 
@@ -20,7 +17,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import 
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info
 from gpushare_objects import rendered
-from real_apiserver import MERGE, ApiServer, Missing
+from own_cluster import controllers
+from real_apiserver import MERGE, own_api_server
 from verify_kit import ROOT, Stage
 
 PLAYBOOK = ROOT / "playbooks" / "readonly_access.yml"
@@ -102,29 +100,9 @@ class Cluster:
         }
 
 
-@contextlib.contextmanager
-def collector(api):
-    """Run the garbage collector, which completes deletions in the foreground."""
-    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    flags = [f"--kubeconfig={api.kubeconfig}", "--controllers=garbage-collector-controller"]
-    flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
-    with (api.folder / "controllers.log").open("wb") as log:
-        program = [*tied, api.programs["kube-controller-manager"], *flags]
-        process = subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    try:
-        api = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with api:
+    with own_api_server() as api:
         made = Cluster(api, tmp_path_factory.mktemp("readonly_access"))
         assert made.run("--check") == 2 and not made.kubeconfig.exists()
         assert api.ask("GET", f"{ACCOUNTS}/{ACCOUNT}")[0] == 404
@@ -249,7 +227,7 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
 
 def test_removal_deletes_the_account_and_its_rights(cluster):
     token = cluster.written()["users"][0]["user"]["token"]
-    with collector(cluster.api):
+    with controllers(cluster.api, "garbage-collector"):
         assert cluster.run("-e", "readonly_access_state=absent") == 2
         assert not cluster.kubeconfig.exists()
         # The API server remembers for some seconds what it accepted.

@@ -116,66 +116,40 @@ def test_probes_share_no_port_with_other_clients(name, command, monkeypatch):
     assert "ports" not in container or [one["hostIP"] for one in container["ports"]] == ["127.0.0.1"]
 
 
-def policy_of(objects, name):
-    """The NetworkPolicy of a server."""
-    (found,) = [one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == name]
-    return found["spec"]
-
-
 @pytest.mark.parametrize("namespaces", [[], ["monitoring"]])
-def test_metrics_of_the_dra_driver(namespaces, monkeypatch):
+@pytest.mark.parametrize(
+    ("template", "name", "command"),
+    [("dra", "gpushare-dra-driver", dra_command), ("device_plugin", "gpushare-device-plugin", plugin_command)],
+)
+def test_metrics_of_a_nodes_server(template, name, command, namespaces, monkeypatch):
     monkeypatch.setenv("NODE_NAME", "gpu1")
-    assert policy_of(rendered("dra"), "gpushare-dra-driver").get("ingress") == []
     chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
-    objects = rendered("dra", **chosen)
-    assert policy_of(objects, "gpushare-dra-templates").get("ingress") == []
-    (workload,) = [one for one in objects if one["kind"] == "DaemonSet"]
-    spec = workload["spec"]["template"]["spec"]
-    driver, container = spec["containers"]
-    # What other clients reach has neither the driver's capability nor kubelet's sockets.
-    assert driver["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"] and "ports" not in driver
+    objects = rendered(template, **chosen)
+    pod = one(objects, "DaemonSet")["spec"]["template"]
+    closed = one(rendered(template), "NetworkPolicy", name)["spec"]
+    assert closed["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert (closed["policyTypes"], closed["ingress"]) == (["Ingress"], [])
+    server, container = pod["spec"]["containers"]
+    # What other clients reach has neither the server's capability nor kubelet's sockets.
+    assert command.parse(server["command"][1:]).metrics is None and "ports" not in server
+    assert server["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
     assert container["securityContext"] == LOCKED
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/etc/gpushare-metrics"}
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
-    options = dra_command.parse(container["command"][1:])
+    options = command.parse(container["command"][1:])
     assert options.serve_metrics
-    assert options.status_socket == dra_command.parse(driver["command"][1:]).status_socket
+    assert options.status_socket == command.parse(server["command"][1:]).status_socket
     assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
     assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
-    (rule,) = policy_of(objects, "gpushare-dra-driver")["ingress"]
-    assert rule["ports"] == [{"port": options.metrics.port, "protocol": "TCP"}]
-    matched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}] if namespaces else None
-    assert rule["from"][0]["namespaceSelector"].get("matchExpressions") == matched
-    volumes = {one["name"]: one for one in spec["volumes"]}
-    assert volumes["metrics-tls"]["secret"]["secretName"] == "gpushare-dra-driver-metrics-tls"
-
-
-@pytest.mark.parametrize("namespaces", [[], ["monitoring"]])
-def test_metrics_of_the_device_plugin(namespaces, monkeypatch):
-    monkeypatch.setenv("NODE_NAME", "gpu1")
-    closed = one(rendered("device_plugin"), "NetworkPolicy")["spec"]
-    labels = pod_of("device_plugin")["metadata"]["labels"]
-    assert closed["podSelector"]["matchLabels"].items() <= labels.items()
-    assert (closed["policyTypes"], closed.get("ingress") or []) == (["Ingress"], [])
-    chosen = {"gpushare_device_plugin_metrics": True, "gpushare_metrics_namespaces": namespaces}
-    objects = rendered("device_plugin", **chosen)
-    plugin, container = pod_of("device_plugin", **chosen)["spec"]["containers"]
-    # What other clients reach has neither the plugin's capability nor kubelet's sockets.
-    assert plugin_command.parse(plugin["command"][1:]).metrics is None and "ports" not in plugin
-    assert plugin["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN"]
-    assert container["securityContext"] == LOCKED
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp", "/etc/gpushare-metrics"}
-    assert all(mount["readOnly"] for mount in container["volumeMounts"])
-    options = plugin_command.parse(container["command"][1:])
-    assert options.serve_metrics
-    assert options.status_socket == plugin_command.parse(plugin["command"][1:]).status_socket
-    assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
-    assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
-    (rule,) = one(objects, "NetworkPolicy")["spec"]["ingress"]
+    ingress = {each["metadata"]["name"]: each["spec"]["ingress"] for each in objects if each["kind"] == "NetworkPolicy"}
+    (rule,) = ingress.pop(name)
     assert rule["ports"] == [{"port": options.metrics.port, "protocol": "TCP"}]
     ((peer,),) = [rule["from"]]
     matched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}] if namespaces else None
     assert peer["namespaceSelector"].get("matchExpressions") == matched
+    assert not any(ingress.values()), "nobody has business with the other servers"
+    volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+    assert volumes["metrics-tls"]["secret"]["secretName"] == f"{name}-metrics-tls"
 
 
 @pytest.mark.parametrize(("given", "mounted"), [("", "gpushare-{}-metrics-tls"), ("mine", "mine")])

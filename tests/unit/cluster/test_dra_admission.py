@@ -12,7 +12,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gp
 from gpushare_objects import rendered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from own_cluster import own_api_server, until
+from own_cluster import until
+from real_apiserver import own_api_server
 
 MEMORY = contract.RESOURCE_MEMORY
 PODS = "/api/v1/namespaces/default/pods?dryRun=All"

@@ -7,7 +7,8 @@ import json
 
 import pytest
 from gpushare_objects import rendered
-from own_cluster import own_api_server, until
+from own_cluster import until
+from real_apiserver import own_api_server
 from test_dra_admission import container, essence, pod, turned
 
 LABEL = "kubegpu.share/allocation"

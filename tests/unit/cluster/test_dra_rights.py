@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from gpushare.api.client import KubeError, connect
 from gpushare_objects import rendered
-from own_cluster import own_api_server, until
+from own_cluster import until
+from real_apiserver import own_api_server
 from test_gpushare_on_api import listed
 
 NAMESPACE, ACCOUNT = "gpushare-system", "gpushare-dra-driver"

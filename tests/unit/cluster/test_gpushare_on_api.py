@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from gpushare_objects import rendered
-from own_cluster import Guarded, own_api_server, until
-from real_apiserver import MERGE, Refused
+from own_cluster import Guarded, until
+from real_apiserver import MERGE, Refused, own_api_server
 
 NAMESPACE = "gpushare-system"
 STRATEGIC = "application/strategic-merge-patch+json"

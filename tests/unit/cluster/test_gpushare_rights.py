@@ -23,9 +23,9 @@ from gpushare.extender.state import Claim, State
 from gpushare.plugin import cleanup, reconcile
 from gpushare.shared._contracts import gpushare as contract
 from gpushare_objects import rendered
-from own_cluster import own_api_server, until
+from own_cluster import until
 from prometheus_client import CollectorRegistry
-from real_apiserver import MERGE, Refused
+from real_apiserver import MERGE, Refused, own_api_server
 
 NAMESPACE = "gpushare-system"
 SCHEDULERS = "gpushare-scheduler"

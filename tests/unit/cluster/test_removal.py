@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import remove_stale
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from fake_kube import FakeKube, actions, apply_set, merge_patch
+from fake_kube import FakeKube, actions, apply_set
 
 SPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare-system"}}
 OURS = {
@@ -72,15 +72,6 @@ def test_namespace_with_objects_of_others_is_kept(other):
 # --------------------------------------------------------------------------- nodes
 
 
-class Nodes(FakeKube):
-    """An API server that accepts merge patches of nodes' metadata or status."""
-
-    def patch(self, ref, body, subresource=""):
-        self._count("PATCH", ref)
-        assert set(body) == ({"status"} if subresource == "status" else {"metadata"})
-        merge_patch(self.objects[ref], body)
-
-
 def node(name, amounts=None):
     amounts = amounts or {"cpu": "2", contract.RESOURCE_MEMORY: "32", contract.RESOURCE_COUNT: "2"}
     metadata = {"name": name, "annotations": {contract.NODE_CARDS: "[]", "theirs": "x"}}
@@ -93,7 +84,7 @@ def live(kube, name):
 
 
 def test_annotations_and_resources_are_removed_from_nodes():
-    kube = Nodes(node("gpu1"), node("gpu2"))
+    kube = FakeKube(node("gpu1"), node("gpu2"))
     predicted = remove_stale(kube, {"nodes": ["gpu1", "gone"]}, True)
     assert predicted["changed"] and "PATCH" not in predicted["requests"]
     result = remove_stale(kube, {"nodes": ["gpu1", "gone"]}, False)
@@ -110,7 +101,7 @@ def test_kubelets_own_capacity_is_unchanged(capacity):
     one = node("gpu1", {contract.RESOURCE_MEMORY: "0"})
     one["metadata"]["annotations"] = {}
     one["status"]["capacity"] = {contract.RESOURCE_MEMORY: capacity}
-    kube = Nodes(one)
+    kube = FakeKube(one)
     assert not remove_stale(kube, {"nodes": ["gpu1"]}, False)["changed"] and not kube.requests["PATCH"]
     live(kube, "gpu1")["status"]["capacity"][contract.RESOURCE_COUNT] = "2"
     result = remove_stale(kube, {"nodes": ["gpu1"]}, False)

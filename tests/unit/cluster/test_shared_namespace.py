@@ -11,7 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.namespace impo
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import DIGEST
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import BEFORE
-from fake_kube import FakeKube, apply_set, merge_patch
+from fake_kube import FakeKube, apply_set
+from merge_patch import merge_patch
 
 terms = FilterModule().filters()["shared_namespace"]
 REF = Ref("v1", "Namespace", "", "gpushare-system")

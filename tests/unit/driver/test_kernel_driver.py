@@ -12,7 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver import maint
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules_apply import RECORD, work
 from ansible_collections.kubegpu.share.plugins.module_utils._host import open_devices
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from node_fakes import FakeSystem, Killed
+from node_fakes import FakeSystem, killed_at_every_step
 
 OLD, NEW = "580.82.07", "580.95.05"
 POD = "0b5d8a3e-1111-2222-3333-444455556666"
@@ -344,13 +344,7 @@ def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(state):
 
     ended = fresh()
     whole(ended)
-    assert ended.events > 8
-    for moment in range(1, ended.events + 1):
-        node = fresh()
-        node.kill_at = moment
-        with pytest.raises(Killed):
-            whole(node)
-        node.kill_at = 0
+    for moment, node in enumerate(killed_at_every_step(fresh, whole, 9), 1):
         go(node, end_pods=True)
         assert node.end() == ended.end(), moment
         assert not go(node, end_pods=True)["changed"], moment

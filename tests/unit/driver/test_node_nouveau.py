@@ -9,7 +9,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver import initr
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import work
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_query import observe
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from node_fakes import FakeSystem, Killed
+from node_fakes import FakeSystem, killed_at_every_step
 
 BOTH = "blacklist nouveau\noptions nouveau modeset=0\n"
 KERNELS = ("6.1.0-18-amd64", "6.1.0-22-amd64")
@@ -457,12 +457,7 @@ def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(machine, l
 
     whole = fresh()
     work(present, False, whole)
-    for moment in range(1, whole.events + 1):
-        node = fresh()
-        node.kill_at = moment
-        with pytest.raises(Killed):
-            work(present, False, node)
-        node.kill_at = 0
+    for moment, node in enumerate(killed_at_every_step(fresh, lambda node: work(present, False, node)), 1):
         # Every kernel has a whole image at any moment.
         assert all(node.contents[node.files[image.format(release)]][1] for release in KERNELS), moment
         work(present, False, node)

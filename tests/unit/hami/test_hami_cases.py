@@ -216,7 +216,7 @@ def test_without_hami_nothing_is_tested():
     ],
 )
 def test_what_fits_is_hamis_rule(request_, expected):
-    cards = [Free("a", GIB16, 100, 10, GIB16, True), Free("b", 6000, 40, 2, GIB16, False)]
+    cards = [Free("a", GIB16, 100, 10, True), Free("b", 6000, 40, 2, False)]
     assert fits(request_, cards) == expected
 
 

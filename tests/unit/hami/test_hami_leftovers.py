@@ -11,7 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._hami import leftove
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
-from fake_kube import FakeKube, merge_patch
+from fake_kube import FakeKube
+from merge_patch import merge_patch
 
 NAMESPACE = "hami-system"
 REGISTER = "hami.io/node-nvidia-register"

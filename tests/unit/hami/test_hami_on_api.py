@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from own_cluster import controllers, own_api_server, run_playbook, until
-from real_apiserver import MERGE
+from own_cluster import controllers, run_playbook, until
+from real_apiserver import MERGE, own_api_server
 from standin_cluster import NODE, Cluster, chart
 
 pytestmark = pytest.mark.long

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.initial_inventory import initial_inventory
-from own_cluster import own_api_server
-from real_apiserver import MERGE
+from real_apiserver import MERGE, own_api_server
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent

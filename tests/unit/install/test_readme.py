@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from own_cluster import own_api_server
+from real_apiserver import own_api_server
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -12,6 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set impo
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.compare import LIST_KEYS
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, KINDS, Ref, ref_of
+from merge_patch import merge_patch
 
 ATOMIC = {"selector", "fieldRef", "requiredDuringSchedulingIgnoredDuringExecution"}
 UNOWNED = {("f:apiVersion",), ("f:kind",), *(("f:metadata", f"f:{key}") for key in ("name", "namespace", "uid"))}
@@ -203,6 +204,12 @@ class FakeKube:
             live["metadata"]["generation"] += 1
         return self._read(ref)
 
+    def patch(self, ref, body, subresource=""):
+        self._count("PATCH", ref)
+        assert set(body) == {subresource or "metadata"}
+        merge_patch(self.objects[ref], body)
+        return self._read(ref)
+
     def try_create(self, definition):
         self._count("POST", ref_of(definition))
         return copy.deepcopy(definition)
@@ -235,17 +242,6 @@ def apply_set(kube, definitions, check=False, waiting=None, **params):
 
 def actions(result):
     return {one["kind"]: one["action"] for one in result["objects"]}
-
-
-def merge_patch(live, patch):
-    """Apply a JSON merge patch (RFC 7386) in place."""
-    for key, value in patch.items():
-        if value is None:
-            live.pop(key, None)
-        elif isinstance(value, dict):
-            merge_patch(live.setdefault(key, {}), value)
-        else:
-            live[key] = value
 
 
 def settle(kube, *refs):

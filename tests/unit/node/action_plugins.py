@@ -21,10 +21,12 @@ def load(
     check: bool = False,
     connection: Mock | None = None,
     tmpdir: str | None = "/tmp",
+    plugins: Any = None,
 ) -> ActionBase:
     """Return the plugin's action for a task with these arguments.
 
     :param tmpdir: the directory that the connection's shell has already on the node.
+    :param plugins: Ansible's loaders of plugins, where the action uses them.
     """
     if connection is None:
         connection = Mock()
@@ -39,7 +41,7 @@ def load(
         play_context=PlayContext(),
         loader=loader,
         templar=Templar(loader=loader),
-        shared_loader_obj=Mock(),
+        shared_loader_obj=plugins or Mock(),
     )
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 
@@ -74,6 +75,25 @@ class FakeSystem:
             return Done(127, "", f"{argv[0]}: not installed")
         answer = self.commands[max(known, key=len)]
         return answer if isinstance(answer, Done) else answer(argv)
+
+
+def killed_at_every_step(begin: Callable[[], Any], work: Callable[[Any], object], least: int = 5) -> Iterator[Any]:
+    """Yield machines on which some work was killed, each one step later than the one before.
+
+    :param begin: makes a machine.
+    :param least: the number of steps that the work has at least.
+    """
+    for moment in itertools.count(1):
+        node = begin()
+        node.events, node.kill_at = 0, moment
+        try:
+            work(node)
+        except Killed:
+            node.kill_at = 0
+            yield node
+        else:
+            assert moment > least
+            return
 
 
 class Folders(FakeSystem):

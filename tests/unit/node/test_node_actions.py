@@ -57,10 +57,10 @@ def test_refusal_of_the_plan_fails_the_task_before_the_node_is_touched(monkeypat
     assert executed == [] and result["failed"] and result["msg"].startswith("packages: ")
 
 
-def facts_of_nouveau(loaded, files, kernels=("6.1",)):
+def facts_of_nouveau(loaded, files):
     return {
         "distribution": {"family": "debian"},
-        "kernel": {"installed": list(kernels)},
+        "kernel": {"installed": ["6.1"]},
         "nouveau": {"loaded": loaded, "refcnt": 3 if loaded else None, "files": files, "images": [], "boot_free": None},
     }
 

@@ -11,8 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver.nvidia_plugi
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
-from fake_kube import FakeKube, merge_patch
-from node_fakes import FakeSystem, Killed
+from fake_kube import FakeKube
+from node_fakes import FakeSystem, killed_at_every_step
 
 MPS = "/run/nvidia/mps"
 PLUGINS = "/var/lib/kubelet/device-plugins"
@@ -91,20 +91,9 @@ def test_everything_of_the_plugin_goes_and_nothing_else():
 
 
 def test_a_killed_removal_is_completed_by_the_next_one():
-    kills = 0
-    while True:
-        kills += 1
-        machine = Machine()
-        machine.kill_at = kills
-        try:
-            work(machine, PARAMS, check=False)
-        except Killed:
-            machine.kill_at = 0
-            work(machine, PARAMS, check=False)
-            assert clean(machine), kills
-        else:
-            break
-    assert kills > 10
+    for machine in killed_at_every_step(Machine, lambda machine: work(machine, PARAMS, check=False), 10):
+        work(machine, PARAMS, check=False)
+        assert clean(machine)
 
 
 @pytest.mark.parametrize("program", ["nvidia-device-p", "mps-control-dae", "nvidia-cuda-mps"])
@@ -164,11 +153,6 @@ class Nodes(FakeKube):
                     one["status"]["allocatable"][name] = "0"
                 if self.clock.now() >= self.gone + 300:
                     one["status"]["capacity"][name] = "0"
-
-    def patch(self, ref, body, subresource=""):
-        self._count("PATCH", ref)
-        assert subresource == "status" and set(body) == {"status"}
-        merge_patch(self.objects[ref], body)
 
 
 def node(name):

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 from definitions import definitions
-from own_cluster import controllers, own_api_server, run_playbook, until
+from own_cluster import controllers, run_playbook, until
 from played_plugin import PlayedGpuOperator, PlayedPlugin
-from real_apiserver import MERGE, Refused
+from real_apiserver import MERGE, Refused, own_api_server
 from test_nvidia_plan import CDI, LAYOUTS, containerd, planned
 
 CHART = Path(os.environ.get("KUBEGPU_NVIDIA_CHART") or Path(__file__).parent / "chart")

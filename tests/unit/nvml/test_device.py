@@ -44,9 +44,7 @@ def test_a_healthy_node() -> None:
         "limits": [],
     }
     assert found["cards"][1]["health"]["xids"] == [] and set(found["cards"][1]) == set(first)
-    assert set(cards.unknown_card(0, "")) == set(first) and set(cards.unknown_card(0, "")["health"]) == set(
-        first["health"]
-    )
+    assert set(cards.unknown_card(0)) == set(first) and set(cards.unknown_card(0)["health"]) == set(first["health"])
 
 
 def test_without_version_2_used_includes_the_reserve() -> None:
@@ -244,7 +242,7 @@ JUNK = st.one_of(
 def test_no_value_of_a_card_raises(answers: JsonObject) -> None:
     found = asked(gpu(0, **answers), gpu(1))
     assert found["available"] and len(found["cards"]) == 2 and found["cards"][1]["uuid"] == gpu_uuid(1)
-    assert set(found["cards"][0]) == set(cards.unknown_card(0, ""))
+    assert set(found["cards"][0]) == set(cards.unknown_card(0))
 
 
 @given(st.dictionaries(st.sampled_from(["nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"]), JUNK, max_size=2))

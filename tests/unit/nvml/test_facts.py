@@ -41,7 +41,7 @@ def system(count: int) -> JsonObject:
 
 def card(index: int, *pids: int) -> JsonObject:
     rows: list[JsonObject] = [{"pid": pid, "start_time": str(pid * 2), "libvgpu": None} for pid in pids]
-    return {**unknown_card(index, ""), "uuid": gpu_uuid(index), "processes": rows}
+    return {**unknown_card(index), "uuid": gpu_uuid(index), "processes": rows}
 
 
 def done(index: int, *pids: int) -> list[JsonObject]:
@@ -70,7 +70,7 @@ def test_a_hanging_card_is_skipped_and_the_others_are_read() -> None:
                 system(3),
                 *done(0, 7),
                 {"begin": 1},
-                {"begin": 1, "so_far": {**unknown_card(1, ""), "uuid": gpu_uuid(1)}},
+                {"begin": 1, "so_far": {**unknown_card(1), "uuid": gpu_uuid(1)}},
             ],
             nvml.STALLED,
             11,

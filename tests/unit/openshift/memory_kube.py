@@ -8,6 +8,7 @@ import copy
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import ref_of
+from merge_patch import merge_patch
 
 
 class Killed(BaseException):
@@ -15,15 +16,9 @@ class Killed(BaseException):
 
 
 def merged(live, body):
-    """A JSON merge patch."""
-    if not isinstance(body, dict):
-        return copy.deepcopy(body)
-    result = dict(live) if isinstance(live, dict) else {}
-    for key, value in body.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
+    """Return a copy with a JSON merge patch."""
+    result = copy.deepcopy(live or {})
+    merge_patch(result, copy.deepcopy(body))
     return result
 
 

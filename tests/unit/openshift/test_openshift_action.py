@@ -10,11 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import yaml
-from ansible.parsing.dataloader import DataLoader
+from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import openshift_scheduler as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
@@ -34,32 +33,23 @@ USERS = """\
 """
 
 
-class Direct(action.ActionModule):
-    """Run the module in this process."""
+def act(server, check=False, **arguments):
+    """Run the action with the module in this process; return its result, and which executions had a plan."""
+    plugin = load(action, {"method": "policy", "kubeconfig": str(server.kubeconfig), **arguments}, check)
+    executed = []
 
-    executed: list[bool]
-
-    def _execute_module(self, module_name=None, module_args=None, task_vars=None, **_):
-        params = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()} | (module_args or {})
-        self.executed.append("plan" in (module_args or {}))
-        module = SimpleNamespace(params=params, tmpdir=params.pop("tmp"), no_log_values=set())
+    def execute(module_args, task_vars):
+        params = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()} | module_args
+        executed.append("plan" in module_args)
+        module = SimpleNamespace(params=params, tmpdir=str(server.folder), no_log_values=set())
         try:
             api = client.DynamicKube.of_module(module)
-            return subject.work(api, params, self._task.check_mode, Waiting(timeout=10, pause=0.02))
+            return subject.work(api, params, plugin._task.check_mode, Waiting(timeout=10, pause=0.02))
         except ShareError as error:
             return {"failed": True, "msg": str(error), **error.details}
 
-
-def act(server, check=False, **arguments):
-    given = {"method": "policy", "kubeconfig": str(server.kubeconfig), **arguments}
-    task = SimpleNamespace(args=given, check_mode=check, async_val=0, action="x", diff=False)
-    plugin = Direct(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
-    plugin.executed = []
-    real = Direct._execute_module
-    plugin._execute_module = lambda module_args=None, task_vars=None, **_: real(
-        plugin, module_args={**module_args, "tmp": str(server.folder)}
-    )
-    return plugin.run(task_vars={}), plugin.executed
+    plugin._execute_module = execute
+    return plugin.run(task_vars={}), executed
 
 
 def test_users_policy_merged_and_unchanged(openshift):

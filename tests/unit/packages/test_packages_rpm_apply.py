@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_backen
     reason,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_files import Need, missing
-from node_fakes import FakeSystem, Killed
+from node_fakes import FakeSystem, killed_at_every_step
 from package_sets import KEY, apply, package_set
 
 KEY_URL = "http://repo.example.org/key.asc"
@@ -312,17 +312,11 @@ def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(manager, s
         node = RpmMachine(manager)
         if state == "absent":
             go(node)
-        node.events = 0
         return node
 
     whole = fresh()
     go(whole, state=state)
-    for moment in range(1, whole.events + 1):
-        node = fresh()
-        node.kill_at = moment
-        with pytest.raises(Killed):
-            go(node, state=state)
-        node.kill_at = 0
+    for moment, node in enumerate(killed_at_every_step(fresh, lambda node: go(node, state=state)), 1):
         go(node, state=state)
         assert node.state() == whole.state(), moment
         assert not go(node, state=state)["changed"], moment

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 from claims_cluster import Cluster
-from own_cluster import controllers, own_api_server
+from own_cluster import controllers
+from real_apiserver import own_api_server
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
-from ansible.parsing.dataloader import DataLoader
-from ansible.playbook.play_context import PlayContext
-from ansible.playbook.task import Task
+import action_plugins
 from ansible.plugins import loader as loaders
-from ansible.template import Templar, trust_as_template
+from ansible.template import trust_as_template
 from ansible_collections.kubegpu.share.plugins.action import site_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import (
@@ -24,19 +20,7 @@ from node_trees import TreeSystem, load
 
 def action():
     """Return the action site_plan, whose connection must not be used."""
-    connection = Mock()
-    connection._shell.tmpdir = "/tmp"
-    loader = DataLoader()
-    task = Task.load({"name": "x", "ansible.builtin.ping": {}}, loader=loader)
-    task.args, task.check_mode = {}, False
-    return site_plan.ActionModule(
-        task=task,
-        connection=connection,
-        play_context=PlayContext(),
-        loader=loader,
-        templar=Templar(loader=loader),
-        shared_loader_obj=loaders,
-    )
+    return action_plugins.load(site_plan, {}, plugins=loaders)
 
 
 def facts(tree, tmp_path, images=()):

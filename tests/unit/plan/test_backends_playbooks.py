@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 import pytest
-from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
+from own_cluster import ROOT, controllers, run_playbook, until
 from played_plugin import PlayedPlugin
-from real_apiserver import MERGE
+from real_apiserver import MERGE, own_api_server
 from simulated_driver import CARDS, VERSION, compiled
 from standin_cluster import NODE, Cluster, chart
 

@@ -10,8 +10,8 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from claims_cluster import CARDS, GIVEN, PLAYBOOKS, Cluster, words_of
 from dra_objects import claim, slices_of, turned
-from own_cluster import own_api_server, run_playbook, until
-from real_apiserver import MERGE
+from own_cluster import run_playbook, until
+from real_apiserver import MERGE, own_api_server
 
 
 def test_the_role_deploys_and_removes_its_component(cluster, tmp_path):

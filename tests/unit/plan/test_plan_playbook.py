@@ -10,8 +10,8 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import UNVERIFIED, ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
-from own_cluster import ROOT, controllers, own_api_server, run_playbook
-from real_apiserver import MERGE
+from own_cluster import ROOT, controllers, run_playbook
+from real_apiserver import MERGE, own_api_server
 
 PLAYBOOKS = ROOT / "playbooks"
 # A managed cluster: its scheduler stays, and a dedicated one is added.

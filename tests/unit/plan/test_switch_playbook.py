@@ -12,8 +12,8 @@ import signal
 import threading
 
 import pytest
-from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
-from real_apiserver import MERGE, Refused
+from own_cluster import ROOT, controllers, run_playbook, until
+from real_apiserver import MERGE, Refused, own_api_server
 from simulated_driver import CARDS, VERSION, compiled
 
 NODE = "/api/v1/nodes/gpu1"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real API server of a file's own, real controllers beside it, and playbooks by the real ansible-playbook."""
+"""Real controllers beside a real API server, and playbooks by the real ansible-playbook."""
 
 from __future__ import annotations
 
@@ -13,22 +13,10 @@ import time
 import typing as t
 from pathlib import Path
 
-import pytest
 import yaml
-from real_apiserver import GO, ApiServer, Missing
+from real_apiserver import GO, ApiServer
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@contextlib.contextmanager
-def own_api_server(*flags):
-    """Run an API server that no other file uses, as a policy holds in the whole cluster; skip where it can't be had."""
-    try:
-        server = ApiServer(flags)
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with server:
-        yield server
 
 
 @contextlib.contextmanager

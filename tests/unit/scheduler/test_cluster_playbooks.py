@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from own_cluster import ROOT, controllers, own_api_server, run_playbook, until
-from real_apiserver import MERGE
+from own_cluster import ROOT, controllers, run_playbook, until
+from real_apiserver import MERGE, own_api_server
 
 SPACES = "/api/v1/namespaces"
 DAEMONS = "/apis/apps/v1/namespaces/{}/daemonsets/gpushare-extender"

@@ -19,9 +19,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import kubeadm
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
 from fake_server import FakeServer
+from kube_api import SECRET, kubeconfig
 from observations import static_pod
 from test_images import archive
-from test_lease import kubeconfig
 
 
 def action(
@@ -167,7 +167,7 @@ def test_kubeconfig_stays_on_the_controller(monkeypatch: pytest.MonkeyPatch, giv
     assert [str(one) for one in leases.asked] == ["Lease kube-system/kube-scheduler", "cp1"]
     assert len(made.executed) == (1 if outcome else 2)
     assert all(set(args) == {"timeout", "plan"} for _name, args in made.executed)
-    assert "very-secret" not in json.dumps([result, made.executed])
+    assert SECRET not in json.dumps([result, made.executed])
 
 
 def test_missing_kubeconfig_warns_about_the_unchecked_lease() -> None:
@@ -189,10 +189,10 @@ def test_all_warnings_of_a_run_are_shown() -> None:
 
 def test_invalid_kubeconfig_content_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_scheduler, "SchedulerLease", SchedulerLease)
-    made = scheduled(kubeconfig={**kubeconfig("http://127.0.0.1:9"), "current-context": "very-secret"})
+    made = scheduled(kubeconfig={**kubeconfig("http://127.0.0.1:9"), "current-context": SECRET})
     result = made.run()
     assert result["failed"] and "kubeconfig (variable gpu_kubeconfig)" in result["msg"] and made.executed == []
-    assert "very-secret" not in json.dumps(result) and "********" in result["msg"]
+    assert SECRET not in json.dumps(result) and "********" in result["msg"]
 
 
 def test_untaken_lease_rolls_back(monkeypatch: pytest.MonkeyPatch) -> None:

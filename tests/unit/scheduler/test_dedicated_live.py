@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import yaml
 from dedicated_kit import LEDGER, NAME, NAMESPACE, apply, one, rendered
-from own_cluster import Guarded, own_api_server, until
-from real_apiserver import MERGE, Refused
+from own_cluster import Guarded, until
+from real_apiserver import MERGE, Refused, own_api_server
 from real_scheduler import VERSIONS, complaint, release
 
 MEMORY = "aliyun.com/gpu-mem"

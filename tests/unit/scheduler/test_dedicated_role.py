@@ -17,8 +17,8 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from dedicated_kit import LEDGER, NAME, VARIABLES, node
 from gpushare.extender import ledger
-from own_cluster import controllers, own_api_server, run_playbook, until
-from real_apiserver import MERGE, Refused
+from own_cluster import controllers, run_playbook, until
+from real_apiserver import MERGE, Refused, own_api_server
 
 CONTROLLERS = ["deployment", "replicaset", "garbage-collector", "namespace", "resourcequota", "disruption"]
 NODES = ("cp1", "gpu1", "gpu2")

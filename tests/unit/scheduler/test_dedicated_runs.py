@@ -18,8 +18,8 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from dedicated_kit import NAME, NAMESPACE, apply, containers_of, one, rendered
-from own_cluster import ROOT, own_api_server, until
-from real_apiserver import MERGE
+from own_cluster import ROOT, until
+from real_apiserver import MERGE, own_api_server
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NAME}"
 NODE = "gpu1"

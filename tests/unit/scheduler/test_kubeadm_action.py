@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import typing as t
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import manifests
 import pytest
 import real_kubeadm
-from ansible.parsing.dataloader import DataLoader
+from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import kubeadm_config as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
@@ -89,8 +87,7 @@ def test_removal_restores_every_byte(played: dict[str, JsonObject]) -> None:
 
 
 def act(kube: FakeKube, check: bool = False, **arguments: t.Any) -> JsonObject:
-    task = SimpleNamespace(args=arguments, check_mode=check, async_val=0, action="x", diff=False)
-    one = action.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
+    one = load(action, arguments, check)
 
     def execute(module_args: JsonObject, task_vars: t.Any) -> JsonObject:
         assert not {"machines", "version"} & set(module_args), "the module has no use for them"

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import typing as t
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import kubernetes  # type: ignore[import-untyped,unused-ignore]
@@ -15,6 +13,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+from kube_api import SECRET, Api, kubeconfig
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 
@@ -44,73 +43,48 @@ class Cluster:
 BEFORE = Lease("cp1_old", "10")
 
 
-class Answers(BaseHTTPRequestHandler):
-    """An API server that lets one token in, and repeats a wrong one."""
-
-    def do_GET(self) -> None:
-        token = self.headers.get("Authorization", "")
-        right = token == "Bearer very-secret"
-        spec: dict[str, t.Any] = {"spec": {"holderIdentity": "cp1_x", "renewTime": "1"}}
-        if self.path == "/apis/coordination.k8s.io/v1":
-            spec = {"resources": [{"kind": "Lease", "name": "leases", "namespaced": True}]}
-        body = json.dumps(spec if right else {"message": f"who is {token}?"}).encode()
-        self.send_response(200 if right else 403)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: t.Any) -> None:
-        pass
+PATH = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler"
 
 
 @pytest.fixture
-def api() -> t.Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def kubeconfig(server: str, token: str = "very-secret") -> dict[str, t.Any]:
-    return {
-        "clusters": [{"name": "a", "cluster": {"server": server}}],
-        "users": [{"name": "a", "user": {"token": token}}],
-        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
-        "current-context": "a",
-    }
+def api() -> t.Iterator[Api]:
+    server = Api()
+    leases = [{"kind": "Lease", "name": "leases", "namespaced": True}]
+    server.answers["/apis/coordination.k8s.io/v1"] = (200, {"resources": leases})
+    server.answers[PATH] = (200, {"spec": {"holderIdentity": "cp1_x", "renewTime": "1"}})
+    yield server
+    server.close()
 
 
 @pytest.mark.parametrize("given", ["content", "path", "home", "K8S_AUTH_KUBECONFIG", "K8S_AUTH_HOST"])
-def test_sources_of_the_kubeconfig(api: str, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sources_of_the_kubeconfig(api: Api, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [one for one in os.environ if one.startswith("K8S_AUTH_")]:
         monkeypatch.delenv(name)
     # What an earlier test has loaded is the client library's default until its process ends.
     monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)
     monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "config"
-    path.write_text(json.dumps(kubeconfig(api)))
-    named: dict[str, t.Any] = {"content": kubeconfig(api), "path": str(path), "home": "$HOME/config"}
+    path.write_text(json.dumps(kubeconfig(api.url)))
+    named: dict[str, t.Any] = {"content": kubeconfig(api.url), "path": str(path), "home": "$HOME/config"}
     if given == "K8S_AUTH_KUBECONFIG":
         monkeypatch.setenv(given, str(path))
     if given == "K8S_AUTH_HOST":
-        monkeypatch.setenv(given, api)
-        monkeypatch.setenv("K8S_AUTH_API_KEY", "very-secret")
+        monkeypatch.setenv(given, api.url)
+        monkeypatch.setenv("K8S_AUTH_API_KEY", SECRET)
     lease = SchedulerLease(named.get(given), LEASE)
     assert lease.read() == Lease("cp1_x", "1")
+    assert {headers["authorization"] for _verb, _path, headers, _body in api.received} == {f"Bearer {SECRET}"}
 
 
-def test_credentials_in_error_messages_are_masked(api: str) -> None:
-    lease = SchedulerLease(kubeconfig(api, "hush-hush"), LEASE)
+def test_credentials_in_error_messages_are_masked(api: Api) -> None:
+    api.answers[PATH] = (403, {"message": f"who is Bearer {SECRET}?"})
+    lease = SchedulerLease(kubeconfig(api.url), LEASE)
     with pytest.raises(ShareError) as caught:
         lease.read()
-    assert "hush" not in str(caught.value) and "********" in str(caught.value)
+    assert SECRET not in str(caught.value) and "********" in str(caught.value)
     with pytest.raises(NotInEffect) as late:
         lease.wait_for_renewal(BEFORE, "cp1", 0)
-    assert "hush" not in str(late.value)
+    assert SECRET not in str(late.value)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_sour
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import reconcile
 from hypothesis import given
 from hypothesis import strategies as st
-from node_fakes import FakeSystem, Killed
+from node_fakes import FakeSystem, killed_at_every_step
 from toolkit_kit import add_coreutils
 
 LISTS = "/etc/apt/sources.list.d"
@@ -261,33 +261,23 @@ def test_the_run_after_a_killed_one_finishes(dpkg):
     packages = PACKAGES if dpkg else {"nvidia-docker2": ("2.13.0-1", False)}
     whole = Node(BEFORE, packages, dpkg)
     work(WANT, False, whole)
-    assert whole.events > 15
-    for at in range(1, whole.events + 1):
-        node = Node(BEFORE, packages, dpkg)
-        node.kill_at = at
-        with pytest.raises(Killed):
-            work(WANT, False, node)
+    left = list(killed_at_every_step(lambda: Node(BEFORE, packages, dpkg), lambda node: work(WANT, False, node), 16))
+    for at, node in enumerate(left, 1):
         pending = not controllers_plan(node).empty
         work(WANT, False, node)
         assert etc(node) == etc(whole) and node.packages == whole.packages, at
-        assert pending or at >= whole.events - 1, f"killed at {at}: the controller's plan is empty"
-        node.kill_at = 0
+        assert pending or at >= len(left) - 1, f"killed at {at}: the controller's plan is empty"
         restore(node)
         assert etc(node) == BEFORE, at
 
 
 def test_killed_while_restoring():
-    whole = Node(BEFORE, PACKAGES)
-    work(WANT, False, whole)
-    start = whole.events
-    restore(whole)
-    for at in range(start + 1, whole.events + 1):
+    def replaced():
         node = Node(BEFORE, PACKAGES)
         work(WANT, False, node)
-        node.kill_at = at
-        with pytest.raises(Killed):
-            restore(node)
-        node.kill_at = 0
+        return node
+
+    for at, node in enumerate(killed_at_every_step(replaced, restore), 1):
         restore(node)
         assert etc(node) == BEFORE, at
 

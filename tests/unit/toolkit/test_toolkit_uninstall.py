@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.facts impor
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import ARGUMENTS, reconcile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from node_fakes import AptMachine, Killed
+from node_fakes import AptMachine, killed_at_every_step
 from package_sets import apply, package_set
 from test_toolkit_legacy import DAEMON, DEB822_TWO, DOCKER_LIST, KEY, LISTS, MIXED, TOOLKIT_LIST
 from toolkit_kit import add_coreutils
@@ -181,21 +181,15 @@ def test_installation_and_removal(subset):
 @pytest.mark.long
 @pytest.mark.parametrize("paths", [[], sorted(FILES)])
 def test_the_run_after_a_killed_uninstall_finishes(paths):
-    def installed():
-        machine = start(paths, ["nvidia-docker2"] if paths else [], [])
-        before = copy.deepcopy(state(machine))
-        install(machine)
-        return machine, before
+    def begin():
+        return start(paths, ["nvidia-docker2"] if paths else [], [])
 
-    whole, before = installed()
-    begin = whole.events
-    uninstall(whole)
-    assert state(whole) == before
-    for at in range(begin + 1, whole.events + 1):
-        machine, before = installed()
-        machine.kill_at = at
-        with pytest.raises(Killed):
-            uninstall(machine)
-        machine.kill_at = 0
+    def installed():
+        machine = begin()
+        install(machine)
+        return machine
+
+    before = state(begin())
+    for at, machine in enumerate(killed_at_every_step(installed, uninstall), 1):
         uninstall(machine)
         assert state(machine) == before, at

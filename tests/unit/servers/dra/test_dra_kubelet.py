@@ -19,13 +19,12 @@ from pathlib import Path
 import pytest
 from dra_cluster import Cluster
 from dra_kit import Refused, result, until
-from test_dra_process import UUIDS, Process, library
+from limit_fakes import R615
+from test_dra_process import UUIDS, Process
 
 from lab import build
 from lab.paths import cache_root, made_once
 from lab.shell import LabError
-
-__all__ = ["library"]
 
 SOURCE = Path(__file__).with_name("kubelet_managers.go")
 NAMES = "gpu.kubegpu.share/claim="
@@ -124,9 +123,9 @@ class Managers:
 
 @pytest.fixture
 def process(
-    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, library: Path, program: Path
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, drivers: dict[str, Path], program: Path
 ) -> t.Iterator[Process]:
-    one = Process(tmp_path_factory.mktemp("p"), cluster, library)
+    one = Process(tmp_path_factory.mktemp("p"), cluster, drivers[R615] / "usr" / "lib64")
     yield one
     one.close()
 

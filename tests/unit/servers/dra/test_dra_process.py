@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,21 +26,9 @@ from gpushare.kubelet import dra
 from limit_fakes import R615
 from unix_http import ask_socket
 
-from lab import packages
-
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
-
 UUIDS = tuple(f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(2))
 # What the simulated driver keeps of a card.
 RESERVED_MIB = 256
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("nvml")
-    packages.compile_driver(root, R615)
-    (root / f"libnvidia-ml.so.{R615}").rename(root / "libnvidia-ml.so.1")
-    return root
 
 
 class Process:
@@ -118,8 +105,10 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, library: Path) -> t.Iterator[Process]:
-    one = Process(tmp_path_factory.mktemp("p"), cluster, library)
+def process(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, drivers: dict[str, Path]
+) -> t.Iterator[Process]:
+    one = Process(tmp_path_factory.mktemp("p"), cluster, drivers[R615] / "usr" / "lib64")
     yield one
     one.close()
 

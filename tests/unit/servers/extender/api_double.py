@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from gpushare.api.client import KubeError
 from gpushare.shared._core.types import JsonObject
+from merge_patch import merge_patch
 
 GROUP = r"(?:/api/v1|/apis/(?:coordination|admissionregistration)\.k8s\.io/v1)/"
 POLICIES = "validatingadmissionpolicybindings"
@@ -293,7 +294,7 @@ class ApiDouble:
             wanted = (body.get("metadata") or {}).get(field)
             if wanted and wanted != now[field]:
                 raise KubeError(409, "Conflict", f"Precondition failed: {field}")
-        return self.change(kind, name, namespace, lambda obj: merge(obj, body))
+        return self.change(kind, name, namespace, lambda obj: merge_patch(obj, body))
 
     def _object(self, path: str) -> tuple[str, str, str]:
         found = OBJECT.fullmatch(urlsplit(path).path)
@@ -398,19 +399,6 @@ def selected(obj: JsonObject, query: dict[str, str]) -> bool:
         if (str(value or "") == wanted) != (operator != "!="):
             return False
     return True
-
-
-def merge(into: JsonObject, patch: JsonObject) -> None:
-    """JSON merge patch (RFC 7386)."""
-    for key, value in patch.items():
-        if value is None:
-            into.pop(key, None)
-        elif isinstance(value, dict):
-            if not isinstance(into.get(key), dict):
-                into[key] = {}
-            merge(into[key], value)
-        else:
-            into[key] = value
 
 
 # --------------------------------------------------------------------------- over HTTP

@@ -12,7 +12,7 @@ from extender_kit import Client, eventually
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import CollectorRegistry
-from real_apiserver import ApiServer, Missing
+from real_apiserver import ApiServer, own_api_server
 
 
 @pytest.fixture
@@ -51,9 +51,5 @@ def start(api: ApiDouble) -> Iterator[Callable[..., Client]]:
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[ApiServer]:
     """A real API server that the tests of one file have for themselves."""
-    try:
-        server = ApiServer()
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with server:
+    with own_api_server() as server:
         yield server

@@ -26,7 +26,7 @@ from extender_kit import eventually
 from gpushare.api.client import KubeApi, connect
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
-from real_apiserver import ApiServer, Missing
+from real_apiserver import ApiServer, own_api_server
 from role_templates import one
 from test_double_booking import PODS, Auditor, Process
 
@@ -48,12 +48,8 @@ class Deployed(Process):
 
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
-    try:
-        # Without a controller manager nothing would remove the taints of nodes that aren't ready yet.
-        started = ApiServer(["--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"], old=True)
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with started:
+    # Without a controller manager nothing would remove the taints of nodes that aren't ready yet.
+    with own_api_server("--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", old=True) as started:
         yield started
 
 

@@ -17,7 +17,7 @@ import pytest
 from api_double import make_node
 from extender_kit import bind_request, eventually
 from gpushare.shared._contracts import gpushare as contract
-from real_apiserver import MERGE, ApiServer, Missing
+from real_apiserver import MERGE, ApiServer, own_api_server
 from test_double_booking import PODS, Auditor, Process
 
 SIZE, COUNT, BURST = 4, 1000, 2000
@@ -41,11 +41,7 @@ def audited(tmp_path: Path) -> Iterator[tuple[ApiServer, Path]]:
     """A real API server, and the file in which it records each list of pods."""
     policy, log = tmp_path / "policy.yaml", tmp_path / "audit.log"
     policy.write_text(POLICY)
-    try:
-        server = ApiServer([f"--audit-policy-file={policy}", f"--audit-log-path={log}"])
-    except Missing as missing:
-        pytest.skip(str(missing))
-    with server:
+    with own_api_server(f"--audit-policy-file={policy}", f"--audit-log-path={log}") as server:
         yield server, log
 
 

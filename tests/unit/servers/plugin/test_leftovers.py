@@ -6,6 +6,7 @@ from __future__ import annotations
 import typing as t
 
 import pytest
+from fake_clock import FakeClock
 from gpushare.extender.state import node_row, view_of
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import NoDevices
@@ -17,31 +18,16 @@ from plugin_fakes import NODE, Node, Rejected, make_pod, seen, until
 ONE, TWO = identifier(1), identifier(2)
 
 
-class Clock:
-    """Seconds that pass while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.on_sleep: t.Callable[[], None] = lambda: None
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.on_sleep()
-
-
-def leftovers(clock: Clock | None = None) -> tuple[Leftovers, FakeCgroups]:
-    driver, clock = FakeDriver(), clock or Clock()
+def leftovers(clock: FakeClock | None = None) -> tuple[Leftovers, FakeCgroups]:
+    driver, clock = FakeDriver(), clock or FakeClock()
     driver.folders |= {folder_of(ONE), folder_of(TWO)}
     cgroups = FakeCgroups(driver)
-    return Leftovers(cgroups, clock, clock.sleep), cgroups
+    return Leftovers(cgroups, clock.now, clock.sleep), cgroups
 
 
 def test_a_container_is_left_over_until_its_processes_have_ended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    clock = Clock()
+    clock = FakeClock()
     left, cgroups = leftovers(clock)
     cgroups.outlived.add(folder_of(ONE))
     mine, listed = pod("a", {"x": 3}, {"x": ONE}), entry("a", x=ids(FIRST, 0, 3))
@@ -50,7 +36,7 @@ def test_a_container_is_left_over_until_its_processes_have_ended(caplog: pytest.
     assert left.observe([], [listed]) == () and left.observe([mine], []) == ()
     # kubelet is about to kill it.
     assert left.observe([], []) == ()
-    clock.now += ENDING_SECONDS
+    clock.time += ENDING_SECONDS
     (holder,) = left.observe([], [])
     assert (holder.pod, holder.container, holder.ids) == ("default/a", "x", ids(FIRST, 0, 3))
     # A successor of that name has other containers.
@@ -63,39 +49,39 @@ def test_a_container_is_left_over_until_its_processes_have_ended(caplog: pytest.
 
 def test_a_pod_that_has_failed_may_be_left_over() -> None:
     """kubelet frees the IDs of a pod that it has evicted."""
-    clock = Clock()
+    clock = FakeClock()
     left, cgroups = leftovers(clock)
     cgroups.outlived.add(folder_of(ONE))
     mine = pod("a", {"x": 3}, {"x": ONE})
     left.observe([mine], [entry("a", x=ids(FIRST, 0, 3))])
     failed = {**mine, "status": {"phase": "Failed"}}
     left.observe([failed], [])
-    clock.now += ENDING_SECONDS
+    clock.time += ENDING_SECONDS
     assert len(left.observe([failed], [])) == 1
 
 
 def test_ids_are_taken_before_the_api_shows_that_the_pod_is_gone() -> None:
-    clock = Clock()
+    clock = FakeClock()
     left, cgroups = leftovers(clock)
     mine = [pod("a", {"x": 3}, {"x": ONE}), pod("b", {"x": 2}, {"x": TWO})]
     left.observe(mine, [entry("a", x=ids(FIRST, 0, 3)), entry("b", x=ids(SECOND, 0, 2))])
     cgroups.outlived |= {folder_of(ONE), folder_of(TWO)}
     assert left.taken(ids(FIRST, 0, 16)) == frozenset(ids(FIRST, 0, 3))
     # So long the processes are waited for, once.
-    assert clock.now == pytest.approx(ENDING_SECONDS, abs=0.1)
-    assert left.taken(ids(FIRST, 0, 16)) == frozenset(ids(FIRST, 0, 3)) and clock.now < ENDING_SECONDS + 0.1
+    assert clock.time == pytest.approx(ENDING_SECONDS, abs=0.1)
+    assert left.taken(ids(FIRST, 0, 16)) == frozenset(ids(FIRST, 0, 3)) and clock.time < ENDING_SECONDS + 0.1
     cgroups.outlived.clear()
     assert left.taken(ids(FIRST, 0, 16)) == frozenset()
 
 
 def test_a_call_waits_for_processes_that_kubelet_is_killing() -> None:
-    clock = Clock()
+    clock = FakeClock()
     left, cgroups = leftovers(clock)
     left.observe([pod("a", {"x": 3}, {"x": ONE})], [entry("a", x=ids(FIRST, 0, 3))])
     cgroups.outlived.add(folder_of(ONE))
-    clock.on_sleep = lambda: cgroups.outlived.clear() if clock.now > 2 else None
+    clock.listeners.append(lambda: cgroups.outlived.clear() if clock.time > 2 else None)
     assert left.taken(ids(FIRST, 0, 16)) == frozenset()
-    assert 2 < clock.now < ENDING_SECONDS
+    assert 2 < clock.time < ENDING_SECONDS
 
 
 def test_ids_of_two_pods_of_one_name_are_recorded_for_none() -> None:

@@ -22,29 +22,13 @@ import pytest
 from api_double import served
 from gpushare.http.service import STOP_SECONDS
 from gpushare.shared._contracts import gpushare as contract
+from limit_fakes import R580
 from plugin_fakes import NODE, Node, make_pod, seen, until
 from service_account import service_account
 from unix_http import ask_socket
 
 # What the simulated driver keeps of a card.
 RESERVED_MIB = 256
-NVML_SOURCE = Path(__file__).parents[4] / "lab" / "driver" / "nvml.c"
-
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is missing: the NVML stand-in can't be built")
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    subprocess.run(
-        [
-            *("gcc", "-shared", "-fPIC", "-pthread", '-DDRIVER_VERSION="580.95.05"', "-DDRIVER_MAJOR=580"),
-            *("-o", folder / "libnvidia-ml.so.1", NVML_SOURCE),
-        ],
-        check=True,
-        timeout=120,
-    )
-    return folder
 
 
 class Process:
@@ -53,7 +37,7 @@ class Process:
     :param library: the folder of the simulated driver's library, of this version.
     """
 
-    def __init__(self, root: Path, library: Path, driver: str = "580.95.05") -> None:
+    def __init__(self, root: Path, library: Path, driver: str = R580) -> None:
         self.node = Node(root)
         self._library, self._driver = library, driver
         self._cards = root / "cards"
@@ -138,8 +122,8 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path_factory: pytest.TempPathFactory, library: Path) -> t.Iterator[Process]:
-    one = Process(tmp_path_factory.mktemp("p"), library)
+def process(tmp_path_factory: pytest.TempPathFactory, drivers: dict[str, Path]) -> t.Iterator[Process]:
+    one = Process(tmp_path_factory.mktemp("p"), drivers[R580] / "usr" / "lib64")
     yield one
     one.close()
 

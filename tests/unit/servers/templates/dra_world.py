@@ -13,8 +13,8 @@ from typing import Any
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._contracts import gpushare as shares
 from gpushare_objects import rendered
-from own_cluster import controllers, own_api_server, until
-from real_apiserver import ApiServer
+from own_cluster import controllers, until
+from real_apiserver import ApiServer, own_api_server
 
 NAMESPACE = "gpushare-system"
 TEMPLATES = "resourceclaimtemplates"

@@ -27,7 +27,6 @@ class Leader:
     :param seconds: for which a Lease holds. It is renewed four times as often; and the leader ends a quarter earlier
         than others begin, since a request of it may still be on its way.
     :param on_lead: called when this process begins to lead.
-    :param clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -38,9 +37,8 @@ class Leader:
         identity: str,
         seconds: int = LEASE_SECONDS,
         on_lead: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kube, self._seconds, self._on_lead, self._clock = kube, seconds, on_lead, clock
+        self._kube, self._seconds, self._on_lead = kube, seconds, on_lead
         self._parent = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self.identity = name, identity
         # What was last seen of the Lease, and since when.
@@ -55,7 +53,7 @@ class Leader:
     @property
     def leading(self) -> bool:
         """Whether this process may act now."""
-        return self._clock() < self._until
+        return time.monotonic() < self._until
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -83,7 +81,7 @@ class Leader:
 
     def renew(self) -> None:
         """Read the Lease once, and take or renew it if it is free or this process's own."""
-        began, was = self._clock(), self.leading
+        began, was = time.monotonic(), self.leading
         try:
             if self._write(began):
                 self._until = began + self._seconds * 3 / 4

@@ -26,6 +26,8 @@ _REGISTRATION, _PODS = "pluginregistration", "v1"
 HEALTHY, UNHEALTHY = 1, 2
 # kubelet takes a device's health for unknown if it isn't told for half a minute.
 HEALTH_SECONDS = 10.0
+# Of kubelet, for a list.
+LIST_SECONDS = 2.0
 
 TABLE: wire.Table = {
     _DRA: {
@@ -218,8 +220,8 @@ class ClaimListing:
     :param driver: whose devices are listed.
     """
 
-    def __init__(self, socket: str, driver: str, timeout: float = 2.0) -> None:
-        self._socket, self._driver, self._timeout = socket, driver, timeout
+    def __init__(self, socket: str, driver: str) -> None:
+        self._socket, self._driver = socket, driver
         self._connection = wire.Connection(socket, PODS)
 
     def list(self) -> list[PodClaims]:
@@ -228,7 +230,7 @@ class ClaimListing:
         :raises Unreadable: kubelet doesn't answer.
         """
         try:
-            answer = self._connection.call(LIST_REQUEST, self._timeout)
+            answer = self._connection.call(LIST_REQUEST, LIST_SECONDS)
         except grpc.RpcError as error:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be read: {describe(error)}") from error
         except DecodeError as error:

@@ -99,7 +99,6 @@ class Keeper:
     :param leading: whether this process may act.
     :param count: counts what was done: ``created``, ``deleted`` or ``failed``.
     :param unused: seconds after which a template that no pod names is deleted.
-    :param clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -111,10 +110,9 @@ class Keeper:
         count: Callable[[str], None] = lambda result: None,
         backoff: tuple[float, float] = (0.2, 10.0),
         unused: float = UNUSED_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._unit, self._leading, self._events = kube, unit, leading, events
-        self._count, self._unused, self._clock = count, unused, clock
+        self._count, self._unused = count, unused
         self._changed, self._stopped = threading.Event(), threading.Event()
         self.pods: Mirror[Waiting] = Mirror(kube, *PODS, waiting, self.wake, backoff)
         self.templates: Mirror[Made] = Mirror(kube, *TEMPLATES, made, self.wake, backoff)
@@ -173,7 +171,7 @@ class Keeper:
         for key, pod in wanted.items():
             if self._stopped.is_set() or not self._leading():
                 return
-            if self._clock() >= self._later.get(key, (0.0, 0.0))[0]:
+            if time.monotonic() >= self._later.get(key, (0.0, 0.0))[0]:
                 self._provide(key, known.get(key), pod)
         self._sweep(wanted.keys(), known)
 
@@ -206,11 +204,11 @@ class Keeper:
     def _postpone(self, key: tuple[str, str], least: float = 0.0) -> None:
         """Don't try a template again before a pause, which doubles each time."""
         pause = max(least, min(self._later.get(key, (0.0, FIRST_PAUSE / 2))[1] * 2, LONGEST_PAUSE))
-        self._later[key] = (self._clock() + pause, pause)
+        self._later[key] = (time.monotonic() + pause, pause)
 
     def _sweep(self, wanted: Container[tuple[str, str]], known: dict[tuple[str, str], Made]) -> None:
         """Delete templates that no pod has named for long, not even one that is bound."""
-        now = self._clock()
+        now = time.monotonic()
         self._idle = {key: self._idle.get(key, now) for key in known if key not in wanted}
         unused = [key for key, since in self._idle.items() if now - since >= self._unused]
         # A template that stays is looked at again when as much time has passed.
