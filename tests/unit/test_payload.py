@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "openshift_scheduler": (19, 140),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (10, 50),
-    "toolkit_config": (19, 70),
+    "toolkit_config": (19, 74),
 }
 # For a module that has no entry yet.
 DEFAULT = (15, 75)
