@@ -26,6 +26,10 @@ def test_a_cluster_that_is_gone_is_left_out_by_a_variable(tmp_path):
     assert "Nothing was changed. Where the cluster is gone for good, -e uninstall_cluster=false" in said
     done = run_playbook(tmp_path, UNINSTALL, "-e", "uninstall_cluster=false", **given)
     assert done.rc == 0 and "No cluster was queried" in done.text, done.text
+    # In every play, also in those that have no host here.
+    plays = yaml.safe_load(UNINSTALL.read_text())
+    asked = [play["vars"]["__uninstall_cluster"] for play in plays if "__uninstall_cluster" in play.get("vars", {})]
+    assert len(asked) > 1 and len(set(asked)) == 1 and "uninstall_cluster | default(" in asked[0]
 
 
 def test_nodes_of_a_switch_that_was_not_completed_are_as_before(tmp_path):
@@ -44,12 +48,21 @@ def test_nodes_of_a_switch_that_was_not_completed_are_as_before(tmp_path):
         play["tasks"] = [read, *play["tasks"]]
         done = run_playbook(tmp_path, [play], gpu_kubeconfig=str(server.kubeconfig))
         assert (done.rc, done.changed) == (0, 2), done.text
+        # The same on a run of a single machine, in whose plays there is no localhost.
+        body = {"metadata": {"name": "gpu3", "annotations": SWITCH}, "spec": {"unschedulable": True}}
+        server.request("POST", "/api/v1/nodes", body)
+        leave = {"ansible.builtin.include_role": {"name": "kubegpu.share.switch", "tasks_from": "leave"}}
+        play = {"hosts": "gpu3", "gather_facts": False, "tasks": [leave]}
+        given = {"groups": {"gpu_nodes": ["gpu3"]}, "gpu_kubeconfig": str(server.kubeconfig)}
+        done = run_playbook(tmp_path, [play], **given)
+        assert (done.rc, done.changed) == (0, 1), done.text
         nodes = {one["metadata"]["name"]: one for one in server.request("GET", "/api/v1/nodes")["items"]}
     assert {name: one["spec"].get("unschedulable", False) for name, one in nodes.items()} == {
         "gpu1": False,
         # As the user had it before.
         "gpu2": True,
+        "gpu3": False,
         "other": True,
     }
-    for name in ("gpu1", "gpu2"):
-        assert nodes[name]["metadata"]["annotations"] == {"theirs": "x"}
+    for name, kept in (("gpu1", {"theirs": "x"}), ("gpu2", {"theirs": "x"}), ("gpu3", {})):
+        assert nodes[name]["metadata"].get("annotations", {}) == kept
