@@ -166,7 +166,8 @@ def test_the_dcgm_exporter_has_a_service_monitor_where_there_may_be_one(server, 
 
 def test_a_dcgm_exporter_that_somebody_else_has_installed_stays(server, tmp_path, helm):
     server.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    theirs = [helm, "install", "dcgm-exporter", Path(__file__).parent / "exporter_chart", f"--namespace={NAMESPACE}"]
+    words = [f"--namespace={NAMESPACE}", "--set=serviceMonitor.enabled=false"]
+    theirs = [helm, "install", "dcgm-exporter", Path(__file__).parent / "exporter_chart", *words]
     subprocess.run(theirs, env={**os.environ, "KUBECONFIG": str(server.kubeconfig)}, check=True, capture_output=True)
     with PlayedPlugin(server, NAMESPACE):
         role = Role(server, tmp_path, helm)
