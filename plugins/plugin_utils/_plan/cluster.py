@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import tarfile
 import typing as t
 
@@ -30,6 +31,8 @@ from .._scheduler.kubeadm_plan import machines_of, plan_of
 K8S = "kubernetes.core.k8s"
 K8S_INFO = "kubernetes.core.k8s_info"
 HELM = "kubernetes.core.helm"
+# One version; helm takes it with a v, too.
+_VERSION = re.compile(r"v?[0-9]+\.[0-9]+\.[0-9]+([-+].*)?")
 
 
 class ReadOnce:
@@ -208,17 +211,22 @@ def _deleted(kube: Kube, options: JsonObject) -> JsonObject | None:
     return {"changed": bool(names), "diff": [{"after_header": name} for name in names]}
 
 
-def _helm(kube: Kube, options: JsonObject) -> JsonObject:
-    """Return the result of helm by what it has recorded in the cluster, as its module compares without a plugin."""
+def _helm(kube: Kube, options: JsonObject) -> JsonObject | None:
+    """Return the result of helm by what it has recorded in the cluster, as its module compares without a plugin.
+
+    None where a range of versions is asked for, of which only the repository knows the newest.
+    """
     name, namespace = (options.get(short) or options[f"release_{short}"] for short in ("name", "namespace"))
     secrets = kube.list_all("v1", "Secret", namespace, label_selector=helm.selector(name))
     subject = f"helm release {namespace}/{name}"
     if options.get("release_state") == "absent":
         return {"changed": bool(secrets), "diff": [{"after_header": subject}] if secrets else []}
     found = helm.release(secrets)
-    version = options.get("chart_version") or _chart_version(options["chart_ref"])
-    same = found is not None and (found["status"], found["chart_version"], found["values"]) == (
-        *(helm.DEPLOYED, version),
+    version = str(options.get("chart_version") or _chart_version(options["chart_ref"]))
+    if version and not _VERSION.fullmatch(version):
+        return None
+    same = found is not None and (found["status"], found["chart_version"].removeprefix("v"), found["values"]) == (
+        *(helm.DEPLOYED, version.removeprefix("v")),
         options.get("release_values") or {},
     )
     changed = bool(options.get("force")) or not same

@@ -31,6 +31,7 @@ SHARED: JsonObject = {
     "gpu_backend": {"type": "str", "choices": list(node_backends.BACKENDS)},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
+    "uninstall_cluster": {"type": "bool"},
     "uninstall_with_pods": {"type": "bool"},
 }
 # Required options that playbooks and roles set themselves.

@@ -164,6 +164,19 @@ def test_the_dcgm_exporter_has_a_service_monitor_where_there_may_be_one(server, 
         role.step("remove")
 
 
+def test_a_dcgm_exporter_that_somebody_else_has_installed_stays(server, tmp_path, helm):
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    words = [f"--namespace={NAMESPACE}", "--set=serviceMonitor.enabled=false"]
+    theirs = [helm, "install", "dcgm-exporter", Path(__file__).parent / "exporter_chart", *words]
+    subprocess.run(theirs, env={**os.environ, "KUBECONFIG": str(server.kubeconfig)}, check=True, capture_output=True)
+    with PlayedPlugin(server, NAMESPACE):
+        role = Role(server, tmp_path, helm)
+        role.step("cluster")
+        assert role.step("cluster") == 0 and "dcgm-exporter" in daemons(server)
+        role.step("remove")
+        assert [*daemons(server)] == ["dcgm-exporter"]
+
+
 def test_feature_discoverys_definitions_go_if_they_came_with_the_chart(server, tmp_path, helm):
     before = everything(server)
     with PlayedPlugin(server, NAMESPACE):

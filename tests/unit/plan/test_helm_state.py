@@ -54,6 +54,8 @@ def test_the_newest_revision_is_the_release():
         ([secret()], {"force": True}, True),
         ([secret()], {"release_values": {"image": {"tag": "v2"}}}, True),
         ([secret()], {"chart_version": "2.9.0"}, True),
+        # helm takes both for the same.
+        ([secret()], {"chart_version": "v2.10.0"}, False),
         ([secret(2, "failed"), secret()], {}, True),
         ([secret()], {"release_state": "absent"}, True),
         ([], {"release_state": "absent"}, False),
@@ -63,6 +65,12 @@ def test_helm_is_predicted_from_its_secrets(secrets, options, changed):
     usual = {"name": "hami", "release_namespace": "hami-system", "chart_ref": "hami", "chart_version": "2.10.0"}
     result = _helm(FakeKube(*secrets), {**usual, "release_values": VALUES, **options})
     assert result["changed"] is changed and bool(result["diff"]) is changed
+
+
+@pytest.mark.parametrize("version", ["2.10", "~2.10.0", ">=2.9 <3", "2.x"])
+def test_of_a_range_of_versions_only_helm_knows_the_newest(version):
+    usual = {"name": "hami", "release_namespace": "hami-system", "chart_ref": "hami", "release_values": VALUES}
+    assert _helm(FakeKube(secret()), {**usual, "chart_version": version}) is None
 
 
 def test_the_version_of_a_local_chart_is_the_charts(tmp_path):

@@ -149,3 +149,29 @@ def test_the_play_fails_with_what_the_pod_said():
         f"{late}ImagePullBackOff: no such image"
     )
     assert "and is gone after 180 s" in play()
+
+
+@pytest.mark.parametrize(
+    ("to", "cordoned", "others", "refused"),
+    [
+        ("dra", True, [], True),
+        ("dra", True, ["gpu2"], False),
+        # It is uncordoned before the server is deployed.
+        ("dra", False, [], False),
+        ("extender", True, [], False),
+    ],
+)
+def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refused_first(to, cordoned, others, refused):
+    tasks = yaml.safe_load((ROLES / "switch/tasks/node.yml").read_text())
+    names = [one["name"] for one in tasks]
+    [at] = [number for number, name in enumerate(names) if name.startswith("Refuse to switch a cordoned node")]
+    assert at < names.index("Annotate the node as being switched")
+    here = {"node": "gpu1", "allocation": to, "present": ["hami"]}
+    backends = {"nodes": [here], "extender": [], "dra": [*others, *["gpu1"][: to == "dra"]]}
+    live = {"name": "gpu1", "annotations": {}, "schedulable": not cordoned}
+    known = {"switch_node_name": "gpu1", "__preflight_cluster": {"backends": backends, "nodes": [live]}}
+    variables = {**variables_of("switch", "vars"), **known}
+    assert all(evaluated("{{ " + one + " }}", **variables) for one in tasks[at]["when"]) is refused
+    assert "kubectl uncordon gpu1, and run this again" in evaluated(
+        tasks[at]["ansible.builtin.fail"]["msg"], **variables
+    )
