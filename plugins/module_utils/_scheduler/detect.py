@@ -411,7 +411,7 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
             f"scheduler_mode: {selected.mode} ({selected.reason}) would leave {' and '.join(leftovers)} of mode "
             f"{DEDICATED} at work: pods that don't name that scheduler are refused, and two extenders allocate the "
             f"same cards. Set scheduler_mode to {DEDICATED}, or remove that mode first "
-            f"(playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
+            f"(kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
         )
     namespace = str(options["namespace"])
     return {
