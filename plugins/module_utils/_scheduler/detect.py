@@ -200,7 +200,7 @@ def select_mode(
         if mode in ON_MACHINES and not (present or hosts or extended):
             mode, reason = DEDICATED, f"{reason}, group control_plane is empty, and the cluster has no {EXTENDER}"
     elif OPENSHIFT in (mode, fitting) and mode != fitting:
-        raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}")
+        raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}; set it to {AUTO}")
     elif mode != fitting:
         reason = f"scheduler_mode sets it; auto would select {fitting}: {reason}"
     if mode not in ON_MACHINES:
@@ -284,9 +284,14 @@ def _require_every_scheduler(mode: str, hosts: t.Mapping[str, str], running: t.S
         if node not in known:
             raise BadInput(f"control_plane: the cluster has no node {node}; set gpu_node_name of host {host}")
         if node not in running:
-            raise BadInput(f"control_plane: node {node} of host {host} runs no kube-scheduler")
+            raise BadInput(
+                f"control_plane: node {node} of host {host} runs no kube-scheduler; take it out of the group"
+            )
     if not hosts:
-        raise BadInput(f"control_plane: this group is empty, and scheduler_mode is {mode}")
+        raise BadInput(
+            f"control_plane: this group is empty, and scheduler_mode is {mode}; add the control plane's machines "
+            f"to it, or set scheduler_mode to {DEDICATED}"
+        )
 
 
 # --------------------------------------------------------------------------- reading the cluster
