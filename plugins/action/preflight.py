@@ -12,6 +12,8 @@ import shutil
 import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
@@ -64,7 +66,13 @@ class ActionModule(ShareAction):
         hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
         limit = memory_limit.mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
-        claims = Claims(known.get("values") or {}, known.get("capacity"), known.get("backends"), params["switch"])
+        claims = Claims(
+            known.get("values") or {},
+            known.get("capacity"),
+            known.get("backends"),
+            params["switch"],
+            known.get("releases") or {},
+        )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
@@ -74,7 +82,7 @@ class ActionModule(ShareAction):
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
-            found += _helm(claims.backends["parts"], local)
+            found += _helm(claims.backends, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
@@ -100,20 +108,24 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
             yield Finding("image-archive", PROBLEM, "gpushare_{reason}", action, fields={"reason": str(error)})
 
 
-def _helm(parts: t.Mapping[str, t.Any], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
-    """Report a helm that isn't there; a run that deploys nothing needs none.
+def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+    """Report a helm that isn't there; a run that neither deploys nor removes a chart needs none.
 
-    :param parts: which allocators the cluster needs parts of.
+    :param found: the back ends as they were resolved.
+    :param operators: what the GPU Operator was told, where it runs: it deploys NVIDIA's device plugin without a chart.
     :param variables: those of localhost.
     """
+    parts, there, leaving = (t.cast(JsonObject, found[key]) for key in ("parts", "there", "leaving"))
     for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
         program = str(variables.get(variable) or "helm")
-        if parts[name] and not shutil.which(program):
-            fields = {"program": program}
-            what = "there is no {program} on the controller, by which the chart is deployed and changed"
-            yield Finding(
-                "no-helm", WARNING, what, "install helm 3, or set it to the path of one", "", variable, fields
-            )
+        if name == "nvidia" and any(one["kind"] == "ClusterPolicy" for one in operators):
+            continue
+        if (parts[name] or leaving[name]) and not shutil.which(program):
+            # Without it, a node that is switched would be left without a back end.
+            severity = PROBLEM if parts[name] and not there[name] else WARNING
+            what = "there is no {program} on the controller, by which the chart is deployed, changed and removed"
+            do = "install helm 3, or set it to the path of one"
+            yield Finding("no-helm", severity, what, do, "", variable, {"program": program})
 
 
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:

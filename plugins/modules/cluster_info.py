@@ -188,6 +188,11 @@ values:
   description: O(backends.values).
   type: dict
   returned: success
+releases:
+  description: >-
+    By back end of a chart that is still to be deployed, helm's releases of the same name, as C(namespace/name). O(backends.values) names them.
+  type: dict
+  returned: success
 backends:
   description: >-
     The back ends; null without O(backends). C(nodes) has C(node), C(backend), C(allocation), C(wanted), C(present), and why, as C(code) and C(fields).

@@ -23,6 +23,9 @@ description:
   - Removes replaced packages, without purging. C(nvidia-docker2) owns Docker's C(daemon.json), which its removal may delete; the file is
     backed up first and keeps its bytes, mode and owner.
   - Everything removed is backed up in C(/var/lib/kubegpu-share/legacy); O(state=absent) restores it.
+  - Where the toolkit's packages are gone while containers run that its runtime has started, O(state=absent) writes a script to
+    C(/usr/bin/nvidia-container-runtime) by which containerd stops them, and which removes itself with the last of them. Without it their
+    pods would stay in C(Terminating). It needs O(observed) to be left out.
   - Drop-ins that releases of nvidia-ctk wrote for containerd and CRI-O are only reported, see RV(drop_ins).
 author:
   - The kubegpu.share authors (@kubegpu)

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import typing as t
 
 import pytest
 from _lab import Done, Lab, until
+from _pods import body, container, create
 from _snapshot import BASELINE, cluster_objects, node_files
 
 UNINSTALL = "playbooks/uninstall.yml"
+RUNTIME = "/usr/bin/nvidia-container-runtime"
 # kubelet's own record of what it gave away.
 LEFT = ("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",)
 
@@ -23,12 +26,35 @@ def shown(lab: Lab) -> Done:
     return done
 
 
+class Uninstalled(t.NamedTuple):
+    """The run, and what there was after it of the pods that it let run: restarts by pod, and a program by node."""
+
+    done: Done
+    restarts: dict[str, list[int]]
+    programs: dict[str, str]
+
+
 @pytest.fixture(scope="module")
-def taken(lab: Lab, every_test: bool, request: pytest.FixtureRequest) -> Done:
+def uninstalled(lab: Lab, every_test: bool, request: pytest.FixtureRequest) -> Uninstalled:
     if every_test:
         # Before everything is gone.
         request.getfixturevalue("shown")
-    return lab.playbook(UNINSTALL)
+    with lab.api.namespace("lab-outlive") as space:
+        # Without a share; NVIDIA's runtime is the node's default and starts them.
+        create(lab, space, *(body(name, container(lab), node=name) for name in lab.gpu_nodes))
+        lab.api.wait_running(space, lab.gpu_nodes)
+        done = lab.playbook(UNINSTALL)
+        found = {one["metadata"]["name"]: one["status"]["containerStatuses"] for one in lab.api.pods(space)}
+        return Uninstalled(
+            done,
+            {name: [one["restartCount"] for one in each if "running" in one["state"]] for name, each in found.items()},
+            {name: lab.ssh(name, f"cat {RUNTIME} || true") for name in lab.gpu_nodes},
+        )
+
+
+@pytest.fixture(scope="module")
+def taken(uninstalled: Uninstalled) -> Done:
+    return uninstalled.done
 
 
 @pytest.mark.long
@@ -40,6 +66,14 @@ def test_check_mode_lists_what_is_removed(shown: Done) -> None:
 
 def test_it_succeeds(taken: Done) -> None:
     assert taken.rc == 0, taken.out[-8000:]
+
+
+def test_pods_that_nvidias_runtime_started_run_on_and_can_be_stopped(lab: Lab, uninstalled: Uninstalled) -> None:
+    assert uninstalled.restarts == {name: [0] for name in lab.gpu_nodes}
+    for name in lab.gpu_nodes:
+        assert "Written by kubegpu.share" in uninstalled.programs[name]
+        # The fixture has deleted their namespace.
+        assert not lab.ssh(name, f"ls {RUNTIME} 2>/dev/null || true")
 
 
 def test_fault_16_cluster_is_restored(lab: Lab, taken: Done) -> None:

@@ -23,8 +23,8 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (14, 60),
     "backend_objects": (24, 170),
-    "cluster_info": (26, 185),
-    "cluster_objects": (15, 100),
+    "cluster_info": (27, 189),
+    "cluster_objects": (15, 103),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (62, 268),
@@ -33,7 +33,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_acceptance": (44, 320),
     # With both readers: kubernetes' client is there for kubeconfigs that need it, and not imported otherwise.
     "gpu_allocation_check": (64, 570),
-    "gpu_allocation_info": (26, 182),
+    "gpu_allocation_info": (26, 183),
     "gpu_node_info": (58, 215),
     "gpu_operator": (12, 90),
     "image_build": (9, 35),
@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "openshift_scheduler": (19, 140),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (10, 50),
-    "toolkit_config": (19, 70),
+    "toolkit_config": (19, 74),
 }
 # For a module that has no entry yet.
 DEFAULT = (15, 75)

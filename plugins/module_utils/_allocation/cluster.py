@@ -131,9 +131,7 @@ def _node(node: JsonObject) -> ClusterNode:
         "annotations": {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)},
         "taints": spec.get("taints") or [],
         "schedulable": not spec.get("unschedulable", False),
-        "ready": any(
-            one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or []
-        ),
+        "ready": ready(node),
         "capacity": status.get("capacity") or {},
         "allocatable": status.get("allocatable") or {},
         "runtime": str(info.get("containerRuntimeVersion", "")),
@@ -141,6 +139,12 @@ def _node(node: JsonObject) -> ClusterNode:
         "os": str(info.get("osImage", "")),
         "arch": str(info.get("architecture", "")),
     }
+
+
+def ready(node: JsonObject) -> bool:
+    """Return whether a node of the API is Ready."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 def node_cards(node: t.Mapping[str, t.Any]) -> list[contract.Card]:

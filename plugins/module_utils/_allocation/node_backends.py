@@ -108,6 +108,12 @@ POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
     "scheduler_mode": ("auto",),
 }
 
+# By back end of a chart, the variables with its release and the namespace of that.
+RELEASES: t.Mapping[str, tuple[str, str]] = {
+    HAMI: ("hami_release", "hami_namespace"),
+    NVIDIA: ("nvidia_device_plugin_release", "nvidia_device_plugin_namespace"),
+}
+
 # Which new pods that ask for aliyun.com/gpu-mem admission turns into claims: all, those that ask for it, or none.
 CLAIMS_ALL, CLAIMS_ASKED, CLAIMS_NONE = "all", "asked", "none"
 

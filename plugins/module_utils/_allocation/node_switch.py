@@ -18,8 +18,9 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.client import Kube, KubeError, auth_arguments
+from .._kube.errors import TOO_MANY
 from .._kube.refs import Ref
-from . import foreign, node_backends
+from . import cluster, foreign, node_backends
 
 DRAINED, CLEAN = "drained", "clean"
 ARGUMENTS: JsonObject = {
@@ -33,8 +34,6 @@ ARGUMENTS: JsonObject = {
     "timeout": {"type": "int", "default": 600},
 }
 MIRROR = "kubernetes.io/config.mirror"
-# Refused because a disruption budget is exhausted.
-TOO_MANY = 429
 
 # What may be left of an allocation on a node.
 LABEL, ANNOTATION, RESOURCE, SLICE, SERVER, CLAIM, POD = (
@@ -105,16 +104,15 @@ def holders(state: NodeState) -> list[JsonObject]:
         pod
         for pod in state.pods
         if not contract.finished(pod)
-        and (contract.counts(pod) or contract.pod_uid(pod) in claiming or foreign.announced(_limits(pod)))
+        and (contract.counts(pod) or contract.pod_uid(pod) in claiming or _asks_others(pod))
     ]
 
 
-def _limits(pod: JsonObject) -> dict[str, str]:
+def _asks_others(pod: JsonObject) -> bool:
+    """Return whether a container has another stack's resource; beside it another one may name 0 of the same."""
     spec = pod.get("spec") or {}
     both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    return {
-        name: str(value) for one in both for name, value in ((one.get("resources") or {}).get("limits") or {}).items()
-    }
+    return any(foreign.announced((one.get("resources") or {}).get("limits") or {}) for one in both)
 
 
 def remains(state: NodeState, allocator: str) -> list[Remain]:
@@ -207,28 +205,31 @@ class Drain:
         return ""
 
     def apply(self, state: NodeState, plan: Plan) -> None:
-        left, budgets = holders(state), dict[str, str]()
+        left, refusals = holders(state), dict[str, str]()
         for _attempt in self._waiting.attempts():
             for pod in left:
                 if not contract.terminating(pod):
-                    self._evict(pod, budgets)
-            left = holders(self.observe())
+                    self._evict(pod, refusals)
+            state = self.observe()
+            left = holders(state)
             if not left:
                 return
         names = [contract.pod_key(pod) for pod in left]
-        reasons = [f"{name} ({budgets[name]})" if name in budgets else name for name in names]
+        reasons = [f"{name} ({refusals[name]})" if name in refusals else name for name in names]
+        lost = "" if cluster.ready(state.node or {}) else ". The node isn't Ready, so its kubelet ends no pod"
         raise NotInEffect(
             f"node {self._params['node']} still has pods with cards after {self._params['timeout']} s: "
-            f"{', '.join(reasons)}",
+            f"{', '.join(reasons)}{lost}",
             pods=names,
         )
 
-    def _evict(self, pod: JsonObject, budgets: dict[str, str]) -> None:
+    def _evict(self, pod: JsonObject, refusals: dict[str, str]) -> None:
+        refusals.pop(contract.pod_key(pod), None)
         try:
             self._kube.evict(pod["metadata"]["namespace"], pod["metadata"]["name"], self._params["grace_period"])
         except KubeError as error:
             if error.status == TOO_MANY:
-                budgets[contract.pod_key(pod)] = "its disruption budget allows no eviction now"
+                refusals[contract.pod_key(pod)] = error.message or str(error)
             elif error.status != 404:
                 raise
 

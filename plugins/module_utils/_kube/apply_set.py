@@ -22,7 +22,16 @@ from .client import Kube, auth_arguments, status_writer
 from .compare import managed_part
 from .namespace import foreign_objects
 from .refs import FIELD_MANAGER, Ref, ref_of
-from .rollout import WORKLOADS, containers_with_logs, not_ready_reason, ready, reasons, selector
+from .rollout import (
+    WORKLOADS,
+    containers_with_logs,
+    node_reasons,
+    not_ready_reason,
+    of_daemon_set,
+    ready,
+    reasons,
+    selector,
+)
 
 # From this number of objects of one kind and namespace on, one list costs less than a request for each.
 MIN_LIST = 4
@@ -256,7 +265,27 @@ class ClusterObjects:
             found += self._logs(pods)
             empty = nodes - {str((pod.get("spec") or {}).get("nodeName")) for pod in pods}
             found += [f"no pod of {ref} is on {name}" for name in sorted(empty)]
+        for name in sorted(nodes):
+            try:
+                found += self._of_node(name, pods_too=not any(ref.kind in WORKLOADS for ref in self._live))
+            except ShareError as error:
+                found.append(str(error))
         return list(dict.fromkeys(found))
+
+    def _of_node(self, name: str, pods_too: bool) -> list[str]:
+        """Return why a node may not announce its resources.
+
+        :param pods_too: what announces them isn't among the objects, such as a chart's: any DaemonSet's pod may do it.
+        :raises ShareError: something can't be read.
+        """
+        node = self._kube.get(Ref("v1", "Node", "", name))
+        found = node_reasons(node) if node else []
+        pods = self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={name}") if pods_too else []
+        waiting = [pod for pod in pods if of_daemon_set(pod) and not ready(pod)]
+        for namespace in sorted({pod["metadata"]["namespace"] for pod in waiting}):
+            events = self._kube.list_all("v1", "Event", namespace, field_selector="type=Warning")
+            found += reasons(None, [pod for pod in waiting if pod["metadata"]["namespace"] == namespace], events)
+        return found + self._logs(waiting)
 
     def _logs(self, pods: t.Sequence[JsonObject]) -> list[str]:
         """Return the last log lines of containers that aren't ready; events of probes have no reason."""

@@ -15,6 +15,8 @@ from .._core.errors import BadInput, ShareError
 
 # Time limits in seconds to connect and to get a response.
 TIMEOUT = (5.0, 30.0)
+# Also the answer to an eviction that a disruption budget doesn't allow, whose causes name the budget.
+TOO_MANY = 429
 KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
 
 
@@ -49,7 +51,8 @@ def refused(status: int, reason: str, body: t.Any, host: str, subject: str) -> K
     """
     try:
         answer = json.loads(body)
-        message = one_line(answer["message"] or reason)
+        causes = (answer.get("details") or {}).get("causes") or [] if status == TOO_MANY else []
+        message = one_line(" ".join([answer["message"] or reason, *(str(one.get("message") or "") for one in causes)]))
         why = str(answer.get("reason") or "")
     except (ValueError, TypeError, KeyError, AttributeError):
         if status == 404:

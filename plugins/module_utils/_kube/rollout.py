@@ -102,6 +102,26 @@ def reasons(workload: JsonObject | None, pods: t.Iterable[JsonObject], events: t
     return list(dict.fromkeys(found))[:MAX_REASONS]
 
 
+def node_reasons(node: JsonObject) -> list[str]:
+    """Return why pods may not run on a node: it isn't Ready, or has taints of its administrators."""
+    conditions = (node.get("status") or {}).get("conditions") or []
+    ready_texts = [str(one.get("message") or "") for one in conditions if one.get("type") == "Ready"]
+    is_ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    found = [] if is_ready else [f"{ref_of(node)} isn't Ready: {_short(' '.join(ready_texts) or 'it reports nothing')}"]
+    # DaemonSets tolerate Kubernetes' own.
+    taints = [
+        f"{one.get('key')}={one.get('value', '')}:{one.get('effect')}"
+        for one in (node.get("spec") or {}).get("taints") or []
+        if one.get("effect") != "PreferNoSchedule" and not str(one.get("key")).startswith("node.kubernetes.io/")
+    ]
+    return found + ([f"{ref_of(node)} has the taints {', '.join(taints)}"] if taints else [])
+
+
+def of_daemon_set(pod: JsonObject) -> bool:
+    """Return whether a DaemonSet made a pod."""
+    return any(one.get("kind") == "DaemonSet" for one in (pod.get("metadata") or {}).get("ownerReferences") or [])
+
+
 def _pod_reasons(pod: JsonObject, warnings: list[tuple[str, str]]) -> list[str]:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     where = f" on {spec['nodeName']}" if spec.get("nodeName") else ""

@@ -13,7 +13,7 @@ import typing as t
 
 from .._allocation import foreign
 from .._allocation import node_backends as backends
-from .._allocation.cluster import ClusterState
+from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
 from .._contracts import hami
 from .._core.types import JsonObject
@@ -41,6 +41,7 @@ DESCRIBED = {
     "switch-pending": "A node has another back end or allocation than its variable asks for, and keeps it in this run.",
     "hami-takes-pods": "HAMi's webhook takes pods that are for nodes of another device plugin.",
     "hami-scheduler-name": "HAMi's webhook leaves pods alone that name no scheduler.",
+    "others-release": "A release of helm that this collection didn't make has the name of the one to deploy.",
     "operator-configured": "The GPU Operator's device plugin is configured, and no chart is installed.",
     "operator-claims": "The GPU Operator allocates all cards by claims.",
     "switch-unfinished": "A run of playbooks/switch.yml ended before its node was switched.",
@@ -56,16 +57,24 @@ class Claims:
     :param capacity: whether the API server keeps the capacity that a claim asks for; None if it wasn't asked.
     :param backends: as they were resolved; None without a cluster.
     :param switch: nodes that are switched in this run.
+    :param releases: by back end, helm's releases of others that have the name of ours, as ``namespace/name``.
     """
 
     values: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
     capacity: bool | None = None
     backends: backends.Backends | None = None
     switch: t.Collection[str] = ()
+    releases: t.Mapping[str, t.Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def shares(self, node: str) -> bool:
         """Return whether a node has gpushare, or is to have it."""
         return self.backends is None or node in self.backends["gpushare"]
+
+    def moves(self, node: ClusterNode) -> bool:
+        """Return whether this run switches a node, which it doesn't where it has the back end already."""
+        found = self.backends["nodes"] if self.backends and node["name"] in self.switch else []
+        begun = backends.SWITCHING in node["annotations"]
+        return any(one["node"] == node["name"] and (begun or one["present"] != [one["allocation"]]) for one in found)
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""
@@ -94,6 +103,7 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
     if claims.backends:
         yield from _webhook(claims, claims.backends, cluster)
         yield from _operators(claims.backends, cluster)
+        yield from _releases(claims, cluster)
     others = {one["node"] for one in cluster["slices"] or () if one["driver"] == foreign.DRIVER}
     for node in cluster["nodes"]:
         if node["name"] in shared & others:
@@ -294,6 +304,28 @@ def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
                 variable=BACKEND,
                 fields={**fields, "nodes": claimed, "mode": foreign.MODE},
             )
+
+
+def _releases(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Report charts of others that a run would change, or because of whose objects helm would fail."""
+    # There the GPU Operator deploys NVIDIA's device plugin.
+    operated = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    for backend, found in claims.releases.items():
+        if backend == backends.NVIDIA and operated:
+            continue
+        variable, space = backends.RELEASES[backend]
+        namespace, name = claims.values.get(space), claims.values.get(variable)
+        fields = {"releases": list(found), "namespace": namespace, "label": backends.LABEL_BACKEND, "backend": backend}
+        if f"{namespace}/{name}" in found:
+            what = "helm's release {releases} is there, which this collection didn't make: its values would be replaced"
+            do = (
+                "remove it, set another name, or leave it to this collection: "
+                "kubectl label namespace {namespace} {label}={backend}"
+            )
+        else:
+            what = "helm's release {releases} has objects of the whole cluster, by the names of those to be deployed"
+            do = "remove it, or set another name"
+        yield Finding("others-release", PROBLEM, what, do, variable=variable, fields=fields)
 
 
 def _variable(one: backends.NodeBackend) -> str:

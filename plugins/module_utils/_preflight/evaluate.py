@@ -312,9 +312,12 @@ def _node(
     def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
         return Finding(id, severity, what, action, host.host, variable, fields, "node {node} ")
 
-    if not node["ready"]:
-        action = "run 'kubectl describe node {node}': its conditions have the reason"
-        yield finding("node-not-ready", "isn't Ready", action, variable="", severity=WARNING)
+    conditions = "run 'kubectl describe node {node}': its conditions have the reason"
+    if not node["ready"] and options.claims.moves(node):
+        do = f"mend the node first, or leave it out of this run; {conditions}"
+        yield finding("node-not-ready", "isn't Ready: its kubelet ends no pod, and starts none", do, variable="")
+    elif not node["ready"]:
+        yield finding("node-not-ready", "isn't Ready", conditions, variable="", severity=WARNING)
     if not (host.is_gpu_host or shared):
         return
     # Others bring their own image by their charts.

@@ -18,6 +18,7 @@ from .._allocation.node_backends import CLAIMS_SINCE, OPENSHIFT_LABEL, release
 from .._contracts import claim_templates
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._kube import helm
 from .._kube.client import Kube, KubeError, auth_arguments
 from .._kube.refs import Ref
 from .._openshift import cluster as openshift
@@ -314,9 +315,14 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
+    found["releases"] = {}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
         found |= {"backends": made, "values": wanted["values"]}
+        found["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
+        if options is not None:
+            there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}
+            options = {**options, "hosts": there}
         if options is not None and not made["parts"]["extender"]:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
@@ -337,9 +343,35 @@ def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonOb
     namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
     there, dedicated = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
-    return backends.resolve(
+    made = backends.resolve(
         wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone
     )
+    # Machines of the control plane join, too.
+    hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]
+    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts]))}
+
+
+def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) -> dict[str, list[str]]:
+    """Return, by back end, helm's releases of the names that this run's would have, as ``namespace/name``.
+
+    Where this collection has deployed a chart, or begun to, its namespace has a label. Objects of the whole cluster are
+    named by the release, whatever its namespace.
+    """
+    parts, there = t.cast(JsonObject, made["parts"]), t.cast(JsonObject, made["there"])
+    found = {}
+    for backend, (variable, _namespace) in backends.RELEASES.items():
+        name = values.get(variable)
+        if not name or there[backend] or not parts[backend]:
+            continue
+        try:
+            secrets = kube.list_all("v1", "Secret", label_selector=helm.selector(str(name)))
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            secrets = []
+        if secrets:
+            found[backend] = sorted({f"{one['metadata']['namespace']}/{name}" for one in secrets})
+    return found
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:

@@ -13,7 +13,7 @@ import typing as t
 from .._core import plan as core_plan
 from .._core.types import JsonObject
 from .._host.system import System
-from . import config, legacy
+from . import config, legacy, stop_program
 from .config_apply import ConfigReconciler
 from .legacy_apply import LegacyReconciler
 from .legacy_query import observe_record
@@ -39,6 +39,7 @@ def plan(params: JsonObject, observed: t.Mapping[str, t.Any]) -> core_plan.Plan:
     :param observed: ``gpu_node``, or the observations of ``ToolkitConfig``.
     """
     files = config.plan(params, observed).changes if params["files"] else ()
+    files = (*stop_program.plan(observed.get("started") or ()).changes, *files)
     replaced = legacy.plan(legacy.options_of(params), observed).changes
     return core_plan.Plan((*replaced, *files) if params["state"] == "present" else (*files, *replaced))
 
@@ -48,16 +49,22 @@ class ToolkitConfig:
 
     def __init__(self, params: JsonObject, system: System) -> None:
         self._params = params
+        self._system = system
+        self._removes = params["files"] and params["state"] == "absent"
         self._config = ConfigReconciler(params, system)
         self._legacy = LegacyReconciler(legacy.options_of(params), system)
 
     def observe(self) -> JsonObject:
-        return {**self._config.observe(), **self._legacy.observe()}
+        # While the toolkit is there, containers are stopped by its own runtime.
+        started = stop_program.observe(self._system) if self._removes else []
+        return {**self._config.observe(), **self._legacy.observe(), "started": started}
 
     def plan(self, seen: JsonObject) -> core_plan.Plan:
         return plan(self._params, seen)
 
     def apply(self, seen: JsonObject, plan: core_plan.Plan) -> None:
+        # First: until then nothing can stop these containers.
+        stop_program.apply(self._system, stop_program.plan(seen["started"]))
         parts: list[ConfigReconciler | LegacyReconciler] = [self._legacy]
         if self._params["files"]:
             parts.insert(1 if self._params["state"] == "present" else 0, self._config)

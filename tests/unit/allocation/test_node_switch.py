@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_switch import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import refused as error_of
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
 from fake_kube import FakeKube
@@ -20,6 +22,7 @@ OWNED = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
 def node(labels=None, annotations=None, free="0", name="gpu1", resources=None):
     metadata = {"name": name, "labels": labels or {}, "annotations": annotations or {}}
     status = {"allocatable": {MEMORY: free, **(resources or {})}, "capacity": {MEMORY: "32"}}
+    status["conditions"] = [{"type": "Ready", "status": "True"}]
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 
@@ -67,11 +70,14 @@ def left(kube):
 
 
 def test_exactly_the_pods_with_a_card_leave_the_node():
+    beside = pod("whole", {"nvidia.com/gpu": "1"})
+    # As charts write it for a container without a card.
+    beside["spec"]["containers"].append({"name": "sidecar", "resources": {"limits": {"nvidia.com/gpu": "0"}}})
     kube = FakeKube(
         node(),
         pod("shares", {MEMORY: "2"}),
         pod("claims"),
-        pod("whole", {"nvidia.com/gpu": "1"}),
+        beside,
         pod("plain", {"cpu": "1"}),
         pod("done", {MEMORY: "2"}, phase="Succeeded"),
         pod("elsewhere", {MEMORY: "2"}, on="gpu2"),
@@ -121,19 +127,29 @@ def test_a_disruption_budget_holds_and_is_named_at_the_end():
     def refused(namespace, name, grace=None):
         if name == "kept" and len(refusals) < most:
             refusals.append(name)
-            raise KubeError("would violate the budget", 429, "TooManyRequests")
+            body = {
+                "message": "Cannot evict pod.",
+                "details": {"causes": [{"message": "The disruption budget b has 2."}]},
+            }
+            raise error_of(429, "", json.dumps({**body, "reason": "TooManyRequests"}), "", "")
         evict(namespace, name, grace)
 
     kube.evict, most = refused, 100
-    with pytest.raises(
-        NotInEffect, match=r"still has pods with cards after 10 s: default/kept \(its disruption budget"
-    ):
+    said = r"after 10 s: default/kept \(Cannot evict pod. The disruption budget b has 2.\)$"
+    with pytest.raises(NotInEffect, match=said):
         run(kube, "drained")
     assert left(kube) == {"kept"}
     refusals.clear()
     most = 2
     run(kube, "drained")
     assert left(kube) == set()
+
+
+def test_a_node_whose_kubelet_is_away_is_named_where_its_pods_stay():
+    stays = pod("stays", {MEMORY: "2"}, deletionTimestamp="2026-11-26T00:00:00Z")
+    kube = FakeKube({**node(), "status": {}}, stays)
+    with pytest.raises(NotInEffect, match=r"default/stays\. The node isn't Ready, so its kubelet ends no pod$"):
+        run(kube, "drained")
 
 
 # Of each, the allocator that is to have the node, and what is left of another.

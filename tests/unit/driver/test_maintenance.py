@@ -34,7 +34,7 @@ class ActionModule(ActionBase):
         script.write_text(json.dumps(answers))
         return {{"changed": False, **answer, "failed": "msg" in answer}}
 """
-MODULES = {"kubernetes.core": ("k8s_info", "k8s_drain"), "kubegpu.share": ("cluster_objects", "kernel_driver")}
+MODULES = {"kubernetes.core": ("k8s", "k8s_info", "k8s_drain"), "kubegpu.share": ("cluster_objects", "kernel_driver")}
 ROLES = {
     "node_facts": [
         {"name": "Facts", "ansible.builtin.set_fact": {"gpu_node": "{{ after }}"}, "when": "node_facts_refresh"}
@@ -188,14 +188,17 @@ def failed(played, host):
 
 LATER = "/somewhere/later"
 SWAP = ["k8s_info", "cluster_objects", "k8s_drain:cordon", DRAIN, UNLOAD, LOAD, "k8s_info"]
-BACK = ["k8s_drain:uncordon", "cluster_objects:absent"]
+BACK = ["k8s:patched"]
 
 
 def test_node_is_drained_changed_and_uncordoned(played):
     assert failed(played, "good") == ""
     assert steps(played, "good") == SWAP + BACK
     calls = dict(played[0]["good"])
-    assert calls["cluster_objects"]["field_manager"] == calls["cluster_objects:absent"]["field_manager"]
+    # Both in one request, so that no kill leaves one of them.
+    ended = calls["k8s:patched"]["definition"]
+    assert ended["metadata"] == {"name": "good", "annotations": {"kubegpu.share/maintenance": None}}
+    assert ended["spec"] == {"unschedulable": None}
     annotations = {"kubegpu.share/maintenance": "cordoned"}
     assert calls["cluster_objects"]["definitions"]["metadata"] == {"name": "good", "annotations": annotations}
     assert calls[DRAIN]["delete_options"] == {"ignore_daemonsets": True, "force": False, "delete_emptydir_data": False}
@@ -206,14 +209,14 @@ def test_node_is_drained_changed_and_uncordoned(played):
 def test_drain_waits_for_disruption_budgets_and_remaining_pods(played):
     assert failed(played, "slow") == ""
     assert steps(played, "slow").count(DRAIN) == 3
-    assert steps(played, "slow")[-2:] == BACK
+    assert steps(played, "slow")[-1:] == BACK
 
 
 def test_node_is_uncordoned_unless_another_cordoned_it(played):
     assert failed(played, "theirs") == ""
     assert steps(played, "theirs") == ["k8s_info", "k8s_drain:cordon", DRAIN, UNLOAD, LOAD, "k8s_info"]
     # A killed run cordoned this one.
-    assert failed(played, "resumed") == "" and steps(played, "resumed")[-2:] == BACK
+    assert failed(played, "resumed") == "" and steps(played, "resumed")[-1:] == BACK
 
 
 @pytest.mark.parametrize(

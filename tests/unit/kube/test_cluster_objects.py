@@ -380,6 +380,33 @@ def test_a_node_without_a_pod_of_the_daemonset_is_reported(kube):
         apply_set(kube, ALL, wait=True, node_resources={"x/y": 0}, waiting=clock())
 
 
+def test_a_node_that_announces_nothing_has_reasons_also_where_a_chart_deploys_what_announces(kube):
+    node = kube.objects[G]
+    node["spec"] = {
+        "taints": [
+            {"key": "team", "value": "a", "effect": "NoSchedule"},
+            {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+            {"key": "soft", "effect": "PreferNoSchedule"},
+        ]
+    }
+    node.setdefault("status", {})["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "kubelet stopped"}]
+    stuck = pod("plugin", containerStatuses=STUCK)
+    stuck["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "nvidia-device-plugin"}]
+    kube.add(stuck)
+    kube.add(pod("somebodys", containerStatuses=STUCK))
+    kube.logs = {"plugin": "no driver"}
+    with pytest.raises(NotInEffect, match="within 5 s: Node gpu1 doesn't announce x/y") as error:
+        apply_set(kube, [NODE], wait=True, node_resources={"x/y": 0}, waiting=clock())
+    text = str(error.value)
+    for part in (
+        "Node gpu1 isn't Ready: kubelet stopped; Node gpu1 has the taints team=a:NoSchedule; ",
+        "pod plugin on gpu1: container c is running but not ready",
+        "log of pod plugin: no driver",
+    ):
+        assert part in text
+    assert "somebodys" not in text
+
+
 names = st.sampled_from(["a", "b", "c"])
 scalars = st.sampled_from(["1", "2", "x"])
 keyed = st.lists(names, unique=True, max_size=3).flatmap(

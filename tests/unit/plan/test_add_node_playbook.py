@@ -102,6 +102,8 @@ def test_nothing_waits_for_what_is_known_of_a_machine_that_was_left_out():
     assert value("verify", "__verify_node_uuids", **checks, **known([])) == everybody
     del everybody["node3"]
     assert value("verify", "__verify_node_uuids", **checks, **known(["node3"])) == everybody
+    control = {**checks, "verify_control_plane": "gpu1,gpu3"}
+    assert value("verify", "__verify_control_plane_names", **control, **known(["node3"])) == ["gpu1"]
 
 
 @pytest.mark.parametrize(

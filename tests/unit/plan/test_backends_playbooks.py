@@ -216,3 +216,12 @@ def test_a_node_is_switched_to_hami_and_from_it_to_nvidias_plugin(cluster, usual
         for name in found["metadata"]["annotations"]
         if name.startswith(("kubegpu.share/switch", "hami.io/node-nvidia"))
     ]
+
+    # As uninstall.yml does for single machines.
+    include = {"name": "kubegpu.share.switch", "tasks_from": "leave", "rolespec_validate": False}
+    leave = [{"hosts": NODE, "gather_facts": False, "tasks": [{"ansible.builtin.include_role": include}]}]
+    for changes in (True, False):
+        left = run_playbook(tmp_path, leave, groups={"gpu_nodes": [NODE]}, **usual, **folders)
+        assert left.rc == 0 and bool(left.changed) == changes, left.text
+        until(lambda: node(cluster, NODE) == (None, "0"), 30)
+    assert "nvidia-device-plugin" in namespaces(cluster), "the parts of other nodes stay"

@@ -116,10 +116,15 @@ def test_the_play_fails_with_what_the_pod_said():
     tasks = yaml.safe_load((ROLES / "switch/tasks/canary.yml").read_text())
     [task] = [one for one in tasks if "ansible.builtin.fail" in one]
     needs = {"namespace": "hami-system", "resources": {"nvidia.com/gpu": 1}}
-    known = {"switch_node_name": "gpu1", "__switch_to": "hami", "__switch_canary_needs": needs}
+    known = {
+        "switch_node_name": "gpu1",
+        "__switch_to": "hami",
+        "__switch_canary_needs": needs,
+        "switch_canary_timeout": 180,
+    }
 
     def play(**status):
-        pod = {"resources": [{"status": status}]}
+        pod = {"resources": [{"status": status}] if status else []}
         variables = {**variables_of("switch", "vars"), **known, "__switch_canary_pod": pod}
         variables |= {name: trust_as_template(text) for name, text in task["vars"].items()}
         if evaluated("{{ " + task["when"] + " }}", **variables):
@@ -134,3 +139,13 @@ def test_the_play_fails_with_what_the_pod_said():
     # kubelet refuses it, or deletes it before a container ran.
     assert play(phase="Failed", message="Pod was rejected").endswith(": Pod was rejected")
     assert play(phase="Failed").endswith(": it printed no reason")
+    # It hasn't ended in time: the scheduler, or kubelet, says why.
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    late = '{"nvidia.com/gpu": 1}), and is Pending after 180 s: '
+    assert play(phase="Pending", conditions=[unscheduled]).endswith(f"{late}0/3 nodes are available")
+    waits = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    assert play(phase="Pending", conditions=[scheduled], containerStatuses=[waits]).endswith(
+        f"{late}ImagePullBackOff: no such image"
+    )
+    assert "and is gone after 180 s" in play()

@@ -12,6 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_bac
     resolve,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
@@ -20,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node impo
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from fake_kube import FakeKube
+from role_templates import value, variables_of
 from test_preflight import R615, cards, facts, gpu_pod, node
 
 OURS = "gpu.kubegpu.share"
@@ -38,6 +40,14 @@ def server(kind, name, namespace="gpushare-system"):
     spec = {"template": {"spec": {"containers": [{"name": "c", "image": "kubegpu/gpushare:1"}]}}}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def scheduler_of(name):
+    """kube-scheduler as a static pod."""
+    mirror = {"annotations": {"kubernetes.io/config.mirror": "1"}, "labels": {"component": "kube-scheduler"}}
+    one = {"name": "kube-scheduler", "image": "kube-scheduler:v1.36.3", "command": ["kube-scheduler"]}
+    metadata = {"name": f"kube-scheduler-{name}", "namespace": "kube-system", **mirror}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": name, "containers": [one]}}
 
 
 def label_of(value):
@@ -68,7 +78,8 @@ def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=
 
 def found(asked, *objects, **given):
     cluster = read(asked, *objects, **given)
-    claims = Claims(cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()))
+    known = cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()), cluster["releases"]
+    claims = Claims(*known)
     return {one.id: one.text for one in examine(claims, cluster, frozenset(asked))}
 
 
@@ -210,6 +221,17 @@ def test_where_nodes_join_others_that_the_cluster_doesnt_have_are_left_out():
     # Preflight says that the one that joins isn't there.
     assert read(asked, node("gpu1"), alone=["gpu2"])["backends"]["absent"] == ["gpu3"]
     assert read(asked, node("gpu1"))["backends"]["absent"] == []
+
+
+def test_where_nodes_join_a_machine_of_the_control_plane_that_the_cluster_doesnt_have_is_left_out():
+    options = {"mode": "static_pod", "hosts": {"m1": "cp1", "m2": "cp2"}, "state": "present", "namespace": "n"}
+    options["dedicated_namespace"] = "gpushare-scheduler"
+    asked, objects = {"gpu1": "extender"}, [node("gpu1"), node("cp1"), scheduler_of("cp1")]
+    made = read(asked, *objects, scheduler=options, alone=["gpu1"])
+    assert (made["scheduler"]["hosts"], made["backends"]["absent"]) == (["m1"], ["cp2"])
+    # A run for all nodes would leave a scheduler without the extender.
+    with pytest.raises(BadInput, match="the cluster has no node cp2; set gpu_node_name of host m2"):
+        read(asked, *objects, scheduler=options)
 
 
 def test_a_cluster_that_can_do_it_has_a_note_that_nothing_is_preempted():
@@ -442,6 +464,56 @@ def test_a_back_ends_own_resources_are_not_foreign_and_its_nodes_need_no_image()
         assert not {"foreign-plugin", "no-gpu-nodes", "image-delivery"} & ids(backend, label_of(backend))
         assert "foreign-plugin" in ids(backend, {}), "somebody else's plugin"
     assert "image-delivery" in ids("extender", {})
+
+
+OF_PREFLIGHT = {
+    **variables_of("preflight", "vars"),
+    "preflight_extender_image": "",
+    "preflight_device_plugin_image": "",
+}
+RELEASES = value("preflight", "__preflight_values", **OF_PREFLIGHT)
+
+
+@pytest.mark.parametrize(
+    ("backend", "place", "text"),
+    [
+        ("hami", "hami-system/hami", "kubectl label namespace hami-system kubegpu.share/backend=hami"),
+        # Where HAMi's own documentation installs it.
+        ("hami", "kube-system/hami", "has objects of the whole cluster"),
+        ("nvidia", "nvidia-device-plugin/nvidia-device-plugin", "its values would be replaced"),
+        ("hami", "hami-system/other", ""),
+        ("extender", "hami-system/hami", ""),
+    ],
+)
+def test_a_release_that_somebody_else_has_made_is_not_taken_over(backend, place, text):
+    namespace, name = place.split("/")
+    metadata = {"namespace": namespace, "labels": {"owner": "helm", "name": name, "status": "deployed"}}
+    release = {"apiVersion": "v1", "kind": "Secret", "metadata": {**metadata, "name": f"sh.helm.release.v1.{name}.v1"}}
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {}}}
+    given = {"gpu1": backend}
+    findings = found(given, node("gpu1"), space, release, values=RELEASES)
+    assert ("others-release" in findings) is bool(text) and text in findings.get("others-release", "")
+    if text:
+        assert place in findings["others-release"]
+    # This collection's role labels the namespace before helm runs.
+    space["metadata"]["labels"] = label_of(backend)
+    assert "others-release" not in found(given, node("gpu1"), space, release, values=RELEASES)
+
+
+@pytest.mark.parametrize(
+    ("has", "switched", "severity"),
+    [("extender", ["gpu1"], "problem"), ("extender", [], "warning"), ("dra", ["gpu1"], "warning")],
+)
+def test_a_node_that_is_not_ready_is_not_switched(has, switched, severity):
+    live = node("gpu1", labels={"gpushare": {"extender": "true", "dra": "dra"}[has]}, ready="Unknown")
+    cluster = read({"gpu1": "dra"}, live, switch=switched)
+    options = Options(claims=Claims({}, True, cluster["backends"], switched))
+    [one] = [
+        one
+        for one in examine_all(options, cluster, [Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)])
+        if one.id == "node-not-ready"
+    ]
+    assert one.severity == severity and one.text.startswith("node gpu1 isn't Ready")
 
 
 def test_the_gpu_operators_plugin_is_configured_and_nobody_elses():

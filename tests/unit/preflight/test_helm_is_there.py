@@ -10,17 +10,33 @@ from ansible_collections.kubegpu.share.plugins.action.preflight import _helm
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import NO_PARTS
 
 
+def missing(parts=(), there=(), leaving=(), operators=(), **variables):
+    """By variable, how severe it is that its helm isn't there."""
+    found = {
+        key: {**NO_PARTS, **dict.fromkeys(names, True)}
+        for key, names in (("parts", parts), ("there", there), ("leaving", leaving))
+    }
+    return {one.variable: one.severity for one in _helm(found, operators, variables)}
+
+
 @pytest.mark.parametrize(
-    ("parts", "variables", "missing"),
+    ("given", "expected"),
     [
-        ({}, {}, []),
-        ({"hami": True}, {}, ["hami_helm"]),
-        ({"hami": True, "nvidia": True}, {"hami_helm": sys.executable}, ["nvidia_device_plugin_helm"]),
-        ({"nvidia": True}, {"nvidia_device_plugin_helm": "/nowhere/helm"}, ["nvidia_device_plugin_helm"]),
+        ({}, {}),
+        # The chart can't be deployed: a node that is switched would end without a back end.
+        ({"parts": ["hami"]}, {"hami_helm": "problem"}),
+        ({"parts": ["hami"], "there": ["hami"]}, {"hami_helm": "warning"}),
+        ({"there": ["hami"], "leaving": ["hami"]}, {"hami_helm": "warning"}),
+        ({"parts": ["hami", "nvidia"], "hami_helm": sys.executable}, {"nvidia_device_plugin_helm": "problem"}),
+        (
+            {"parts": ["nvidia"], "nvidia_device_plugin_helm": "/nowhere/helm"},
+            {"nvidia_device_plugin_helm": "problem"},
+        ),
+        # The GPU Operator deploys the plugin.
+        ({"parts": ["nvidia"], "operators": [{"kind": "ClusterPolicy", "name": "p"}]}, {}),
+        ({"parts": ["hami"], "operators": [{"kind": "ClusterPolicy", "name": "p"}]}, {"hami_helm": "problem"}),
     ],
 )
-def test_a_missing_helm_is_named_by_its_variable(monkeypatch, parts, variables, missing):
+def test_a_missing_helm_is_named_by_its_variable(monkeypatch, given, expected):
     monkeypatch.setenv("PATH", "/nowhere")
-    found = list(_helm({**NO_PARTS, **parts}, variables))
-    assert [one.variable for one in found] == missing
-    assert all("by which the chart is deployed" in one.text for one in found)
+    assert missing(**given) == expected

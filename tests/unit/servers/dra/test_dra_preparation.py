@@ -82,9 +82,10 @@ class Node:
 
     def listing(self, *numbers: int, pod: int = 0) -> list[PodClaims]:
         """kubelet's list, with a pod for each claim that it has prepared."""
+        names = {one: f"gpu.kubegpu.share/claim={uid(one)}-0" for one in numbers}
         return [
-            PodClaims("default", f"pod{pod or one}", frozenset({f"gpu.kubegpu.share/claim={uid(one)}-0"}))
-            for one in numbers
+            PodClaims("default", f"pod{pod or one}", frozenset({name}), 1, frozenset({(name, f"claim{one}")}))
+            for one, name in names.items()
         ]
 
 
@@ -283,6 +284,28 @@ def test_a_damaged_record_is_set_aside(node: Node, caplog: pytest.LogCaptureFixt
 
 
 # --------------------------------------------------------------------------- what kubelet lists
+
+
+def test_a_claim_without_a_record_that_kubelet_lists_is_prepared_once_more(node: Node) -> None:
+    """Its record was damaged, or written by a later version; kubelet asks for it only when it starts itself."""
+    node.kube.put(make_claim(1, gib(4)))
+    node.kube.put(make_claim(2, gib(4)))
+    node.prepare(1, 2)
+    before = node.specifications()
+    for number in (1, 2):
+        file = node.root / "claims" / f"{uid(number)}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "version": 2}))
+    node.start()
+    assert node.specifications() == {}
+    # A pod that kubelet is just ending isn't listed for long, and of 2 the pod has gone.
+    node.driver.observe(node.listing(1, 2), lambda pod: True)
+    assert node.specifications() == {}
+    node.driver.observe(node.listing(1), lambda pod: True)
+    assert node.specifications() == {name: value for name, value in before.items() if uid(1) in name}
+    assert [one.uid for one in node.driver.prepared()] == [uid(1)] == [one.uid for one in node.held[2:]]
+    # Its memory isn't given away a second time.
+    node.kube.put(make_claim(3, gib(12)))
+    assert "CardFull" in str(node.prepare(3)[0])
 
 
 def test_a_claim_that_kubelet_has_forgotten_is_undone(node: Node) -> None:

@@ -86,3 +86,20 @@ def test_the_tables_agree_with_the_published_files(path: str) -> None:
         plain = re.sub(r"^(repeated|optional)", "", published[key][1]).replace("HealthStatus", "int32")
         repeated = published[key][1].startswith("repeated")
         assert (number, kind) == (published[key][0], plain + "[]" * repeated), key
+
+
+def test_a_pod_is_listed_with_its_cdi_names_and_the_names_of_their_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = dra.CLASSES[dra.PODS.response]()
+    pod = answer.pod_resources.add(name="p", namespace="ns")
+    pod.containers.add(name="plain")
+    for name in ("a", "b"):
+        given = pod.containers.add(name=name).dynamic_resources.add(claim_name="p-gpu-x1", claim_namespace="ns")
+        given.claim_resources.add(driver_name="gpu.kubegpu.share").cdi_devices.add(
+            name=f"gpu.kubegpu.share/claim=u-{name}"
+        )
+        given.claim_resources.add(driver_name="nic.example.org").cdi_devices.add(name="nic=1")
+    listing = dra.ClaimListing("/nowhere", "gpu.kubegpu.share")
+    monkeypatch.setattr(listing._connection, "call", lambda *given: answer)
+    names = [f"gpu.kubegpu.share/claim=u-{name}" for name in ("a", "b")]
+    claims = frozenset((name, "p-gpu-x1") for name in names)
+    assert listing.list() == [dra.PodClaims("ns", "p", frozenset(names), 2, claims)]

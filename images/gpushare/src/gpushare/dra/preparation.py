@@ -70,6 +70,8 @@ class Preparation:
         # None until they are restored.
         self._prepared: dict[str, Record] | None = None
         self._unlisted: dict[str, float] = {}
+        # The UIDs that kubelet listed last time, of claims without a record.
+        self._unrecorded = frozenset[str]()
         # The listed pods for which claims were read again, with the pods that were known then.
         self._reread_for: dict[str, tuple[frozenset[str], tuple[Pod, ...]]] = {}
         self.cards: t.Callable[[], t.Sequence[contract.Card]] = lambda: ()
@@ -218,7 +220,9 @@ class Preparation:
         when the node was set up again. A claim counts as forgotten if it isn't listed for ``FORGOTTEN_SECONDS``, none
         of its pods has a process, and the API has it no more, or not on this node.
 
-        A claim that is listed with a pod which we don't know (it has several pods) is read again.
+        A claim that is listed with a pod which we don't know (it has several pods) is read again. One that isn't
+        prepared in two calls, since its record was damaged or of another version, is prepared once more: kubelet asks
+        for it only when it starts itself, and until then its containers couldn't be started again.
 
         :param is_alive: whether a pod has processes.
         :returns: the UIDs of the claims that were undone.
@@ -228,8 +232,9 @@ class Preparation:
         for pod in listing:
             for uid in {specifications.claim_of(name) for name in pod.cdi} - {""}:
                 listed.setdefault(uid, set()).add(pod.name)
-        undone = []
-        for claim in self.prepared():
+        prepared, undone = self.prepared(), []
+        self._restore_listed(listing, {claim.uid for claim in prepared})
+        for claim in prepared:
             if claim.uid in listed:
                 self._unlisted.pop(claim.uid, None)
                 strangers = frozenset(listed[claim.uid] - {pod.name for pod in claim.pods if is_alive(pod)})
@@ -245,6 +250,21 @@ class Preparation:
                     self._unprepare(claim.uid)
                     undone.append(claim.uid)
         return undone
+
+    def _restore_listed(self, listing: t.Sequence[PodClaims], prepared: t.Container[str]) -> None:
+        """Prepare the claims that kubelet has given to pods, and of which there is no record."""
+        named = {
+            uid: ClaimRef(pod.namespace, uid, claim)
+            for pod in listing
+            for name, claim in pod.claims
+            if (uid := specifications.claim_of(name)) and uid not in prepared
+        }
+        # kubelet may just be ending a pod that it lists.
+        lost = [ref for uid, ref in named.items() if uid in self._unrecorded]
+        self._unrecorded = frozenset(named)
+        for uid, answer in self.prepare(lost).items():
+            if not isinstance(answer, str):
+                log.warning("claim %s had no record, and kubelet lists it: it is prepared once more", uid)
 
     def _reread(self, claim: Claim) -> None:
         """Update the pods of a claim."""

@@ -201,13 +201,15 @@ def plugin_info(driver: str, endpoint: str) -> t.Any:
 class PodClaims(t.NamedTuple):
     """The CDI names that a pod's containers have of one driver, and the number of these containers.
 
-    kubelet lists pods without their UID, and no plain init containers.
+    ``claims`` has for each of them the name of its ResourceClaim, too. kubelet lists pods without their UID, and no
+    plain init containers.
     """
 
     namespace: str
     name: str
     cdi: frozenset[str]
     containers: int = 1
+    claims: frozenset[tuple[str, str]] = frozenset()
 
 
 class ClaimListing:
@@ -235,14 +237,16 @@ class ClaimListing:
         for pod in answer.pod_resources:
             by_container = [names for one in pod.containers if (names := frozenset(self._names(one)))]
             if by_container:
-                found.append(PodClaims(pod.namespace, pod.name, frozenset().union(*by_container), len(by_container)))
+                claims = frozenset[tuple[str, str]]().union(*by_container)
+                cdi = frozenset(name for name, _claim in claims)
+                found.append(PodClaims(pod.namespace, pod.name, cdi, len(by_container), claims))
         return found
 
     def close(self) -> None:
         self._connection.close()
 
-    def _names(self, container: t.Any) -> t.Iterator[str]:
+    def _names(self, container: t.Any) -> t.Iterator[tuple[str, str]]:
         for resource in container.dynamic_resources:
             for part in resource.claim_resources:
                 if part.driver_name == self._driver:
-                    yield from (device.name for device in part.cdi_devices)
+                    yield from ((device.name, resource.claim_name) for device in part.cdi_devices)
