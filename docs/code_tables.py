@@ -27,8 +27,8 @@ FINDINGS = """\
 Findings of preflight
 +++++++++++++++++++++
 
-Each has an id. Those of the first table say that something was asked for that can't be served. Those of the second
-may be known to you better than to preflight: ``preflight_ignore: [boot-full, card-lost@gpu7]`` goes on despite them.
+Preflight prints each with its id, its hosts and what to do; a problem stops the run. Those of the first list can't be
+ignored. Those of the second can, if you know better: ``preflight_ignore: [boot-full, card-lost@gpu7]``.
 
 {}
 May be ignored
