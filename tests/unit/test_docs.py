@@ -135,6 +135,11 @@ def test_every_finding_of_a_page_exists():
     assert FINDING.findall("preflight says `foreign-plugin`, and (`memory-limt`)") == ["foreign-plugin", "memory-limt"]
 
 
+def test_variables_of_no_single_role_are_in_the_index():
+    # ansible-doc shows them with no role.
+    assert set(specifications.SHARED) <= named((ROOT / "docs/README.md").read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_playbook_of_a_page_exists(page):
     text = page.read_text()
