@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 from _lab import CHECKPOINT, RESOURCE, Done, JsonObject, Lab, until
-from _pods import MERGE, body, container
+from _pods import body, container
 from _record import record
 from _switching import Load
 
@@ -310,16 +310,19 @@ def workloads(lab: Lab) -> dict[str, tuple[str, int]]:
 
 
 def join_again(lab: Lab, node: str) -> None:
-    """Make a node one that has just joined: without marks, device plugins and what kubelet knows of devices."""
+    """Make a node one that has just joined: without what kubelet knows of devices.
+
+    HAMi's scheduler may run on it, and moves to another one with the Node.
+    """
     path = f"/api/v1/nodes/{node}"
-    marks = {key: None for key in lab.api.node(node)["metadata"]["labels"] if "kubernetes.io/" not in key}
-    lab.api.call("PATCH", path, {"metadata": {"labels": marks}}, MERGE)
 
     def no_plugin() -> bool:
         pods = lab.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}")
-        return {one["metadata"]["namespace"] for one in pods} <= {"kube-system"}
+        labels = {label for one in pods for label in one["metadata"].get("labels", {}).items()}
+        return not labels & set(PLUGINS.values())
 
-    until(no_plugin, f"no device plugin on {node}", 120)
+    # uninstall.yml has taken it off the node.
+    until(no_plugin, f"no device plugin on {node}", 30)
     lab.ssh(node, f"systemctl stop kubelet && rm -f {CHECKPOINT}")
     lab.api.delete(path)
     lab.ssh(node, "systemctl start kubelet")
