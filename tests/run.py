@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the tests, or some stages of them: lint, unit, lab, molecule, upgrade.
+"""Run the tests, or some stages of them: lint, unit, lab, molecule, upgrade, oldest.
 
-Without ``--all`` the tests marked ``long``, ansible-test's sanity, molecule and the upgrade of a cluster are left out.
+Without ``--all`` the tests marked ``long``, ansible-test's sanity, molecule, the upgrade of a cluster and the unit
+tests with the oldest versions are left out.
 
 A failure doesn't stop the run. The lab is taken down in every case. The last lines name each failure, and the last one
 is ``N passed, N failed, N skipped``. A check of the lint stage counts as one test, and so does a molecule scenario.
@@ -25,9 +26,11 @@ from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
 
+from oldest import PYTHON, interpreter
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-STAGES = ("lint", "unit", "lab", "molecule", "upgrade")
+STAGES = ("lint", "unit", "lab", "molecule", "upgrade", "oldest")
 # What a run without --all consists of.
 ORDINARY = STAGES[:3]
 PRINTING = threading.Lock()
@@ -128,9 +131,17 @@ def count_command(count: Count, name: str, code: int, last: list[str]) -> None:
     count.add(int(not code), int(code != 0), 0, reasons)
 
 
-def pytest(count: Count, name: str, *arguments: str, background: bool = False, yielding: bool = False) -> None:
+def pytest(
+    count: Count,
+    name: str,
+    *arguments: str,
+    background: bool = False,
+    yielding: bool = False,
+    program: tuple[str, ...] = ("python", "-m", "pytest", "-p", "no:cacheprovider"),
+) -> None:
     """Run pytest and count its tests one by one.
 
+    :param program: what runs pytest.
     :param yielding: take only the processor time that the lab's tests leave, which take longest.
     :param background: print its output when it has ended, since other stages print theirs meanwhile.
     """
@@ -138,7 +149,7 @@ def pytest(count: Count, name: str, *arguments: str, background: bool = False, y
     print(f"==> {name}{': started' if background else ''}", flush=True)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         report = Path(folder) / "junit.xml"
-        command = ("python", "-m", "pytest", "-ra", f"--junitxml={report}", "-p", "no:cacheprovider", *arguments)
+        command = (*program, "-ra", f"--junitxml={report}", *arguments)
         nice = ("nice", "-n", "10") if yielding else ()
         code, last = run(*nice, *command, sink=log if background else None)
         log.seek(0)
@@ -193,6 +204,15 @@ def unit(count: Count, everything: bool, beside: bool) -> None:
     chosen = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
     arguments = ("tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
     pytest(count, "unit tests", *arguments, yielding=beside)
+
+
+def oldest(count: Count) -> None:
+    if not interpreter():
+        print(f"==> the oldest versions: skipped, since this machine has no Python {PYTHON}", flush=True)
+        count.add(0, 0, 1, [])
+        return
+    arguments = ("-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long")
+    pytest(count, "unit tests with the oldest versions", *arguments, program=("python", "tests/oldest.py"))
 
 
 def lab_tests(count: Count, everything: bool, background: bool = False) -> None:
@@ -297,6 +317,8 @@ def main() -> int:
             without_lab()
         if "upgrade" in stages:
             pytest(count, "upgrade by kubeadm", "tests/upgrade", "-v")
+        if "oldest" in stages:
+            oldest(count)
     print(f"{time.monotonic() - started:.0f} s; failures: {len(count.reasons) or 'none'}", flush=True)
     print(*(f"  {line}" for line in count.reasons), sep="\n", end="\n" if count.reasons else "")
     print(count, flush=True)

@@ -26,6 +26,7 @@ from lab.paths import cache_root
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests"))
 import built_collection  # noqa: E402
+import oldest  # noqa: E402
 
 TOOLS = ("ansible-builder==3.2.0", "galaxy-importer==0.4.44")
 # Module names of packages that have another name.
@@ -39,6 +40,16 @@ def requirements() -> dict[str, Requirement]:
     lines = (ROOT / "meta/ee-requirements.txt").read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {one.name: one for one in found}
+
+
+def test_the_oldest_versions_can_be_tested():
+    """Each is named where the collection promises it, and can be had by pip."""
+    packages, community = oldest.requirements()
+    versions = dict(one.split("==") for one in packages)
+    for name in ("kubernetes", "orjson"):
+        assert versions[name] in requirements()[name].specifier
+    runtime = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())
+    assert runtime["requires_ansible"] == f">={versions['ansible-core']}" and community.startswith("ansible==")
 
 
 def brought_by(package: str) -> set[str]:
