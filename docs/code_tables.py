@@ -27,8 +27,8 @@ FINDINGS = """\
 Findings of preflight
 +++++++++++++++++++++
 
-Each has an id. Those of the first table say that something was asked for that can't be served. Those of the second
-may be known to you better than to preflight: ``preflight_ignore: [boot-full, card-lost@gpu7]`` goes on despite them.
+Preflight prints each with its id, its hosts and what to do; a problem stops the run. Those of the first list can't be
+ignored. Those of the second can, if you know better: ``preflight_ignore: [boot-full, card-lost@gpu7]``.
 
 {}
 May be ignored
@@ -90,9 +90,9 @@ SYMPTOMS = (
         ),
     ),
     Symptom(
-        "Pods are chosen a node and aren't bound (Event GPUMemoryRefused)",
-        "The Event's message begins with the reason code. kube-scheduler tries the pod again by itself; what "
-        "repeats for minutes needs you.",
+        "kube-scheduler chooses a node for a pod, and the pod isn't bound (Event GPUMemoryRefused)",
+        "The Event's message begins with the reason code. kube-scheduler tries the pod again by itself. Act if the "
+        "Event repeats for minutes.",
         ("S1", "G5"),
         (
             "PodNotFound",
@@ -147,13 +147,13 @@ SYMPTOMS = (
     ),
     Symptom(
         "inspect.yml, kubectl and nvidia-smi show different numbers",
-        "Run `playbooks/verify.yml`: it names the pod and the card on which the sources differ. Findings that pass "
-        "by themselves within half a minute aren't reported.",
+        "Run `playbooks/verify.yml`: it names the pod and the card on which the sources differ. It doesn't report "
+        "differences that disappear within half a minute.",
         ("C1", "C5", "C7", "G2", "G3", "G4", "G6", "G10"),
     ),
     Symptom(
         "After an upgrade, or another tool's run, new pods get no card",
-        "Run `playbooks/site.yml` again: it restores what was overwritten. `playbooks/verify.yml` names it before.",
+        "Run `playbooks/verify.yml` to see what was overwritten, and `playbooks/site.yml` to restore it.",
         ("S2", "S1", "G3", "C4"),
         (),
         ("driver-mismatch", "toolkit-skew", "runtime-warning", "cdi-stale"),
@@ -199,9 +199,8 @@ def _check(check: t.Any) -> str:
 TROUBLESHOOTING = """\
 # Troubleshooting by symptom
 
-Find what you see, look at what it says first, and then at the ids: each has its meaning here, and findings of
-`playbooks/verify.yml` say what to do.
-`docs/generate.py` makes this page from the code's own tables.
+Find your symptom, follow its first sentence, and then look at its ids. Each id has its meaning here, and findings of
+preflight and verify say what to do. `docs/generate.py` makes this page from the code's own tables.
 
 Three programs report. **preflight** reports before anything changes ([all of its findings](preflight_findings.rst)).
 The **servers** give a
@@ -209,7 +208,7 @@ The **servers** give a
 API, kubelet and NVML at any time:
 
 ```
-ansible-playbook kubegpu.share.verify
+ansible-playbook -i inventory kubegpu.share.verify
 ```
 
 {symptoms}

@@ -91,20 +91,21 @@ class ActionModule(ShareAction):
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:
     """Check the archive that nodes are to import."""
 
-    def problem(what: str) -> Finding:
+    def problem(what: str, action: str) -> Finding:
         fields = {"archive": archive, "image": image}
-        return Finding("image-archive", PROBLEM, what, variable="gpushare_image_archive", fields=fields)
+        return Finding("image-archive", PROBLEM, what, action, variable="gpushare_image_archive", fields=fields)
 
     if not archive:
-        yield problem("importing {image} needs an archive; set it, or set gpushare_image_delivery")
+        yield problem("importing {image} needs an archive", "set it, or set gpushare_image_delivery to another value")
     elif not os.path.isfile(archive):
-        yield problem("{archive} is no file")
+        yield problem("{archive} is no file", "set it to an archive that playbook kubegpu.share.build_images wrote")
     else:
         try:
             images_archive.require(archive, image)
         except BadInput as error:
             # Its text begins with the name of the option.
-            yield Finding("image-archive", PROBLEM, "gpushare_{reason}", fields={"reason": str(error)})
+            action = "write one with playbook kubegpu.share.build_images, or set gpushare_image to the name in it"
+            yield Finding("image-archive", PROBLEM, "gpushare_{reason}", action, fields={"reason": str(error)})
 
 
 def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:

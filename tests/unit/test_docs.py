@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import specifications
 from check_worlds import WORLDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,9 +24,17 @@ ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
 # A variable of a role begins with its name; those of several roles with gpu.
 VARIABLE = re.compile(rf"`((?:gpu|{'|'.join(ROLES)}|uninstall)_[a-z0-9_]+)(?:: [^`]*|=[^`]*)?`")
 SET = re.compile(r"-e '?\{?\"?([a-z][a-z0-9_]+)[=\"]")
+# A variable's own line in a block of YAML.
+LINE = re.compile(rf"^[ -]*((?:gpu|{'|'.join(ROLES)})_[a-z0-9_]+):", re.MULTILINE)
+VALUE = re.compile(r"\b([a-z][a-z0-9_]+)(?:: |=)([\w.-]+)")
+TEST = re.compile(r"\btest_\w+")
+FILE = re.compile(r"`((?:docs|tests|images|roles|plugins|lab|inventories|awx)/[\w./-]+\.\w+)`")
+# Where a page names a finding: behind a bracket, or as what preflight says. Servers and namespaces have these prefixes.
+FINDING = re.compile(r"(?:\(|says? )`(?!gpushare-|nvidia-|kubegpu-|hami-acceptance)([a-z]+(?:-[a-z0-9]+)+)`")
 ROLE_VARIABLE = re.compile(r"\b(?:gpu|uninstall)_[a-z_]+\b")
 
 
+@functools.cache
 def options():
     """Every option of the roles' argument specifications, and what playbooks, roles and the controller read besides."""
     found = set()
@@ -39,6 +49,7 @@ def options():
     return found
 
 
+@functools.cache
 def others():
     """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
     names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
@@ -55,7 +66,29 @@ def others():
 
 
 def named(text):
-    return set(VARIABLE.findall(text)) | set(SET.findall(text))
+    blocks = "".join(re.findall(r"```ya?ml\n(.*?)```", text, re.DOTALL))
+    return set(VARIABLE.findall(text)) | set(SET.findall(text)) | set(LINE.findall(blocks))
+
+
+def refused(text):
+    """Return the values of variables that no role accepts; a table's alternatives have another separator."""
+    known = specifications.options()
+    found = [(name, value.strip(".")) for name, value in VALUE.findall(text) if name in known]
+    choices = {name: [str(one) for one in known[name].rules.get("choices", ())] for name, _value in found}
+    kinds = {"bool": {"true", "false"}}
+    return {
+        (name, value)
+        for name, value in found
+        if value not in (choices[name] or kinds.get(known[name].rules["type"], {value}))
+    }
+
+
+def wrong(pattern, exists):
+    """Return what the pages name and what doesn't exist, by page."""
+    missing = {
+        str(page.relative_to(ROOT)): {one for one in pattern(page.read_text()) if not exists(one)} for page in PAGES
+    }
+    return {page: names for page, names in missing.items() if names}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -71,6 +104,40 @@ def test_a_misspelt_variable_is_found():
     )
     assert found == {"driver_versoin", "gpushare_memory_limit", "gpu_maintanance", "verify_x"}
     assert found - options() - others() == {"driver_versoin", "gpu_maintanance", "verify_x"}
+
+
+def test_every_value_of_a_page_is_accepted():
+    # An example of what preflight refuses.
+    assert wrong(refused, {("gpushare_admission", "denny")}.__contains__) == {}
+    assert refused("`gpu_maintenance: drain`, -e driver_hold=maybe, inspect_format: wide|json") == {
+        ("driver_hold", "maybe")
+    }
+
+
+def test_every_test_of_a_page_exists():
+    names = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    names |= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert wrong(TEST.findall, names.__contains__) == {}
+
+
+def test_every_file_of_a_page_exists():
+    # What the lab builds in its own folder, and a user's own inventory.
+    others = ("images/gpushare.tar", "inventories/mine/hosts.yml")
+    assert wrong(FILE.findall, lambda name: name in others or (ROOT / name).exists()) == {}
+
+
+def test_every_finding_of_a_page_exists():
+    listed = (ROOT / "docs/reference/preflight_findings.rst").read_text()
+    ids = set(re.findall(r"^``([\w-]+)``$", listed, re.MULTILINE))
+    assert wrong(FINDING.findall, ids.__contains__) == {}
+    assert FINDING.findall("preflight says `foreign-plugin`, and (`memory-limt`)") == ["foreign-plugin", "memory-limt"]
+
+
+def test_variables_of_no_single_role_are_in_the_index():
+    # ansible-doc shows them with no role.
+    assert set(specifications.SHARED) <= named((ROOT / "docs/README.md").read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -189,7 +189,7 @@ GPUSHARE_CHECKS = {
             "not_queried": "pass the answers of /gpushare-scheduler/inspect as extender",
             "no_answer": "read the extender's log on its node",
             "unreadable": "restart the extender: its cache is out of date",
-            "unreadable_answers": "",
+            "unreadable_answers": "read the extenders' logs on the control planes",
             "node_not_cached": "schedule a GPU pod: upstream's extender caches a node with the first request for it",
         },
     ),

@@ -28,6 +28,6 @@ def refusal(host: str, distribution: t.Mapping[str, t.Any]) -> str:
     name = distribution.get("name") or distribution.get("id")
     return (
         f"host {host} runs {name}, whose files belong to OpenShift's Machine Config Operator: changes over SSH are "
-        "reverted or degrade the node's pool. Remove it from the group, and use the GPU Operator and the module "
-        "machine_config"
+        "reverted or degrade the node's pool. Remove it from the group and name its node in gpushare_nodes; the GPU "
+        "Operator has its driver, and the module machine_config its settings"
     )

@@ -27,7 +27,7 @@ OF_EXTENDER = frozenset(
 )
 VARIABLE = "gpushare_allocation"
 BACKEND = "gpu_backend"
-SWITCH = "playbooks/switch.yml {asked} --limit {hosts}"
+SWITCH = "kubegpu.share.switch {asked} --limit {hosts}"
 # What gives away the cards, where two do.
 TITLES = {EXTENDER: "the device plugin", DRA: "the DRA driver"}
 DESCRIBED = {

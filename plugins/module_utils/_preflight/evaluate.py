@@ -72,7 +72,10 @@ TROUBLE = {
         "is reached as {user}, who can't become root: {reason}",
         "run with --ask-become-pass or set ansible_become_password to {user}'s, or let {user} use sudo without one",
     ),
-    "no-facts": ("returns no facts: {reason}", ""),
+    "no-facts": (
+        "returns no facts: {reason}",
+        "mend that on the machine, or leave it out (--limit 'localhost,all,!NAME')",
+    ),
 }
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
@@ -156,7 +159,8 @@ def examine(
         shared |= {one["node"] for one in options.claims.backends["nodes"]}
     if not shared and not (options.claims.backends and options.claims.backends["nodes"]):
         what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
-        found.append(Finding("no-gpu-nodes", PROBLEM, what, variable="gpu_nodes"))
+        action = "add the machines with GPUs to the group, or name their nodes in gpushare_nodes"
+        found.append(Finding("no-gpu-nodes", PROBLEM, what, action, variable="gpu_nodes"))
     if cluster is not None:
         found += _cluster(options, cluster, hosts, shared)
     for host in hosts:
@@ -206,7 +210,8 @@ def _cluster(
         if len(twins) > 1 and twins[0] == host.host:
             fields = {"hosts": twins, "node": host.node}
             what = "the hosts {hosts} have the same node name, {node}"
-            yield Finding("twin-nodes", PROBLEM, what, variable="gpu_node_name", fields=fields)
+            action = "set it for each host to the name of its own node, or remove the other hosts"
+            yield Finding("twin-nodes", PROBLEM, what, action, variable="gpu_node_name", fields=fields)
         node = nodes.get(host.node)
         if node is None:
             yield _unknown_node(host, nodes)
@@ -304,11 +309,12 @@ def _node(
     def finding(id: str, what: str, action: str = "", variable: str = variable, severity: str = PROBLEM) -> Finding:
         return Finding(id, severity, what, action, host.host, variable, fields, "node {node} ")
 
+    conditions = "run 'kubectl describe node {node}': its conditions have the reason"
     if not node["ready"] and options.claims.moves(node):
-        do = "mend the node first, or leave it out of this run"
+        do = f"mend the node first, or leave it out of this run; {conditions}"
         yield finding("node-not-ready", "isn't Ready: its kubelet ends no pod, and starts none", do, variable="")
     elif not node["ready"]:
-        yield finding("node-not-ready", "isn't Ready", variable="", severity=WARNING)
+        yield finding("node-not-ready", "isn't Ready", conditions, variable="", severity=WARNING)
     if not (host.is_gpu_host or shared):
         return
     # Others bring their own image by their charts.

@@ -172,7 +172,7 @@ def _distribution(machine: Machine) -> Draft | None:
     return Draft(
         PROBLEM,
         "runs {id} {version}",
-        "what can be set up is a family of {known}",
+        "take it out of the group: only the families {known} can be set up",
         variable="gpu_nodes",
         id=distribution["id"],
         version=distribution["version"],
@@ -186,7 +186,7 @@ def _architecture(machine: Machine) -> Draft | None:
     arch = machine.node["distribution"]["arch"]
     if arch in ARCHITECTURES:
         return None
-    action = "the driver and the servers exist for {known}"
+    action = "take it out of the group: the driver and the servers exist for {known} only"
     return Draft(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
 
 
@@ -195,7 +195,8 @@ def _no_gpu(machine: Machine) -> Draft | None:
     """No NVIDIA GPU is on the machine's PCI bus."""
     if machine.node["gpus"]:
         return None
-    return Draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", variable="gpu_nodes")
+    action = "take it out of the group, or check that its card is seated ('lspci -d 10de:' lists none)"
+    return Draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", action, variable="gpu_nodes")
 
 
 @check("driver-provided")
@@ -580,7 +581,7 @@ def _device_list(machine: Machine) -> Draft | None:
     return Draft(
         PROBLEM,
         "has cards of {count} units: {unit} makes a list of device IDs of {size} bytes, and kubelet accepts {most}",
-        "use GiB",
+        "set it to GiB",
         variable="gpushare_memory_unit",
         count=sum(card.units for card in cards),
         unit=machine.unit,
@@ -598,6 +599,7 @@ def _small_card(machine: Machine) -> Draft | None:
     return Draft(
         PROBLEM,
         "has card {index} with {memory} MiB, less than one {unit}",
+        "set it to MiB, or take the machine out of gpu_nodes",
         variable="gpushare_memory_unit",
         index=small[0].index,
         memory=small[0].memory_mib,

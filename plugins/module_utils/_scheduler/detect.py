@@ -198,7 +198,7 @@ def select_mode(
         if mode in ON_MACHINES and not (present or hosts or extended):
             mode, reason = DEDICATED, f"{reason}, group control_plane is empty, and the cluster has no {EXTENDER}"
     elif OPENSHIFT in (mode, fitting) and mode != fitting:
-        raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}")
+        raise BadInput(f"scheduler_mode: {mode} doesn't fit this cluster: {reason}; set it to {AUTO}")
     elif mode != fitting:
         reason = f"scheduler_mode sets it; auto would select {fitting}: {reason}"
     if mode not in ON_MACHINES:
@@ -282,9 +282,14 @@ def _require_every_scheduler(mode: str, hosts: t.Mapping[str, str], running: t.S
         if node not in known:
             raise BadInput(f"control_plane: the cluster has no node {node}; set gpu_node_name of host {host}")
         if node not in running:
-            raise BadInput(f"control_plane: node {node} of host {host} runs no kube-scheduler")
+            raise BadInput(
+                f"control_plane: node {node} of host {host} runs no kube-scheduler; take it out of the group"
+            )
     if not hosts:
-        raise BadInput(f"control_plane: this group is empty, and scheduler_mode is {mode}")
+        raise BadInput(
+            f"control_plane: this group is empty, and scheduler_mode is {mode}; add the control plane's machines "
+            f"to it, or set scheduler_mode to {DEDICATED}"
+        )
 
 
 # --------------------------------------------------------------------------- reading the cluster
@@ -440,7 +445,7 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
             f"scheduler_mode: {selected.mode} ({selected.reason}) would leave {' and '.join(leftovers)} of mode "
             f"{DEDICATED} at work: pods that don't name that scheduler are refused, and two extenders allocate the "
             f"same cards. Set scheduler_mode to {DEDICATED}, or remove that mode first "
-            f"(playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
+            f"(kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
         )
     namespace = str(options["namespace"])
     return {

@@ -119,7 +119,8 @@ def _values(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Find
             yield Finding("unknown-yet", NOTE, "it isn't known before the run: {reason}{where}", "", "", name, fields)
         except AnsibleError as error:
             fields = {"reason": _one_line(error), "where": host.where(name)}
-            yield Finding("wrong-value", PROBLEM, "it can't be evaluated: {reason}{where}", "", "", name, fields)
+            action = "correct its template"
+            yield Finding("wrong-value", PROBLEM, "it can't be evaluated: {reason}{where}", action, "", name, fields)
         else:
             if wanted:
                 yield _wrong(name, option.rules, host, wanted)
@@ -170,7 +171,8 @@ def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bo
         if not is_there(path):
             fields = {"path": path, "where": host.where(name), "folder": os.getcwd()}
             what = "there is no {path}" if is_there is os.path.isfile else "there is no directory {path}"
-            action = "" if os.path.isabs(os.path.expanduser(value)) else "a relative path begins at {folder}"
+            relative = not os.path.isabs(os.path.expanduser(value))
+            action = "set it to a path on the controller" + ("; a relative one begins at {folder}" if relative else "")
             yield Finding("missing-file", PROBLEM, what + "{where}", action, "", name, fields)
 
 

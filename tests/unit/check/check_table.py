@@ -32,7 +32,8 @@ BACKENDS = {
 INTRODUCTION = """# What verify.yml checks
 
 The module [gpu_allocation_check](reference/gpu_allocation_check_module.rst) compares three sources: the API, kubelet's
-allocations, and NVML. Each check runs for one moment of a cluster, and for the nodes of its own stack only.
+allocations, and NVML, as they were at one moment. Each check is for the nodes of its own sharing stack. A finding says
+what to do; [troubleshooting](reference/troubleshooting.md#what-verify-reports) has all of them.
 
 | level | means |
 |---|---|
@@ -41,9 +42,9 @@ allocations, and NVML. Each check runs for one moment of a cluster, and for the 
 | UNKNOWN | evidence is missing or can't be read; it never counts as PASS |
 | PASS | the sources agree; with `n` = 0 there was nothing to compare |
 
-With two samples, FAIL and WARN count only where both samples have them for the same node, GPU, pod and container; the
-others are counted as transient. A total fails only if the entries present in both samples exceed the limit. Each
-finding has the code of its cause (`cause`), for programs.
+With two samples, a FAIL or WARN counts only if both samples have it for the same node, GPU, pod and container; others
+are counted as transient. A sum fails only if its entries that both samples have exceed the limit. Each finding has the
+code of its cause (`cause`), for programs.
 
 The last column names the fault that a test injects into a healthy cluster, and the cause that the check then reports;
 no other check reports FAIL. The level is FAIL unless it is named. The tests write this page

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check.catalog import CATALOG
 from ansible_collections.kubegpu.share.plugins.module_utils._check.invariant import UNEXPECTED_ERROR
 from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS
 from check_kit import checked, failing, found, recorded
@@ -58,6 +59,13 @@ def test_exactly_this_check_reports_the_fault(mutation: Mutation) -> None:
 def test_every_check_has_mutations_of_their_own_names() -> None:
     assert {one.check for one in MUTATIONS} == set(EVERY)
     assert len({one.id for one in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_every_cause_says_what_to_do() -> None:
+    causes = [
+        (id, cause, unknown) for id, one in CATALOG.items() for cause in one.messages for unknown in (True, False)
+    ]
+    assert [one for one in causes if not CATALOG[one[0]].message(*one[1:])[1]] == []
 
 
 def test_the_page_is_current() -> None:

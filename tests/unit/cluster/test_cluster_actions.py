@@ -94,8 +94,8 @@ def test_an_invalid_archive_is_reported_with_other_problems(tmp_path, given, mes
     arguments = {"image_archive": str(tmp_path / given)} if given else {}
     result, _printed = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments)
     assert result["problems"] == 2 and not result["changed"]
-    [found] = [one["found"] for one in result["findings"] if one["id"] == "image-archive"]
-    assert found.startswith("gpushare_image_archive: ") and message in found
+    [found] = [one for one in result["findings"] if one["id"] == "image-archive"]
+    assert found["found"].startswith("gpushare_image_archive: ") and message in found["found"] and found["do"]
     registry = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
     assert registry[0]["problems"] == 1
 

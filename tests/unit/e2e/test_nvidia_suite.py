@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS, observed
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nvidia_cases import CASES, announced
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import ALL, NVIDIA, Options
@@ -299,3 +303,10 @@ def test_a_node_without_its_cards_is_tested_and_not_left_out():
     done = suite(Cluster([node("gpu1", {}, gpushare="true")], {}), suite=ALL)
     [one] = done["acceptance"]["suites"]
     assert (one["suite"], one["result"]) == ("workloads", "skipped") and "no node advertises" in done["table"]
+
+
+def test_the_example_of_the_roles_page_is_a_case():
+    page = (Path(__file__).parents[3] / "roles/acceptance/README.md").read_text()
+    [example] = re.findall(r"```yaml\n(acceptance_cases:.*?)```", page, re.DOTALL)
+    [case] = parse(yaml.safe_load(example)["acceptance_cases"])
+    assert (case.suite, case.kinds, case.mismatch("25"), bool(case.mismatch("100"))) == (NVIDIA, ("mps",), "", True)

@@ -130,7 +130,7 @@ def test_the_extenders_nodes_are_known(announcing):
     assert chosen({"gpu1": "dra"}, *objects) == {"gpu1": ("extender", "switch-pending")}
     text = found({"gpu1": "dra"}, *objects)["switch-pending"]
     assert text.startswith("gpushare_allocation: node gpu1 has extender now, and this run leaves it so")
-    assert text.endswith("playbooks/switch.yml -e gpushare_allocation=dra --limit gpu1")
+    assert text.endswith("kubegpu.share.switch -e gpushare_allocation=dra --limit gpu1")
 
 
 def test_a_plugin_that_has_just_left_holds_no_card():
@@ -304,7 +304,7 @@ def test_a_node_between_two_allocations_is_refused():
     begun = node("gpu1", annotations={SWITCHING: "dra"})
     text = found({"gpu1": "extender"}, begun)["switch-unfinished"]
     assert "a run that was to switch it to dra ended early" in text
-    assert text.endswith("run the same command again: playbooks/switch.yml -e gpushare_allocation=dra --limit gpu1")
+    assert text.endswith("run the same command again: kubegpu.share.switch -e gpushare_allocation=dra --limit gpu1")
     # switch.yml goes on from both.
     for objects in (both, [begun]):
         assert {*found({"gpu1": "dra"}, *objects, switch=["gpu1"])} == {"claims-preemption"}
@@ -332,7 +332,7 @@ def test_a_node_keeps_its_back_end_until_it_is_switched(asked, there, has, comma
     assert chosen({"gpu1": asked}, there) == {"gpu1": (has, "switch-pending")}
     text = found({"gpu1": asked}, there)["switch-pending"]
     assert text.startswith(f"gpu_backend: node gpu1 has {has} now, and this run leaves it so")
-    assert text.endswith(f"playbooks/switch.yml {command} --limit gpu1")
+    assert text.endswith(f"kubegpu.share.switch {command} --limit gpu1")
     [(allocation, code)] = chosen({"gpu1": asked}, there, switch=["gpu1"]).values()
     assert code == "switched" and allocation in (asked, "dra")
 

@@ -10,7 +10,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gp
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as operator
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import Finding
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from fake_kube import FakeKube
@@ -97,7 +97,7 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
         ({"objects": [node("cp1")]}, "gpu_nodes", "gpu1 isn't a node of the cluster, whose nodes are cp1"),
         ({"objects": [node("gpu1")]}, "control_plane", "cp1 isn't a node of the cluster"),
         ({"hosts": with_gpu1(facts=facts(gpus=0))}, "gpu_nodes", "gpu1 has no NVIDIA GPU on its PCI bus"),
-        ({"hosts": with_gpu1(facts=facts(family="arch"))}, "gpu_nodes", "a family of debian or redhat or suse"),
+        ({"hosts": with_gpu1(facts=facts(family="arch"))}, "gpu_nodes", "only the families debian or redhat or suse"),
         ({"hosts": with_gpu1(facts=COREOS)}, "gpu_nodes", "gpu1 runs Red Hat Enterprise Linux CoreOS 4.20, whose"),
         ({"hosts": with_gpu1(facts=facts(arch="riscv64"))}, "gpu_nodes", "has the architecture riscv64"),
         ({"objects": [node("gpu1", runtime="rkt://1.30"), node("cp1")]}, "gpu_nodes", "runs rkt://1.30"),
@@ -117,9 +117,12 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
     ],
 )  # fmt: skip
 def test_one_problem_has_one_text_that_names_the_variable(arguments, variable, message):
-    problems = found(**arguments).problems
+    findings = found(**arguments)
+    problems = findings.problems
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"{variable}: ")
+    # CoreOS's sentence is that of the roles, and ends with what to do.
+    assert [one.id for one in findings if one.severity == PROBLEM and not one.do] in ([], ["coreos"])
     assert message in problems[0]
     assert "\n" not in problems[0]
 
@@ -225,7 +228,9 @@ def test_all_problems_are_reported_at_once():
 
 
 def test_a_node_that_isnt_ready_is_a_warning_and_unknown_cards_are_noted():
-    assert found(objects=[node("gpu1", ready="False"), node("cp1")]).texts("warning") == ["node gpu1 isn't Ready"]
+    assert found(objects=[node("gpu1", ready="False"), node("cp1")]).texts("warning") == [
+        "node gpu1 isn't Ready; run 'kubectl describe node gpu1': its conditions have the reason"
+    ]
     result = found(Options(memory_unit="MiB"), hosts=with_gpu1(facts=facts(count=0)))
     assert result.problems == []
     assert "gpushare_memory_unit: host gpu1 lists no card before its driver is loaded" in result.texts("note")[0]
@@ -298,7 +303,8 @@ def test_hosts_with_the_same_finding_share_an_entry():
     [(_severity, text)] = result.entries(160)
     first, *rest = text.splitlines()
     assert first == "problem  no-gpu  " + ", ".join(f"gpu{at}" for at in range(8)) + ", and 22 more"
-    assert rest == ["         has no NVIDIA GPU on its PCI bus (gpu_nodes)"]
+    assert rest[0] == "         has no NVIDIA GPU on its PCI bus (gpu_nodes)"
+    assert [line[:11] for line in rest[1:]] == ["         → "]
     assert [one["hosts"] for one in (each.result() for each in result)] == [[f"gpu{at}"] for at in range(30)]
 
 
@@ -309,7 +315,7 @@ def test_hosts_with_the_same_finding_share_an_entry():
         ("unreachable", "", "host gpu1 can't be reached: No route to host;", False),
         ("not-root", "kube", "host gpu1 runs modules as kube, and the roles need root there; set ansible_become", True),
         ("no-escalation", "kube", "host gpu1 is reached as kube, who can't become root: No route to host; run", True),
-        ("no-facts", "root", "host gpu1 returns no facts: No route to host", False),
+        ("no-facts", "root", "host gpu1 returns no facts: No route to host; mend", False),
     ],
 )
 def test_a_host_without_facts_is_a_finding_among_the_others(id, user, words, ignorable):

@@ -154,12 +154,16 @@ def test_files_that_are_missing_on_the_controller(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     [(id, severity, text)] = found(host(gpu_kubeconfig="reader.kubeconfig"))
     assert (id, severity) == ("missing-file", "problem")
-    assert text == (f"gpu_kubeconfig: there is no {tmp_path}/reader.kubeconfig; a relative path begins at {tmp_path}")
+    assert text == (
+        f"gpu_kubeconfig: there is no {tmp_path}/reader.kubeconfig; set it to a path on the controller; a relative one "
+        f"begins at {tmp_path}"
+    )
     assert found(host(gpu_kubeconfig="reader.kubeconfig"), cluster=False) == []
     (tmp_path / "reader.kubeconfig").touch()
     assert found(host(gpu_kubeconfig="reader.kubeconfig")) == []
     packages = {"driver_packages_dir": "/nowhere", "driver_source": "packages"}
-    assert found(host(**packages))[0][2] == "driver_packages_dir: there is no directory /nowhere"
+    absolute = "driver_packages_dir: there is no directory /nowhere; set it to a path on the controller"
+    assert found(host(**packages))[0][2] == absolute
     assert found(host(**{**packages, "driver_source": "repository"})) == []
     assert found(host(driver_runfile="https://example.org/driver.run", driver_source="runfile")) == []
     assert set(SOURCES) <= set(OPTIONS)

@@ -343,7 +343,7 @@ def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
         detected(api)
     message = str(caught.value)
     assert message.startswith("scheduler_mode: static_pod (node cp1 runs") and f"leave {kind} " in message
-    assert "playbooks/uninstall.yml --limit localhost,control_plane -e scheduler_mode=dedicated" in message
+    assert "kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode=dedicated" in message
     found = detected(api, state="absent")
     assert found["mode"] == "static_pod" and [one.split()[0] for one in found["leftovers"]] == [kind]
     # Its own mode continues.
