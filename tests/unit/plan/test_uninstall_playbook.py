@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import yaml
-from own_cluster import ROOT, own_api_server, run_playbook
-from real_apiserver import MERGE
+from own_cluster import ROOT, run_playbook
+from real_apiserver import MERGE, own_api_server
 
 UNINSTALL = ROOT / "playbooks" / "uninstall.yml"
 SWITCH = {"kubegpu.share/switch": "hami", "kubegpu.share/switch-from": "extender"}
