@@ -28,15 +28,21 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A clone with the files of this checkout, those that aren't committed yet too."""
+    """A clone with the files of this checkout, those that aren't committed yet too, before its first release."""
     folder = tmp_path / "checkout"
     git(tmp_path, "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder))
     git(folder, "config", "user.name", "t")
     git(folder, "config", "user.email", "t@example.org")
     for name in (SCRIPT, "galaxy.yml", "changelogs/config.yaml", ".gitignore"):
         shutil.copyfile(ROOT / name, folder / name)
-    if git(folder, "status", "--porcelain"):
-        git(folder, "commit", "--quiet", "--all", "--message", "as it is here")
+    for tag in git(folder, "tag").split():
+        git(folder, "tag", "--delete", tag)
+    changes = folder / "changelogs"
+    (changes / "changelog.yaml").write_text("---\nancestor:\nreleases: {}\n")
+    (changes / "fragments").mkdir(exist_ok=True)
+    (changes / "fragments/of-the-test.yml").write_text("---\nsecurity_fixes:\n  - role gpushare - a change.\n")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "as it is here, before its first release")
     return folder
 
 
