@@ -110,6 +110,7 @@ def test_fault_02_two_pods_at_once_repeatedly(node: Node) -> None:
 def test_fault_03_usage_above_the_capacity_frees_no_units(node: Node) -> None:
     """Annotations that claim more than a card has (after a change of the unit) neither wrap around nor free it."""
     node.kube.put(make_pod("old", 4096, booked=0, node=NODE))
+    node.mirrored(1)
     pod = node.run(make_pod("new", 8))
     assert node.visible(pod) == {seen(1).uuid}
     full = node.run(make_pod("full", 8, booked=1))
