@@ -67,7 +67,7 @@ class ActionModule(ShareAction):
         limit = memory_limit.mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
         claims = Claims(
-            known.get("values") or {},
+            known.get("given") or {},
             known.get("capacity"),
             known.get("backends"),
             params["switch"],

@@ -26,13 +26,13 @@ options:
     required: true
   state:
     description:
-      - V(ready), of V(hami), changes nothing. It waits until the pods of the release are ready, the webhook changes a new pod in O(proof_namespace), and HAMi's
-        scheduler knows the cards of O(nodes).
-      - V(off_nodes) removes from O(nodes) what the device plugin of the back end announced and wrote, annotations and resources. Of V(hami) it takes the plugin off the nodes, too, by
-        their labels, and removes locks and annotations of pods; it refuses while pods hold parts of cards. Of V(nvidia) it waits until nothing is
-        allocatable, and O(kubelet_timeout) until kubelet has given the resources up.
-      - V(absent), of V(hami), removes everything that its release left in the cluster, whatever helm believes, and the annotations that its scheduler wrote on all
-        nodes. It refuses while a node has the device plugin.
+      - V(ready), of V(hami), changes nothing. It waits until the pods of the release are ready, the webhook changes a new pod in
+        O(proof_namespace), and HAMi's scheduler knows the cards of O(nodes).
+      - V(off_nodes) removes from O(nodes) what the device plugin of the back end announced and wrote, annotations and resources. Of V(hami) it takes
+        the plugin off the nodes, too, by their labels, and removes locks and annotations of pods; it refuses while pods hold parts of cards. Of
+        V(nvidia) it waits until nothing is allocatable, and O(kubelet_timeout) until kubelet has given the resources up.
+      - V(absent), of V(hami), removes everything that its release left in the cluster, whatever helm believes, and the annotations that its
+        scheduler wrote on all nodes. It refuses while a node has the device plugin.
     type: str
     choices: [ready, off_nodes, absent]
     required: true

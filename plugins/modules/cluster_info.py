@@ -184,7 +184,7 @@ capacity:
   description: Whether the API server keeps the capacity that a claim asks for; null where it wasn't asked, or the user may not create claim templates.
   type: bool
   returned: success
-values:
+given:
   description: O(backends.values).
   type: dict
   returned: success
@@ -196,8 +196,9 @@ releases:
 backends:
   description: >-
     The back ends; null without O(backends). C(nodes) has C(node), C(backend), C(allocation), C(wanted), C(present), and why, as C(code) and C(fields).
-    C(extender), C(dra), C(hami) and C(nvidia) name nodes, C(absent) those that are left out with O(backends.alone). C(parts) says which allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of
-    which it has parts that no node needs, and C(dedicated) whether a scheduler of its own has the extender. C(claims) says which new pods are turned into claims (V(all), V(asked) or V(none)).
+    C(extender), C(dra), C(hami) and C(nvidia) name nodes, C(absent) those that are left out with O(backends.alone). C(parts) says which
+    allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of which it has parts that no node needs, and C(dedicated)
+    whether a scheduler of its own has the extender. C(claims) says which new pods are turned into claims (V(all), V(asked) or V(none)).
   type: dict
   returned: success
 scheduler:

@@ -50,9 +50,9 @@ description:
     C(gpushare) of the node that is used. On a node with C(gpushare=dra) the pods ask for C(aliyun.com/gpu-mem) as ever, admission turns that into claims, and
     what these are allocated is compared with the cards in ResourceSlices. Every reason of the extender is kube-scheduler's own then. The pods have the label
     C(kubegpu.share/allocation), so that admission leaves them or turns them as the node needs it. Where a cluster has nodes of both, one run tests one of
-    them, and the table names the others (C(untested)). A slice doesn't have the number
-    of a card's device node, so W5 and W6 compare the containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is
-    V(skipped) with the reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
+    them, and the table names the others (C(untested)). A slice doesn't have the number of a card's device node, so W5 and W6 compare the
+    containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is V(skipped) with the
+    reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
   - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
     delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
     O(allocate_command); where a node has claims, to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
@@ -179,11 +179,11 @@ EXAMPLES = r"""
       - python3
       - -c
       - |
-        import ctypes, sys
+        import ctypes
         cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
         code = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
         code = code or cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 30))
-        sys.exit(102 if code == 2 else code and 1)
+        raise SystemExit(102 if code == 2 else code and 1)
 """
 
 RETURN = r"""

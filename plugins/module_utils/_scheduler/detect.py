@@ -311,11 +311,11 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     # Who takes the nodes as they are, as verify does, may not read others' objects.
     as_it_is = wanted is not None and wanted["wanted"] is None
     found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
-    found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "values": {}}
+    found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
     found["releases"] = {}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
-        found |= {"backends": made, "values": wanted["values"]}
+        found |= {"backends": made, "given": wanted["values"]}
         found["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
             there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}

@@ -26,10 +26,10 @@ def node(labels=None, annotations=None, free="0", name="gpu1", resources=None):
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
 
 
-def pod(name, limits=None, on="gpu1", owners=OWNED, phase="Running", labels=None, volumes=(), **metadata):
+def pod(name, limits=None, on="gpu1", owners=tuple(OWNED), phase="Running", labels=None, volumes=(), **metadata):
     metadata = {"name": name, "namespace": "default", "uid": name, "labels": labels or {}, **metadata}
     if owners:
-        metadata["ownerReferences"] = owners
+        metadata["ownerReferences"] = list(owners)
     spec = {"nodeName": on, "containers": [{"name": "c", "resources": {"limits": limits or {}}}]}
     if volumes:
         spec["volumes"] = list(volumes)

@@ -19,11 +19,11 @@ VALUES = {"image": {"tag": "v1"}}
 CONFIG = {"nvidia": {"defaultMemory": 0, "defaultCores": 0, "deviceSplitCount": 10}}
 
 
-def secret(revision=1, status="deployed", values=VALUES, config=CONFIG, data=None):
+def secret(revision=1, status="deployed", values=None, config=None, data=None):
     """A revision as helm 3 writes it: base64 in the field, which the API has in base64, too."""
-    manifest = yaml.safe_dump({"kind": "ConfigMap", "data": {"device-config.yaml": yaml.safe_dump(config)}})
+    manifest = yaml.safe_dump({"kind": "ConfigMap", "data": {"device-config.yaml": yaml.safe_dump(config or CONFIG)}})
     chart = {"metadata": {"name": "hami", "version": "2.10.0"}, "values": {"replicas": 1}}
-    body = {"info": {"status": status}, "chart": chart, "config": values, "manifest": manifest}
+    body = {"info": {"status": status}, "chart": chart, "config": values or VALUES, "manifest": manifest}
     text = base64.b64encode(base64.b64encode(gzip.compress(json.dumps(body).encode()))).decode()
     labels = {"owner": "helm", "name": "hami", "version": str(revision), "status": status}
     metadata = {"name": f"sh.helm.release.v1.hami.v{revision}", "namespace": "hami-system", "labels": labels}

@@ -78,7 +78,7 @@ def read(asked, *objects, version="v1.36.3", values=None, capacity=True, switch=
 
 def found(asked, *objects, **given):
     cluster = read(asked, *objects, **given)
-    known = cluster["values"], cluster["capacity"], cluster["backends"], given.get("switch", ()), cluster["releases"]
+    known = cluster["given"], cluster["capacity"], cluster["backends"], given.get("switch", ()), cluster["releases"]
     claims = Claims(*known)
     return {one.id: one.text for one in examine(claims, cluster, frozenset(asked))}
 

@@ -38,10 +38,7 @@ def remove(machine, check=False):
         # The packages stay, or are there again.
         ({**bundle("a"), PROGRAM: "\x7fELF"}, set()),
         # The GPU Operator's toolkit.
-        (
-            {**bundle("a", (operator := "/usr/local/nvidia/toolkit/nvidia-container-runtime")), operator: "\x7fELF"},
-            set(),
-        ),
+        ({**bundle("a", OPERATOR), OPERATOR: "\x7fELF"}, set()),
     ],
 )
 def test_the_program_is_written_where_a_running_container_needs_it(files, written):
