@@ -73,7 +73,7 @@ def test_pods_that_nvidias_runtime_started_run_on_and_can_be_stopped(lab: Lab, u
     for name in lab.gpu_nodes:
         assert "Written by kubegpu.share" in uninstalled.programs[name]
         # The fixture has deleted their namespace.
-        assert not lab.ssh(name, f"ls {RUNTIME} 2>/dev/null || true")
+        until(lambda name=name: not lab.ssh(name, f"ls {RUNTIME} 2>/dev/null || true"), f"{RUNTIME} goes", 60)
 
 
 def test_fault_16_cluster_is_restored(lab: Lab, taken: Done) -> None:

@@ -41,14 +41,17 @@ case " $* " in
 *" delete "*)
     "$runtime" "$@"
     status=$?
-    for container; do :; done
-    [ "$status" -eq 0 ] || exit "$status"
-    for bundle in {" ".join(f"{folder}/*/*" for folder in TASKS)}; do
-        if [ "${{bundle##*/}}" != "$container" ] && [ "$(cat "$bundle/runtime" 2>/dev/null)" = "$0" ]; then
-            exit "$status"
-        fi
-    done
-    rm -f -- "$0"
+    # containerd removes the container's bundle after this command has ended.
+    (
+        for seconds in 1 4 25; do
+            sleep "$seconds"
+            for bundle in {" ".join(f"{folder}/*/*" for folder in TASKS)}; do
+                [ "$(cat "$bundle/runtime" 2>/dev/null)" = "$0" ] && continue 2
+            done
+            rm -f -- "$0"
+            exit
+        done
+    ) </dev/null >/dev/null 2>&1 &
     exit "$status"
     ;;
 esac
