@@ -9,6 +9,7 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from .._kube.refs import is_ready
 from . import foreign
 from .nodes import node_unit
 
@@ -128,7 +129,7 @@ def _node(node: JsonObject) -> ClusterNode:
         "annotations": {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)},
         "taints": spec.get("taints") or [],
         "schedulable": not spec.get("unschedulable", False),
-        "ready": ready(node),
+        "ready": is_ready(node),
         "capacity": status.get("capacity") or {},
         "allocatable": status.get("allocatable") or {},
         "runtime": str(info.get("containerRuntimeVersion", "")),
@@ -136,12 +137,6 @@ def _node(node: JsonObject) -> ClusterNode:
         "os": str(info.get("osImage", "")),
         "arch": str(info.get("architecture", "")),
     }
-
-
-def ready(node: JsonObject) -> bool:
-    """Return whether a node of the API is Ready."""
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
 
 
 def node_cards(node: t.Mapping[str, t.Any]) -> list[contract.Card]:

@@ -16,8 +16,8 @@ from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.client import Kube, KubeError, auth_arguments
 from .._kube.errors import TOO_MANY
-from .._kube.refs import Ref
-from . import cluster, foreign, node_backends
+from .._kube.refs import Ref, is_ready
+from . import foreign, node_backends
 
 DRAINED, CLEAN = "drained", "clean"
 ARGUMENTS: JsonObject = {
@@ -213,7 +213,7 @@ class Drain:
                 return
         names = [contract.pod_key(pod) for pod in left]
         reasons = [f"{name} ({refusals[name]})" if name in refusals else name for name in names]
-        lost = "" if cluster.ready(state.node or {}) else ". The node isn't Ready, so its kubelet ends no pod"
+        lost = "" if is_ready(state.node or {}) else ". The node isn't Ready, so its kubelet ends no pod"
         raise NotInEffect(
             f"node {self._params['node']} still has pods with cards after {self._params['timeout']} s: "
             f"{', '.join(reasons)}{lost}",

@@ -12,6 +12,7 @@ from .._contracts import backends, hami
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
+from .._kube.refs import is_ready
 from .objects import DRA, EXTENDER
 
 # A larger number than the API has for a quantity: such a node isn't read any further.
@@ -136,12 +137,11 @@ def _has_cards(node: JsonObject) -> bool:
 
 def accepts_pods(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
     """Return whether a node is Ready and neither its labels nor a cordon or taint keep the suite's pods away."""
-    metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
+    metadata, spec = (node.get(key) or {} for key in ("metadata", "spec"))
     labels = metadata.get("labels") or {}
     taints = [one for one in spec.get("taints") or [] if one.get("key") != hami.RESOURCE_COUNT]
-    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in status.get("conditions") or [])
     return (
-        ready
+        is_ready(node)
         and not spec.get("unschedulable")
         and all(one.get("effect") == "PreferNoSchedule" for one in taints)
         and all(labels.get(key) == value for key, value in selector.items())

@@ -162,3 +162,9 @@ class Reads(abc.ABC):
 
 def _group(api_version: str) -> str:
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+def is_ready(item: JsonObject) -> bool:
+    """Return whether a pod or a node of the API has the condition Ready."""
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from .._contracts.gpushare import node_resource
 from .._core.types import JsonObject
-from .refs import ref_of
+from .refs import is_ready, ref_of
 
 WORKLOADS = ("DaemonSet", "Deployment", "StatefulSet")
 # Events that only repeat the state of the container.
@@ -69,8 +69,7 @@ def ready(pod: JsonObject) -> bool:
     """Return whether a pod is ready and not being deleted."""
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
         return False
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return is_ready(pod)
 
 
 def containers_with_logs(pod: JsonObject) -> list[str]:
@@ -103,8 +102,11 @@ def node_reasons(node: JsonObject) -> list[str]:
     """Return why pods may not run on a node: it isn't Ready, or has taints of its administrators."""
     conditions = (node.get("status") or {}).get("conditions") or []
     ready_texts = [str(one.get("message") or "") for one in conditions if one.get("type") == "Ready"]
-    is_ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    found = [] if is_ready else [f"{ref_of(node)} isn't Ready: {_short(' '.join(ready_texts) or 'it reports nothing')}"]
+    found = (
+        []
+        if is_ready(node)
+        else [f"{ref_of(node)} isn't Ready: {_short(' '.join(ready_texts) or 'it reports nothing')}"]
+    )
     # DaemonSets tolerate Kubernetes' own.
     taints = [
         f"{one.get('key')}={one.get('value', '')}:{one.get('effect')}"
