@@ -7,6 +7,7 @@ Kubelet's side of it is modelled as it is in v1.36.3; the API frees a claim's me
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import tempfile
 import threading
@@ -196,7 +197,7 @@ def test_an_error_is_of_one_claim(node: Node) -> None:
     good, gone, unknown = node.prepare(1, 2, 3)
     assert isinstance(good, tuple)
     assert gone == "ClaimNotFound: claim default/claim2 doesn't exist any more"
-    assert str(unknown).startswith("UnknownCard: claim default/claim3 is allocated gpu-cccc")
+    assert str(unknown).startswith("UnknownCard: claim default/claim3 has a part of card gpu-cccc")
     node.kube.error = KubeError(503, "ServiceUnavailable", "try later")
     assert node.prepare(1) == ["KubernetesAPIError: claim default/claim1 can't be read from the API: try later"]
     assert node.refused == [Code.CLAIM_NOT_FOUND, Code.UNKNOWN_CARD, Code.API_ERROR]
@@ -204,6 +205,33 @@ def test_an_error_is_of_one_claim(node: Node) -> None:
     for answers in (node.driver.prepare([odd]), node.driver.unprepare([odd])):
         assert str(answers["../../x"]).startswith("InvalidRequest: ")
     assert node.unprepare(1, 2, 3) == ["", "", ""]
+
+
+def test_a_prepared_claim_whose_card_is_gone_after_a_reboot(node: Node) -> None:
+    """containerd's sentence about a CDI device that can't be resolved would be all that the pod's Events say."""
+    node.kube.put(make_claim(1, gib(4)))
+    (devices,) = node.prepare(1)
+    # The card has another UUID; or the machine doesn't show it any more, and its slice kept it with a taint.
+    fresh = dataclasses.replace(CARDS[0], uuid="GPU-EEEE")
+    lost = dataclasses.replace(CARDS[0], healthy=False, code="CardLost", reason="NVML doesn't answer for it")
+    for cards, code in (((fresh, CARDS[1]), "UnknownCard"), ((lost, fresh), "CardLost")):
+        node.cards = cards
+        node.start()
+        (answer,) = node.prepare(1)
+        assert str(answer).startswith(f"{code}: claim default/claim1") and "delete the pod" in str(answer)
+    # It is back.
+    node.cards = CARDS
+    assert node.prepare(1) == [devices] and node.unprepare(1) == [""] and node.files() == []
+
+
+def test_before_the_cards_are_known_none_is_unknown(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(4)))
+
+    def unread() -> tuple[contract.Card, ...]:
+        raise ClaimRefused(Code.NOT_READY, "the cards haven't been read yet")
+
+    node.driver.cards = unread
+    assert node.prepare(1) == ["NotReady: the cards haven't been read yet"] and node.files() == []
 
 
 def test_a_full_disk_is_an_error_of_the_claim(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +272,14 @@ def test_a_call_that_kubelet_has_given_up_prepares_nothing(node: Node) -> None:
     call.join(20)
     undo.join(20)
     assert prepared[0][uid(1)].startswith("CallEnded: ") and undone == [[""]] and node.files() == []
+
+
+def test_claims_of_a_call_that_has_ended_are_not_read(node: Node) -> None:
+    """Each read of an API that hangs takes seconds, and the thread with them."""
+    for number in (1, 2, 3):
+        node.kube.put(make_claim(number, gib(1)))
+    answers = node.driver.prepare([ref(one) for one in (1, 2, 3)], lambda: node.kube.reads < 1)
+    assert [str(one).partition(":")[0] for one in answers.values()] == ["CallEnded"] * 3 and node.kube.reads == 1
 
 
 def test_the_limit_of_the_pod_is_set_before_kubelet_gets_its_answer(node: Node) -> None:

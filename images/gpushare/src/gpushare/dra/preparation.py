@@ -36,7 +36,7 @@ FORGOTTEN_SECONDS = 60.0
 class Preparation:
     """The prepared claims of this node. Thread-safe.
 
-    :ivar cards: returns this node's cards.
+    :ivar cards: returns this node's cards; raises :class:`ClaimRefused` while they aren't known.
     :ivar injected: returns the names of the cards (UUIDs) in NVIDIA's CDI specification; empty where the variable names
         them. It raises :class:`RequestRefused` if neither is possible.
     :ivar limits: returns the variables of a hard limit, by MiB by card (UUID).
@@ -144,12 +144,17 @@ class Preparation:
             return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
 
     def _prepare(self, ref: ClaimRef, is_wanted: t.Callable[[], bool]) -> tuple[Device, ...]:
+        def check_call() -> None:
+            if not is_wanted():
+                text = f"kubelet has given up its call to prepare claim {ref.namespace}/{ref.name}; nothing is prepared"
+                raise ClaimRefused(Code.CALL_ENDED, text)
+
         with self._claim_lock(ref.uid):
+            # With a slow API the claims before it in the call may have taken all of kubelet's time.
+            check_call()
             claim = claims.parse(self._read(ref), ref.uid, self._node)
             with self._lock:
-                if not is_wanted():
-                    text = f"kubelet has given up its call to prepare claim {claim.key}; nothing is prepared for it"
-                    raise ClaimRefused(Code.CALL_ENDED, text)
+                check_call()
                 known, record = self._record(claim)
                 if record != known:
                     with _written(f"the record of claim {claim.key}"):
@@ -168,15 +173,15 @@ class Preparation:
     def _record(self, claim: Claim) -> tuple[Record | None, Record]:
         """Return a claim's record before and now; the lock is held.
 
-        :raises ClaimRefused: there is no room, or its cards can't be injected.
+        :raises ClaimRefused: its cards are gone, there is no room, or they can't be injected.
         """
-        known = self._known().get(claim.uid)
+        known, cards = self._known().get(claim.uid), self.cards()
+        claims.check_there(claim, cards)
         if known is not None and known.claim.shares == claim.shares:
             # kubelet keeps the devices of the first answer, so the answer stays; only the pods may be others.
             return known, Record(claim, known.devices, known.specification)
         others = [one.claim for uid, one in self._known().items() if uid != claim.uid]
-        cards = self.cards()
-        claims.check_cards(claim, cards, others)
+        claims.check_room(claim, cards, others)
         mib = claim.mib()
         uuids = {card.uuid: mib[device] for card in cards if (device := claims.device_name(card.uuid)) in mib}
         try:
@@ -220,9 +225,10 @@ class Preparation:
         when the node was set up again. A claim counts as forgotten if it isn't listed for ``FORGOTTEN_SECONDS``, none
         of its pods has a process, and the API has it no more, or not on this node.
 
-        A claim that is listed with a pod which we don't know (it has several pods) is read again. One that isn't
-        prepared in two calls, since its record was damaged or of another version, is prepared once more: kubelet asks
-        for it only when it starts itself, and until then its containers couldn't be started again.
+        A claim that is listed with a pod which we don't know is read again, and so is one of several pods of which one
+        has ended, since each has a part of it. One that isn't prepared in two calls, since its record was damaged or of
+        another version, is prepared once more: kubelet asks for it only when it starts itself, and until then its
+        containers couldn't be started again.
 
         :param is_alive: whether a pod has processes.
         :returns: the UIDs of the claims that were undone.
@@ -237,9 +243,14 @@ class Preparation:
         for claim in prepared:
             if claim.uid in listed:
                 self._unlisted.pop(claim.uid, None)
-                strangers = frozenset(listed[claim.uid] - {pod.name for pod in claim.pods if is_alive(pod)})
-                if strangers and self._reread_for.get(claim.uid) != (strangers, claim.pods):
+                alive = {pod.name for pod in claim.pods if is_alive(pod)}
+                strangers = frozenset(listed[claim.uid] - alive)
+                is_new = bool(strangers) and self._reread_for.get(claim.uid) != (strangers, claim.pods)
+                if is_new:
                     self._reread_for[claim.uid] = strangers, claim.pods
+                # The API may have the pod for a moment longer than its cgroup is there.
+                has_ended = len(claim.pods) > 1 and any(pod.name not in alive | strangers for pod in claim.pods)
+                if is_new or has_ended:
                     self._reread(claim)
                 continue
             if now - self._unlisted.setdefault(claim.uid, now) < FORGOTTEN_SECONDS:
@@ -279,6 +290,7 @@ class Preparation:
                     self._records.put(record)
                 self._known()[claim.uid] = record
             self.hold(now)
+            self.on_changed()
 
     def _is_gone(self, claim: Claim) -> bool:
         try:
