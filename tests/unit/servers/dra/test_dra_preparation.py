@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
+import shutil
 import tempfile
 import threading
 import typing as t
@@ -242,6 +244,48 @@ def test_a_full_disk_is_an_error_of_the_claim(node: Node, monkeypatch: pytest.Mo
     assert str(answer).startswith("StateNotWritten: the record of claim default/claim1 can't be written: [Errno 28]")
     assert node.files() == [] and list((node.root / "claims").iterdir()) == []
     assert isinstance(node.prepare(1)[0], tuple)
+
+
+def test_a_specification_that_cannot_be_written_keeps_no_other_claim(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot the folder in memory is empty, and may be full or read-only."""
+    for number in (1, 2):
+        node.kube.put(make_claim(number, gib(4)))
+    node.prepare(1, 2)
+    shutil.rmtree(node.root / "cdi")
+    with monkeypatch.context() as patch:
+        patch.setattr(records.os, "fsync", Mock(side_effect=OSError(28, "No space left")))
+        node.start()
+        assert str(node.driver.problem).startswith("the CDI specification of claim default/claim1 can't be written: [")
+    assert node.unprepare(1) == [""]
+    node.driver.observe(node.listing(2), lambda pod: True)
+    assert node.driver.problem is None and list(node.specifications()) == [f"{uid(2)}-0"]
+
+
+def test_a_specification_that_somebody_removed_is_written_again(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(4)))
+    node.prepare(1)
+    before = node.specifications()
+    for file in (node.root / "cdi").iterdir():
+        file.unlink()
+    node.driver.observe(node.listing(1), lambda pod: True)
+    assert node.specifications() == before and node.driver.removed == ""
+
+
+def test_a_folder_that_was_removed_under_its_mount(tmp_path: Path) -> None:
+    """rm -r /var/run/cdi on the node: only a new container has the folder that is made again."""
+    (tmp_path / "cdi").mkdir()
+    mounted = os.open(tmp_path / "cdi", os.O_RDONLY)
+    try:
+        specs = Specifications(Path(f"/proc/self/fd/{mounted}"))
+        assert specs.removed == ""
+        (tmp_path / "cdi").rmdir()
+        assert "was removed on the node" in specs.removed
+        with pytest.raises(OSError, match="No such file"):
+            specs.put(uid(1), {})
+    finally:
+        os.close(mounted)
 
 
 def test_an_unforeseen_failure_is_of_one_claim(node: Node) -> None:

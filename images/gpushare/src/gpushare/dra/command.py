@@ -244,6 +244,7 @@ class Driver:
             or self.inventory.reason
             or self.sockets.reason
             or self.publisher.reason
+            or self.preparation.problem
         )
 
     def _healthz(self, _request: object) -> Response:
@@ -251,6 +252,7 @@ class Driver:
         reason = self.workers.stuck()
         if reason is None and (seconds := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
             reason = f"{self.inventory.reason}, for {seconds:.0f} s; a new container may see it"
+        reason = reason or self.preparation.removed or None
         return text("ok") if reason is None else text(reason, 500)
 
     # The threads' work.

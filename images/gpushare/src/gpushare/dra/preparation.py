@@ -69,6 +69,7 @@ class Preparation:
         self._by_claim = tuple(threading.Lock() for _number in range(_LOCKS))
         # None until they are restored.
         self._prepared: dict[str, Record] | None = None
+        self._problem: str | None = None
         self._unlisted: dict[str, float] = {}
         # The UIDs that kubelet listed last time, of claims without a record.
         self._unrecorded = frozenset[str]()
@@ -86,16 +87,43 @@ class Preparation:
     def restore(self) -> None:
         """Read the records of the process before, and bring the specifications in line with them.
 
-        :raises OSError: a folder can't be used.
+        A specification that can't be written concerns its own claim: the others must be unprepared all the same.
+
+        :raises OSError: the records can't be read.
         """
         found = self._records.load()
-        for uid, record in found.items():
-            self._specs.put(uid, record.specification)
-        for uid in self._specs.sweep(found):
-            log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
+        self._specify(found)
+        try:
+            for uid in self._specs.sweep(found):
+                log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
+        except OSError as error:
+            log.error("the CDI specifications of claims that nobody has prepared can't be removed: %s", error)
         with self._lock:
             self._prepared = found
         log.info("%d prepared claims", len(found))
+
+    @property
+    def problem(self) -> str | None:
+        """Why containers of a prepared claim can't be started (again); None if they can."""
+        with self._lock:
+            return self._problem
+
+    @property
+    def removed(self) -> str:
+        """Why no specification can be written by this process; empty if it can."""
+        return self._specs.removed
+
+    def _specify(self, found: t.Mapping[str, Record]) -> None:
+        """Write the specifications of records."""
+        self._problem = None
+        for uid, record in found.items():
+            try:
+                self._specs.put(uid, record.specification)
+            except OSError as error:
+                text = f"the CDI specification of claim {record.claim.key} can't be written: {error}"
+                if self._problem is None:
+                    log.error("%s; containers of its pods can't be started", text)
+                self._problem = self._problem or text
 
     @property
     def restored(self) -> bool:
@@ -230,10 +258,18 @@ class Preparation:
         another version, is prepared once more: kubelet asks for it only when it starts itself, and until then its
         containers couldn't be started again.
 
+        A specification that somebody has removed is written again, since kubelet doesn't ask for it.
+
         :param is_alive: whether a pod has processes.
         :returns: the UIDs of the claims that were undone.
         """
         now = self._clock()
+        with self._lock:
+            known = self._known()
+            missing = self._specs.missing(known)
+            self._specify({uid: known[uid] for uid in missing})
+            if missing and self._problem is None:
+                log.warning("%d CDI specifications of prepared claims had gone, and are written again", len(missing))
         listed: dict[str, set[str]] = {}
         for pod in listing:
             for uid in {specifications.claim_of(name) for name in pod.cdi} - {""}:
