@@ -505,6 +505,7 @@ def mutation_shared_claim(world: JsonObject) -> None:
     users = world["claims"][0]["status"]["reservedFor"]
     users.append({**users[0], "name": "another", "uid": "of-another"})
     uses(world, 1900, 6300)
+    card(world)["limits"][0]["used_mib"] = 1900
 
 
 breaks("D7", "claims_enforced", "a promised limit isn't in force", "limit_missing", level="WARN")(
