@@ -424,6 +424,9 @@ def test_required_limits(make: t.Callable[..., DriverNode]) -> None:
         node.kubelet.prepare(claim)
     pod = node.cgroups.pod(1)
     assert node.kubelet.prepare(claim) and node.limits.mib_of(pod) == {FIRST: 4096, SECOND: 1}
+    # A claim is reserved for two pods, of which kubelet starts one.
+    shared, pod = node.claim(2, (0, "2Gi"), pods=(2, 3)), node.cgroups.pod(2)
+    assert node.kubelet.prepare(shared) and node.limits.mib_of(pod) == {FIRST: 1024, SECOND: 1}
 
 
 def test_limits_turned_off(make: t.Callable[..., DriverNode]) -> None:
