@@ -9,6 +9,7 @@ import json
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from gpushare.templates.objects import template_of
 from gpushare_objects import rendered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -334,9 +335,10 @@ def _with_claims(answer):
 
 
 def test_a_quota_of_the_resource_limits_nothing(server):
-    """docs/claims.md says so; that the quota is in effect shows a resource that isn't turned."""
+    """docs/claims.md says so, and what does limit; that the quota is in effect shows a resource that isn't turned."""
     namespace = server.namespace()
-    hard = {f"requests.{MEMORY}": "1", "requests.example.org/other": "1"}
+    by_class = f"{templates.DRIVER}.deviceclass.resource.k8s.io/devices"
+    hard = {f"requests.{MEMORY}": "1", "requests.example.org/other": "1", by_class: "3"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}}
     server.apply({**quota, "spec": {"hard": hard}})
     status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
@@ -346,6 +348,16 @@ def test_a_quota_of_the_resource_limits_nothing(server):
     other = pod({"name": "c", "image": "i", "resources": {"limits": {"example.org/other": "2"}}})
     until(lambda: "exceeded quota" in server.ask("POST", there, other)[1])
     assert server.ask("POST", there, pod(container("c", 4)))[0] == 201
+    # What the claims of a namespace may have in number: a share of each card for each container.
+    claims = f"/apis/{templates.API_VERSION}/namespaces/{namespace}/resourceclaims"
+    for name, shape, code in (
+        ("one", templates.Shape((4,)), 201),
+        ("three", templates.Shape((4, 2, 1)), 403),
+        ("two", templates.Shape((8,), 2), 201),
+    ):
+        template = template_of(namespace, templates.name_of(shape), "GiB")
+        answer = server.ask("POST", claims, {"metadata": {"name": name}, "spec": template["spec"]["spec"]})
+        assert answer[0] == code and (code == 201 or f"exceeded quota: q, requested: {by_class}=3" in answer[1])
 
 
 # --------------------------------------------------------------------------- any pod
