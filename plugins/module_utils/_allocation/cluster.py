@@ -105,7 +105,7 @@ def collect(
         claiming = [_pod(pod) for pod in found if templates_of_pod(pod)]
     known = [_node(node) for node in nodes]
     others = any(foreign.announced(node["allocatable"]) for node in known)
-    others = others or any(one["driver"] == foreign.DRIVER for one in slices or ())
+    others = others or any(one["driver"] in foreign.DRIVERS for one in slices or ())
     return {
         "version": version,
         "nodes": known,

@@ -433,10 +433,11 @@ def test_parts_of_hami_and_nvidia_are_known_by_their_namespaces():
 
 
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
-def test_nvidias_driver_gives_away_the_same_cards(allocation):
-    others = (announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))
-    text = found({"gpu1": allocation}, *others)["foreign-plugin"]
-    assert text.startswith("node gpu1 has ResourceSlices of gpu.nvidia.com: NVIDIA's DRA driver gives away")
+def test_another_driver_gives_away_the_same_cards(allocation):
+    for driver, title in (("gpu.nvidia.com", "NVIDIA's"), ("hami-core-gpu.project-hami.io", "HAMi's")):
+        others = (announced(driver, "gpu1"), announced("nic.example.org", "gpu1"))
+        text = found({"gpu1": allocation}, *others)["foreign-plugin"]
+        assert text.startswith(f"node gpu1 has ResourceSlices of {driver}: {title} DRA driver gives away")
     assert "foreign-plugin" not in found({"gpu1": allocation}, announced("gpu.nvidia.com", "gpu2"))
 
 
