@@ -10,10 +10,11 @@ import socket
 import threading
 import time
 import typing as t
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
-from gpushare.dra import command
+from gpushare.dra import command, preparation
 from gpushare.kubelet import dra
 from gpushare.nvml.library import MIG
 from gpushare.nvml.limits import MIB, Limit
@@ -266,16 +267,26 @@ def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., D
     until(lambda: node.limits.mib_of(pod) == {FIRST: 5120, SECOND: 2048})
 
 
-def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(node: DriverNode) -> None:
+def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
+    node: DriverNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = node.claim(1, (0, "16Gi"))
     node.kubelet.prepare(first)
     # The API frees the claim at once, and the scheduler gives its memory away.
     node.cluster.release("claim1")
     second = node.claim(2, (0, "16Gi"))
-    with pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"),
+    ):
+        patch.setattr(preparation, "ROOM_SECONDS", 0)
         node.kubelet.prepare(second)
-    node.kubelet.unprepare(first)
-    assert node.kubelet.prepare(second)
+    with ThreadPoolExecutor() as pool:
+        prepared = pool.submit(node.kubelet.prepare, second)
+        time.sleep(0.5)
+        assert not prepared.done()
+        node.kubelet.unprepare(first)
+        assert prepared.result(20)
     assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
 
 

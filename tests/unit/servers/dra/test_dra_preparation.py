@@ -18,12 +18,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid
+from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid, until
 from gpushare.api.client import KubeError
-from gpushare.dra import records
+from gpushare.dra import preparation, records
 from gpushare.dra.claims import Claim, ClaimRefused, Code
 from gpushare.dra.preparation import FORGOTTEN_SECONDS, Preparation
 from gpushare.dra.specifications import Specifications, claim_of
+from gpushare.kubelet import plugin_sockets
 from gpushare.kubelet.dra import Device, PodClaims
 from gpushare.kubelet.errors import InvalidIds
 from gpushare.shared._contracts import gpushare as contract
@@ -316,6 +317,43 @@ def test_a_call_that_kubelet_has_given_up_prepares_nothing(node: Node) -> None:
     call.join(20)
     undo.join(20)
     assert prepared[0][uid(1)].startswith("CallEnded: ") and undone == [[""]] and node.files() == []
+
+
+def test_a_call_waits_for_the_memory_of_a_pod_that_is_ending(node: Node) -> None:
+    """kubelet would repeat a refused call after more than a minute only."""
+    node.kube.put(make_claim(1, gib(12)))
+    node.kube.put(make_claim(2, gib(12)))
+    node.prepare(1)
+    answers, is_wanted = list[t.Any](), [True]
+
+    def call() -> threading.Thread:
+        reads = node.kube.reads
+        thread = threading.Thread(target=lambda: answers.append(node.driver.prepare([ref(2)], lambda: is_wanted[0])))
+        thread.start()
+        until(lambda: node.kube.reads > reads + 1)
+        return thread
+
+    waiting = call()
+    # It is the memory that is waited for: another claim is prepared and unprepared meanwhile.
+    node.kube.put(make_claim(3, gib(1)))
+    assert isinstance(node.prepare(3)[0], tuple) and node.unprepare(3) == [""] and not answers
+    is_wanted[0] = False
+    waiting.join(20)
+    assert answers.pop()[uid(2)].startswith("CallEnded: ") and node.refused == ["CallEnded"]
+    is_wanted[0] = True
+    waiting = call()
+    assert node.unprepare(1) == [""]
+    waiting.join(20)
+    assert isinstance(answers.pop()[uid(2)], tuple) and node.refused == ["CallEnded"]
+
+
+def test_calls_that_wait_leave_threads_for_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preparation.WAITING_CALLS < plugin_sockets.THREADS
+    monkeypatch.setattr(preparation, "WAITING_CALLS", 0)
+    node.kube.put(make_claim(1, gib(12)))
+    node.kube.put(make_claim(2, gib(12)))
+    node.prepare(1)
+    assert node.driver.prepare([ref(2)], lambda: True)[uid(2)].startswith("CardFull: ")
 
 
 def test_claims_of_a_call_that_has_ended_are_not_read(node: Node) -> None:

@@ -31,6 +31,10 @@ log = logging.getLogger("gpushare.dra")
 _LOCKS = 64
 # A claim that kubelet doesn't list for so many seconds may be forgotten: a pod is listed from its admission to its end.
 FORGOTTEN_SECONDS = 60.0
+# kubelet repeats a refused call after more than a minute, and ends a pod that was deleted by force within seconds.
+ROOM_SECONDS = 10.0
+# Calls that wait for room at a time, so that threads are left for the calls that make it.
+WAITING_CALLS = 8
 
 
 class Preparation:
@@ -66,6 +70,8 @@ class Preparation:
         self._node, self._unit, self._kube = node, unit, kube
         self._records, self._specs, self._clock = records, specs, clock
         self._lock = threading.Lock()
+        self._unprepared = threading.Condition(self._lock)
+        self._waiting = 0
         self._by_claim = tuple(threading.Lock() for _number in range(_LOCKS))
         # None until they are restored.
         self._prepared: dict[str, Record] | None = None
@@ -138,14 +144,16 @@ class Preparation:
     # ----------------------------------------------------------------------- kubelet's calls
 
     def prepare(
-        self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] = lambda: True
+        self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] | None = None
     ) -> dict[str, tuple[Device, ...] | str]:
-        """Prepare claims.
+        """Prepare claims; a call of kubelet's waits up to ``ROOM_SECONDS`` for the memory of pods that are ending.
 
-        :param is_wanted: whether kubelet still waits for the answer.
+        :param is_wanted: whether kubelet still waits for the answer; None if this is no call of kubelet's.
         :returns: the devices, or the error, by UID.
         """
-        return {ref.uid: self._answer(ref, functools.partial(self._prepare, ref, is_wanted)) for ref in refs}
+        until = time.monotonic() + ROOM_SECONDS if is_wanted else 0.0
+        work = functools.partial(self._prepare_with_room, is_wanted=is_wanted or (lambda: True), until=until)
+        return {ref.uid: self._answer(ref, functools.partial(work, ref)) for ref in refs}
 
     def unprepare(self, refs: t.Sequence[ClaimRef]) -> dict[str, str]:
         """Undo the preparation of claims; one that isn't prepared is no error.
@@ -170,6 +178,26 @@ class Preparation:
             log.exception("claim %s/%s (%s)", ref.namespace, ref.name, ref.uid)
             self.on_refused(str(Code.NOT_READY))
             return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
+
+    def _prepare_with_room(self, ref: ClaimRef, is_wanted: t.Callable[[], bool], until: float) -> tuple[Device, ...]:
+        while True:
+            try:
+                return self._prepare(ref, is_wanted)
+            except ClaimRefused as refused:
+                if refused.code != Code.CARD_FULL or not self._await_unprepared(until):
+                    raise
+
+    def _await_unprepared(self, until: float) -> bool:
+        """Wait until a claim is unprepared, a second at most; return False if there is no time or no thread for it."""
+        with self._unprepared:
+            left = until - time.monotonic()
+            if left <= 0 or self._waiting >= WAITING_CALLS:
+                return False
+            self._waiting += 1
+            # The claim or kubelet's call may end meanwhile.
+            self._unprepared.wait(min(left, 1.0))
+            self._waiting -= 1
+            return True
 
     def _prepare(self, ref: ClaimRef, is_wanted: t.Callable[[], bool]) -> tuple[Device, ...]:
         def check_call() -> None:
@@ -239,6 +267,7 @@ class Preparation:
             self._known().pop(uid, None)
             self._unlisted.pop(uid, None)
             self._reread_for.pop(uid, None)
+            self._unprepared.notify_all()
         if known is not None:
             log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
             self.on_changed()
