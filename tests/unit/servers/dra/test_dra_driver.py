@@ -328,7 +328,10 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
 
 
-def test_a_card_has_another_uuid_after_a_reboot(make: t.Callable[..., DriverNode]) -> None:
+def test_a_card_has_another_uuid_after_a_reboot(
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "ROOM_SECONDS", 0)
     node = make(seen(0), seen(1), seen(2))
     node.nvml.found = [seen(0), seen(1)]
     node.up()
