@@ -279,6 +279,16 @@ def test_the_copy_of_a_turned_pod_stays_as_it_is(server):
     assert essence(created(server, {"metadata": {"name": "p"}, "spec": turned_once})) == essence(turned_once)
 
 
+def test_a_bare_pod_cannot_be_applied_a_second_time(server):
+    """docs/claims.md says so: what apply wants back is immutable. A Deployment's template isn't turned."""
+    space = server.namespace()
+    wanted = {"apiVersion": "v1", "kind": "Pod", **pod(container("c", 4)), "metadata": {"name": "bare"}}
+    path = f"/api/v1/namespaces/{space}/pods/bare?fieldManager=kubectl"
+    for code in (201, 422):
+        status, text = server.ask("PATCH", path, wanted, content="application/apply-patch+yaml")
+        assert (status, "pod updates may not change fields" in text) == (code, code == 422), text
+
+
 def test_ephemeral_containers_have_no_resources(server):
     asking = {**container("e", 4), "targetContainerName": "c"}
     server.request(
