@@ -99,10 +99,7 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
 def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check N2: each slot is allocated to one container."""
     mine = [pod for pod in node.pods if pod.steady and any(map(nvidia.is_gpu_resource, pod.requests_of("nvidia.com/")))]
-    if node.kubelet.problem:
-        result.count(len(mine))
-        if mine:
-            result.unknown("no_data", pods=plural(len(mine), "pod"), why=node.kubelet.problem)
+    if result.without_data(mine, node.kubelet.problem):
         return
     for pod in mine:
         for entry in entries_of(node, pod):

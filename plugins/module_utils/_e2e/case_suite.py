@@ -8,33 +8,75 @@ from __future__ import annotations
 import abc
 import typing as t
 
+from .._allocation.node_backends import allocator_of
 from .._core.types import JsonObject
-from . import result
+from . import nodes, result
 from .cases import ALLOCATE, COMPUTE, Case, parse
 from .client import SuiteClient
 from .exec import CommandFailed, Execute
 from .objects import Options
 from .pods import PodState
-from .result import Failed, Skipped, StepOutcome, Unshown
+from .result import Failed, NoBackend, Skipped, StepOutcome, Unshown
 from .suite import HOLD_SECONDS, NOT_RUN, Suite
 
 # A node takes about a hundred pods; where more fit, not all are created.
 MOST_PODS = 100
+Seen = t.TypeVar("Seen")
 
 
-class CaseSuite(Suite):
+class CaseSuite(Suite, t.Generic[Seen]):
     """The cases of a back end, and the user's.
 
+    :cvar backend: whose nodes it uses.
+    :cvar title: the back end in messages.
     :cvar log: what has the reason when a pod ends.
     """
 
     first, last = "M00", "M99"
+    backend: t.ClassVar[str]
+    title: t.ClassVar[str]
     log: t.ClassVar[str]
 
-    def __init__(self, client: SuiteClient, execute: Execute, options: Options, cases: t.Sequence[Case]) -> None:
+    def __init__(
+        self, client: SuiteClient, execute: Execute, options: Options, cases: t.Sequence[Case], none: Seen
+    ) -> None:
         super().__init__(client, execute, options)
         self._all = [*cases, *(one for one in parse(options.cases) if one.suite in ("", options.suite))]
         self._name = ""
+        self._seen = none
+
+    @abc.abstractmethod
+    def see(self, node: JsonObject) -> tuple[int, Seen] | str:
+        """Return what is free on a node and what it announces, or why it can't be used."""
+
+    @abc.abstractmethod
+    def default_image(self) -> str:
+        """Return the image where the user names none.
+
+        :raises BadInput: the user has to.
+        """
+
+    def select(self) -> None:
+        reasons: dict[str, str] = {}
+        best: tuple[int, str, Seen] | None = None
+        for node in self._client.all_nodes():
+            name = nodes.name_of(node)
+            if allocator_of(node) != self.backend or self._options.node not in (None, name):
+                continue
+            usable = nodes.accepts_pods(node, self._options.node_selector)
+            found = self.see(node) if usable else "it isn't Ready, is cordoned, or has a taint or other labels"
+            if isinstance(found, str):
+                reasons[name] = found
+            elif best is None or found[0] > best[0]:
+                best = (found[0], name, found[1])
+        if best is None:
+            text = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())[:3])
+            if reasons:
+                raise Skipped(f"no node of {self.title} can be used ({text})")
+            raise NoBackend(f"the cluster has no node of {self.title}")
+        _free, self._name, self._seen = best
+        if not self._client.image:
+            self._client.image = self.default_image()
 
     @abc.abstractmethod
     def fits(self, case: Case) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import typing as t
 
-from .._allocation.node_backends import allocator_of
 from .._contracts import backends, hami, hami_marks
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -19,53 +18,29 @@ from .exec import Execute
 from .hami_cases import CASES, CORES, fits, free_cards, request_of
 from .objects import Options
 from .pods import PodState
-from .result import Failed, NoBackend, Skipped
+from .result import Failed
 
 
-class Hami(CaseSuite):
+class Hami(CaseSuite[list[hami.Gpu]]):
     """See gpu_acceptance, suite ``hami``."""
 
-    log = "HAMi's device plugin"
+    backend, title, log = backends.HAMI, "HAMi", "HAMi's device plugin"
 
     def __init__(self, client: SuiteClient, execute: Execute, options: Options) -> None:
-        super().__init__(client, execute, options, CASES)
-        self._register: list[hami.Gpu] = []
+        super().__init__(client, execute, options, CASES, [])
 
-    def select(self) -> None:
-        found = self._client.all_nodes()
-        reasons = {}
-        best: tuple[int, str, list[hami.Gpu]] | None = None
-        for node in found:
-            name, annotations = nodes.name_of(node), node["metadata"].get("annotations") or {}
-            if allocator_of(node) != backends.HAMI or self._options.node not in (None, name):
-                continue
-            usable = nodes.accepts_pods(node, self._options.node_selector)
-            reason = "" if usable else "it isn't Ready, is cordoned, or has a taint or other labels"
-            if hami.NODE_REGISTER not in annotations:
-                reasons[name] = reason or "HAMi's device plugin has registered no card of it"
-                continue
-            try:
-                register = hami.registered(annotations[hami.NODE_REGISTER])
-            except hami.HamiError as error:
-                reason = reason or str(error)
-            if reason:
-                reasons[name] = reason
-                continue
-            free = sum(card.mib for card in free_cards(register, self._client.unfinished_pods(name)))
-            if best is None or free > best[0]:
-                best = (free, name, register)
-        if best is None:
-            text = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())[:3])
-            raise (
-                Skipped(f"no node of HAMi can be used ({text})")
-                if reasons
-                else NoBackend("the cluster has no node of HAMi")
-            )
-        _free, self._name, self._register = best
-        if not self._client.image:
-            self._client.image = self._plugin_image()
+    def see(self, node: JsonObject) -> tuple[int, list[hami.Gpu]] | str:
+        annotations = node["metadata"].get("annotations") or {}
+        if hami.NODE_REGISTER not in annotations:
+            return "HAMi's device plugin has registered no card of it"
+        try:
+            register = hami.registered(annotations[hami.NODE_REGISTER])
+        except hami.HamiError as error:
+            return str(error)
+        cards = free_cards(register, self._client.unfinished_pods(nodes.name_of(node)))
+        return sum(card.mib for card in cards), register
 
-    def _plugin_image(self) -> str:
+    def default_image(self) -> str:
         """Return the image of HAMi's device plugin, which the node has.
 
         :raises BadInput: it can't be found.
@@ -84,11 +59,11 @@ class Hami(CaseSuite):
         spec["schedulerName"] = hami.SCHEDULER
 
     def fits(self, case: Case) -> int:
-        return fits(request_of(case), free_cards(self._register, self._client.unfinished_pods(self.node)))
+        return fits(request_of(case), free_cards(self._seen, self._client.unfinished_pods(self.node)))
 
     def assert_booked(self, case: Case, running: t.Sequence[PodState]) -> None:
         """Validate that the pods' parts are what they requested, on different cards, and fit together."""
-        sums = dict.fromkeys((card.uuid for card in self._register), 0)
+        sums = dict.fromkeys((card.uuid for card in self._seen), 0)
         for pod in running:
             text = pod.annotations.get(hami.POD_ALLOCATED)
             try:
@@ -107,6 +82,6 @@ class Hami(CaseSuite):
                 if request.mib not in (None, mib) or (fixed and cores != request.cores):
                     raise Failed(f"pod {pod.name} has {mib} MiB and {cores} % of {uuid}", "", pod.name, None, str(text))
                 sums[uuid] += mib
-        for card in self._register:
+        for card in self._seen:
             if sums[card.uuid] > card.devmem:
                 raise Failed(f"pods hold {sums[card.uuid]} MiB of {card.uuid}, which has {card.devmem}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import typing as t
 
-from .._allocation.node_backends import allocator_of
 from .._contracts import backends
 from .._contracts import nvidia_plugin as contract
 from .._core.errors import BadInput, ShareError
@@ -19,60 +18,41 @@ from .client import SuiteClient
 from .exec import Execute
 from .nvidia_cases import CARD, CASES, KINDS, Announced, announced, configuration_of, free
 from .objects import Options
-from .result import NoBackend, Skipped
 
 # In the name of the plugin's image, whoever deploys it.
 PLUGIN = "k8s-device-plugin"
 
 
-class Nvidia(CaseSuite):
+class Nvidia(CaseSuite[Announced]):
     """See gpu_acceptance, suite ``nvidia``."""
 
-    log = "NVIDIA's device plugin"
+    backend, title, log = backends.NVIDIA, "NVIDIA's device plugin", "NVIDIA's device plugin"
 
     def __init__(self, client: SuiteClient, execute: Execute, options: Options) -> None:
-        super().__init__(client, execute, options, CASES)
+        super().__init__(client, execute, options, CASES, Announced("", frozenset(), 0))
         unknown = sorted({kind for case in self._all for kind in case.kinds} - set(KINDS))
         if unknown:
             raise BadInput(f"cases: kinds are of {', '.join(KINDS)}, not {', '.join(unknown)}")
-        self._announced = Announced("", frozenset(), 0)
+        self._maps: JsonObject | None = None
 
     @property
     def kinds(self) -> frozenset[str]:
-        return self._announced.kinds
+        return self._seen.kinds
 
     @property
     def cards(self) -> int:
-        return self._announced.cards
+        return self._seen.cards
 
-    def select(self) -> None:
-        maps: JsonObject | None = None
-        reasons = {}
-        best: tuple[int, str, Announced] | None = None
-        for node in self._client.all_nodes():
-            name = nodes.name_of(node)
-            if allocator_of(node) != backends.NVIDIA or self._options.node not in (None, name):
-                continue
-            if not nodes.accepts_pods(node, self._options.node_selector):
-                reasons[name] = "it isn't Ready, is cordoned, or has a taint or other labels"
-                continue
-            maps = self._configurations() if maps is None else maps
-            label = (node["metadata"].get("labels") or {}).get(contract.LABEL_CONFIG)
-            found = announced(node, configuration_of(maps, label))
-            if found is None:
-                reasons[name] = "it announces no device"
-                continue
-            left = free(node, self._client.unfinished_pods(name), found.resource)
-            if best is None or left > best[0]:
-                best = (left, name, found)
-        if best is None:
-            text = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())[:3])
-            if reasons:
-                raise Skipped(f"no node of NVIDIA's device plugin can be used ({text})")
-            raise NoBackend("the cluster has no node of NVIDIA's device plugin")
-        _left, self._name, self._announced = best
-        if not self._client.image:
-            raise BadInput("image: not set; the image of NVIDIA's device plugin has no sleep, so name one that has it")
+    def see(self, node: JsonObject) -> tuple[int, Announced] | str:
+        self._maps = self._configurations() if self._maps is None else self._maps
+        label = (node["metadata"].get("labels") or {}).get(contract.LABEL_CONFIG)
+        found = announced(node, configuration_of(self._maps, label))
+        if found is None:
+            return "it announces no device"
+        return free(node, self._client.unfinished_pods(nodes.name_of(node)), found.resource), found
+
+    def default_image(self) -> str:
+        raise BadInput("image: not set; the image of NVIDIA's device plugin has no sleep, so name one that has it")
 
     def _configurations(self) -> JsonObject:
         """Return the data of the ConfigMap that the plugin's DaemonSet has; empty where it can't be read."""
@@ -102,4 +82,4 @@ class Nvidia(CaseSuite):
         return min(free(node, pods, name) // number for name, number in limits.items()) if node and limits else 0
 
     def limits(self, case: Case) -> t.Mapping[str, int]:
-        return {self._announced.resource if key == CARD else key: value for key, value in case.limits.items()}
+        return {self._seen.resource if key == CARD else key: value for key, value in case.limits.items()}

@@ -138,14 +138,11 @@ def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting
     return {
         "changed": any(one["changed"] for one in outcomes),
         "acceptance": {
+            **_of_steps([], options)["acceptance"],
             "suite": ALL,
             "result": next(one for one in (result.FAIL, result.UNKNOWN, result.PASS, result.SKIPPED) if one in results),
             "steps": steps,
-            "node": "",
-            "namespace": options.namespace,
-            "units": 0,
             "pods": [pod for one in found for pod in one["pods"]],
-            "untested": [],
             "suites": found,
         },
         "table": "\n\n".join(one["table"] for one in outcomes),

@@ -53,24 +53,7 @@ class NodeOptions:
         return {name[len(prefix) :]: value for name, value in vars(self).items() if name.startswith(prefix)}
 
 
-class Draft:
-    """A finding without its id and host.
-
-    :param severity: ``problem``, ``warning`` or ``note``; see ``Finding``.
-    :param what: template of what was found, which begins with a verb whose subject is the host.
-    :param action: template of what to do; may be empty.
-    :param variable: the variable at fault; may be empty.
-    :param fields: values of the templates.
-    """
-
-    def __init__(self, severity: str, what: str, action: str = "", *, variable: str = "", **fields: t.Any) -> None:
-        self.severity = severity
-        self.what = what
-        self.action = action
-        self.variable = variable
-        self.fields = fields
-
-
+@dataclasses.dataclass(frozen=True)
 class Machine:
     """A host of gpu_nodes: its facts, and what is asked of it.
 
@@ -79,15 +62,12 @@ class Machine:
     :param listed: a device plugin will list the units to kubelet.
     """
 
-    def __init__(
-        self, host: str, node: GpuNode, options: NodeOptions, unit: str, limit: str, listed: bool = True
-    ) -> None:
-        self.host = host
-        self.node = node
-        self.options = options
-        self.unit = unit
-        self.limit = limit
-        self.listed = listed
+    host: str
+    node: GpuNode
+    options: NodeOptions
+    unit: str
+    limit: str
+    listed: bool = True
 
     @property
     def gpus(self) -> list[PciGpu]:
@@ -123,8 +103,13 @@ class Machine:
         return self.node["driver"]["module_version"] or ""
 
 
-Check = t.Callable[[Machine], t.Optional[Draft]]
+Check = t.Callable[[Machine], t.Optional[Finding]]
 CHECKS: dict[str, Check] = {}
+
+
+def _found(severity: str, what: str, action: str = "", variable: str = "", **fields: t.Any) -> Finding:
+    """Return a finding without its id and host; ``what`` begins with a verb whose subject is the host."""
+    return Finding("", severity, what, action, "", variable, fields, SUBJECT)
 
 
 def check(id: str) -> t.Callable[[Check], Check]:
@@ -146,8 +131,7 @@ def examine(machine: Machine) -> list[Finding]:
     for id, function in CHECKS.items():
         one = function(machine)
         if one is not None:
-            place = (machine.host, one.variable, one.fields, SUBJECT)
-            found.append(Finding(id, one.severity, one.what, one.action, *place))
+            found.append(dataclasses.replace(one, id=id, host=machine.host))
     for clash in driver_conflicts.conflicts(machine.driver_facts, **machine.options.driver()):
         fields = {"found": clash["found"], "remedy": clash["remedy"]}
         found.append(Finding(clash["id"], PROBLEM, "{found}", "{remedy}", machine.host, "", fields, SUBJECT))
@@ -164,12 +148,12 @@ def described() -> dict[str, str]:
 
 
 @check("distribution")
-def _distribution(machine: Machine) -> Draft | None:
+def _distribution(machine: Machine) -> Finding | None:
     """The machine's distribution isn't of a family that can be set up."""
     distribution = machine.node["distribution"]
     if distribution["family"] in FAMILIES:
         return None
-    return Draft(
+    return _found(
         PROBLEM,
         "runs {id} {version}",
         "take it out of the group: only the families {known} can be set up",
@@ -181,30 +165,30 @@ def _distribution(machine: Machine) -> Draft | None:
 
 
 @check("architecture")
-def _architecture(machine: Machine) -> Draft | None:
+def _architecture(machine: Machine) -> Finding | None:
     """The machine's architecture has no driver or no servers."""
     arch = machine.node["distribution"]["arch"]
     if arch in ARCHITECTURES:
         return None
     action = "take it out of the group: the driver and the servers exist for {known} only"
-    return Draft(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
+    return _found(PROBLEM, "has the architecture {arch}", action, variable="gpu_nodes", arch=arch, known=ARCHITECTURES)
 
 
 @check("no-gpu")
-def _no_gpu(machine: Machine) -> Draft | None:
+def _no_gpu(machine: Machine) -> Finding | None:
     """No NVIDIA GPU is on the machine's PCI bus."""
     if machine.node["gpus"]:
         return None
     action = "take it out of the group, or check that its card is seated ('lspci -d 10de:' lists none)"
-    return Draft(PROBLEM, "has no NVIDIA GPU on its PCI bus", action, variable="gpu_nodes")
+    return _found(PROBLEM, "has no NVIDIA GPU on its PCI bus", action, variable="gpu_nodes")
 
 
 @check("driver-provided")
-def _driver_provided(machine: Machine) -> Draft | None:
+def _driver_provided(machine: Machine) -> Finding | None:
     """A container or the image of the cloud's nodes provides the driver: role driver leaves it alone."""
     if machine.options.driver_state != "present" or not machine.provider:
         return None
-    return Draft(
+    return _found(
         NOTE,
         "has its driver ({version}) from {who}; role driver leaves it alone",
         "whoever provides it decides on its version; driver_version isn't used there",
@@ -217,7 +201,7 @@ def _driver_provided(machine: Machine) -> Draft | None:
 
 
 @check("nouveau-in-use")
-def _nouveau(machine: Machine) -> Draft | None:
+def _nouveau(machine: Machine) -> Finding | None:
     """nouveau is loaded and in use: only a reboot frees the cards."""
     bound = [gpu["address"] for gpu in machine.gpus if gpu["driver"] == "nouveau"]
     state = machine.node["nouveau"]
@@ -225,35 +209,37 @@ def _nouveau(machine: Machine) -> Draft | None:
         return None
     what = "has nouveau loaded" + (" for {cards}" if bound else "")
     if machine.options.maintenance == "reboot":
-        return Draft(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
+        return _found(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
     action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"
-    return Draft(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
+    return _found(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
 
 
 @check("nouveau-in-initramfs")
-def _initramfs(machine: Machine) -> Draft | None:
+def _initramfs(machine: Machine) -> Finding | None:
     """The blacklist file is there and an initramfs still lacks it: nouveau comes back with the next boot."""
     state = machine.node["nouveau"]
     images = [one["path"] for one in state["images"] if one["nouveau"] and one["blacklist"] is False]
     if not state["files"].get(BLACKLIST) or not images:
         return None
-    return Draft(NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images)
+    return _found(
+        NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images
+    )
 
 
 @check("boot-full")
-def _boot(machine: Machine) -> Draft | None:
+def _boot(machine: Machine) -> Finding | None:
     """An initramfs has to be rebuilt, and /boot has no space for it or can't be written."""
     if not machine.node["nouveau"]["images"] or machine.node["distribution"]["family"] not in FAMILIES:
         return None
     try:
         nouveau.plan(True, machine.driver_facts)
     except BadInput as error:
-        return Draft(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
+        return _found(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
     return None
 
 
 @check("kernel-without-module")
-def _kernel_module(machine: Machine) -> Draft | None:
+def _kernel_module(machine: Machine) -> Finding | None:
     """A driver is installed, and the running or the newest kernel has no module of it (DKMS failed or wasn't run)."""
     modules = machine.node["kernel"]["modules"]
     if not any(one["nvidia"] for one in modules.values()):
@@ -263,7 +249,7 @@ def _kernel_module(machine: Machine) -> Draft | None:
     missing = [name for name, one in modules.items() if not one["nvidia"] and name in booted]
     if not missing:
         return None
-    return Draft(
+    return _found(
         WARNING,
         "has no nvidia module for kernel {kernels}, and would have no GPU when that one runs",
         "install its headers and run 'dkms autoinstall -k {newest}'",
@@ -273,23 +259,23 @@ def _kernel_module(machine: Machine) -> Draft | None:
 
 
 @check("headers-missing")
-def _headers(machine: Machine) -> Draft | None:
+def _headers(machine: Machine) -> Finding | None:
     """The running kernel's headers are missing and the module has to be built here."""
     kernel = machine.node["kernel"]
     if not machine.has_kernel or kernel["headers"] or machine.module or not machine.installs_driver:
         return None
     action = "role driver installs them first, as driver_install_headers allows"
-    return Draft(NOTE, "has no headers of its running kernel {release}", action, release=kernel["release"])
+    return _found(NOTE, "has no headers of its running kernel {release}", action, release=kernel["release"])
 
 
 @check("compiler-mismatch")
-def _compiler(machine: Machine) -> Draft | None:
+def _compiler(machine: Machine) -> Finding | None:
     """The kernel was built by another major version of gcc than is installed: its modules may not build."""
     kernel, gcc = machine.node["kernel"]["compiler"]["kernel"], machine.node["kernel"]["compiler"]["gcc"]
     major = kernel.partition(".")[0]
     if not kernel or not gcc or major == gcc.partition(".")[0] or not machine.has_kernel:
         return None
-    return Draft(
+    return _found(
         WARNING,
         "has gcc {gcc} and a kernel that was built by gcc {kernel}",
         "install gcc {major} (Oracle's UEK: the gcc-toolset of that version) before the driver",
@@ -300,16 +286,16 @@ def _compiler(machine: Machine) -> Draft | None:
 
 
 @check("secure-boot")
-def _secure_boot(machine: Machine) -> Draft | None:
+def _secure_boot(machine: Machine) -> Finding | None:
     """Secure Boot is on and the key that modules built here are signed with isn't enrolled."""
     mok = machine.node["mok"]
     if not machine.node["secure_boot"] or machine.module or mok["enrolled"]:
         return None
     if mok["pending"]:
         what = "has Secure Boot on and a key whose enrolment waits for the next boot"
-        return Draft(PROBLEM, what, "reboot it and confirm the key on its console")
+        return _found(PROBLEM, what, "reboot it and confirm the key on its console")
     built_here = any("dkms" in name and "nvidia" in name for name in machine.node["packages"])
-    return Draft(
+    return _found(
         PROBLEM if built_here or machine.node["log"]["key_rejected"] else WARNING,
         "has Secure Boot on and no enrolled key for modules that are built on it",
         "use signed modules (driver_source: distribution on Ubuntu), or run 'mokutil --import {key}', reboot it and "
@@ -322,14 +308,14 @@ def _secure_boot(machine: Machine) -> Draft | None:
 
 
 @check("driver-mismatch")
-def _mismatch(machine: Machine) -> Draft | None:
+def _mismatch(machine: Machine) -> Finding | None:
     """The loaded module and the driver's library have different versions (upgraded and not reloaded)."""
     library = machine.node["driver"]["library_version"]
     differs = machine.module and library and library != machine.module
     if not differs and machine.node["driver"]["code"] != MISMATCH:
         return None
     repaired = machine.installs_driver and machine.options.maintenance != "never"
-    return Draft(
+    return _found(
         WARNING if repaired or not machine.has_kernel else PROBLEM,
         "has the nvidia module {module} loaded and the driver's library {library}",
         "it will be drained and its modules reloaded"
@@ -341,12 +327,12 @@ def _mismatch(machine: Machine) -> Draft | None:
 
 
 @check("driver-fails")
-def _driver_fails(machine: Machine) -> Draft | None:
+def _driver_fails(machine: Machine) -> Finding | None:
     """nvidia-smi is there and fails, or doesn't answer in time."""
     driver = machine.node["driver"]
     if not driver["error"] or driver["code"] == MISMATCH:
         return None
-    return Draft(
+    return _found(
         PROBLEM if machine.options.driver_state == "external" else WARNING,
         "has a driver that fails; nvidia-smi reports: {error}",
         "run 'dmesg | grep NVRM' on it; a card that fell off the bus needs a reboot or a repair",
@@ -355,16 +341,16 @@ def _driver_fails(machine: Machine) -> Draft | None:
 
 
 @check("flavour")
-def _flavour(machine: Machine) -> Draft | None:
+def _flavour(machine: Machine) -> Finding | None:
     """The kernel reports that the open module doesn't support a card of this node."""
     if not machine.node["log"]["unsupported_by_open"]:
         return None
     action = "set driver_flavour: proprietary and a driver_version of branch 580 or older for cards before Turing"
-    return Draft(WARNING, "has a card that the open kernel module doesn't support, as its kernel reports", action)
+    return _found(WARNING, "has a card that the open kernel module doesn't support, as its kernel reports", action)
 
 
 @check("driver-not-held")
-def _unheld(machine: Machine) -> Draft | None:
+def _unheld(machine: Machine) -> Finding | None:
     """Others installed the driver, and unattended upgrades may separate its library from its module."""
     upgrades = machine.node["services"].get("unattended-upgrades")
     if machine.installs_driver or upgrades is None or not upgrades["enabled"]:
@@ -373,7 +359,7 @@ def _unheld(machine: Machine) -> Draft | None:
     if not loose:
         return None
     more = " …" if len(loose) > 3 else ""
-    return Draft(
+    return _found(
         WARNING,
         "upgrades by itself and holds none of {packages}{more}",
         "run 'apt-mark hold {names}'{more}",
@@ -384,7 +370,7 @@ def _unheld(machine: Machine) -> Draft | None:
 
 
 @check("fabric-manager")
-def _fabric(machine: Machine) -> Draft | None:
+def _fabric(machine: Machine) -> Finding | None:
     """There are NVSwitches, and the fabric manager doesn't run or isn't of the driver's version."""
     if not machine.node["nvswitches"] or not machine.module:
         return None
@@ -393,7 +379,7 @@ def _fabric(machine: Machine) -> Draft | None:
     active = bool(service and service["active"])
     if active and version == machine.module:
         return None
-    return Draft(
+    return _found(
         WARNING if machine.installs_driver else PROBLEM,
         "has NVSwitches, driver {module} and "
         + ("a fabric manager of version {version}" if version else "no fabric manager")
@@ -407,35 +393,35 @@ def _fabric(machine: Machine) -> Draft | None:
 
 
 @check("persistence-off")
-def _persistence(machine: Machine) -> Draft | None:
+def _persistence(machine: Machine) -> Finding | None:
     """Persistence is off: the driver unloads its state between uses, which is slow and loses settings."""
     off = [card for card in machine.node["driver"]["cards"] if card["persistence"] is False]
     if not off or machine.installs_driver:
         return None
     what = "has persistence off on {count} card" + ("s" if len(off) > 1 else "")
-    return Draft(NOTE, what, "run 'systemctl enable --now nvidia-persistenced'", count=len(off))
+    return _found(NOTE, what, "run 'systemctl enable --now nvidia-persistenced'", count=len(off))
 
 
 @check("device-nodes")
-def _device_nodes(machine: Machine) -> Draft | None:
+def _device_nodes(machine: Machine) -> Finding | None:
     """The driver lists cards and /dev/nvidia-uvm is missing, without which CUDA doesn't start."""
     if not machine.has_kernel or not machine.node["driver"]["cards"] or machine.node["devices"]["uvm"]:
         return None
     action = "run 'nvidia-modprobe -u -c 0', or start nvidia-persistenced at boot"
-    return Draft(WARNING, "has cards and no /dev/nvidia-uvm", action)
+    return _found(WARNING, "has cards and no /dev/nvidia-uvm", action)
 
 
 @check("card-lost")
-def _lost(machine: Machine) -> Draft | None:
+def _lost(machine: Machine) -> Finding | None:
     """A card fell off the bus (Xid 79), needs a reset, or is missing from the driver's list."""
     lost = sorted({one["address"] for one in machine.node["log"]["xids"] if one["code"] in FATAL_XIDS})
     if lost:
         action = "drain it, reboot it, and have the card checked if they come again"
-        return Draft(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
+        return _found(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
     listed, there = len(machine.node["driver"]["cards"]), len(machine.gpus)
     if not machine.module or not listed or listed == there:
         return None
-    return Draft(
+    return _found(
         PROBLEM,
         "has {there} NVIDIA cards on PCI and its driver lists {listed}",
         "run 'dmesg | grep NVRM' on it for the card that is missing",
@@ -445,7 +431,7 @@ def _lost(machine: Machine) -> Draft | None:
 
 
 @check("link-degraded")
-def _link(machine: Machine) -> Draft | None:
+def _link(machine: Machine) -> Finding | None:
     """A card runs on fewer PCIe lanes than it has."""
     slow = [
         f"{gpu['address']} ({gpu['link']['width']} of {gpu['link']['max_width']} lanes)"
@@ -454,14 +440,14 @@ def _link(machine: Machine) -> Draft | None:
     ]
     if not slow:
         return None
-    return Draft(WARNING, "has cards on a narrow PCIe link: {cards}", "reseat the card, or ask its vendor", cards=slow)
+    return _found(WARNING, "has cards on a narrow PCIe link: {cards}", "reseat the card, or ask its vendor", cards=slow)
 
 
 # --------------------------------------------------------------------------- toolkit, runtime, cluster
 
 
 @check("toolkit-skew")
-def _skew(machine: Machine) -> Draft | None:
+def _skew(machine: Machine) -> Finding | None:
     """The toolkit's packages have different versions."""
     versions = machine.node["toolkit"]["packages"]
     if len(set(versions.values())) < 2:
@@ -470,23 +456,23 @@ def _skew(machine: Machine) -> Draft | None:
     severity, action = WARNING, "install all four at one version"
     if machine.installs_toolkit:
         severity, action = NOTE, "role toolkit installs one version of them"
-    return Draft(severity, "has {packages}", action, packages=packages)
+    return _found(severity, "has {packages}", action, packages=packages)
 
 
 @check("stale-sources")
-def _stale_sources(machine: Machine) -> Draft | None:
+def _stale_sources(machine: Machine) -> Finding | None:
     """Lists of the retired nvidia-docker repositories are there, beside which apt refuses a new one (Signed-By)."""
     files = [one["file"] for one in machine.node["sources_stale"]]
     if not files:
         return None
     what = "has {files} of NVIDIA's container repositories"
     if machine.installs_toolkit:
-        return Draft(NOTE, what, "role toolkit removes them", files=files)
-    return Draft(WARNING, what, "remove them", files=files)
+        return _found(NOTE, what, "role toolkit removes them", files=files)
+    return _found(WARNING, what, "remove them", files=files)
 
 
 @check("legacy-mode")
-def _legacy_mode(machine: Machine) -> Draft | None:
+def _legacy_mode(machine: Machine) -> Finding | None:
     """Legacy hook, systemd cgroups and no /dev/char links: a daemon-reload takes the GPUs from running containers."""
     config, kubelet = machine.node["toolkit"]["config"], machine.node["kubelet"]
     mode = re.search(r'(?m)^\s*mode\s*=\s*"([^"]*)"', config["text"] if config else "")
@@ -494,7 +480,7 @@ def _legacy_mode(machine: Machine) -> Draft | None:
         return None
     if machine.node["devices"]["char_links"]:
         return None
-    return Draft(
+    return _found(
         WARNING,
         "has NVIDIA's runtime in mode \"legacy\" with systemd's cgroups, where a daemon-reload takes the GPUs from "
         "running containers (NVML: Unknown Error)",
@@ -504,11 +490,11 @@ def _legacy_mode(machine: Machine) -> Draft | None:
 
 
 @check("cdi-stale")
-def _cdi(machine: Machine) -> Draft | None:
+def _cdi(machine: Machine) -> Finding | None:
     """A CDI specification names libraries of another driver version than the loaded one."""
     if not machine.node["cdi"]["stale"]:
         return None
-    return Draft(
+    return _found(
         WARNING,
         "has a CDI specification of driver {specified} and runs {module}",
         "run 'nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml', or start nvidia-cdi-refresh",
@@ -518,20 +504,20 @@ def _cdi(machine: Machine) -> Draft | None:
 
 
 @check("toolkit-gpu-operator")
-def _operator(machine: Machine) -> Draft | None:
+def _operator(machine: Machine) -> Finding | None:
     """NVIDIA's GPU Operator manages the toolkit of this node."""
     if not machine.node["toolkit"]["operator"] or not machine.installs_toolkit:
         return None
     action = "switch that part of the operator off (toolkit.enabled=false), or take the node out of gpu_nodes"
-    return Draft(PROBLEM, "has its toolkit from NVIDIA's GPU Operator", action)
+    return _found(PROBLEM, "has its toolkit from NVIDIA's GPU Operator", action)
 
 
 @check("mandatory-access")
-def _selinux(machine: Machine) -> Draft | None:
+def _selinux(machine: Machine) -> Finding | None:
     """SELinux is enforcing, and containers may not open the cards' device files without its policy."""
     if machine.node["security"]["selinux"] != "enforcing" or "nvidia-container-selinux" in machine.node["packages"]:
         return None
-    return Draft(
+    return _found(
         NOTE,
         "has SELinux enforcing",
         "where containers get 'Insufficient Permissions', run 'ausearch -m avc' and allow container_use_devices "
@@ -558,11 +544,11 @@ def _cards(machine: Machine) -> list[Card]:
 
 
 @check("unknown-cards")
-def _unknown_cards(machine: Machine) -> Draft | None:
+def _unknown_cards(machine: Machine) -> Finding | None:
     """The driver isn't loaded: the memory of the cards isn't known yet."""
     if not machine.unit or not machine.listed or _cards(machine):
         return None
-    return Draft(
+    return _found(
         NOTE,
         "lists no card before its driver is loaded; the device plugin itself will check whether {unit} makes too many "
         "device IDs there",
@@ -572,13 +558,13 @@ def _unknown_cards(machine: Machine) -> Draft | None:
 
 
 @check("device-list")
-def _device_list(machine: Machine) -> Draft | None:
+def _device_list(machine: Machine) -> Finding | None:
     """The memory unit makes more device IDs than kubelet accepts."""
     cards = _cards(machine)
     size = contract.device_list_bytes(cards) if machine.listed else 0
     if size <= contract.KUBELET_MESSAGE_BYTES:
         return None
-    return Draft(
+    return _found(
         PROBLEM,
         "has cards of {count} units: {unit} makes a list of device IDs of {size} bytes, and kubelet accepts {most}",
         "set it to GiB",
@@ -591,12 +577,12 @@ def _device_list(machine: Machine) -> Draft | None:
 
 
 @check("small-card")
-def _small_card(machine: Machine) -> Draft | None:
+def _small_card(machine: Machine) -> Finding | None:
     """A card has less memory than one unit."""
     small = [card for card in _cards(machine) if card.units <= 0]
     if not small:
         return None
-    return Draft(
+    return _found(
         PROBLEM,
         "has card {index} with {memory} MiB, less than one {unit}",
         "set it to MiB, or take the machine out of gpu_nodes",
@@ -608,7 +594,7 @@ def _small_card(machine: Machine) -> Draft | None:
 
 
 @check("memory-limit")
-def _memory_limit(machine: Machine) -> Draft | None:
+def _memory_limit(machine: Machine) -> Finding | None:
     """Limits of memory are required and the machine can't enforce them."""
     if machine.limit not in ("auto", "required"):
         return None
@@ -623,7 +609,7 @@ def _memory_limit(machine: Machine) -> Draft | None:
         return None
     reason, variable = "; ".join(unmet), "gpushare_memory_limit"
     if machine.limit == "auto":
-        return Draft(NOTE, "doesn't limit pods to their shares, because {reason}", variable=variable, reason=reason)
+        return _found(NOTE, "doesn't limit pods to their shares, because {reason}", variable=variable, reason=reason)
     what = "can't limit pods to their shares, because {reason}"
     action = "set it to auto where that is acceptable, or provide what is missing"
-    return Draft(PROBLEM, what, action, variable=variable, reason=reason)
+    return _found(PROBLEM, what, action, variable=variable, reason=reason)

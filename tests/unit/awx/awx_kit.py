@@ -13,12 +13,12 @@ import zipfile
 from pathlib import Path
 
 import yaml
+from ansible_runs import ansible
 from awx_stand_in import StandIn
 
 from lab.paths import cache_root, made_once
 
 ROOT = Path(__file__).resolve().parents[3]
-BIN = Path(sys.executable).parent
 # The last release of PyPI's ansible with awx.awx: 24.6.1, as awx/requirements.yml names it.
 ANSIBLE = "12.3.0"
 
@@ -72,19 +72,6 @@ def configure(stand_in: StandIn, folder: Path, *words: str) -> tuple[int, str]:
     :param folder: where a person stands.
     :returns: the exit status and the output.
     """
-    environment = {
-        **{
-            key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "CONTROLLER_", "TOWER_"))
-        },
-        **stand_in.environment,
-        "ANSIBLE_COLLECTIONS_PATH": str(awx_collection()),
-        "ANSIBLE_LOCALHOST_WARNING": "0",
-        "ANSIBLE_HOME": str(folder / "home"),
-        "ANSIBLE_NOCOLOR": "1",
-        "COLUMNS": "200",
-    }
-    command = [str(BIN / "ansible-playbook"), str(ROOT / "awx" / "configure.yml"), *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, text=True, capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
-    return done.returncode, done.stdout + done.stderr
+    of_others = {name: "" for name in os.environ if name.startswith(("CONTROLLER_", "TOWER_"))}
+    given = {**of_others, **stand_in.environment, "ANSIBLE_COLLECTIONS_PATH": str(awx_collection()), "COLUMNS": "200"}
+    return ansible(folder, "ansible-playbook", ROOT / "awx" / "configure.yml", *words, **given)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in of AWX's API: what the modules of awx.awx need to create and to find objects. It runs no job.
 
-``ENDPOINTS`` has the fields that AWX 24.6.1 accepts, by its serializers and models (awx/api/serializers.py,
-awx/main/models and awx/main/fields.py at that tag), as far as they are used here. A body is checked against them, and a
-field that isn't there is refused, while AWX ignores it: a misspelt option must not pass. The rules that AWX has beside
-the fields are the functions ``_check_*``.
+``ENDPOINTS`` has what AWX 24.6.1 requires of an object, by its serializers and models (awx/api/serializers.py,
+awx/main/models and awx/main/fields.py at that tag), as far as it is used here; its further rules are the functions
+``_check_*``. The names, types and choices of fields are checked by awx.awx's modules themselves.
 """
 
 from __future__ import annotations
@@ -39,64 +38,22 @@ class Refused(Exception):
         self.status, self.answer = status, answer
 
 
-@dataclass(frozen=True)
-class Field:
-    """A field of a body.
-
-    :param kind: str, bool, int, dict, or id of another object.
-    :param to: the endpoint of that object.
-    """
-
-    kind: str
-    default: t.Any = None
-    required: bool = False
-    choices: tuple[t.Any, ...] = ()
-    to: str = ""
-    null: bool = False
-
-    def check(self, value: t.Any, data: dict[str, dict[int, Object]]) -> str:
-        """Return what is wrong with a value; empty if nothing is."""
-        if value is None:
-            return "" if self.null or self.kind in ("str", "bool") else "This field may not be null."
-        kinds = {"str": str, "bool": bool, "int": int, "dict": dict, "id": int}
-        if not exactly(value, kinds[self.kind]):
-            return f"Not a valid {self.kind}: {value!r}."
-        if self.choices and value not in self.choices:
-            return f'"{value}" is not a valid choice.'
-        if self.to and value not in data[self.to]:
-            return f'Invalid pk "{value}" - object does not exist.'
-        return ""
-
-
 def exactly(value: object, kind: type) -> bool:
     """Whether a value is of a type; true and false are no numbers, though Python counts them as such."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def text(required: bool = False, choices: tuple[str, ...] = ()) -> Field:
-    return Field("str", "", required, choices)
-
-
-def reference(to: str, required: bool = False) -> Field:
-    return Field("id", None, required, to=to, null=not required)
-
-
-FALSE = Field("bool", default=False)
-NUMBER = Field("int", 0)
-NAMED = {"name": text(required=True), "description": text()}
-ORGANIZATION = {"organization": reference("organizations")}
-ENVIRONMENT = {"execution_environment": reference("execution_environments")}
 EVENTS = ("started", "success", "error")
 NOTIFIED = {f"notification_templates_{event}": "notification_templates" for event in EVENTS}
-ASKED = ["variables", "limit", "tags", "skip_tags", "inventory", "labels", "scm_branch"]
-JOB_ASKED = [*ASKED, "diff_mode", "job_type", "verbosity", "credential", "execution_environment", "forks"]
-PROMPTS = {
-    "extra_data": Field("dict", {}),
-    "inventory": reference("inventories"),
-    "scm_branch": Field("str", None, null=True),
-    "limit": Field("str", None, null=True),
-    "diff_mode": Field("bool", None, null=True),
-    **ENVIRONMENT,
+ORGANIZATION = {"organization": "organizations"}
+ENVIRONMENT = {"execution_environment": "execution_environments"}
+PROMPTS = ("limit", "inventory", "scm_branch", "diff_mode")
+# What AWX sets where a body has none, as far as it is read here.
+DEFAULTS: Object = {
+    **dict.fromkeys(("organization", "inventory", "source_project", "unified_job_template")),
+    **{"description": "", "scm_type": "", "scm_url": "", "source": "", "survey_enabled": False},
+    **{"inputs": {}, "injectors": {}, "notification_configuration": {}, "extra_data": {}},
+    **{f"ask_{one}_on_launch": False for one in ("variables", *PROMPTS)},
 }
 
 
@@ -104,172 +61,70 @@ PROMPTS = {
 class Endpoint:
     """What AWX knows of one kind of object.
 
+    :param references: fields that are ids of other objects, with the endpoint of those.
+    :param required: fields without which none is created.
     :param unique: fields that no two objects may have in common.
     :param associations: sub-lists, with the endpoint of what they list.
-    :param ignored: read-only fields that the modules send nevertheless.
     """
 
     kind: str
-    fields: dict[str, Field]
+    references: dict[str, str] = field(default_factory=dict)
+    required: tuple[str, ...] = ("name",)
     unique: tuple[str, ...] = ("name", "organization")
     associations: dict[str, str] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
 
 
 ENDPOINTS = {
-    "organizations": Endpoint("organization", {**NAMED, "max_hosts": NUMBER}, ("name",)),
+    "organizations": Endpoint("organization", unique=("name",)),
     "execution_environments": Endpoint(
-        "execution_environment",
-        {
-            **NAMED,
-            **ORGANIZATION,
-            "image": text(required=True),
-            "credential": reference("credentials"),
-            "pull": text(choices=("always", "missing", "never", "")),
-        },
-        ("name",),
+        "execution_environment", {**ORGANIZATION, "credential": "credentials"}, ("name", "image"), ("name",)
     ),
-    "credential_types": Endpoint(
-        "credential_type",
-        {
-            **NAMED,
-            "kind": text(required=True, choices=("cloud", "net")),
-            "inputs": Field("dict", {}),
-            "injectors": Field("dict", {}),
-        },
-        ("name", "kind"),
-        ignored=frozenset(("managed",)),
-    ),
+    "credential_types": Endpoint("credential_type", {}, ("name", "kind"), ("name", "kind")),
     "credentials": Endpoint(
         "credential",
-        {
-            **NAMED,
-            **ORGANIZATION,
-            "credential_type": reference("credential_types", required=True),
-            "inputs": Field("dict", {}),
-        },
+        {**ORGANIZATION, "credential_type": "credential_types"},
+        ("name", "credential_type"),
         ("name", "organization", "credential_type"),
     ),
     "projects": Endpoint(
         "project",
-        {
-            **NAMED,
-            **ORGANIZATION,
-            "scm_type": text(choices=("", "git", "svn", "insights", "archive")),
-            "scm_url": text(),
-            "scm_branch": text(),
-            "scm_clean": FALSE,
-            "scm_update_on_launch": FALSE,
-            "scm_update_cache_timeout": NUMBER,
-            "allow_override": FALSE,
-            "credential": reference("credentials"),
-            "default_environment": reference("execution_environments"),
-        },
+        {**ORGANIZATION, "credential": "credentials", "default_environment": "execution_environments"},
         associations=NOTIFIED,
     ),
-    "inventories": Endpoint(
-        "inventory",
-        {
-            **NAMED,
-            "organization": reference("organizations", required=True),
-            "kind": text(choices=("", "smart", "constructed")),
-            "host_filter": Field("str", None, null=True),
-            "variables": text(),
-        },
-    ),
+    "inventories": Endpoint("inventory", ORGANIZATION, ("name", "organization")),
     "inventory_sources": Endpoint(
         "inventory_source",
-        {
-            **NAMED,
-            **ENVIRONMENT,
-            "inventory": reference("inventories", required=True),
-            "source": text(choices=("scm", "ec2", "gce", "controller")),
-            "source_path": text(),
-            "source_vars": text(),
-            "source_project": reference("projects"),
-            "overwrite": FALSE,
-            "overwrite_vars": FALSE,
-            "update_on_launch": FALSE,
-            "update_cache_timeout": NUMBER,
-        },
+        {**ENVIRONMENT, "inventory": "inventories", "source_project": "projects"},
+        ("name", "inventory"),
         ("name", "inventory"),
         NOTIFIED,
     ),
     "notification_templates": Endpoint(
-        "notification_template",
-        {
-            **NAMED,
-            "organization": reference("organizations", required=True),
-            "notification_type": text(required=True, choices=("email", "slack", "webhook")),
-            "notification_configuration": Field("dict", {}),
-            "messages": Field("dict", dict.fromkeys((*EVENTS, "workflow_approval")), null=True),
-        },
+        "notification_template", ORGANIZATION, ("name", "organization", "notification_type")
     ),
     "job_templates": Endpoint(
         "job_template",
-        {
-            **NAMED,
-            **ENVIRONMENT,
-            "job_type": text(choices=("run", "check")),
-            "inventory": reference("inventories"),
-            "project": reference("projects", required=True),
-            "playbook": text(required=True),
-            "scm_branch": text(),
-            "forks": NUMBER,
-            "limit": text(),
-            "verbosity": NUMBER,
-            "extra_vars": text(),
-            "timeout": NUMBER,
-            "survey_enabled": FALSE,
-            "become_enabled": FALSE,
-            "diff_mode": FALSE,
-            "allow_simultaneous": FALSE,
-            "job_slice_count": Field("int", 1),
-            **{f"ask_{one}_on_launch": FALSE for one in JOB_ASKED},
-        },
+        {**ENVIRONMENT, "inventory": "inventories", "project": "projects"},
+        ("name", "project", "playbook"),
         associations={"credentials": "credentials", **NOTIFIED},
-        # It is the project's.
-        ignored=frozenset(("organization",)),
     ),
     "workflow_job_templates": Endpoint(
         "workflow_job_template",
-        {
-            **NAMED,
-            **ORGANIZATION,
-            "inventory": reference("inventories"),
-            "extra_vars": text(),
-            "limit": Field("str", None, null=True),
-            "survey_enabled": FALSE,
-            "allow_simultaneous": FALSE,
-            **{f"ask_{one}_on_launch": FALSE for one in ASKED},
-        },
+        {**ORGANIZATION, "inventory": "inventories"},
         associations={**NOTIFIED, "notification_templates_approvals": "notification_templates"},
     ),
     "workflow_job_template_nodes": Endpoint(
         "workflow_job_template_node",
-        {
-            **PROMPTS,
-            "workflow_job_template": reference("workflow_job_templates", required=True),
-            "unified_job_template": reference("unified_job_templates"),
-            "identifier": text(),
-            "all_parents_must_converge": FALSE,
-        },
+        {"workflow_job_template": "workflow_job_templates", "unified_job_template": "unified_job_templates"},
+        ("workflow_job_template",),
         ("identifier", "workflow_job_template"),
         {f"{how}_nodes": "workflow_job_template_nodes" for how in ("success", "failure", "always")},
-        frozenset(("type",)),
     ),
-    "workflow_approval_templates": Endpoint(
-        "workflow_approval_template", {**NAMED, "timeout": NUMBER}, ("name", "workflow_job_template")
-    ),
+    "workflow_approval_templates": Endpoint("workflow_approval_template", unique=("name", "workflow_job_template")),
     "schedules": Endpoint(
         "schedule",
-        {
-            **NAMED,
-            **PROMPTS,
-            "unified_job_template": reference("unified_job_templates", required=True),
-            "rrule": text(required=True),
-            "enabled": Field("bool", True),
-        },
+        {"unified_job_template": "unified_job_templates"},
+        ("name", "unified_job_template", "rrule"),
         ("name", "unified_job_template"),
     ),
 }
@@ -282,40 +137,17 @@ UNIFIED = (
     "workflow_approval_templates",
 )
 SURVEYED = ("job_templates", "workflow_job_templates")
-# By type of notification, its fields with their types, and their defaults where they have one.
-NOTIFICATIONS: dict[str, dict[str, tuple[type, t.Any]]] = {
-    "webhook": {
-        "url": (str, None),
-        "http_method": (str, "POST"),
-        "disable_ssl_verification": (bool, False),
-        "username": (str, ""),
-        "password": (str, ""),
-        "headers": (dict, None),
-    },
-    "slack": {"token": (str, None), "channels": (list, None)},
-    "email": {
-        "host": (str, None),
-        "port": (int, None),
-        "username": (str, None),
-        "password": (str, None),
-        "use_tls": (bool, None),
-        "use_ssl": (bool, None),
-        "sender": (str, None),
-        "recipients": (list, None),
-        "timeout": (int, 30),
-    },
+# Fields of a webhook, the only notifications here, with their types, and their defaults where they have one.
+WEBHOOK: dict[str, tuple[type, t.Any]] = {
+    "url": (str, None),
+    "http_method": (str, "POST"),
+    "disable_ssl_verification": (bool, False),
+    "username": (str, ""),
+    "password": (str, ""),
+    "headers": (dict, None),
 }
-SECRET_NOTIFICATION_FIELDS = ("password", "token")
-# AWX brings this type of credential with it.
-MACHINE_INPUTS = (
-    ("username", False),
-    ("password", True),
-    ("ssh_key_data", True),
-    ("ssh_key_unlock", True),
-    ("become_method", False),
-    ("become_username", False),
-    ("become_password", True),
-)
+# AWX brings this type of credential with it; of its inputs those that are used here, and whether each is secret.
+MACHINE_INPUTS = {"username": False, "ssh_key_data": True, "become_method": False, "become_password": True}
 
 
 class Controller:
@@ -337,7 +169,9 @@ class Controller:
         self.written: list[tuple[str, str]] = []
         self._last = 0
         self._create("organizations", {"name": "Default"})
-        inputs = [{"id": name, "label": name, "type": "string", "secret": secret} for name, secret in MACHINE_INPUTS]
+        inputs = [
+            {"id": name, "label": name, "type": "string", "secret": secret} for name, secret in MACHINE_INPUTS.items()
+        ]
         machine = {"name": "Machine", "kind": "ssh", "inputs": {"fields": inputs}, "injectors": {}, "description": ""}
         self._store("credential_types", {**machine, "managed": True})
         self.written.clear()
@@ -373,25 +207,17 @@ class Controller:
 
     def _check(self, endpoint: str, body: Object, existing: Object | None) -> Object:
         known = ENDPOINTS[endpoint]
-        errors: dict[str, t.Any] = {}
-        for name in set(body) - set(known.fields) - known.ignored:
-            errors[name] = [f"AWX {VERSION} has no such field (or this stand-in doesn't know it)."]
-        given = {name: value for name, value in body.items() if name in known.fields}
-        for name, value in given.items():
-            if wrong := known.fields[name].check(value, self.data):
-                errors[name] = [wrong]
+        given = {name: copy.deepcopy(value) for name, value in body.items() if name != "type"}
+        errors = {
+            name: [f'Invalid pk "{given[name]}" - object does not exist.']
+            for name, to in known.references.items()
+            if given.get(name) is not None and given[name] not in self.data[to]
+        }
         if existing is None:
-            missing = [name for name, one in known.fields.items() if one.required and name not in given]
-            errors |= {name: ["This field is required."] for name in missing}
+            errors |= {name: ["This field is required."] for name in known.required if name not in given}
         if errors:
             raise Refused(400, errors)
-        # AWX takes null for text and booleans that can't be null.
-        empty = {"str": "", "bool": False}
-        for name, value in given.items():
-            if value is None and not known.fields[name].null:
-                given[name] = empty[known.fields[name].kind]
-        before = existing or {name: copy.deepcopy(one.default) for name, one in known.fields.items()}
-        after = {**before, **copy.deepcopy(given)}
+        after = {**(existing or copy.deepcopy(DEFAULTS)), **given}
         if check := getattr(self, f"_check_{endpoint}", None):
             check(after, given, existing)
         key = [after.get(name) for name in known.unique]
@@ -419,9 +245,8 @@ class Controller:
             stored["organization"] = self.data["inventories"][stored["inventory"]]["organization"]
         elif endpoint == "notification_templates":
             shown = stored["notification_configuration"]
-            self.secrets[stored["id"]] = {**self.secrets.get(stored["id"], {}), **_secret(shown)}
-            for name in _secret(shown):
-                shown[name] = ENCRYPTED
+            if shown.get("password"):
+                shown["password"] = ENCRYPTED
 
     def _hide_inputs(self, stored: Object) -> None:
         fields = self.data["credential_types"][stored["credential_type"]]["inputs"]["fields"]
@@ -460,6 +285,8 @@ class Controller:
             raise Refused(
                 403, {"detail": "Modifications to inputs are not allowed for credential types that are in use"}
             )
+        if after["kind"] not in ("cloud", "net"):
+            raise Refused(400, {"kind": [f'"{after["kind"]}" is not a valid choice.']})
         after["managed"] = False
         fields = after["inputs"].get("fields", [])
         allowed = {"type", "format", "choices", "id", "label", "help_text", "multiline", "secret", "default"}
@@ -568,7 +395,7 @@ class Controller:
         missing = [one["variable"] for one in survey if one["required"] and one["variable"] not in answers]
         if required and missing and template["survey_enabled"]:
             raise Refused(400, {"variables_needed_to_start": [f"'{one}' value missing" for one in missing]})
-        for prompt in ("limit", "inventory", "scm_branch", "diff_mode"):
+        for prompt in PROMPTS:
             if given.get(prompt) is not None and not template.get(f"ask_{prompt}_on_launch"):
                 raise Refused(400, {prompt: ["Field is not configured to prompt on launch."]})
 
@@ -576,15 +403,14 @@ class Controller:
         if "notification_configuration" not in given:
             return
         values = after["notification_configuration"]
-        known = NOTIFICATIONS[after["notification_type"]]
-        if unknown := set(values) - set(known):
+        if unknown := set(values) - set(WEBHOOK):
             raise Refused(400, {"notification_configuration": [f"unknown: {sorted(unknown)}"]})
         values |= {
-            name: default for name, (_type, default) in known.items() if name not in values and default is not None
+            name: default for name, (_type, default) in WEBHOOK.items() if name not in values and default is not None
         }
-        if missing := sorted(set(known) - set(values)):
+        if missing := sorted(set(WEBHOOK) - set(values)):
             raise Refused(400, {"__all__": [f"Missing required fields for Notification Configuration: {missing}."]})
-        if wrong := [name for name, (kind, _default) in known.items() if not exactly(values[name], kind)]:
+        if wrong := [name for name, (kind, _default) in WEBHOOK.items() if not exactly(values[name], kind)]:
             raise Refused(400, {"__all__": [f"Configuration field '{wrong}' incorrect type."]})
 
     def check_survey(self, survey: Object) -> None:
@@ -725,9 +551,9 @@ class Controller:
         alternatives = {
             name.removeprefix("or__"): filters.pop(name) for name in list(filters) if name.startswith("or__")
         }
-        known = {"id", "type", "name", "organization"} | set(
-            ENDPOINTS[endpoint].fields if endpoint in ENDPOINTS else ()
-        )
+        known = {"id", "type", "name", "identifier", "organization"}
+        if endpoint in ENDPOINTS:
+            known |= set(ENDPOINTS[endpoint].references)
         for name in {*filters, *alternatives} - known:
             raise Refused(400, {"detail": f"{endpoint} has no field named '{name}'"})
         found = [one for one in found if all(str(one.get(name)) == value for name, value in filters.items())]
@@ -742,12 +568,6 @@ class Controller:
             "previous": None,
             "results": found[(page - 1) * PAGE : page * PAGE],
         }
-
-
-def _secret(configuration: Object) -> Object:
-    """The secrets of a notification that AWX would encrypt; an empty one stays as it is."""
-    fields = SECRET_NOTIFICATION_FIELDS
-    return {name: configuration[name] for name in fields if configuration.get(name) not in (None, "", ENCRYPTED)}
 
 
 class StandIn:

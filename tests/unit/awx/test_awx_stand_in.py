@@ -52,12 +52,9 @@ def client():
 @pytest.mark.parametrize(
     ("endpoint", "body", "said"),
     [
-        ("organizations", {"name": "a", "descripton": ""}, "descripton"),
         ("organizations", {}, "This field is required."),
         ("organizations", {"name": "Default"}, "already exists"),
         ("inventories", {"name": "a", "organization": 99}, "object does not exist"),
-        ("inventories", {"name": 3, "organization": 1}, "Not a valid str"),
-        ("execution_environments", {"name": "a", "image": "i", "pull": "newest"}, "is not a valid choice"),
         ("credential_types", {**TYPE, "kind": "ssh"}, "is not a valid choice"),
         ("credential_types", {**TYPE, "inputs": {"fields": [{"id": "a"}]}}, "Not a field"),
         ("credential_types", {**TYPE, "injectors": {"env": {"A": "{{ tower.filename }}"}}}, "undefined"),
@@ -72,7 +69,7 @@ def client():
         ("projects", {"name": "a", "scm_type": "git"}, "SCM URL is required"),
         (
             "notification_templates",
-            {"name": "a", "organization": 1, "notification_type": "slack", "notification_configuration": {}},
+            {"name": "a", "organization": 1, "notification_type": "webhook", "notification_configuration": {}},
             "Missing required fields",
         ),
     ],
@@ -152,7 +149,6 @@ def test_an_approval_is_an_object_without_successors(client):
     assert client.ask("GET", path)["related"]["unified_job_template"] == approval["url"]
     client.ask("POST", f"{path}success_nodes/", {"id": second})
     assert client.refused("GET", f"workflow_approval_templates/{approval['id']}/success_nodes/")[0] == 404
-    assert client.refused("POST", f"{path}create_approval_template/", {"name": "Go?", "identifier": "a"})[0] == 400
 
 
 def test_lists_have_pages_and_known_filters(client):

@@ -477,13 +477,19 @@ BY_CLAIMS = [
 POLICIES = check_worlds.admission_objects()
 
 
-def claims_findings(objects, slices=None, **more):
-    """Check, cause and node of each finding, of a cluster whose shares kube-scheduler allocates."""
+def with_claims(objects, slices):
+    """A cluster with these slices, and with all that turns pods into claims."""
     kube = FakeKube(*copy.deepcopy(objects))
     for one in POLICIES:
         kube.add(copy.deepcopy(one), FIELD_MANAGER)
-    for one in slices_of("gpu1", CARDS, **more) if slices is None else slices:
+    for one in slices:
         kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    return kube
+
+
+def claims_findings(objects, slices=None, **more):
+    """Check, cause and node of each finding, of a cluster whose shares kube-scheduler allocates."""
+    kube = with_claims(objects, slices_of("gpu1", CARDS, **more) if slices is None else slices)
     report = checked(kube, control_plane=[])
     return [(one["check"], one["cause"], one["node"]) for one in report["report"]["findings"]], report
 
@@ -533,11 +539,7 @@ BOTH = [
 
 def findings_of_both(objects, problem=""):
     """Level, check, cause and node of each finding, in a cluster with a node of each allocation."""
-    kube = FakeKube(*copy.deepcopy(objects))
-    for one in POLICIES:
-        kube.add(copy.deepcopy(one), FIELD_MANAGER)
-    for one in slices_of("gpu2", CARDS, limits="enforced"):
-        kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    kube = with_claims(objects, slices_of("gpu2", CARDS, limits="enforced"))
     nodes = {"gpu1": [A, B], "gpu2": [A, B]}
     found = checked(kube, nodes=nodes, problem=problem)["report"]
     compared = {one["id"]: one["n"] for one in found["checks"]}
@@ -587,11 +589,8 @@ def test_what_is_unknown_of_the_schedulers_leaves_the_servers_of_claims_checked(
 
 def test_an_unlabelled_node_is_as_the_others():
     """A new host of the inventory, in a cluster of claims: no extender is missed."""
-    kube = FakeKube(*copy.deepcopy([*BY_CLAIMS, check_worlds.node({}, name="gpu9")]))
-    for one in POLICIES:
-        kube.add(copy.deepcopy(one), FIELD_MANAGER)
-    for one in slices_of("gpu1", CARDS, limits="enforced"):
-        kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
+    objects = [*BY_CLAIMS, check_worlds.node({}, name="gpu9")]
+    kube = with_claims(objects, slices_of("gpu1", CARDS, limits="enforced"))
     report = checked(kube, control_plane=["gpu1"], nodes={"gpu1": [A, B], "gpu9": []})["report"]
     found = {(one["check"], one["cause"], one["node"]) for one in report["findings"]}
     assert {("S1", "not_running", "gpu9"), ("S4", "no_label", "gpu9"), ("S4", "not_offered", "gpu9")} <= found

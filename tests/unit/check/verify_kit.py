@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 import typing as t
 from pathlib import Path
 
 import yaml
+from ansible_runs import ansible, write_inventory
 from kube_api import Api
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAYBOOK = ROOT / "playbooks" / "verify.yml"
+MODULES = "ansible_collections.kubegpu.share.plugins.modules"
 UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000{}"
 
 STAND_IN = """
@@ -40,30 +40,16 @@ if "fail" in answer:
 module.exit_json(**answer)
 """
 
-AUTH = {"kubeconfig": "raw"}
-OPTIONS = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
-LISTS = dict.fromkeys(OPTIONS, "list")
-NAMES = dict.fromkeys(("suite", "namespace", "image", "node", "scheduler_name", "runtime_class", "placement"), "str")
-TAKES = {
-    "cluster_info": {**AUTH, "memory_unit": "str", "scheduler": "dict", "backends": "dict"},
-    "nvml_info": {"timeout": "int"},
-    "kubelet_devices_info": {"root": "path"},
-    "control_plane_info": {"patches_dir": "path"},
-    "gpu_allocation_check": {
-        **AUTH,
-        **dict.fromkeys(("nodes", "before", "servers", "extender"), "dict"),
-        **LISTS,
-        **{"scope": "str", "grace_seconds": "int"},
-    },
-    "gpu_acceptance": {
-        **AUTH,
-        **NAMES,
-        "program_image": "str",
-        "timeout": "int",
-        "node_selector": "dict",
-        **dict.fromkeys(("allocate_command", "program_command", "cases"), "list"),
-    },
-}
+STAND_INS = (
+    *("cluster_info", "nvml_info", "kubelet_devices_info", "control_plane_info"),
+    *("gpu_allocation_check", "gpu_acceptance"),
+)
+
+
+def takes(name: str) -> dict[str, str]:
+    """Return the types of a module's options, by its documentation."""
+    documented = yaml.safe_load(importlib.import_module(f"{MODULES}.{name}").DOCUMENTATION)
+    return {"kubeconfig": "raw", **{option: about["type"] for option, about in documented["options"].items()}}
 
 
 def finding(level: str, check: str = "G6", node: str = "gpu1", cause: str = "any") -> dict[str, t.Any]:
@@ -102,22 +88,10 @@ def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:
 def run_playbook(
     folder: Path, playbook: Path | str, *words: str, collections: Path | str = ROOT / ".collections"
 ) -> tuple[int, str]:
-    """Run ansible-playbook in a folder without this process's settings of Ansible.
-
-    :returns: its exit status, and its output.
-    """
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-        "ANSIBLE_COLLECTIONS_PATH": str(folder / collections),
-        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
-        "ANSIBLE_HOME": str(folder / "home"),
-        "ANSIBLE_SHOW_CUSTOM_STATS": "1",
-        "ANSIBLE_NOCOLOR": "1",
-        "COLUMNS": "10000",
-    }
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), str(playbook), *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
+    """Run ansible-playbook in a folder; see ``ansible``."""
+    shown = {"ANSIBLE_SHOW_CUSTOM_STATS": "1", "COLUMNS": "10000"}
+    path = str(folder / collections)
+    return ansible(folder, "ansible-playbook", playbook, *words, ANSIBLE_COLLECTIONS_PATH=path, **shown)
 
 
 class Stage:
@@ -128,7 +102,7 @@ class Stage:
 
     def __init__(self, folder: Path, real: t.Collection[str] = ()) -> None:
         self.folder = folder
-        stand_ins = {name: takes for name, takes in TAKES.items() if name not in real}
+        stand_ins = {name: takes(name) for name in STAND_INS if name not in real}
         self._collection = folder / "collections" / "ansible_collections" / "kubegpu" / "share"
         (self._collection / "plugins").mkdir(parents=True)
         for path in ROOT.iterdir():
@@ -143,8 +117,8 @@ class Stage:
             for file in path.glob("*.py"):
                 if file.stem not in stand_ins:
                     (target / file.name).symlink_to(file)
-        for name, takes in stand_ins.items():
-            text = STAND_IN.format(folder=str(folder), name=name, takes=takes)
+        for name, options in stand_ins.items():
+            text = STAND_IN.format(folder=str(folder), name=name, takes=options)
             (self._collection / "plugins" / "modules" / f"{name}.py").write_text(text)
         self.returns("cluster_info", chosen())
         self.returns("nvml_info", {"nvml": {"available": True, "problem": "", "cards": [{"uuid": UUID.format(1)}]}})
@@ -163,10 +137,7 @@ class Stage:
 
     def play(self, *words: str, hosts: t.Any = None, playbook: Path = PLAYBOOK, **variables: t.Any) -> tuple[int, str]:
         """The exit status of ansible-playbook, and its output."""
-        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-        groups = {group: {"hosts": members} for group, members in (hosts or {}).items()}
-        inventory = {"all": {"vars": {**local, **variables}}, **groups}
-        (self.folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        write_inventory(self.folder, hosts or {}, **variables)
         for path in self.folder.glob("*.calls"):
             path.unlink()
         rc, text = run_playbook(self.folder, playbook, "-i", "hosts.yml", *words, collections="collections")

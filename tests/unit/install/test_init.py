@@ -4,43 +4,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.initial_inventory import initial_inventory
+from ansible_runs import ansible
 from real_apiserver import MERGE, own_api_server
 
 ROOT = Path(__file__).resolve().parents[3]
-BIN = Path(sys.executable).parent
 EXAMPLE = (
     "init_gpu_nodes=gpu-node-1=192.0.2.11,gpu-node-2=192.0.2.12",
     "init_control_plane=control-plane-1=192.0.2.1",
 )
 
 
-def ansible(folder, *command, **more):
-    """Run a command of Ansible in a folder, with the collection and nothing else of this process.
-
-    :param more: environment variables.
-    """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
-    environment |= {"ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"), "ANSIBLE_HOME": str(folder / "home")}
-    environment |= {"HOME": str(folder / "home"), "ANSIBLE_NOCOLOR": "1"}
-    environment |= {"KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": "", **more}
-    done = subprocess.run(
-        [BIN / command[0], *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
 def init(folder, *variables, words=(), **more):
     extra = [word for one in variables for word in ("-e", one)]
-    return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words, **more)
+    given = {"HOME": str(folder / "home"), "KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": "", **more}
+    return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words, **given)
 
 
 def listed(folder, inventory="inventory"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ansible_runs import ansible
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 
@@ -44,18 +44,15 @@ def play(folder: Path, *arguments: str) -> str:
     (folder / "play.yml").write_text(PLAY)
     (folder / "inventory").write_text(INVENTORY)
     record = folder / "record"
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "inventory", "play.yml"]
-    environment = {
-        **os.environ,
-        "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "bench" / "callback_plugins"),
-        "ANSIBLE_CALLBACKS_ENABLED": "count_executions",
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
-        "COUNT_EXECUTIONS_FILE": str(record),
-    }
-    done = subprocess.run(
-        [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    done = ansible(
+        folder,
+        *("ansible-playbook", "-i", "inventory", "play.yml", *arguments),
+        ANSIBLE_CALLBACK_PLUGINS=str(ROOT / "bench" / "callback_plugins"),
+        ANSIBLE_CALLBACKS_ENABLED="count_executions",
+        ANSIBLE_PYTHON_INTERPRETER=sys.executable,
+        COUNT_EXECUTIONS_FILE=str(record),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.rc == 0, done.text
     return record.read_text()
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import typing as t
-from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_runs import ansible
 from nvml_kit import compiled
 from simulated_driver import CARDS, FIRST, SECOND
 
-ROOT = Path(__file__).resolve().parents[3]
 # A Python without nvidia-ml-py, as on a node.
 NODES_PYTHON = "/usr/bin/python3"
 
@@ -41,27 +38,15 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[JsonObject]:
         }
     ]
     (folder / "play.json").write_text(json.dumps(play))
-    (folder / "ansible.cfg").touch()
-    environment = {
-        **os.environ,
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-        "LD_LIBRARY_PATH": str(folder),
-        "KUBEGPU_SIM_CARDS": str(folder / "cards"),
-        "HOME": str(folder),
-    }
-    done = subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "ansible-playbook"), "-i", "node,", "-c", "local"),
-            *("-e", f"ansible_python_interpreter={NODES_PYTHON}", str(folder / "play.json")),
-        ],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = ansible(
+        folder,
+        *("ansible-playbook", "-i", "node,", "-c", "local", "play.json"),
+        *("-e", f"ansible_python_interpreter={NODES_PYTHON}"),
+        LD_LIBRARY_PATH=str(folder),
+        KUBEGPU_SIM_CARDS=str(folder / "cards"),
+        HOME=str(folder),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.rc == 0, done.text
     assert not list((folder / ".ansible" / "tmp").glob("*")), "the copy of nvidia-ml-py is removed"
     return t.cast("list[JsonObject]", json.loads((folder / "results").read_text()))
 

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Wa
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.cluster import takes_policy
+from ansible_runs import ansible
 from played_operator import PlayedOperator
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -94,16 +92,7 @@ def playbook(openshift, tmp_path, tasks, *flags):
     file = tmp_path / "play.yml"
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
     file.write_text(yaml.safe_dump([play]))
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "ANSIBLE_COLLECTIONS_PATH": str(CHECKOUT / ".collections"),
-        "ANSIBLE_LOCALHOST_WARNING": "false",
-        "LC_ALL": "C.UTF-8",
-    }
-    command = ["ansible-playbook", "-i", "localhost,", str(file), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return ansible(tmp_path, "ansible-playbook", "-i", "localhost,", file, *flags)
 
 
 def include(openshift, tmp_path, release, *steps, **variables):

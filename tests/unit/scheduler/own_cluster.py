@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
-import sys
 import time
 import typing as t
 from pathlib import Path
 
 import yaml
+from ansible_runs import ansible, write_inventory
 from real_apiserver import GO, ApiServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,43 +38,17 @@ def controllers(api, *names):
         process.wait(20)
 
 
-class Played(t.NamedTuple):
-    rc: int
-    text: str
-
-    @property
-    def changed(self):
-        return int(re.search(r"changed=(\d+)", self.text).group(1))
-
-
-def named(groups):
-    """The variables of each host, by group."""
-    return {name: hosts if isinstance(hosts, dict) else dict.fromkeys(hosts) for name, hosts in groups.items()}
-
-
 def run_playbook(folder, playbook, *words, groups=None, **variables):
     """Run a playbook on this machine.
 
     :param playbook: a path, or the plays.
-    :param groups: the hosts of each group of the inventory, or the variables of each by its name.
-    :param variables: of all hosts, localhost included.
+    :param groups: of the inventory; see ``write_inventory``, as for ``variables``.
     """
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    inventory = {name: {"hosts": hosts} for name, hosts in named(groups or {}).items()}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}}, **inventory}))
+    write_inventory(folder, groups or {}, **variables)
     if not isinstance(playbook, Path):
         (folder / "play.yml").write_text(yaml.safe_dump(playbook, sort_keys=False))
         playbook = folder / "play.yml"
-    environment = {
-        **{key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")},
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
-        "ANSIBLE_HOME": str(folder / "home"),
-        "ANSIBLE_NOCOLOR": "1",
-    }
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", str(playbook), *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return Played(done.returncode, done.stdout + done.stderr)
+    return ansible(folder, "ansible-playbook", "-i", "hosts.yml", playbook, *words)
 
 
 class Guarded(t.NamedTuple):
