@@ -45,6 +45,13 @@ class ModuleFile(t.TypedDict):
     license: str
 
 
+class PersistenceDaemon(t.TypedDict):
+    """Whether it enables persistence mode (None where it doesn't run), and the files that role driver wrote for it."""
+
+    enables: bool | None
+    files: list[str]
+
+
 class Fabric(t.TypedDict):
     """The fabric manager's version, and whether the machine's cards need it."""
 
@@ -66,6 +73,7 @@ class InstalledDriver(SmiAnswer):
     module_open: bool | None
     library_version: str
     persistence: bool | None
+    persistence_daemon: PersistenceDaemon
     others: list[str]
     root: str
 

@@ -36,6 +36,7 @@ FACTS = {
         "error": None,
         "cards": [{"index": 0}],
         "persistence": True,
+        "persistence_daemon": {"enables": True, "files": []},
         "others": [],
     },
     "packages": {
@@ -81,7 +82,10 @@ BARE = {
     "packages": {},
     "services": {},
     "apt": {"files": {}, "keys": {}},
-    "driver": {"module_version": None, "module_open": None, "version": None, "library_version": "", "cards": []},
+    "driver": {
+        **{"module_version": None, "module_open": None, "version": None, "library_version": "", "cards": []},
+        "persistence_daemon": {"enables": None, "files": []},
+    },
 }
 RUNFILE = {"driver_source": "runfile", "driver_runfile": "/nowhere/x.run", "driver_runfile_sha256": "a" * 64}
 
