@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The persistence daemon of role driver, after runs that were killed between two of its steps; a stand-in of systemctl records."""
+"""The persistence daemon of role driver after runs that were killed between two of its steps; a stand-in records systemctl."""
 
 from __future__ import annotations
 
@@ -153,7 +153,10 @@ def test_whether_the_daemon_enables_persistence_mode(files, enables):
     [
         ({persistence.DROP_IN: OVERRIDE}, [persistence.FOLDER]),
         ({persistence.DROP_IN: OVERRIDE, f"{persistence.FOLDER}/mine.conf": ""}, [persistence.DROP_IN]),
-        ({persistence.UNIT: f"{persistence.MARK}: x\n", persistence.WANTED: ""}, [persistence.WANTED, persistence.UNIT]),
+        (
+            {persistence.UNIT: f"{persistence.MARK}: x\n", persistence.WANTED: ""},
+            [persistence.WANTED, persistence.UNIT],
+        ),
         ({persistence.UNIT: "[Unit]\n", persistence.WANTED: ""}, []),
     ],
 )
@@ -164,4 +167,7 @@ def test_only_files_of_the_role_are_its_own(files, own):
 def test_the_role_writes_the_paths_that_are_observed():
     unit = (ROOT / "roles/driver/files/nvidia-persistenced.service").read_text()
     assert unit.startswith(persistence.MARK)
-    assert "__driver_override: nvidia-persistenced.service.d/kubegpu.conf" in (ROOT / "roles/driver/vars/main.yml").read_text()
+    assert (
+        "__driver_override: nvidia-persistenced.service.d/kubegpu.conf"
+        in (ROOT / "roles/driver/vars/main.yml").read_text()
+    )
