@@ -50,6 +50,9 @@ def test_an_unreadable_file_counts_as_missing(monkeypatch):
         ({"/a/b": "c"}, "/a/b", "/a/c"),
         ({"/a/b": "../d/c", "/d/c": "/e"}, "/a/b", "/e"),
         ({"/a": "/b", "/b": "/a"}, "/a", "/a"),
+        # A directory of the way is a link, too.
+        ({"/etc/c": "/data/c", "/data/c/f": "../g"}, "/etc/c/f", "/data/g"),
+        ({"/lib": "usr/lib"}, "/lib/f", "/usr/lib/f"),
     ],
 )
 def test_links_are_followed(links, start, end):
