@@ -12,7 +12,7 @@ from .._host.cached_reader import names, text
 from .._host.system import System
 from .._host.types import NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
-from . import persistence, provided
+from . import persistence, provided, runfile
 from .library import MODULE, PROC, library_version, loaded_version
 from .types import Fabric, InstalledDriver, ModuleFile
 
@@ -73,6 +73,7 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
         **seen,
         "persistence": all(modes) if modes and None not in modes else None,
         "persistence_daemon": {"enables": persistence.enables(system), "files": persistence.own_files(system)},
+        "runfile": runfile.record(system),
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
         "root": root,
     }

@@ -52,6 +52,13 @@ class PersistenceDaemon(t.TypedDict):
     files: list[str]
 
 
+class RunfileRecord(t.TypedDict):
+    """The driver that role driver installs from a .run file; ``finished``: its installer has ended."""
+
+    version: str
+    finished: bool
+
+
 class Fabric(t.TypedDict):
     """The fabric manager's version, and whether the machine's cards need it."""
 
@@ -74,6 +81,7 @@ class InstalledDriver(SmiAnswer):
     library_version: str
     persistence: bool | None
     persistence_daemon: PersistenceDaemon
+    runfile: RunfileRecord | None
     others: list[str]
     root: str
 

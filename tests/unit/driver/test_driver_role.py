@@ -37,6 +37,7 @@ FACTS = {
         "cards": [{"index": 0}],
         "persistence": True,
         "persistence_daemon": {"enables": True, "files": []},
+        "runfile": None,
         "others": [],
     },
     "packages": {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The persistence daemon of role driver after runs that were killed between two of its steps; a stand-in records systemctl."""
+"""The persistence daemon of role driver after runs that were killed between two steps; a stand-in records systemctl."""
 
 from __future__ import annotations
 
@@ -61,7 +61,13 @@ class Machine:
             self.other.touch()
         files = [str(self.link), str(self.drop_in if others else self.drop_in.parent)] if tasks == "absent" else []
         daemon = {"enables": enables, "files": files}
-        driver = {"persistence": False, "module_version": None, "persistence_daemon": daemon}
+        driver = {
+            "persistence": False,
+            "module_version": None,
+            "persistence_daemon": daemon,
+            "runfile": None,
+            "others": [],
+        }
         self.variables = {
             "tasks": tasks,
             "choice": {"manager": "apt", "persistence_override": OVERRIDE, **NOTHING, **choice},
