@@ -300,8 +300,8 @@ gpu_node:
           type: bool
         persistence_daemon:
           description: >-
-            Whether nvidia-persistenced C(enables) persistence mode, by the arguments of its process, or null where it doesn't run; and the C(files) that
-            role driver wrote for it.
+            Whether nvidia-persistenced C(enables) persistence mode, by the arguments of its process, or null where it doesn't run; whether its unit is
+            C(masked); and the C(files) that role driver wrote for it.
           type: dict
         runfile:
           description: C(version) of the driver that role driver installs from its .run file, and whether that is C(finished); null where it has installed none.

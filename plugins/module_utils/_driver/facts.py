@@ -72,7 +72,11 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
         **module_file(system, modules),
         **seen,
         "persistence": all(modes) if modes and None not in modes else None,
-        "persistence_daemon": {"enables": persistence.enables(system), "files": persistence.own_files(system)},
+        "persistence_daemon": {
+            "enables": persistence.enables(system),
+            "masked": persistence.masked(system),
+            "files": persistence.own_files(system),
+        },
         "runfile": runfile.record(system),
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
         "root": root,

@@ -30,6 +30,11 @@ def enables(system: System) -> bool | None:
     return DISABLING not in arguments
 
 
+def masked(system: System) -> bool:
+    """Return whether the machine's administrator has masked the daemon's unit."""
+    return system.link(UNIT) == "/dev/null"
+
+
 def own_files(system: System) -> list[str]:
     """Return the paths of the role's unit and drop-in of the daemon, in the order in which they are removed.
 

@@ -49,6 +49,7 @@ class PersistenceDaemon(t.TypedDict):
     """Whether it enables persistence mode (None where it doesn't run), and the files that role driver wrote for it."""
 
     enables: bool | None
+    masked: bool
     files: list[str]
 
 

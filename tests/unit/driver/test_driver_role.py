@@ -36,7 +36,7 @@ FACTS = {
         "error": None,
         "cards": [{"index": 0}],
         "persistence": True,
-        "persistence_daemon": {"enables": True, "files": []},
+        "persistence_daemon": {"enables": True, "masked": False, "files": []},
         "runfile": None,
         "others": [],
     },
@@ -85,7 +85,7 @@ BARE = {
     "apt": {"files": {}, "keys": {}},
     "driver": {
         **{"module_version": None, "module_open": None, "version": None, "library_version": "", "cards": []},
-        "persistence_daemon": {"enables": None, "files": []},
+        "persistence_daemon": {"enables": None, "masked": False, "files": []},
     },
 }
 RUNFILE = {"driver_source": "runfile", "driver_runfile": "/nowhere/x.run", "driver_runfile_sha256": "a" * 64}

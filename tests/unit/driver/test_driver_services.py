@@ -43,9 +43,18 @@ class Machine:
     :param tasks: the file of the role's tasks that the play runs on it.
     :param enables: as ``persistence.enables`` observes it.
     :param others: a drop-in of somebody else is beside the role's.
+    :param masked: the driver is of a .run file, and the administrator has masked the unit.
     """
 
-    def __init__(self, folder: Path, tasks: str, enables: bool | None, others: bool = False, **choice: object) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tasks: str,
+        enables: bool | None,
+        others: bool = False,
+        masked: bool = False,
+        **choice: object,
+    ) -> None:
         self.folder = folder
         self.units = folder / "units"
         self.drop_in = self.units / "nvidia-persistenced.service.d" / "kubegpu.conf"
@@ -60,7 +69,7 @@ class Machine:
         if others:
             self.other.touch()
         files = [str(self.link), str(self.drop_in if others else self.drop_in.parent)] if tasks == "absent" else []
-        daemon = {"enables": enables, "files": files}
+        daemon = {"enables": enables, "masked": masked, "files": files}
         driver = {
             "persistence": False,
             "module_version": None,
@@ -68,11 +77,17 @@ class Machine:
             "runfile": None,
             "others": [],
         }
+        self.unit = self.units / "nvidia-persistenced.service"
+        services = FACTS["services"]
+        if masked:
+            choice |= {"manager": "runfile", "persistence_override": ""}
+            services = {"kubelet": {"active": True, "enabled": True}}
+            self.unit.symlink_to("/dev/null")
         self.variables = {
             "tasks": tasks,
             "choice": {"manager": "apt", "persistence_override": OVERRIDE, **NOTHING, **choice},
             "units": str(self.units),
-            "gpu_node": {**FACTS, "driver": driver},
+            "gpu_node": {**FACTS, "driver": driver, "services": services},
             "path": f"{folder / 'bin'}:{os.environ['PATH']}",
         }
 
@@ -89,6 +104,7 @@ HOSTS = {
     "off-by-hand": ("services", True),
     "killed-uninstall": ("absent", None),
     "daemon-stays": ("absent", True, True),
+    "masked": ("services", None, False, True),
 }
 
 
@@ -123,6 +139,10 @@ def machines(tmp_path_factory):
 )
 def test_a_daemon_without_the_drop_in_is_restarted_by_the_next_run(machines, name, ran):
     assert machines[name].ran() == ran
+
+
+def test_a_masked_unit_stays_masked(machines):
+    assert machines["masked"].unit.readlink() == Path("/dev/null") and machines["masked"].ran() == []
 
 
 def test_uninstall_completes_one_that_was_killed_after_the_packages(machines):
@@ -168,6 +188,13 @@ def test_whether_the_daemon_enables_persistence_mode(files, enables):
 )
 def test_only_files_of_the_role_are_its_own(files, own):
     assert persistence.own_files(FakeSystem(files)) == own
+
+
+def test_a_link_to_dev_null_masks_the_unit():
+    system = FakeSystem()
+    assert not persistence.masked(system)
+    system.links[persistence.UNIT] = "/dev/null"
+    assert persistence.masked(system)
 
 
 def test_the_role_writes_the_paths_that_are_observed():
