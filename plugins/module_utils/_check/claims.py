@@ -144,10 +144,12 @@ def claims_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) ->
         return
     limits = {device.name: device.limit for device in node.devices}
     for pod in mine:
-        for (pool, device), mib in pod.claimed().items():
-            gpu = node.nvml.gpu(node.uuid_of(device))
+        whole, parts = pod.claimed(), pod.claimed(apart=True)
+        for pool, device in whole:
+            gpu, promise = node.nvml.gpu(node.uuid_of(device)), limits.get(device) or "none"
             if pool == node.name and gpu is not None:
-                check_usage(pod, gpu, mib, limits.get(device) or "none", result)
+                held = parts if promise == contract.LIMIT_ENFORCED else whole
+                check_usage(pod, gpu, held[pool, device], promise, result)
 
 
 def claims_have_pods(snapshot: Snapshot, result: CheckResult) -> None:

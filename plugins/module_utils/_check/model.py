@@ -329,13 +329,17 @@ class Pod:
         """It asks for a share of a card by a claim."""
         return bool(self.claims) or any(one.units() for one in self.uses)
 
-    def claimed(self) -> dict[tuple[str, str], int]:
-        """Return the MiB that its claims give it, by pool and device."""
+    def claimed(self, apart: bool = False) -> dict[tuple[str, str], int]:
+        """Return the MiB that its claims give it, by pool and device.
+
+        :param apart: of a claim that several pods share, only the equal part that each may use where memory is limited.
+        """
         found: dict[tuple[str, str], int] = {}
         for one in self.claims:
             if not one.users or any(user.uid in self.uids for user in one.users):
+                users = max(1, len(one.users)) if apart else 1
                 for place, mib in one.mib().items():
-                    found[place] = found.get(place, 0) + mib
+                    found[place] = found.get(place, 0) + mib // users
         return found
 
     @property

@@ -498,6 +498,16 @@ breaks("D7", "claims_enforced", "a pod uses more than its claim although limits 
 breaks("D7", "claims_enforced", "a limit was raised above the claim", "limit_raised")(
     lambda w: card(w)["limits"][0].update(hard_mib=8192)
 )
+
+
+@breaks("D7", "claims_enforced", "of two pods with one claim one may use all of it", "limit_raised")
+def mutation_shared_claim(world: JsonObject) -> None:
+    users = world["claims"][0]["status"]["reservedFor"]
+    users.append({**users[0], "name": "another", "uid": "of-another"})
+    uses(world, 1900, 6300)
+    card(world)["limits"][0]["used_mib"] = 1900
+
+
 breaks("D7", "claims_enforced", "a promised limit isn't in force", "limit_missing", level="WARN")(
     lambda w: card(w)["limits"].pop(0)
 )

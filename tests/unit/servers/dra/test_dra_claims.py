@@ -75,24 +75,30 @@ def of(number: int, mib: int, device: str = DEVICE) -> Claim:
 
 def test_a_card_is_not_given_twice() -> None:
     """The API has lost a pod that was deleted by force, and kubelet hasn't ended its processes yet."""
-    claims.check_cards(of(3, 8000), [CARD], [of(1, 4000), of(2, 4000), of(4, 16000, "gpu-b")])
+    claims.check_room(of(3, 8000), [CARD], [of(1, 4000), of(2, 4000), of(4, 16000, "gpu-b")])
     with pytest.raises(
         ClaimRefused,
         match=r"^CardFull: claim default/claim3 is allocated 8001 MiB of card 0, of whose 16000 MiB 8000 are still "
         r"held by default/claim1, default/claim2; kubelet tries again",
     ):
-        claims.check_cards(of(3, 8001), [CARD], [of(1, 4000), of(2, 4000)])
+        claims.check_room(of(3, 8001), [CARD], [of(1, 4000), of(2, 4000)])
     twice = dataclasses.replace(of(3, 8000), shares=of(3, 8000).shares * 2 + of(3, 1).shares)
     with pytest.raises(ClaimRefused, match=r"^CardFull: .* 0 are still held by no claim"):
-        claims.check_cards(twice, [CARD], [])
+        claims.check_room(twice, [CARD], [])
 
 
 def test_a_card_that_is_not_given_to_pods() -> None:
-    with pytest.raises(ClaimRefused, match=r"^UnknownCard: claim default/claim1 is allocated gpu-b"):
-        claims.check_cards(of(1, 1024, "gpu-b"), [CARD], [])
+    claims.check_there(of(1, 1024), [CARD])
+    with pytest.raises(
+        ClaimRefused, match=r"^UnknownCard: claim default/claim1 has a part of card gpu-b, and .* no such"
+    ):
+        claims.check_there(of(1, 1024, "gpu-b"), [CARD])
+    gone = dataclasses.replace(CARD, healthy=False, code="CardLost", reason="NVML doesn't answer for it")
+    with pytest.raises(ClaimRefused, match=r"^CardLost: .* card 0 \(GPU-AAAA-1\): NVML .*; if it .* delete the pod"):
+        claims.check_there(of(1, 1024), [gone])
     lost = dataclasses.replace(CARD, healthy=False, code="XIDError", reason="XID 79 (the card has fallen off the bus)")
     with pytest.raises(ClaimRefused, match=r"^XIDError: claim default/claim1: card 0 \(GPU-AAAA-1\) XID 79"):
-        claims.check_cards(of(1, 1024), [lost], [])
+        claims.check_room(of(1, 1024), [lost], [])
 
 
 anything: st.SearchStrategy[t.Any] = st.recursive(

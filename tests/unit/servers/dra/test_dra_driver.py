@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import socket
 import threading
 import time
 import typing as t
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
-from gpushare.dra import command
+from gpushare.dra import command, preparation
 from gpushare.kubelet import dra
 from gpushare.nvml.library import MIG
 from gpushare.nvml.limits import MIB, Limit
@@ -170,7 +172,7 @@ def test_the_memory_of_a_pod_with_several_containers_is_its_own(
     assert memory_limits(node) == ["enforced", "enforced"]
     node.limits.held[FIRST, pod] = 5000 * MIB
     until(lambda: memory_limits(node) == ["MemoryLimitExceeded", "enforced"])
-    assert "hold 5000 MiB of card 0, and its claims have 4096 MiB" in node.driver.enforcer.violations[0].text  # type: ignore[union-attr]
+    assert "hold 5000 MiB of card 0, and its claims give it 4096 MiB" in node.driver.enforcer.violations[0].text  # type: ignore[union-attr]
     node.limits.held[FIRST, pod] = 3000 * MIB
     until(lambda: memory_limits(node) == ["enforced", "enforced"])
     node.limits.held[SECOND, pod] = 100 * MIB
@@ -240,27 +242,51 @@ def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., D
     ]
     assert {node.environment(name)["NVIDIA_VISIBLE_DEVICES"] for name in found if "claim=" in name} == {"void"}
     assert node.limits.mib_of(pod) == {FIRST: 5120, SECOND: 2048}
-    # A second pod uses the claim: kubelet doesn't prepare it again.
+    # A second pod uses the claim: kubelet doesn't prepare it again. Together they hold no more than it has.
     path = f"/apis/resource.k8s.io/v1/namespaces/{one.namespace}/resourceclaims/{one.name}"
-    claim = node.cluster.server.request("GET", path)
-    claim["status"]["reservedFor"].append(
-        {"resource": "pods", "name": "pod8", "uid": str(later.name)[12:-6].replace("_", "-")}
-    )
-    node.cluster.server.request("PUT", f"{path}/status", claim)
+    second = {"resource": "pods", "name": "pod8", "uid": str(later.name)[12:-6].replace("_", "-")}
+
+    def reserve(change: t.Callable[[list[t.Any]], object]) -> None:
+        claim = node.cluster.server.request("GET", path)
+        change(claim["status"]["reservedFor"])
+        node.cluster.server.request("PUT", f"{path}/status", claim)
+
+    reserve(lambda pods: pods.append(second))
+    # The toolkit has limited its container by the claim's variable.
+    container = node.cgroups.container(8, 1)
+    node.limits.kept[FIRST, str(container)] = Limit(0, 4096 * MIB)
     node.kubelet.pods = {"pod9": [[one.uid, two.uid]], "pod8": [[one.uid]]}
-    until(lambda: node.limits.mib_of(later) == {FIRST: 4096, SECOND: 1})
+    until(lambda: node.limits.mib_of(later) == {FIRST: 2048, SECOND: 1})
+    until(lambda: node.limits.mib_of(container) == {FIRST: 2048})
+    until(lambda: node.limits.mib_of(pod) == {FIRST: 2048 + 1024, SECOND: 2048})
+    # It ends, and the API notices that a moment later.
+    node.kubelet.pods = {"pod9": [[one.uid, two.uid]]}
+    shutil.rmtree(later)
+    time.sleep(0.6)
+    reserve(lambda pods: pods.remove(second))
+    until(lambda: node.limits.mib_of(pod) == {FIRST: 5120, SECOND: 2048})
 
 
-def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(node: DriverNode) -> None:
+def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
+    node: DriverNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = node.claim(1, (0, "16Gi"))
     node.kubelet.prepare(first)
     # The API frees the claim at once, and the scheduler gives its memory away.
     node.cluster.release("claim1")
     second = node.claim(2, (0, "16Gi"))
-    with pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"),
+    ):
+        patch.setattr(preparation, "ROOM_SECONDS", 0)
         node.kubelet.prepare(second)
-    node.kubelet.unprepare(first)
-    assert node.kubelet.prepare(second)
+    with ThreadPoolExecutor() as pool:
+        prepared = pool.submit(node.kubelet.prepare, second)
+        time.sleep(0.5)
+        assert not prepared.done()
+        node.kubelet.unprepare(first)
+        assert prepared.result(20)
     assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
 
 
@@ -283,20 +309,49 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
     (taint,) = node.devices()[0]["taints"]
     assert (taint["key"], taint["value"]) == ("gpu.kubegpu.share/unhealthy", "CardLost")
     assert "taints" not in node.devices()[1]
-    # A claim that was allocated before isn't prepared now; one that is prepared stays.
+    # A claim that was allocated before isn't prepared now; of one that is prepared no new sandbox starts without it.
     late = node.claim(2, (0, "1Gi"))
     with pytest.raises(Refused, match=r"^CardLost: claim \S+/claim2: card 0 "):
         node.kubelet.prepare(late)
     node.kubelet.stop()
     node.kubelet.start()
-    until(lambda: tried(lambda: node.kubelet.prepare(claim)))
+    until(lambda: node.kubelet.endpoints)
+    with pytest.raises(Refused, match=rf"^CardLost: claim \S+/claim1: card 0 \({FIRST}\): NVML .* delete the pod"):
+        node.kubelet.prepare(claim)
+    assert len(list(node.cdi.iterdir())) == 1
     node.nvml.found = cards
     until(lambda: not any("taints" in one for one in node.devices()))
-    assert node.kubelet.prepare(late)
+    assert node.kubelet.prepare(claim) and node.kubelet.prepare(late)
     # All are lost: the pool keeps them, and nothing can be scheduled.
     node.nvml.problem = "NVIDIA's driver doesn't answer"
     until(lambda: ["taints" in one for one in node.devices()] == [True, True])
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
+
+
+def test_a_card_has_another_uuid_after_a_reboot(make: t.Callable[..., DriverNode]) -> None:
+    node = make(seen(0), seen(1), seen(2))
+    node.nvml.found = [seen(0), seen(1)]
+    node.up()
+    claim = node.claim(1, (0, "4Gi"))
+    node.kubelet.prepare(claim)
+    node.down()
+    for file in node.cdi.iterdir():
+        file.unlink()
+    node.nvml.found = [dataclasses.replace(seen(2), index=0), seen(1)]
+    # Before NVML has answered, nothing is said of a card.
+    node.nvml.problem = "NVIDIA's driver doesn't answer"
+    node.kubelet.start()
+    node.start()
+    until(lambda: node.kubelet.endpoints)
+    with pytest.raises(Refused, match=r"^NotReady: the cards of node \S+ aren't known: NVIDIA's driver doesn't answer"):
+        node.kubelet.prepare(claim)
+    node.nvml.problem = ""
+    until(lambda: len(node.devices()) == 2)
+    gone = rf"^UnknownCard: claim \S+/claim1 has a part of card {FIRST.lower()}, and .*: delete the pod"
+    with pytest.raises(Refused, match=gone):
+        node.kubelet.prepare(claim)
+    node.kubelet.unprepare(claim)
+    assert node.kubelet.prepare(node.claim(2, (1, "4Gi")))
 
 
 def test_a_card_that_is_lost_while_the_driver_is_away(make: t.Callable[..., DriverNode]) -> None:

@@ -7,7 +7,10 @@ Kubelet's side of it is modelled as it is in v1.36.3; the API frees a claim's me
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import os
+import shutil
 import tempfile
 import threading
 import typing as t
@@ -15,12 +18,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid
+from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid, until
 from gpushare.api.client import KubeError
-from gpushare.dra import records
+from gpushare.dra import preparation, records
 from gpushare.dra.claims import Claim, ClaimRefused, Code
 from gpushare.dra.preparation import FORGOTTEN_SECONDS, Preparation
 from gpushare.dra.specifications import Specifications, claim_of
+from gpushare.kubelet import plugin_sockets
 from gpushare.kubelet.dra import Device, PodClaims
 from gpushare.kubelet.errors import InvalidIds
 from gpushare.shared._contracts import gpushare as contract
@@ -196,7 +200,7 @@ def test_an_error_is_of_one_claim(node: Node) -> None:
     good, gone, unknown = node.prepare(1, 2, 3)
     assert isinstance(good, tuple)
     assert gone == "ClaimNotFound: claim default/claim2 doesn't exist any more"
-    assert str(unknown).startswith("UnknownCard: claim default/claim3 is allocated gpu-cccc")
+    assert str(unknown).startswith("UnknownCard: claim default/claim3 has a part of card gpu-cccc")
     node.kube.error = KubeError(503, "ServiceUnavailable", "try later")
     assert node.prepare(1) == ["KubernetesAPIError: claim default/claim1 can't be read from the API: try later"]
     assert node.refused == [Code.CLAIM_NOT_FOUND, Code.UNKNOWN_CARD, Code.API_ERROR]
@@ -204,6 +208,33 @@ def test_an_error_is_of_one_claim(node: Node) -> None:
     for answers in (node.driver.prepare([odd]), node.driver.unprepare([odd])):
         assert str(answers["../../x"]).startswith("InvalidRequest: ")
     assert node.unprepare(1, 2, 3) == ["", "", ""]
+
+
+def test_a_prepared_claim_whose_card_is_gone_after_a_reboot(node: Node) -> None:
+    """containerd's sentence about a CDI device that can't be resolved would be all that the pod's Events say."""
+    node.kube.put(make_claim(1, gib(4)))
+    (devices,) = node.prepare(1)
+    # The card has another UUID; or the machine doesn't show it any more, and its slice kept it with a taint.
+    fresh = dataclasses.replace(CARDS[0], uuid="GPU-EEEE")
+    lost = dataclasses.replace(CARDS[0], healthy=False, code="CardLost", reason="NVML doesn't answer for it")
+    for cards, code in (((fresh, CARDS[1]), "UnknownCard"), ((lost, fresh), "CardLost")):
+        node.cards = cards
+        node.start()
+        (answer,) = node.prepare(1)
+        assert str(answer).startswith(f"{code}: claim default/claim1") and "delete the pod" in str(answer)
+    # It is back.
+    node.cards = CARDS
+    assert node.prepare(1) == [devices] and node.unprepare(1) == [""] and node.files() == []
+
+
+def test_before_the_cards_are_known_none_is_unknown(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(4)))
+
+    def unread() -> tuple[contract.Card, ...]:
+        raise ClaimRefused(Code.NOT_READY, "the cards haven't been read yet")
+
+    node.driver.cards = unread
+    assert node.prepare(1) == ["NotReady: the cards haven't been read yet"] and node.files() == []
 
 
 def test_a_full_disk_is_an_error_of_the_claim(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +245,48 @@ def test_a_full_disk_is_an_error_of_the_claim(node: Node, monkeypatch: pytest.Mo
     assert str(answer).startswith("StateNotWritten: the record of claim default/claim1 can't be written: [Errno 28]")
     assert node.files() == [] and list((node.root / "claims").iterdir()) == []
     assert isinstance(node.prepare(1)[0], tuple)
+
+
+def test_a_specification_that_cannot_be_written_keeps_no_other_claim(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reboot the folder in memory is empty, and may be full or read-only."""
+    for number in (1, 2):
+        node.kube.put(make_claim(number, gib(4)))
+    node.prepare(1, 2)
+    shutil.rmtree(node.root / "cdi")
+    with monkeypatch.context() as patch:
+        patch.setattr(records.os, "fsync", Mock(side_effect=OSError(28, "No space left")))
+        node.start()
+        assert str(node.driver.problem).startswith("the CDI specification of claim default/claim1 can't be written: [")
+    assert node.unprepare(1) == [""]
+    node.driver.observe(node.listing(2), lambda pod: True)
+    assert node.driver.problem is None and list(node.specifications()) == [f"{uid(2)}-0"]
+
+
+def test_a_specification_that_somebody_removed_is_written_again(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(4)))
+    node.prepare(1)
+    before = node.specifications()
+    for file in (node.root / "cdi").iterdir():
+        file.unlink()
+    node.driver.observe(node.listing(1), lambda pod: True)
+    assert node.specifications() == before and node.driver.removed == ""
+
+
+def test_a_folder_that_was_removed_under_its_mount(tmp_path: Path) -> None:
+    """rm -r /var/run/cdi on the node: only a new container has the folder that is made again."""
+    (tmp_path / "cdi").mkdir()
+    mounted = os.open(tmp_path / "cdi", os.O_RDONLY)
+    try:
+        specs = Specifications(Path(f"/proc/self/fd/{mounted}"))
+        assert specs.removed == ""
+        (tmp_path / "cdi").rmdir()
+        assert "was removed on the node" in specs.removed
+        with pytest.raises(OSError, match="No such file"):
+            specs.put(uid(1), {})
+    finally:
+        os.close(mounted)
 
 
 def test_an_unforeseen_failure_is_of_one_claim(node: Node) -> None:
@@ -244,6 +317,51 @@ def test_a_call_that_kubelet_has_given_up_prepares_nothing(node: Node) -> None:
     call.join(20)
     undo.join(20)
     assert prepared[0][uid(1)].startswith("CallEnded: ") and undone == [[""]] and node.files() == []
+
+
+def test_a_call_waits_for_the_memory_of_a_pod_that_is_ending(node: Node) -> None:
+    """kubelet would repeat a refused call after more than a minute only."""
+    node.kube.put(make_claim(1, gib(12)))
+    node.kube.put(make_claim(2, gib(12)))
+    node.prepare(1)
+    answers, is_wanted = list[t.Any](), [True]
+
+    def call() -> threading.Thread:
+        reads = node.kube.reads
+        thread = threading.Thread(target=lambda: answers.append(node.driver.prepare([ref(2)], lambda: is_wanted[0])))
+        thread.start()
+        until(lambda: node.kube.reads > reads + 1)
+        return thread
+
+    waiting = call()
+    # It is the memory that is waited for: another claim is prepared and unprepared meanwhile.
+    node.kube.put(make_claim(3, gib(1)))
+    assert isinstance(node.prepare(3)[0], tuple) and node.unprepare(3) == [""] and not answers
+    is_wanted[0] = False
+    waiting.join(20)
+    assert answers.pop()[uid(2)].startswith("CallEnded: ") and node.refused == ["CallEnded"]
+    is_wanted[0] = True
+    waiting = call()
+    assert node.unprepare(1) == [""]
+    waiting.join(20)
+    assert isinstance(answers.pop()[uid(2)], tuple) and node.refused == ["CallEnded"]
+
+
+def test_calls_that_wait_leave_threads_for_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert preparation.WAITING_CALLS < plugin_sockets.THREADS
+    monkeypatch.setattr(preparation, "WAITING_CALLS", 0)
+    node.kube.put(make_claim(1, gib(12)))
+    node.kube.put(make_claim(2, gib(12)))
+    node.prepare(1)
+    assert node.driver.prepare([ref(2)], lambda: True)[uid(2)].startswith("CardFull: ")
+
+
+def test_claims_of_a_call_that_has_ended_are_not_read(node: Node) -> None:
+    """Each read of an API that hangs takes seconds, and the thread with them."""
+    for number in (1, 2, 3):
+        node.kube.put(make_claim(number, gib(1)))
+    answers = node.driver.prepare([ref(one) for one in (1, 2, 3)], lambda: node.kube.reads < 1)
+    assert [str(one).partition(":")[0] for one in answers.values()] == ["CallEnded"] * 3 and node.kube.reads == 1
 
 
 def test_the_limit_of_the_pod_is_set_before_kubelet_gets_its_answer(node: Node) -> None:

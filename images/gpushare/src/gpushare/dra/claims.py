@@ -164,22 +164,42 @@ def _share(result: t.Mapping[str, t.Any], key: str, node: str) -> Share:
     return Share(request, device, str(result.get("shareID") or ""), memory // BYTES_PER_MIB)
 
 
-def check_cards(claim: Claim, cards: t.Iterable[contract.Card], others: t.Iterable[Claim]) -> None:
+def check_there(claim: Claim, cards: t.Iterable[contract.Card]) -> None:
+    """Check that a claim's cards are on this node, also where it was prepared before: the machine may have restarted.
+
+    :param cards: of this node.
+    :raises ClaimRefused: a card is missing.
+    """
+    by_device = {device_name(card.uuid): card for card in cards}
+    for device in claim.mib():
+        card = by_device.get(device)
+        if card is None:
+            text = (
+                f"claim {claim.key} has a part of card {device}, and this node has no such card (any more): delete the "
+                "pod, for a claim keeps its card"
+            )
+            raise ClaimRefused(Code.UNKNOWN_CARD, text)
+        if card.code == contract.Reason.CARD_LOST:
+            text = (
+                f"claim {claim.key}: card {card.index} ({card.uuid}): {card.reason}; if it doesn't come back, delete "
+                "the pod, for a claim keeps its card"
+            )
+            raise ClaimRefused(contract.Reason.CARD_LOST, text)
+
+
+def check_room(claim: Claim, cards: t.Iterable[contract.Card], others: t.Iterable[Claim]) -> None:
     """Check that this node's cards have room for a claim that isn't prepared yet.
 
     The scheduler gives memory away again when the API has lost a pod; kubelet may still be ending its processes then.
 
-    :param cards: of this node.
+    :param cards: of this node, which has those of the claim.
     :param others: the claims that are prepared, without an earlier state of this one.
-    :raises ClaimRefused: a card is missing, isn't given to pods, or has no room yet.
+    :raises ClaimRefused: a card isn't given to pods, or has no room yet.
     """
     by_device = {device_name(card.uuid): card for card in cards}
     prepared = list(others)
     for device, mib in claim.mib().items():
-        card = by_device.get(device)
-        if card is None:
-            text = f"claim {claim.key} is allocated {device}, and this node has no such card (any more)"
-            raise ClaimRefused(Code.UNKNOWN_CARD, text)
+        card = by_device[device]
         if not card.healthy:
             code = contract.Reason(card.code) if card.code else contract.Reason.CARD_LOST
             raise ClaimRefused(code, f"claim {claim.key}: card {card.index} ({card.uuid}) {card.reason}")

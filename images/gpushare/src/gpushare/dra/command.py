@@ -21,7 +21,7 @@ from gpushare.api.flags import Flags, check_choice
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.reviews import Reviews
 from gpushare.dra import slices
-from gpushare.dra.claims import DRIVER, Pod, device_name
+from gpushare.dra.claims import DRIVER, ClaimRefused, Code, Pod, device_name
 from gpushare.dra.metrics import Metrics
 from gpushare.dra.owner import Owner
 from gpushare.dra.pod_limits import FolderCgroups, PodLimits, mib_by_card
@@ -190,7 +190,7 @@ class Driver:
         self.inventory.on_xid = self.metrics.xid
         self.inventory.on_refresh = self._probe
         self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
-        self.preparation.cards = lambda: self.inventory.cards
+        self.preparation.cards = self._known_cards
         self.preparation.injected = self._injected
         self.preparation.limits = self.enforcer.variables
         self.preparation.hold = self.limits.hold
@@ -244,6 +244,7 @@ class Driver:
             or self.inventory.reason
             or self.sockets.reason
             or self.publisher.reason
+            or self.preparation.problem
         )
 
     def _healthz(self, _request: object) -> Response:
@@ -251,6 +252,7 @@ class Driver:
         reason = self.workers.stuck()
         if reason is None and (seconds := self.inventory.seconds_without_cards) > NO_CARDS_SECONDS:
             reason = f"{self.inventory.reason}, for {seconds:.0f} s; a new container may see it"
+        reason = reason or self.preparation.removed or None
         return text("ok") if reason is None else text(reason, 500)
 
     # The threads' work.
@@ -412,6 +414,13 @@ class Driver:
                 )
                 for card in now
             ]
+
+    def _known_cards(self) -> tuple[contract.Card, ...]:
+        cards = self.inventory.cards
+        if not cards:
+            text = f"the cards of node {self.options.node} aren't known: {self.inventory.reason}; kubelet tries again"
+            raise ClaimRefused(Code.NOT_READY, text)
+        return cards
 
     def _injected(self, uuids: t.Sequence[str]) -> dict[str, str]:
         return dict(zip(uuids, self.injection.devices(uuids), strict=False))

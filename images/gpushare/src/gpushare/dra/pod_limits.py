@@ -5,6 +5,9 @@ The pod's own cgroup is there before kubelet prepares its claims, and none of it
 their first process on, with any version of the container toolkit. The toolkit's limit on a container makes that
 container see its share as the card's memory; it is read back and set again where it is another one.
 
+Of a claim that several pods share each has an equal part: whatever they allocate, together it is no more than the
+claim. kubelet prepares a claim once, so a pod that comes later is limited when kubelet lists it.
+
 Where several containers of a pod have claims, it isn't known which cgroup is whose. The toolkit limits each of them to
 its own request; these limits stay as long as they are that and no more than the pod's together.
 """
@@ -59,6 +62,15 @@ def mib_by_card(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> 
         for device, mib in claim.mib().items():
             if uuid := by_device.get(device):
                 found[uuid] = found.get(uuid, 0) + mib
+    return found
+
+
+def mib_of_pod(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, int]:
+    """Return the MiB that one pod has of its claims by card (UUID): an equal part of each that others share."""
+    found: dict[str, int] = {}
+    for claim in claims:
+        for uuid, mib in mib_by_card(cards, [claim]).items():
+            found[uuid] = found.get(uuid, 0) + mib // max(1, len(claim.pods))
     return found
 
 
@@ -138,7 +150,7 @@ class PodLimits:
             if uid not in folders:
                 continue
             self._hold(uid, key, its)
-            mib, users = mib_by_card(cards, its), _users(key, its, listing)
+            mib, users = mib_of_pod(cards, its), _users(key, its, listing)
             inside = self._cgroups.containers(folders[uid])
             if users == 1:
                 targets += [Target(key, uid, os.path.basename(folder), folder, mib) for folder in inside]
@@ -177,7 +189,7 @@ class PodLimits:
         if folder is None:
             return f"the cgroup of pod {key} isn't found below {self._cgroups.root}"
         try:
-            self._enforcer.hold_group(cards, folder, mib_by_card(cards, claims))
+            self._enforcer.hold_group(cards, folder, mib_of_pod(cards, claims))
         except Refusal as refusal:
             return f"pod {key} isn't limited: {refusal}"
         return ""

@@ -31,12 +31,16 @@ log = logging.getLogger("gpushare.dra")
 _LOCKS = 64
 # A claim that kubelet doesn't list for so many seconds may be forgotten: a pod is listed from its admission to its end.
 FORGOTTEN_SECONDS = 60.0
+# kubelet repeats a refused call after more than a minute, and ends a pod that was deleted by force within seconds.
+ROOM_SECONDS = 10.0
+# Calls that wait for room at a time, so that threads are left for the calls that make it.
+WAITING_CALLS = 8
 
 
 class Preparation:
     """The prepared claims of this node. Thread-safe.
 
-    :ivar cards: returns this node's cards.
+    :ivar cards: returns this node's cards; raises :class:`ClaimRefused` while they aren't known.
     :ivar injected: returns the names of the cards (UUIDs) in NVIDIA's CDI specification; empty where the variable names
         them. It raises :class:`RequestRefused` if neither is possible.
     :ivar limits: returns the variables of a hard limit, by MiB by card (UUID).
@@ -66,9 +70,12 @@ class Preparation:
         self._node, self._unit, self._kube = node, unit, kube
         self._records, self._specs, self._clock = records, specs, clock
         self._lock = threading.Lock()
+        self._unprepared = threading.Condition(self._lock)
+        self._waiting = 0
         self._by_claim = tuple(threading.Lock() for _number in range(_LOCKS))
         # None until they are restored.
         self._prepared: dict[str, Record] | None = None
+        self._problem: str | None = None
         self._unlisted: dict[str, float] = {}
         # The UIDs that kubelet listed last time, of claims without a record.
         self._unrecorded = frozenset[str]()
@@ -86,16 +93,43 @@ class Preparation:
     def restore(self) -> None:
         """Read the records of the process before, and bring the specifications in line with them.
 
-        :raises OSError: a folder can't be used.
+        A specification that can't be written concerns its own claim: the others must be unprepared all the same.
+
+        :raises OSError: the records can't be read.
         """
         found = self._records.load()
-        for uid, record in found.items():
-            self._specs.put(uid, record.specification)
-        for uid in self._specs.sweep(found):
-            log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
+        self._specify(found)
+        try:
+            for uid in self._specs.sweep(found):
+                log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
+        except OSError as error:
+            log.error("the CDI specifications of claims that nobody has prepared can't be removed: %s", error)
         with self._lock:
             self._prepared = found
         log.info("%d prepared claims", len(found))
+
+    @property
+    def problem(self) -> str | None:
+        """Why containers of a prepared claim can't be started (again); None if they can."""
+        with self._lock:
+            return self._problem
+
+    @property
+    def removed(self) -> str:
+        """Why no specification can be written by this process; empty if it can."""
+        return self._specs.removed
+
+    def _specify(self, found: t.Mapping[str, Record]) -> None:
+        """Write the specifications of records."""
+        self._problem = None
+        for uid, record in found.items():
+            try:
+                self._specs.put(uid, record.specification)
+            except OSError as error:
+                text = f"the CDI specification of claim {record.claim.key} can't be written: {error}"
+                if self._problem is None:
+                    log.error("%s; containers of its pods can't be started", text)
+                self._problem = self._problem or text
 
     @property
     def restored(self) -> bool:
@@ -110,14 +144,16 @@ class Preparation:
     # ----------------------------------------------------------------------- kubelet's calls
 
     def prepare(
-        self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] = lambda: True
+        self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] | None = None
     ) -> dict[str, tuple[Device, ...] | str]:
-        """Prepare claims.
+        """Prepare claims; a call of kubelet's waits up to ``ROOM_SECONDS`` for the memory of pods that are ending.
 
-        :param is_wanted: whether kubelet still waits for the answer.
+        :param is_wanted: whether kubelet still waits for the answer; None if this is no call of kubelet's.
         :returns: the devices, or the error, by UID.
         """
-        return {ref.uid: self._answer(ref, functools.partial(self._prepare, ref, is_wanted)) for ref in refs}
+        until = time.monotonic() + ROOM_SECONDS if is_wanted else 0.0
+        work = functools.partial(self._prepare_with_room, is_wanted=is_wanted or (lambda: True), until=until)
+        return {ref.uid: self._answer(ref, functools.partial(work, ref)) for ref in refs}
 
     def unprepare(self, refs: t.Sequence[ClaimRef]) -> dict[str, str]:
         """Undo the preparation of claims; one that isn't prepared is no error.
@@ -143,13 +179,38 @@ class Preparation:
             self.on_refused(str(Code.NOT_READY))
             return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
 
+    def _prepare_with_room(self, ref: ClaimRef, is_wanted: t.Callable[[], bool], until: float) -> tuple[Device, ...]:
+        while True:
+            try:
+                return self._prepare(ref, is_wanted)
+            except ClaimRefused as refused:
+                if refused.code != Code.CARD_FULL or not self._await_unprepared(until):
+                    raise
+
+    def _await_unprepared(self, until: float) -> bool:
+        """Wait until a claim is unprepared, a second at most; return False if there is no time or no thread for it."""
+        with self._unprepared:
+            left = until - time.monotonic()
+            if left <= 0 or self._waiting >= WAITING_CALLS:
+                return False
+            self._waiting += 1
+            # The claim or kubelet's call may end meanwhile.
+            self._unprepared.wait(min(left, 1.0))
+            self._waiting -= 1
+            return True
+
     def _prepare(self, ref: ClaimRef, is_wanted: t.Callable[[], bool]) -> tuple[Device, ...]:
+        def check_call() -> None:
+            if not is_wanted():
+                text = f"kubelet has given up its call to prepare claim {ref.namespace}/{ref.name}; nothing is prepared"
+                raise ClaimRefused(Code.CALL_ENDED, text)
+
         with self._claim_lock(ref.uid):
+            # With a slow API the claims before it in the call may have taken all of kubelet's time.
+            check_call()
             claim = claims.parse(self._read(ref), ref.uid, self._node)
             with self._lock:
-                if not is_wanted():
-                    text = f"kubelet has given up its call to prepare claim {claim.key}; nothing is prepared for it"
-                    raise ClaimRefused(Code.CALL_ENDED, text)
+                check_call()
                 known, record = self._record(claim)
                 if record != known:
                     with _written(f"the record of claim {claim.key}"):
@@ -168,15 +229,15 @@ class Preparation:
     def _record(self, claim: Claim) -> tuple[Record | None, Record]:
         """Return a claim's record before and now; the lock is held.
 
-        :raises ClaimRefused: there is no room, or its cards can't be injected.
+        :raises ClaimRefused: its cards are gone, there is no room, or they can't be injected.
         """
-        known = self._known().get(claim.uid)
+        known, cards = self._known().get(claim.uid), self.cards()
+        claims.check_there(claim, cards)
         if known is not None and known.claim.shares == claim.shares:
             # kubelet keeps the devices of the first answer, so the answer stays; only the pods may be others.
             return known, Record(claim, known.devices, known.specification)
         others = [one.claim for uid, one in self._known().items() if uid != claim.uid]
-        cards = self.cards()
-        claims.check_cards(claim, cards, others)
+        claims.check_room(claim, cards, others)
         mib = claim.mib()
         uuids = {card.uuid: mib[device] for card in cards if (device := claims.device_name(card.uuid)) in mib}
         try:
@@ -206,6 +267,7 @@ class Preparation:
             self._known().pop(uid, None)
             self._unlisted.pop(uid, None)
             self._reread_for.pop(uid, None)
+            self._unprepared.notify_all()
         if known is not None:
             log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
             self.on_changed()
@@ -220,14 +282,23 @@ class Preparation:
         when the node was set up again. A claim counts as forgotten if it isn't listed for ``FORGOTTEN_SECONDS``, none
         of its pods has a process, and the API has it no more, or not on this node.
 
-        A claim that is listed with a pod which we don't know (it has several pods) is read again. One that isn't
-        prepared in two calls, since its record was damaged or of another version, is prepared once more: kubelet asks
-        for it only when it starts itself, and until then its containers couldn't be started again.
+        A claim that is listed with a pod which we don't know is read again, and so is one of several pods of which one
+        has ended, since each has a part of it. One that isn't prepared in two calls, since its record was damaged or of
+        another version, is prepared once more: kubelet asks for it only when it starts itself, and until then its
+        containers couldn't be started again.
+
+        A specification that somebody has removed is written again, since kubelet doesn't ask for it.
 
         :param is_alive: whether a pod has processes.
         :returns: the UIDs of the claims that were undone.
         """
         now = self._clock()
+        with self._lock:
+            known = self._known()
+            missing = self._specs.missing(known)
+            self._specify({uid: known[uid] for uid in missing})
+            if missing and self._problem is None:
+                log.warning("%d CDI specifications of prepared claims had gone, and are written again", len(missing))
         listed: dict[str, set[str]] = {}
         for pod in listing:
             for uid in {specifications.claim_of(name) for name in pod.cdi} - {""}:
@@ -237,9 +308,14 @@ class Preparation:
         for claim in prepared:
             if claim.uid in listed:
                 self._unlisted.pop(claim.uid, None)
-                strangers = frozenset(listed[claim.uid] - {pod.name for pod in claim.pods if is_alive(pod)})
-                if strangers and self._reread_for.get(claim.uid) != (strangers, claim.pods):
+                alive = {pod.name for pod in claim.pods if is_alive(pod)}
+                strangers = frozenset(listed[claim.uid] - alive)
+                is_new = bool(strangers) and self._reread_for.get(claim.uid) != (strangers, claim.pods)
+                if is_new:
                     self._reread_for[claim.uid] = strangers, claim.pods
+                # The API may have the pod for a moment longer than its cgroup is there.
+                has_ended = len(claim.pods) > 1 and any(pod.name not in alive | strangers for pod in claim.pods)
+                if is_new or has_ended:
                     self._reread(claim)
                 continue
             if now - self._unlisted.setdefault(claim.uid, now) < FORGOTTEN_SECONDS:
@@ -279,6 +355,7 @@ class Preparation:
                     self._records.put(record)
                 self._known()[claim.uid] = record
             self.hold(now)
+            self.on_changed()
 
     def _is_gone(self, claim: Claim) -> bool:
         try:

@@ -117,6 +117,19 @@ class Specifications:
         self._folder.mkdir(parents=True, exist_ok=True)
         records.write(path, text)
 
+    def missing(self, uids: t.Iterable[str]) -> list[str]:
+        """Return the claims, by UID, whose specifications aren't there."""
+        return [uid for uid in uids if not self._file(uid).exists()]
+
+    @property
+    def removed(self) -> str:
+        """Return why nothing can be written into the folder: it was removed, and the mount still shows it."""
+        try:
+            is_removed = self._folder.stat().st_nlink == 0
+        except OSError:
+            return ""
+        return f"{self._folder} was removed on the node, and this container still has the old one" if is_removed else ""
+
     def remove(self, uid: str) -> None:
         """Remove a claim's specification.
 

@@ -486,7 +486,7 @@ class Enforcer:
                 text = f"{what}, which it wasn't given; they get no more"
                 findings.violate(target, card.uuid, contract.Reason.FOREIGN_MEMORY_HELD, text)
             elif mib is not None and used > mib:
-                text = f"{what}, and its claims have {mib} MiB: they allocated it before they were limited"
+                text = f"{what}, and its claims give it {mib} MiB: they allocated it before they were limited"
                 findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_EXCEEDED, text)
 
     def _compare(

@@ -9,7 +9,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Container
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from urllib.parse import urlencode
 
 from gpushare.api.client import Kube, KubeError
@@ -33,6 +34,8 @@ PASS_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 # A template goes when no pod has named it for so long: the next pod of a Deployment is to find it.
 UNUSED_SECONDS = 600.0
+# Of one pass: after so many requests the pods are looked at anew, so that nobody's templates keep others waiting.
+PASS_REQUESTS = 100
 PAGE = 500
 EVENT = "GpuClaimTemplateFailed"
 log = logging.getLogger("gpushare.templates")
@@ -92,6 +95,16 @@ def filled(namespace: str, name: str, unit: str) -> JsonObject:
     return template
 
 
+def in_turns(keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the templates so that each namespace has its first one before any has its second one."""
+    counts = Counter[str]()
+    ranked = []
+    for key in keys:
+        ranked.append((counts[key[0]], key))
+        counts[key[0]] += 1
+    return [key for _rank, key in sorted(ranked, key=lambda one: one[0])]
+
+
 class Keeper:
     """Compares the pods with the templates after each event, in a thread of its own, while this process leads.
 
@@ -120,6 +133,8 @@ class Keeper:
         # pod has named it.
         self._later: dict[tuple[str, str], tuple[float, float]] = {}
         self._idle: dict[tuple[str, str], float] = {}
+        # The requests that the present pass may still send.
+        self._left = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -168,18 +183,30 @@ class Keeper:
         wanted = {(pod.namespace, name): pod for pod in self.pods.items() for name in pod.templates}
         known = {(one.namespace, one.name): one for one in self.templates.items()}
         self._later = {key: later for key, later in self._later.items() if key in wanted}
-        for key, pod in wanted.items():
-            if self._stopped.is_set() or not self._leading():
+        self._left = PASS_REQUESTS
+        for key in in_turns(wanted):
+            if time.monotonic() < self._later.get(key, (0.0, 0.0))[0]:
+                continue
+            template, there = filled(*key, self._unit), known.get(key)
+            if there is not None and there.digest == template["metadata"]["annotations"][DIGEST]:
+                continue
+            if not self._goes_on():
                 return
-            if time.monotonic() >= self._later.get(key, (0.0, 0.0))[0]:
-                self._provide(key, known.get(key), pod)
+            self._provide(key, template, there, wanted[key])
         self._sweep(wanted.keys(), known)
 
-    def _provide(self, key: tuple[str, str], there: Made | None, pod: Waiting) -> None:
-        """Have a pod's template be there, with its content."""
-        template = filled(*key, self._unit)
-        if there is not None and there.digest == template["metadata"]["annotations"][DIGEST]:
-            return
+    def _goes_on(self) -> bool:
+        """Count a request of this pass; return whether it may be sent."""
+        if self._stopped.is_set() or not self._leading():
+            return False
+        if self._left == 0:
+            self.wake()
+            return False
+        self._left -= 1
+        return True
+
+    def _provide(self, key: tuple[str, str], template: JsonObject, there: Made | None, pod: Waiting) -> None:
+        """Create a pod's template, or delete it where it has another content."""
         try:
             if there is not None:
                 # A template can't be changed. Its end is an event, after which it is created.
@@ -210,18 +237,32 @@ class Keeper:
         """Delete templates that no pod has named for long, not even one that is bound."""
         now = time.monotonic()
         self._idle = {key: self._idle.get(key, now) for key in known if key not in wanted}
-        unused = [key for key, since in self._idle.items() if now - since >= self._unused]
-        # A template that stays is looked at again when as much time has passed.
-        self._idle.update(dict.fromkeys(unused, now))
-        for namespace in sorted({key[0] for key in unused}):
+        unused: dict[str, list[tuple[str, str]]] = {}
+        for key, since in self._idle.items():
+            if now - since >= self._unused:
+                unused.setdefault(key[0], []).append(key)
+        for namespace in sorted(unused):
+            if not self._goes_on():
+                return
             try:
                 named = self._named(namespace)
-                for key in unused:
-                    if key[0] == namespace and key[1] not in named:
-                        self._delete(key, "no pod names it")
             except KubeError as error:
-                self._count("failed")
-                log.warning("unused templates of namespace %s stay: %s", namespace, error)
+                self._failed(f"unused templates of namespace {namespace} stay: {error}")
+                named = {name for _space, name in unused[namespace]}
+            for key in unused[namespace]:
+                if key[1] not in named:
+                    if not self._goes_on():
+                        return
+                    try:
+                        self._delete(key, "no pod names it")
+                    except KubeError as error:
+                        self._failed(f"the unused template {'/'.join(key)} stays: {error}")
+                # One that stays is looked at again when as much time has passed.
+                self._idle[key] = now
+
+    def _failed(self, text: str) -> None:
+        self._count("failed")
+        log.warning("%s", text)
 
     def _named(self, namespace: str) -> set[str]:
         """Return the templates that the pods of a namespace name, with those that are bound.
