@@ -63,6 +63,7 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
     root = provider.root if provider else "/"
     for card in seen["cards"]:
         card["minor"] = minor(system, card["address"])
+    ours = runfile.record(system)
     modes = [card["persistence"] for card in seen["cards"]]
     return {
         "loaded": system.exists(MODULE),
@@ -77,7 +78,7 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
             "masked": persistence.masked(system),
             "files": persistence.own_files(system),
         },
-        "runfile": runfile.record(system),
+        "runfile": ours._asdict() if ours else None,
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
         "root": root,
     }

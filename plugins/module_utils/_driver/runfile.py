@@ -15,7 +15,6 @@ from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.system import System
-from .types import RunfileRecord
 
 # That this collection installs, or has installed, the driver: another one isn't removed.
 RECORD = "/var/lib/kubegpu-share/driver-runfile.json"
@@ -51,6 +50,13 @@ DRIVER_PACKAGES = (
 )
 
 
+class Record(t.NamedTuple):
+    """What this collection installs; ``finished``: the installer has ended."""
+
+    version: str
+    finished: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of the module ``driver_runfile``."""
@@ -71,19 +77,19 @@ class State:
 
     version: str
     packages: tuple[str, ...]
-    record: RunfileRecord | None = None
+    record: Record | None = None
 
 
-def record(system: System) -> RunfileRecord | None:
+def record(system: System) -> Record | None:
     """Read the record; None where this collection has installed none. One that can't be parsed is an unfinished one."""
     text = system.read(RECORD)
     if text is None:
         return None
     try:
         fields = json.loads(text)
-        return {"version": str(fields["version"]), "finished": bool(fields["finished"])}
+        return Record(str(fields["version"]), bool(fields["finished"]))
     except (ValueError, KeyError, TypeError):
-        return {"version": "", "finished": False}
+        return Record("", False)
 
 
 def options(params: JsonObject) -> Options:
@@ -107,7 +113,7 @@ def observed(gpu_node: t.Mapping[str, t.Any]) -> State:
     return State(
         version if "runfile" in (driver.get("others") or ()) else "",
         tuple(driver_packages(gpu_node.get("packages") or ())),
-        driver.get("runfile"),
+        Record(**driver["runfile"]) if driver.get("runfile") else None,
     )
 
 
@@ -127,7 +133,7 @@ def plan(options: Options, state: State) -> Plan:
             f"file: the driver's packages are installed ({names}), and a .run file would overwrite their files"
         )
     # The library is there before the kernel module is built: a killed installer left a part.
-    unfinished = state.record is not None and not state.record["finished"]
+    unfinished = state.record is not None and not state.record.finished
     done = state.version == options.version and not unfinished if options.present else state.record is None
     if done:
         return Plan()

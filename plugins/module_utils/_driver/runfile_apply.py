@@ -66,7 +66,7 @@ class RunfileReconciler:
         done = self._system.run(["mkdir", "-p", "-m", "0700", folder])
         if done.rc != 0:
             raise ShareError(f"{folder} can't be created: {done.err.strip()}")
-        text = json.dumps({"version": self._options.version, "finished": finished})
+        text = json.dumps(runfile.Record(self._options.version, finished)._asdict())
         self._system.write(runfile.RECORD, text, 0o600)
 
     def _execute(self, argv: list[str]) -> None:

@@ -53,13 +53,6 @@ class PersistenceDaemon(t.TypedDict):
     files: list[str]
 
 
-class RunfileRecord(t.TypedDict):
-    """The driver that role driver installs from a .run file; ``finished``: its installer has ended."""
-
-    version: str
-    finished: bool
-
-
 class Fabric(t.TypedDict):
     """The fabric manager's version, and whether the machine's cards need it."""
 
@@ -70,7 +63,8 @@ class Fabric(t.TypedDict):
 class InstalledDriver(SmiAnswer):
     """The driver without its fabric manager, with ``ModuleFile``'s fields.
 
-    ``others`` are all that installed one, a provider first; ``root`` is the root of its files.
+    ``others`` are all that installed one, a provider first; ``root`` is the root of its files; ``runfile`` is the record
+    of ``runfile.record``.
     """
 
     file_version: str
@@ -82,7 +76,7 @@ class InstalledDriver(SmiAnswer):
     library_version: str
     persistence: bool | None
     persistence_daemon: PersistenceDaemon
-    runfile: RunfileRecord | None
+    runfile: JsonObject | None
     others: list[str]
     root: str
 
