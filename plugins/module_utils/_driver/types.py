@@ -63,8 +63,8 @@ class Fabric(t.TypedDict):
 class InstalledDriver(SmiAnswer):
     """The driver without its fabric manager, with ``ModuleFile``'s fields.
 
-    ``others`` are all that installed one, a provider first; ``root`` is the root of its files; ``runfile`` is the record
-    of ``runfile.record``.
+    ``others`` are all that installed one, a provider first; ``root`` is the root of its files; ``runfile`` is what
+    ``runfile.record`` returned.
     """
 
     file_version: str
