@@ -137,6 +137,8 @@ class RealSystem:
             return sorted(os.listdir(self._real(path)))
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return []
+        except OSError as error:
+            raise ShareError(f"{path} can't be listed: {error.strerror}") from error
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(self._real(path))

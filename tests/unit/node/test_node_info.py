@@ -35,7 +35,7 @@ def test_an_unreadable_file_counts_as_missing(monkeypatch):
         raise ShareError("/sys/x can't be read: Input/output error")
 
     def deny(_path):
-        raise PermissionError("no")
+        raise ShareError("/x can't be listed: Permission denied")
 
     system = FakeSystem()
     monkeypatch.setattr(system, "read", fail)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import shlex
 import stat
@@ -47,6 +48,15 @@ def test_what_is_no_file_is_neither_replaced_nor_removed(tmp_path: Path) -> None
         with pytest.raises(ShareError, match="/null is no file but a device, a socket or a pipe"):
             act()
     assert stat.S_ISFIFO((tmp_path / "null").lstat().st_mode) and sorted(os.listdir(tmp_path)) == ["conf", "null"]
+
+
+def test_a_folder_that_cant_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(ShareError, match=r"^/run/containerd can't be listed: Permission denied$"):
+        RealSystem(str(tmp_path)).names("/run/containerd")
 
 
 def test_a_new_name_is_on_the_disk_before_the_next_file_is_written(tmp_path: Path, monkeypatch: Any) -> None:
