@@ -82,7 +82,9 @@ class ConfigReconciler:
 
     def _refresh(self) -> None:
         """Regenerate the specification; without a running systemd the next boot does that."""
-        if not self._system.exists("/run/systemd/system"):
+        masked = self._system.link(f"/etc/systemd/system/{toolkit.SERVICE}") == "/dev/null"
+        # Who has masked the service makes the specification himself.
+        if masked or not self._system.exists("/run/systemd/system"):
             return
         done = self._system.run(["systemctl", "restart", toolkit.SERVICE], timeout=120)
         if done.rc not in (0, NO_UNIT):

@@ -285,6 +285,9 @@ def test_a_failing_service_is_reported_and_retried():
     machine = node({})
     machine.folders.clear()
     assert work(machine, old_cdi=True)["changed"] and not restarts(machine), "no systemd runs"
+    machine = node({}, rc=1)
+    machine.links[f"/etc/systemd/system/{toolkit.SERVICE}"] = "/dev/null"
+    assert work(machine, old_cdi=True)["changed"] and not restarts(machine), "a masked service"
 
 
 def test_remaining_files_are_removed_except_those_to_keep():
