@@ -360,6 +360,19 @@ def test_machine_without_package_manager_is_refused():
         go(node, options())
 
 
+def test_absent_removes_a_package_that_cant_be_configured():
+    """As apt-get does: a kernel module that can't be built must not prevent the removal of its package."""
+    node = interrupted()
+    node.unconfigurable = {"nvidia-driver-cuda"}
+    with pytest.raises(ShareError, match="dpkg: error processing package nvidia-driver-cuda"):
+        go(node, options())
+    node.installed["nvidia-kernel-open-dkms"] = "580.95.05-1"
+    assert "package nvidia-driver-cuda" in headers(go(node, options(state="absent"), check=True))
+    go(node, options(state="absent"))
+    assert node.installed == {} and node.half == set() and KEYRING not in node.files
+    assert not go(node, options(state="absent"))["changed"]
+
+
 def test_query_lists_native_packages_holds_and_unfinished_packages():
     text = "ii \ta\t1\tamd64\tA. N. Other <a@example.org>\nhi \tb\t2\tall\nrc \tc\t3\tamd64\nun \td\t\t\n"
     text += "iF \te\t4\tamd64\niHR\tf\t4\tamd64\nii \ta\t9\ti386\nit \tg\t5\tamd64"
