@@ -212,6 +212,13 @@ def space(lab: Lab, dra: None) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(autouse=True)
+def _no_pods_stay(lab: Lab, space: str) -> Iterator[None]:
+    """A test that fails leaves no pods to the others, which fill the cards."""
+    yield
+    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+
+
 def make(lab: Lab, *bodies: JsonObject) -> list[str]:
     for one in bodies:
         lab.api.call("POST", f"/api/v1/namespaces/{SPACE}/pods", one)

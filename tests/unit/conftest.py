@@ -31,8 +31,10 @@ sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "gpu")]
 SLOW = (
     "test_dedicated_role",
     "test_corpus",
+    "test_claims_playbooks",
     "test_cluster_playbooks",
     "test_openshift_scheduler",
+    "test_plan_playbook",
     "test_gpu_operator",
     "test_openshift_action",
     "test_double_booking",
@@ -41,6 +43,11 @@ SLOW = (
     "test_kubeadm_action",
     "test_nouveau_real",
     "test_verify_playbook",
+    "test_static_pod_document",
+    "test_validate_step",
+    "test_init",
+    "test_image_delivery",
+    "test_maintenance",
     "test_readonly_access",
 )
 

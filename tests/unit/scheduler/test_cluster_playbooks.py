@@ -93,13 +93,7 @@ def test_preflight_validates_nodes_outside_the_inventory(cluster, tmp_path):
     assert rc == 0 and "changed=0" in text, text
 
 
-def test_uninstall_removes_our_namespace_and_restores_labels_of_others(cluster, tmp_path):
-    assert cluster.role(tmp_path, "present").changed == 1
-    metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]
-    assert metadata["annotations"]["kubegpu.share/created"] == "true"
-    assert cluster.role(tmp_path, "absent").changed == 1
-    until(lambda: not cluster.there(f"{SPACES}/gpushare-system"))
-
+def test_a_namespace_of_others_gets_its_labels_back(cluster, tmp_path):
     labels = {"team": "a", ENFORCE: "baseline"}
     name = cluster.api.namespace("theirs", labels)
     before = cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]
@@ -122,7 +116,7 @@ POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def test_policies_and_rights_of_the_servers(cluster, tmp_path):
+def test_policies_rights_and_namespace_of_the_servers(cluster, tmp_path):
     """From a version with other rights, and back to nothing."""
     rule = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["patch"]}
 
@@ -145,6 +139,8 @@ def test_policies_and_rights_of_the_servers(cluster, tmp_path):
             done.text.index(f"TASK [kubegpu.share.gpushare : {task}") for task in ("Deploy the", "Revoke the former")
         ]
         assert order == sorted(order)
+    metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]
+    assert metadata["annotations"]["kubegpu.share/created"] == "true"
     # The extender's second run is among those of the test above.
     assert present("device_plugin").changed == 0
     both = {"gpushare:extender", "gpushare:device-plugin"}
@@ -154,3 +150,4 @@ def test_policies_and_rights_of_the_servers(cluster, tmp_path):
     for component in ("device_plugin", "extender"):
         cluster.role(tmp_path, "absent", component, gpushare_nodes=[])
     assert [named(kind) for kind in ("policies", *kinds)] == [set(), set(), set()]
+    until(lambda: not cluster.there(f"{SPACES}/gpushare-system"))

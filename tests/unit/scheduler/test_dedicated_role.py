@@ -169,19 +169,15 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     again = cluster.play(tmp_path, "--diff")
     assert (again.rc, again.changed) == (0, 0), again.text
 
-    renamed = cluster.play(tmp_path, scheduler_name="cards")
-    assert renamed.rc == 0, renamed.text
-    second = cluster.configurations()
-    assert len(second) == 1 and second != first, "the old one has gone with its pods"
-
     # A change whose pods don't come up: one of the old ones goes on, with a configuration that is still there.
     cluster.broken = "broken"
-    failed = cluster.play(tmp_path, scheduler_extender_image="localhost/broken:1", scheduler_dedicated_timeout=10)
+    change = {"scheduler_name": "cards", "scheduler_extender_image": "localhost/broken:1"}
+    failed = cluster.play(tmp_path, scheduler_dedicated_timeout=10, **change)
     assert failed.rc == 2 and "not in effect within 10 s" in failed.text, failed.text
     pods = cluster.api.request("GET", f"/api/v1/namespaces/{NAME}/pods")["items"]
     old = [each for each in pods if _ready(each)]
     assert len(old) == 1 and "broken" not in json.dumps(old[0]["spec"])
-    assert second < cluster.configurations()
+    assert first < cluster.configurations()
 
     refused = cluster.play(tmp_path, scheduler_replicas=9)
     assert refused.rc == 2 and "scheduler_replicas: 9 pods need as many nodes" in refused.text, refused.text
@@ -192,10 +188,23 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     assert cluster.everything() == {f"Namespace /{LEDGER}"} and cluster.exists(bookings), (
         "other modes may use the ledger"
     )
-    again = cluster.play(tmp_path, scheduler_state="absent")
-    assert (again.rc, again.changed) == (0, 0), again.text
     assert cluster.uninstall(tmp_path).changed == 1
     assert cluster.everything() == before
+
+
+@pytest.mark.long
+def test_a_renamed_scheduler_leaves_no_configuration_and_is_removed_once(cluster, tmp_path):
+    assert cluster.play(tmp_path).rc == 0
+    first = cluster.configurations()
+    renamed = cluster.play(tmp_path, scheduler_name="cards")
+    assert renamed.rc == 0, renamed.text
+    second = cluster.configurations()
+    assert len(second) == 1 and second != first, "the old one has gone with its pods"
+    for changed in (True, False):
+        gone = cluster.play(tmp_path, scheduler_state="absent")
+        assert (gone.rc, gone.changed > 0) == (0, changed), gone.text
+    cluster.uninstall(tmp_path)
+    until(lambda: cluster.everything() == set())
 
 
 @pytest.mark.long
