@@ -173,9 +173,14 @@ sharing_pods:
   type: list
   elements: dict
   returned: success
+claiming_pods:
+  description: Pods with a share by a claim template, also those without a node (namespace, name, node); null where they were not read.
+  type: list
+  elements: dict
+  returned: success
 slices:
   description: >-
-    Driver and node of each ResourceSlice; null without O(memory_unit), before Kubernetes 1.36, which divides no device by claims, and where the user
+    Driver and node of each ResourceSlice, and the memory unit of the cards in this collection's; null without O(memory_unit), before Kubernetes 1.36, which divides no device by claims, and where the user
     may not list them.
   type: list
   elements: dict

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts import gpushare as contract
+from .._contracts.claim_templates import templates_of_pod
 from .._core.types import JsonObject
 from .._kube.refs import is_ready
 from . import foreign
@@ -50,14 +51,18 @@ class SharingPod(t.TypedDict):
 
 
 class AnnouncedSlice(t.TypedDict):
-    """The driver that announces devices of a node by a ResourceSlice."""
+    """The driver that announces devices of a node by a ResourceSlice.
+
+    :ivar unit: of the shares of this collection's cards; None for other devices, or without any.
+    """
 
     driver: str
     node: str
+    unit: str | None
 
 
 class ClusterState(t.TypedDict):
-    """The cluster's version and nodes; ``sharing_pods`` and ``slices`` are None where they were not read.
+    """The cluster's version and nodes; ``sharing_pods``, ``claiming_pods`` and ``slices`` are None where not read.
 
     ``plugins`` are those of others, where a node has one, and ``operators`` what the GPU Operator was told, where it
     labelled a node.
@@ -66,6 +71,7 @@ class ClusterState(t.TypedDict):
     version: str
     nodes: list[ClusterNode]
     sharing_pods: list[SharingPod] | None
+    claiming_pods: list[SharingPod] | None
     slices: list[AnnouncedSlice] | None
     plugins: list[foreign.Plugin]
     operators: list[foreign.Operator]
@@ -87,20 +93,24 @@ def collect(
     :param memory_unit: the unit that the nodes will count in. Pods are read only where a node counts in another unit
         now, because changing the unit would invalidate their shares.
     :param sharing_pods: pods are read in any case.
-    :param slices: as they were read.
+    :param slices: as they were read. Those that count in another unit have pods be read, too.
     :param foreigners: device plugins of others and what the GPU Operator was told are read, where a node shows them.
     """
     pods: list[SharingPod] | None = None
-    units = {node_unit(contract.node_cards(node)) for node in nodes} - {None, memory_unit}
-    if sharing_pods or (memory_unit is not None and units):
-        pods = [_pod(pod) for pod in kube.list_all("v1", "Pod", field_selector=UNFINISHED) if contract.counts(pod)]
+    claiming: list[SharingPod] | None = None
+    others_units = {node_unit(contract.node_cards(node)) for node in nodes} | {one["unit"] for one in slices or ()}
+    if sharing_pods or (memory_unit is not None and others_units - {None, memory_unit}):
+        found = kube.list_all("v1", "Pod", field_selector=UNFINISHED)
+        pods = [_pod(pod) for pod in found if contract.counts(pod)]
+        claiming = [_pod(pod) for pod in found if templates_of_pod(pod)]
     known = [_node(node) for node in nodes]
     others = any(foreign.announced(node["allocatable"]) for node in known)
-    others = others or any(one["driver"] == foreign.DRIVER for one in slices or ())
+    others = others or any(one["driver"] in foreign.DRIVERS for one in slices or ())
     return {
         "version": version,
         "nodes": known,
         "sharing_pods": pods,
+        "claiming_pods": claiming,
         "slices": slices,
         "plugins": foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others and foreigners else [],
         "operators": foreign.operators(kube, (name for node in known for name in node["labels"])) if foreigners else [],

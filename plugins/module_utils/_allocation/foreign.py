@@ -18,8 +18,11 @@ if t.TYPE_CHECKING:
 
 # Resources by which other stacks announce the cards that this collection would announce.
 RESOURCES = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")
-# NVIDIA's driver for dynamic resource allocation, which announces whole cards.
-DRIVER = "gpu.nvidia.com"
+# Drivers for dynamic resource allocation that announce the same cards: how each is called, and how it leaves a node.
+DRIVERS = {
+    "gpu.nvidia.com": ("NVIDIA's DRA driver", "its nodeAffinity, or resources.gpus.enabled=false"),
+    "hami-core-gpu.project-hami.io": ("HAMi's DRA driver", "its nodeSelector"),
+}
 # Names of images, without registry and tag.
 _IMAGES = re.compile(
     r"k8s-device-plugin|hami|k8s-vgpu|volcano-vgpu-device-plugin|.*nvidia.*device-plugin.*|k8s-dra-driver.*|dra-driver-nvidia.*"

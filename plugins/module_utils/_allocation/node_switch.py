@@ -86,7 +86,7 @@ def serves_claims(kube: Kube) -> bool:
 def _results(claim: JsonObject) -> list[JsonObject]:
     allocation = (claim.get("status") or {}).get("allocation") or {}
     found = (allocation.get("devices") or {}).get("results") or []
-    return [one for one in found if one.get("driver") in (claim_templates.DRIVER, foreign.DRIVER)]
+    return [one for one in found if one.get("driver") in (claim_templates.DRIVER, *foreign.DRIVERS)]
 
 
 def holders(state: NodeState) -> list[JsonObject]:

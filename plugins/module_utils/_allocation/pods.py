@@ -82,10 +82,9 @@ class PodReader:
         shared, requested = self._requests(pod)
         if shared:
             yield self._gpushare(pod, shared)
-        if pod["spec"].get("resourceClaims"):
+        if uses := dra.pod_claims(pod):
             node = contract.pod_node(pod)
             entry = self.entry(pod, [], False, False, "")
-            uses = dra.pod_claims(pod)
             yield Claim(node, DRA, not node, ((None, hami.NOTHING),), entry, _unscheduled(pod, node), uses)
         annotations = pod["metadata"].get("annotations") or {}
         if annotations.get(hami.POD_NODE) or annotations.get(hami.POD_ALLOCATED):

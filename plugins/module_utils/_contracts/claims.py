@@ -17,6 +17,8 @@ from .gpushare import ContractError, quantity
 
 # Of the driver, on a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
+# In place of a name in the pod, of the claim for its extended resources.
+EXTENDED = "extended resources"
 BYTES_PER_MIB = 1024 * 1024
 # What code that takes JSON at its word does with JSON of another shape.
 MALFORMED = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError)
@@ -246,18 +248,20 @@ def _part(raw: JsonObject) -> Part:
 
 
 def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
-    """Return the claims that a pod names, whoever's cards they are for.
+    """Return the claims that a pod has or names, whoever's cards they are for.
+
+    One of them may be what kube-scheduler made of an extended resource that a DeviceClass stands for, as
+    ``deviceclass.resource.kubernetes.io/<class>``.
 
     :raises ContractError: they are malformed.
     """
     try:
-        spec = pod.get("spec") or {}
-        named = spec.get("resourceClaims") or []
-        if not named:
+        spec, status = pod.get("spec") or {}, pod.get("status") or {}
+        named, extended = spec.get("resourceClaims") or [], status.get("extendedResourceClaimStatus")
+        if not (named or extended):
             return ()
         made = {
-            one["name"]: str(one.get("resourceClaimName") or "")
-            for one in (pod.get("status") or {}).get("resourceClaimStatuses") or []
+            one["name"]: str(one.get("resourceClaimName") or "") for one in status.get("resourceClaimStatuses") or []
         }
         users = [
             (str(container["name"]), str(use["name"]), str(use.get("request") or ""))
@@ -265,7 +269,16 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
             for container in spec.get(field) or []
             for use in (container.get("resources") or {}).get("claims") or []
         ]
-        return tuple(
+        of_resources = (
+            PodClaim(
+                EXTENDED,
+                str(one["resourceClaimName"]),
+                "",
+                tuple((str(use["containerName"]), str(use["requestName"])) for use in one.get("requestMappings") or []),
+            )
+            for one in ([extended] if extended else [])
+        )
+        by_name = (
             PodClaim(
                 str(one["name"]),
                 str(one.get("resourceClaimName") or made.get(one["name"]) or ""),
@@ -274,6 +287,7 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
             )
             for one in named
         )
+        return (*by_name, *of_resources)
     except MALFORMED as error:
         raise ContractError(f"the pod's resourceClaims are malformed: {error!r}"[:300]) from error
 

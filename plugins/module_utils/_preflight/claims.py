@@ -101,9 +101,10 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
         yield from _webhook(claims, claims.backends, cluster)
         yield from _operators(claims.backends, cluster)
         yield from _releases(claims, cluster)
-    others = {one["node"] for one in cluster["slices"] or () if one["driver"] == foreign.DRIVER}
-    for node in cluster["nodes"]:
-        if node["name"] in shared & others:
+    announced = {(one["node"], one["driver"]) for one in cluster["slices"] or ()}
+    for node, driver in ((node, driver) for node in cluster["nodes"] for driver in foreign.DRIVERS):
+        if node["name"] in shared and (node["name"], driver) in announced:
+            title, how = foreign.DRIVERS[driver]
             here = [one for one in foreign.on_node(cluster["plugins"], node["labels"]) if "dra" in one["name"]]
             yield Finding(
                 "foreign-plugin",
@@ -111,13 +112,13 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
                 "node {node} has ResourceSlices of {driver}: {plugin} gives away the same cards",
                 foreign.way_out(here)
                 if any(one["owner"] for one in here)
-                else "remove that driver from the node (its nodeAffinity, or resources.gpus.enabled=false)",
+                else f"remove that driver from the node ({how})",
                 node["name"],
                 fields={
                     "named_by": "gpu_nodes",
                     "node": node["name"],
-                    "driver": foreign.DRIVER,
-                    "plugin": foreign.told(here) or "NVIDIA's DRA driver",
+                    "driver": driver,
+                    "plugin": foreign.told(here) or title,
                     "plugins": here,
                 },
             )

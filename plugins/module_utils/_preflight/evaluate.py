@@ -355,14 +355,20 @@ def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Pl
 
 def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:
     units = (None, options.memory_unit)
-    other = sorted(node["name"] for node in cluster["nodes"] if node_unit(node_cards(node)) not in units)
-    pods = [f"{pod['namespace']}/{pod['name']}" for pod in cluster["sharing_pods"] or [] if pod["node"] in other]
+    noted = {node["name"] for node in cluster["nodes"] if node_unit(node_cards(node)) not in units}
+    sliced = {one["node"] for one in cluster["slices"] or () if one["unit"] not in units}
+    other = sorted(noted | sliced)
+    held = [pod for pod in cluster["sharing_pods"] or () if pod["node"] in other]
+    # A template's name has the number only, and its content follows the unit.
+    held += [pod for pod in cluster["claiming_pods"] or () if sliced and pod["node"] in ("", *other)]
+    pods = [f"{pod['namespace']}/{pod['name']}" for pod in held]
+    where = "there" if all(pod["node"] for pod in held) else "there, or waiting,"
     if other and pods:
         yield Finding(
             "unit-change",
             PROBLEM,
             f"{{unit}} isn't the present unit of node{'s' if len(other) > 1 else ''} {{nodes}}, and {{count}} "
-            f"pod{'s' if len(pods) > 1 else ''} there ({{pods}}) would hold another amount than they asked for",
+            f"pod{'s' if len(pods) > 1 else ''} {where} ({{pods}}) would hold another amount than they asked for",
             "delete them first",
             variable="gpushare_memory_unit",
             fields={

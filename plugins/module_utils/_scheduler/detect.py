@@ -13,6 +13,8 @@ from .._allocation import cluster
 from .._allocation import node_backends as backends
 from .._allocation.node_backends import CLAIMS_SINCE, OPENSHIFT_LABEL, release
 from .._contracts import claim_templates
+from .._contracts import claims as dra
+from .._contracts.gpushare import ContractError
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._kube import helm
@@ -420,8 +422,19 @@ def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:
         if error.status != 403:
             raise
         return None
-    specs = [one["spec"] for one in found]
-    return [{"driver": str(spec["driver"]), "node": str(spec.get("nodeName") or "")} for spec in specs]
+    return [
+        {"driver": str(one["spec"]["driver"]), "node": str(one["spec"].get("nodeName") or ""), "unit": _unit(one)}
+        for one in found
+    ]
+
+
+def _unit(raw: JsonObject) -> str | None:
+    """Return the unit of a slice's cards; None where it has none of this collection's."""
+    try:
+        units = {device.unit for device in dra.slice_of(raw).devices}
+    except ContractError:
+        return None
+    return units.pop() if len(units) == 1 else None
 
 
 def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], version: str) -> DetectedScheduler:

@@ -126,6 +126,31 @@ def test_pods_of_one_claim_share_its_memory():
     assert "shares claim work-1-gpu-mem-x1 with pod work-1" in entry["cards"][0]["pods"][1]["problem"]
 
 
+def test_a_pod_with_the_class_as_an_extended_resource_holds_its_card():
+    """kube-scheduler makes the claim (DRAExtendedResource, on from 1.36), and the pod's status alone names it."""
+    made = claim(1, Shape((16,)), CARDS[:1])
+    made["spec"]["devices"]["requests"][0]["name"] = "container-0-request-0"
+    made["status"]["allocation"]["devices"]["results"][0]["request"] = "container-0-request-0"
+    whole = turned(1, Shape((16,)))
+    del whole["spec"]["resourceClaims"], whole["status"]["resourceClaimStatuses"]
+    whole["spec"]["containers"][0]["resources"] = {
+        "limits": {"deviceclass.resource.kubernetes.io/gpu.kubegpu.share": "1"}
+    }
+    mapping = {
+        "containerName": "main-0",
+        "resourceName": "deviceclass.resource.kubernetes.io/gpu.kubegpu.share",
+        "requestName": "container-0-request-0",
+    }
+    whole["status"]["extendedResourceClaimStatus"] = {
+        "resourceClaimName": made["metadata"]["name"],
+        "requestMappings": [mapping],
+    }
+    (entry,) = by_claims([whole], [made])["nodes"]
+    assert on_cards(entry) == [[("work-1", 16)], []]
+    [held] = entry["cards"][0]["pods"]
+    assert (held["problem"], held["containers"]) == ("", [{"name": "main-0", "units": 16}])
+
+
 def test_a_claim_that_no_pod_uses_holds_its_memory():
     (entry,) = by_claims([], [claim(1, FOUR, CARDS[:1])])["nodes"]
     (row,) = entry["cards"][0]["pods"]

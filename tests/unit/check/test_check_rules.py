@@ -27,7 +27,7 @@ from check_mutations import (
     resource,
     the_pod,
 )
-from check_worlds import GPU, MEM, NODE, container, host_process, our_pod, pod, pod_uid, process, uuid
+from check_worlds import GPU, MEM, NODE, claims_enforced, container, host_process, our_pod, pod, pod_uid, process, uuid
 
 
 def clean(world: JsonObject, **options: Any) -> None:
@@ -116,6 +116,23 @@ def test_a_pod_with_a_resource_claim_is_unknown() -> None:
     world["pods"].append(pod(60, [container("main")], resourceClaims=[{"name": "gpu"}]))
     card(world)["processes"].append(process(60, 6, 10))
     only(world, "UNKNOWN", "C2", "resource_claim")
+
+
+def test_a_pod_with_the_class_as_an_extended_resource_is_one_with_a_claim() -> None:
+    """Its status alone names the claim, which kube-scheduler has made."""
+    world = claims_enforced()
+    one = the_pod(world)
+    [made] = one["status"].pop("resourceClaimStatuses")
+    del one["spec"]["resourceClaims"]
+    world["templates"].remove("default/gpu-mem-4")
+    name = "deviceclass.resource.kubernetes.io/gpu.kubegpu.share"
+    one["spec"]["containers"][0]["resources"] = {"limits": {name: "1"}}
+    mapping = {"containerName": "main-0", "resourceName": name, "requestName": "gpu-0"}
+    one["status"]["extendedResourceClaimStatus"] = {
+        "resourceClaimName": made["resourceClaimName"],
+        "requestMappings": [mapping],
+    }
+    clean(world)
 
 
 def test_an_ended_process_is_ignored() -> None:

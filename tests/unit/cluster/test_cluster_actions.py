@@ -14,7 +14,15 @@ from gpu_nodes import gpu_node
 from runtime_kit import containerd_state
 from test_images import archive
 
-CLUSTER = {"version": "v1.36.3", "nodes": [], "sharing_pods": None, "slices": None, "plugins": [], "operators": []}
+CLUSTER = {
+    "version": "v1.36.3",
+    "nodes": [],
+    "sharing_pods": None,
+    "claiming_pods": None,
+    "slices": None,
+    "plugins": [],
+    "operators": [],
+}
 GPU_NODE = gpu_node(
     driver__cards=[],
     driver__module_version=None,

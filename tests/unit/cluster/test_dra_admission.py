@@ -9,6 +9,7 @@ import json
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from gpushare.templates.objects import template_of
 from gpushare_objects import rendered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -278,6 +279,16 @@ def test_the_copy_of_a_turned_pod_stays_as_it_is(server):
     assert essence(created(server, {"metadata": {"name": "p"}, "spec": turned_once})) == essence(turned_once)
 
 
+def test_a_bare_pod_cannot_be_applied_a_second_time(server):
+    """docs/claims.md says so: what apply wants back is immutable. A Deployment's template isn't turned."""
+    space = server.namespace()
+    wanted = {"apiVersion": "v1", "kind": "Pod", **pod(container("c", 4)), "metadata": {"name": "bare"}}
+    path = f"/api/v1/namespaces/{space}/pods/bare?fieldManager=kubectl"
+    for code in (201, 422):
+        status, text = server.ask("PATCH", path, wanted, content="application/apply-patch+yaml")
+        assert (status, "pod updates may not change fields" in text) == (code, code == 422), text
+
+
 def test_ephemeral_containers_have_no_resources(server):
     asking = {**container("e", 4), "targetContainerName": "c"}
     server.request(
@@ -334,9 +345,10 @@ def _with_claims(answer):
 
 
 def test_a_quota_of_the_resource_limits_nothing(server):
-    """docs/claims.md says so; that the quota is in effect shows a resource that isn't turned."""
+    """docs/claims.md says so, and what does limit; that the quota is in effect shows a resource that isn't turned."""
     namespace = server.namespace()
-    hard = {f"requests.{MEMORY}": "1", "requests.example.org/other": "1"}
+    by_class = f"{templates.DRIVER}.deviceclass.resource.k8s.io/devices"
+    hard = {f"requests.{MEMORY}": "1", "requests.example.org/other": "1", by_class: "3"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace}}
     server.apply({**quota, "spec": {"hard": hard}})
     status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
@@ -346,6 +358,16 @@ def test_a_quota_of_the_resource_limits_nothing(server):
     other = pod({"name": "c", "image": "i", "resources": {"limits": {"example.org/other": "2"}}})
     until(lambda: "exceeded quota" in server.ask("POST", there, other)[1])
     assert server.ask("POST", there, pod(container("c", 4)))[0] == 201
+    # What the claims of a namespace may have in number: a share of each card for each container.
+    claims = f"/apis/{templates.API_VERSION}/namespaces/{namespace}/resourceclaims"
+    for name, shape, code in (
+        ("one", templates.Shape((4,)), 201),
+        ("three", templates.Shape((4, 2, 1)), 403),
+        ("two", templates.Shape((8,), 2), 201),
+    ):
+        template = template_of(namespace, templates.name_of(shape), "GiB")
+        answer = server.ask("POST", claims, {"metadata": {"name": name}, "spec": template["spec"]["spec"]})
+        assert answer[0] == code and (code == 201 or f"exceeded quota: q, requested: {by_class}=3" in answer[1])
 
 
 # --------------------------------------------------------------------------- any pod

@@ -294,7 +294,7 @@ def test_a_node_that_was_given_to_a_back_end_is_of_its_kind_whatever_others_left
     one["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]", "kubegpu.share/cards": "[]"}
     assert kinds([one]) == [(*kind, ["a"])]
     state = {"nodes": [{"name": "a", "labels": labels, "annotations": {}, "allocatable": {}}]}
-    state |= {"slices": [], "sharing_pods": []}
+    state |= {"slices": [], "sharing_pods": [], "claiming_pods": []}
     assert {ALLOCATORS[name].backend for name in observed(state)["a"]} == {backend}
 
 

@@ -12,6 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_bac
     resolve,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
@@ -20,6 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
+from dra_objects import slices_of, turned
 from fake_kube import FakeKube
 from role_templates import value, variables_of
 from test_preflight import R615, cards, facts, gpu_pod, node
@@ -431,10 +433,11 @@ def test_parts_of_hami_and_nvidia_are_known_by_their_namespaces():
 
 
 @pytest.mark.parametrize("allocation", ["extender", "dra"])
-def test_nvidias_driver_gives_away_the_same_cards(allocation):
-    others = (announced("gpu.nvidia.com", "gpu1"), announced("nic.example.org", "gpu1"))
-    text = found({"gpu1": allocation}, *others)["foreign-plugin"]
-    assert text.startswith("node gpu1 has ResourceSlices of gpu.nvidia.com: NVIDIA's DRA driver gives away")
+def test_another_driver_gives_away_the_same_cards(allocation):
+    for driver, title in (("gpu.nvidia.com", "NVIDIA's"), ("hami-core-gpu.project-hami.io", "HAMi's")):
+        others = (announced(driver, "gpu1"), announced("nic.example.org", "gpu1"))
+        text = found({"gpu1": allocation}, *others)["foreign-plugin"]
+        assert text.startswith(f"node gpu1 has ResourceSlices of {driver}: {title} DRA driver gives away")
     assert "foreign-plugin" not in found({"gpu1": allocation}, announced("gpu.nvidia.com", "gpu2"))
 
 
@@ -526,13 +529,33 @@ def test_the_gpu_operators_plugin_is_configured_and_nobody_elses():
         assert ("foreign-plugin" in {one.id for one in examine_all(options, cluster, [host])}) is problem
 
 
+def test_another_unit_waits_for_the_pods_with_claims():
+    """A template's name has the number only: a pod that waits would get 4 MiB where it asked for 4 GiB."""
+    sizes = [contract.Card(number, f"GPU-{number}", number, 16384, 16) for number in range(2)]
+    offered = [{**one, "apiVersion": "resource.k8s.io/v1"} for one in slices_of("gpu1", sizes)]
+
+    def text(unit, *pods):
+        kube = FakeKube(node("gpu1", labels={"gpushare": "dra"}), node("gpu2"), *offered, *pods)
+        cluster = collect(kube, {"memory_unit": unit, "scheduler": None})
+        options = Options(memory_unit=unit, claims=Claims(backends=as_it_is(cluster)))
+        return {one.id: one.text for one in examine_all(options, cluster, [])}.get("unit-change", "")
+
+    kind = {"apiVersion": "v1", "kind": "Pod"}
+    runs, waits = (kind | turned(number, Shape((4,)), on) for number, on in ((1, "gpu1"), (2, "")))
+    assert text("GiB", runs, waits) == "" == text("MiB") == text("MiB", kind | turned(3, Shape((4,)), "gpu2"))
+    assert "MiB isn't the present unit of node gpu1, and 1 pod there (default/work-1) would hold" in text("MiB", runs)
+    assert "and 2 pods there, or waiting, (default/work-1, default/work-2)" in text("MiB", runs, waits)
+
+
 def test_slices_are_read_in_one_request_where_they_may_be():
     kube = FakeKube(node("gpu1"), announced(OURS, "gpu1"))
     kube.version_answer = {"gitVersion": "v1.35.0"}
     assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] is None
     kube.version_answer = {"gitVersion": "v1.36.0"}
     assert collect(kube, {"memory_unit": None, "scheduler": None})["slices"] is None
-    assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] == [{"driver": OURS, "node": "gpu1"}]
+    assert collect(kube, {"memory_unit": "GiB", "scheduler": None})["slices"] == [
+        {"driver": OURS, "node": "gpu1", "unit": None}
+    ]
     read_them = kube.list_all
 
     def refused(api_version, kind, *rest, **more):

@@ -14,10 +14,10 @@ from gpushare_objects import rendered
 from role_templates import one
 
 
-@pytest.fixture
-def deployed() -> tuple[t.Any, t.Any]:
-    """The pod's specification, and all objects of the role."""
-    objects = rendered("dra")
+@pytest.fixture(params=["/var/lib/kubelet", "/data/kubelet"])
+def deployed(request: pytest.FixtureRequest) -> tuple[t.Any, t.Any]:
+    """The pod's specification, and all objects of the role, with kubelet's own folder and another one."""
+    objects = rendered("dra", gpushare_kubelet_root=request.param)
     return one(objects, "DaemonSet", command.COMPONENT)["spec"]["template"]["spec"], objects
 
 
@@ -29,6 +29,7 @@ def test_the_options_and_folders(deployed: tuple[t.Any, t.Any], monkeypatch: pyt
     options = command.parse(container["command"][1:])
     mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
     kubelet = Path(options.kubelet_dir)
+    assert all(path.startswith(f"{kubelet}/") for path in mounts if "kubelet" in path)
     written = [kubelet / "plugins" / DRIVER, kubelet / "plugins_registry", Path(options.claim_cdi_folder)]
     assert [mounts.get(str(folder)) for folder in written] == [False] * 3
     assert str(kubelet / "pod-resources") in mounts and options.cgroup_root in mounts

@@ -328,7 +328,10 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
 
 
-def test_a_card_has_another_uuid_after_a_reboot(make: t.Callable[..., DriverNode]) -> None:
+def test_a_card_has_another_uuid_after_a_reboot(
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "ROOM_SECONDS", 0)
     node = make(seen(0), seen(1), seen(2))
     node.nvml.found = [seen(0), seen(1)]
     node.up()
@@ -435,6 +438,9 @@ def test_required_limits(make: t.Callable[..., DriverNode]) -> None:
         node.kubelet.prepare(claim)
     pod = node.cgroups.pod(1)
     assert node.kubelet.prepare(claim) and node.limits.mib_of(pod) == {FIRST: 4096, SECOND: 1}
+    # A claim is reserved for two pods, of which kubelet starts one.
+    shared, pod = node.claim(2, (0, "2Gi"), pods=(2, 3)), node.cgroups.pod(2)
+    assert node.kubelet.prepare(shared) and node.limits.mib_of(pod) == {FIRST: 1024, SECOND: 1}
 
 
 def test_limits_turned_off(make: t.Callable[..., DriverNode]) -> None:

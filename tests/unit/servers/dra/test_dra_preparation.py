@@ -347,6 +347,25 @@ def test_a_call_waits_for_the_memory_of_a_pod_that_is_ending(node: Node) -> None
     assert isinstance(answers.pop()[uid(2)], tuple) and node.refused == ["CallEnded"]
 
 
+@pytest.mark.parametrize("what", ["cards", "api"])
+def test_a_call_waits_for_the_cards_and_for_the_api(node: Node, what: str) -> None:
+    """After a reboot kubelet may ask before NVML has answered."""
+    node.kube.put(make_claim(1, gib(4)))
+    tries = list[int]()
+
+    def cards() -> tuple[contract.Card, ...]:
+        tries.append(1)
+        if what == "cards" and len(tries) < 2:
+            raise ClaimRefused(Code.NOT_READY, "the cards haven't been read yet")
+        return CARDS
+
+    def before() -> None:
+        node.kube.error = KubeError(0, "Unreachable", "no route") if what == "api" and not node.kube.reads else None
+
+    node.driver.cards, node.kube.before = cards, before
+    assert isinstance(node.driver.prepare([ref(1)], lambda: True)[uid(1)], tuple) and node.refused == []
+
+
 def test_calls_that_wait_leave_threads_for_the_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert preparation.WAITING_CALLS < plugin_sockets.THREADS
     monkeypatch.setattr(preparation, "WAITING_CALLS", 0)

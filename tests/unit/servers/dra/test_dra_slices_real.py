@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 import typing as t
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from dra_cluster import Cluster
 from dra_kit import until
 from gpushare.api.client import KubeApi, KubeError, connect
+from gpushare.dra import publisher as publisher_module
 from gpushare.dra import slices
 from gpushare.dra.owner import Owner, node_of_token
 from gpushare.dra.publisher import Publisher
@@ -128,6 +130,24 @@ def test_slices_are_restored_and_changed_as_a_pool(cluster: Cluster, kube: KubeA
         foreign = {**changed, "metadata": {"name": f"{cluster.node}-foreign"}}
         cluster.server.request("POST", path, {**foreign, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"})
         until(lambda: (publisher.step(0.1), [len(one["spec"]["devices"]) for one in cluster.slices()] == [64, 6])[1])
+
+
+def test_slices_that_somebody_deletes_at_once_are_no_storm(
+    cluster: Cluster, kube: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the garbage collector does after the Node was deleted and joined again, while the token names the old one."""
+    monkeypatch.setattr(publisher_module, "WRITES_AT_ONCE", 4)
+    devices = slices.devices(cards(2), "GiB", FACTS)
+    with publishing(cluster, kube) as publisher:
+        publisher.publish(devices)
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            publisher.step(0.02)
+            cluster.wipe()
+        assert 4 <= publisher.written <= 9
+        # Nobody deletes them any more.
+        settled(publisher, devices)
+        assert len(cluster.slices()) == 1
 
 
 def test_the_owner_is_in_the_token_and_no_right_to_nodes_is_needed(

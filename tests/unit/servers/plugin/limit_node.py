@@ -38,7 +38,8 @@ PODS = ROOT / f"kubepods-test{os.getpid()}.slice"
 
 
 def identifier(number: int) -> str:
-    return f"{number:064x}"
+    # The plugin finds a container by its ID alone, whichever run has made it.
+    return f"{os.getpid():032x}{number:032x}"
 
 
 class Container:

@@ -33,7 +33,8 @@ class Container:
 
     def __init__(self, process: Process, driver: Path, number: int) -> None:
         self._process, self._driver = process, driver
-        self.id = identifier(number)
+        # The plugin finds a container by its ID alone, whichever run has made it.
+        self.id = identifier(os.getpid() << 32 | number)
         self.folder = f"{PODS}/cri-containerd-{self.id}.scope"
         self.programs: list[subprocess.Popen[str]] = []
 

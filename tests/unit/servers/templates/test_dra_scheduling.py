@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims import DRIVER, PodClaim, pod_claims
 from dra_world import NAMESPACE, account, allocated, dra_server, node, pod, scheduling
 from gpushare.api.client import connect
 from gpushare.templates.command import Templates
@@ -107,6 +108,26 @@ def test_several_cards_are_different_ones(server: ApiServer, place: Any) -> None
     place(b=[""])
     beyond = run(server, space, pod("q", 4, annotations={"kubegpu.share/card-count": "4"}))
     assert "cannot allocate all claims" in unschedulable(server, space, beyond)
+
+
+def test_the_class_as_an_extended_resource_is_a_whole_card(server: ApiServer, place: Any) -> None:
+    space = place(a=["", ""])
+    got(server, space, run(server, space, pod("before", 4)))
+    limits = {f"deviceclass.resource.kubernetes.io/{DRIVER}": "1"}
+    container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+    wanted = {"metadata": {"name": "whole"}, "spec": {"containers": [container]}}
+    name = run(server, space, wanted)
+
+    def claimed() -> list[PodClaim]:
+        return list(pod_claims(server.request("GET", f"/api/v1/namespaces/{space}/pods/{name}")))
+
+    [use] = until(claimed, 30)
+    [(container_name, request)] = use.containers
+    claim = server.request("GET", f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims/{use.claim}")
+    [result] = claim["status"]["allocation"]["devices"]["results"]
+    # Of the first card somebody has a part.
+    assert (container_name, result["request"], result["device"]) == ("c", request, "gpu-a-1")
+    assert result["consumedCapacity"] == {"memory": "16Gi"}
 
 
 def test_the_order_of_a_slices_devices_decides(server: ApiServer, place: Any) -> None:

@@ -35,6 +35,8 @@ FORGOTTEN_SECONDS = 60.0
 ROOM_SECONDS = 10.0
 # Calls that wait for room at a time, so that threads are left for the calls that make it.
 WAITING_CALLS = 8
+# What may be over within seconds: a pod has ended, the cards are read after a reboot, the API server has restarted.
+PASSING = frozenset((Code.CARD_FULL, Code.NOT_READY, Code.API_ERROR))
 
 
 class Preparation:
@@ -146,7 +148,7 @@ class Preparation:
     def prepare(
         self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] | None = None
     ) -> dict[str, tuple[Device, ...] | str]:
-        """Prepare claims; a call of kubelet's waits up to ``ROOM_SECONDS`` for the memory of pods that are ending.
+        """Prepare claims; a call of kubelet's waits up to ``ROOM_SECONDS`` for what passes by itself (``PASSING``).
 
         :param is_wanted: whether kubelet still waits for the answer; None if this is no call of kubelet's.
         :returns: the devices, or the error, by UID.
@@ -184,11 +186,11 @@ class Preparation:
             try:
                 return self._prepare(ref, is_wanted)
             except ClaimRefused as refused:
-                if refused.code != Code.CARD_FULL or not self._await_unprepared(until):
+                if refused.code not in PASSING or not self._await_unprepared(until):
                     raise
 
     def _await_unprepared(self, until: float) -> bool:
-        """Wait until a claim is unprepared, a second at most; return False if there is no time or no thread for it."""
+        """Wait until a claim is unprepared, or a second; return False if there is no time or no thread for it."""
         with self._unprepared:
             left = until - time.monotonic()
             if left <= 0 or self._waiting >= WAITING_CALLS:

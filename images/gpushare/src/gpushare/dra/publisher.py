@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import typing as t
 from urllib.parse import quote
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.mirror import Mirror
+from gpushare.api.rate import Bucket
 from gpushare.dra import slices
 from gpushare.dra.claims import DRIVER
 from gpushare.shared._core.types import JsonObject
@@ -25,6 +27,10 @@ log = logging.getLogger("gpushare.dra.slices")
 REACH_SECONDS = 5.0
 # After a request that failed.
 RETRY_SECONDS = 2.0
+# Somebody may delete the slices as soon as they are there: the garbage collector does, while the token still names the
+# Node object that a new one has replaced.
+WRITES_PER_SECOND, WRITES_AT_ONCE = 1.0, 20
+PAUSE_SECONDS = 0.2
 
 
 class Publisher:
@@ -49,6 +55,8 @@ class Publisher:
         # The version of the last write.
         self._version = 0
         self._done = False
+        self._is_held = False
+        self._bucket = Bucket(WRITES_PER_SECOND, WRITES_AT_ONCE, time.monotonic())
         self.written = 0
         self.error: str | None = None
         query = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
@@ -96,7 +104,12 @@ class Publisher:
             self.wake()
             return
         try:
-            self._write(slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation))
+            plan = slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation)
+            if not plan.empty and not self._bucket.take(time.monotonic()):
+                self._hold()
+                return
+            self._is_held = False
+            self._write(plan)
         except KubeError as error:
             text = f"the node's ResourceSlices can't be written: {error}"
             if text != self.error:
@@ -107,6 +120,18 @@ class Publisher:
                 self.mirror.relist()
         else:
             self.error, self._done = None, True
+
+    def _hold(self) -> None:
+        """Leave a write to a later pass."""
+        if not self._is_held:
+            log.warning(
+                "the node's ResourceSlices had to be written %d times in a short time: they are written once a second "
+                "now; if neither cards nor claims change, somebody deletes them as soon as they are there",
+                WRITES_AT_ONCE,
+            )
+        self._is_held = True
+        self.wake()
+        time.sleep(PAUSE_SECONDS)
 
     def _write(self, plan: slices.Plan) -> None:
         if plan.empty:

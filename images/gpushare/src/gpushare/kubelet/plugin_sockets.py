@@ -81,7 +81,10 @@ class PluginSockets:
     @property
     def reason(self) -> str | None:
         """Return why kubelet doesn't have the plugin; None if it does."""
-        return None if self._registered and not self._error else self._error or "not registered with kubelet yet"
+        if self._registered and not self._error:
+            return None
+        folder = self._registry_socket.parent
+        return self._error or f"not registered with kubelet yet, which looks for plugins in {folder} if that is its own"
 
     def step(self) -> None:
         """Serve, and serve again if a socket is gone."""
