@@ -26,6 +26,8 @@ options:
     required: true
   state:
     description:
+      - V(complete), of V(hami) and V(nvidia), creates the objects of O(release) that somebody deleted, by what helm has recorded. helm compares its records
+        only. Objects that exist are left as they are, and so are those of kinds that Kubernetes itself doesn't have.
       - V(ready), of V(hami), changes nothing. It waits until the pods of the release are ready, the webhook changes a new pod in
         O(proof_namespace), and HAMi's scheduler knows the cards of O(nodes).
       - V(off_nodes) removes from O(nodes) what the device plugin of the back end announced and wrote, annotations and resources. Of V(hami) it takes
@@ -34,7 +36,7 @@ options:
       - V(absent), of V(hami), removes everything that its release left in the cluster, whatever helm believes, and the annotations that its
         scheduler wrote on all nodes. It refuses while a node has the device plugin.
     type: str
-    choices: [ready, off_nodes, absent]
+    choices: [complete, ready, off_nodes, absent]
     required: true
   nodes:
     description: Names of the nodes.
@@ -47,11 +49,11 @@ options:
     elements: str
     default: []
   release:
-    description: Of V(hami), the release of its chart.
+    description: The release of the back end's chart.
     type: str
     default: hami
   namespace:
-    description: Of V(hami), the release's namespace.
+    description: The release's namespace.
     type: str
     default: hami-system
   scheduler_name:

@@ -23,7 +23,7 @@ extends_documentation_fragment:
   - kubegpu.share.attributes.observed
 options:
   state:
-    description: With V(absent) the driver is removed with its own uninstaller.
+    description: With V(absent) the driver that this module has installed is removed with its own uninstaller. One that somebody else installed stays.
     type: str
     choices: [present, absent]
     default: present

@@ -298,6 +298,14 @@ gpu_node:
         persistence:
           description: Whether all cards have persistence mode on; null where it is unknown.
           type: bool
+        persistence_daemon:
+          description: >-
+            Whether nvidia-persistenced C(enables) persistence mode, by the arguments of its process, or null where it doesn't run; whether its unit is
+            C(masked); and the C(files) that role driver wrote for it.
+          type: dict
+        runfile:
+          description: C(version) of the driver that role driver installs from its .run file, and whether that is C(finished); null where it has installed none.
+          type: dict
         fabric:
           description: C(version) of the fabric manager, or empty, and whether it is C(needed) because there are NVSwitches.
           type: dict

@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_objects": (15, 103),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
-    "control_plane_info": (62, 268),
+    "control_plane_info": (63, 272),
     "driver_runfile": (11, 30),
     # With the cases of every back end; it runs once, on the controller.
     "gpu_acceptance": (44, 320),
@@ -39,18 +39,18 @@ LIMITS: dict[str, tuple[int, int]] = {
     "image_build": (9, 35),
     "image_import": (16, 75),
     "kernel_driver": (15, 50),
-    "kube_scheduler": (25, 160),
+    "kube_scheduler": (25, 162),
     "kubeadm_config": (9, 35),
     "kubelet_devices_info": (14, 62),
     "machine_config": (12, 65),
     "node_baseline": (60, 230),
     "node_switch": (24, 160),
-    "nouveau": (20, 65),
+    "nouveau": (20, 70),
     "nvml_info": (18, 85),
     "openshift_scheduler": (19, 140),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (10, 50),
-    "toolkit_config": (19, 74),
+    "toolkit_config": (21, 80),
 }
 # For a module that has no entry yet.
 DEFAULT = (15, 75)

@@ -14,10 +14,11 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._hami import leftovers, ready
 from .._kube.client import Kube, auth_arguments
+from . import release
 
 # Its servers answer; its server has left the nodes, with all that it wrote; nothing of it is in the cluster.
-READY, OFF_NODES, ABSENT = "ready", "off_nodes", "absent"
-STATES = (READY, OFF_NODES, ABSENT)
+COMPLETE, READY, OFF_NODES, ABSENT = "complete", "ready", "off_nodes", "absent"
+STATES = (COMPLETE, READY, OFF_NODES, ABSENT)
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "backend": {"type": "str", "choices": [GPUSHARE, HAMI, NVIDIA], "required": True},
@@ -35,9 +36,11 @@ ARGUMENTS: JsonObject = {
 Work = t.Callable[[t.Any, JsonObject, bool], JsonObject]
 TABLE: t.Mapping[tuple[str, str], Work] = {
     (GPUSHARE, OFF_NODES): stale_status.remove_stale,
+    (HAMI, COMPLETE): release.ensure,
     (HAMI, READY): ready.ensure,
     (HAMI, OFF_NODES): leftovers.ensure,
     (HAMI, ABSENT): leftovers.ensure,
+    (NVIDIA, COMPLETE): release.ensure,
     (NVIDIA, OFF_NODES): device_resources.remove,
 }
 

@@ -12,7 +12,7 @@ from .._host.cached_reader import names, text
 from .._host.system import System
 from .._host.types import NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
-from . import provided
+from . import persistence, provided, runfile
 from .library import MODULE, PROC, library_version, loaded_version
 from .types import Fabric, InstalledDriver, ModuleFile
 
@@ -63,6 +63,7 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
     root = provider.root if provider else "/"
     for card in seen["cards"]:
         card["minor"] = minor(system, card["address"])
+    ours = runfile.record(system)
     modes = [card["persistence"] for card in seen["cards"]]
     return {
         "loaded": system.exists(MODULE),
@@ -72,6 +73,12 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
         **module_file(system, modules),
         **seen,
         "persistence": all(modes) if modes and None not in modes else None,
+        "persistence_daemon": {
+            "enables": persistence.enables(system),
+            "masked": persistence.masked(system),
+            "files": persistence.own_files(system),
+        },
+        "runfile": ours._asdict() if ours else None,
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
         "root": root,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from .._core import plan as core_plan
 from .._core.types import JsonObject
 from .._host.facts import distribution, kernel
+from .._host.file_transaction import replace_text
 from .._host.system import System
 from . import nouveau
 from .initramfs_rebuild import Image
@@ -51,7 +52,7 @@ class NouveauReconciler:
         if file.text is None:
             self._system.remove(file.path)
         else:
-            self._system.write(file.path, file.text)
+            replace_text(self._system, file.path, file.text)
 
     def _unload(self, step: nouveau.Unload) -> None:
         for name in step.consoles:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
 import re
 import typing as t
 
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._host.system import System
 
+# That this collection installs, or has installed, the driver: another one isn't removed.
+RECORD = "/var/lib/kubegpu-share/driver-runfile.json"
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "file": {"type": "str"},
@@ -46,6 +50,13 @@ DRIVER_PACKAGES = (
 )
 
 
+class Record(t.NamedTuple):
+    """What this collection installs; ``finished``: the installer has ended."""
+
+    version: str
+    finished: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The options of the module ``driver_runfile``."""
@@ -62,10 +73,23 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The version that a .run file installed ("" where none did), and the driver's packages."""
+    """The version that a .run file installed ("" where none did), the driver's packages, and the role's record."""
 
     version: str
     packages: tuple[str, ...]
+    record: Record | None = None
+
+
+def record(system: System) -> Record | None:
+    """Read the record; None where this collection has installed none. One that can't be parsed is an unfinished one."""
+    text = system.read(RECORD)
+    if text is None:
+        return None
+    try:
+        fields = json.loads(text)
+        return Record(str(fields["version"]), bool(fields["finished"]))
+    except (ValueError, KeyError, TypeError):
+        return Record("", False)
 
 
 def options(params: JsonObject) -> Options:
@@ -89,6 +113,7 @@ def observed(gpu_node: t.Mapping[str, t.Any]) -> State:
     return State(
         version if "runfile" in (driver.get("others") or ()) else "",
         tuple(driver_packages(gpu_node.get("packages") or ())),
+        Record(**driver["runfile"]) if driver.get("runfile") else None,
     )
 
 
@@ -98,7 +123,7 @@ def driver_packages(names: t.Iterable[str]) -> list[str]:
 
 
 def plan(options: Options, state: State) -> Plan:
-    """Return the plan: install, unless exactly this version is installed.
+    """Return the plan: install, unless exactly this version is installed; remove what this collection has installed.
 
     :raises BadInput: packages of the driver are installed, whose files the installer would overwrite.
     """
@@ -107,11 +132,14 @@ def plan(options: Options, state: State) -> Plan:
         raise BadInput(
             f"file: the driver's packages are installed ({names}), and a .run file would overwrite their files"
         )
-    after = options.version if options.present else ""
-    if state.version == after:
+    # The library is there before the kernel module is built: a killed installer left a part.
+    unfinished = state.record is not None and not state.record.finished
+    done = state.version == options.version and not unfinished if options.present else state.record is None
+    if done:
         return Plan()
-    before = f"version: {state.version}\n" if state.version else ""
-    after = f"version: {after}\nmodule: {options.flavour}\n" if after else ""
+    have = f"version: {state.version}\n" if state.version else ""
+    before = f"{have}installed in part\n" if unfinished else have
+    after = f"version: {options.version}\nmodule: {options.flavour}\n" if options.present else ""
     return Plan((Change("NVIDIA driver from a .run file", before, after),))
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
+
 from .._core.errors import BadInput, ShareError
 from .._core.plan import Plan, run
 from .._core.types import JsonObject
@@ -38,7 +41,8 @@ class RunfileReconciler:
         version = ""
         if self._system.exists(UNINSTALL):
             version = library_version(self._system) or "unknown"
-        return runfile.State(version, tuple(runfile.driver_packages(self._packages())))
+        packages = tuple(runfile.driver_packages(self._packages()))
+        return runfile.State(version, packages, runfile.record(self._system))
 
     def plan(self, state: runfile.State) -> Plan:
         return runfile.plan(self._options, state)
@@ -47,8 +51,29 @@ class RunfileReconciler:
         if self._options.present:
             self._check_file()
             argv = runfile.install_command(self._options, self._path)
-        else:
-            argv = [UNINSTALL, "--silent"]
+            self._record(finished=False)
+            self._execute(argv)
+            self._record(finished=True)
+            return
+        if state.version:
+            self._execute([UNINSTALL, "--silent"])
+        self._system.remove(runfile.RECORD)
+        # Fails while other records are in it.
+        self._system.run(["rmdir", posixpath.dirname(runfile.RECORD)])
+
+    def _record(self, finished: bool) -> None:
+        folder = posixpath.dirname(runfile.RECORD)
+        done = self._system.run(["mkdir", "-p", "-m", "0700", folder])
+        if done.rc != 0:
+            raise ShareError(f"{folder} can't be created: {done.err.strip()}")
+        text = json.dumps(runfile.Record(self._options.version, finished)._asdict())
+        self._system.write(runfile.RECORD, text, 0o600)
+
+    def _execute(self, argv: list[str]) -> None:
+        """Run the installer or the uninstaller, without a loaded module.
+
+        :raises ShareError: it failed.
+        """
         self._unload()
         done = self._system.run(argv, timeout=INSTALL_SECONDS)
         if done.rc != 0:

@@ -45,6 +45,14 @@ class ModuleFile(t.TypedDict):
     license: str
 
 
+class PersistenceDaemon(t.TypedDict):
+    """Whether it enables persistence mode (None where it doesn't run), and the files that role driver wrote for it."""
+
+    enables: bool | None
+    masked: bool
+    files: list[str]
+
+
 class Fabric(t.TypedDict):
     """The fabric manager's version, and whether the machine's cards need it."""
 
@@ -55,7 +63,8 @@ class Fabric(t.TypedDict):
 class InstalledDriver(SmiAnswer):
     """The driver without its fabric manager, with ``ModuleFile``'s fields.
 
-    ``others`` are all that installed one, a provider first; ``root`` is the root of its files.
+    ``others`` are all that installed one, a provider first; ``root`` is the root of its files; ``runfile`` is what
+    ``runfile.record`` returned.
     """
 
     file_version: str
@@ -66,6 +75,8 @@ class InstalledDriver(SmiAnswer):
     module_open: bool | None
     library_version: str
     persistence: bool | None
+    persistence_daemon: PersistenceDaemon
+    runfile: JsonObject | None
     others: list[str]
     root: str
 

@@ -68,5 +68,5 @@ def names(system: System, folder: str) -> list[str]:
     """Return the names in a folder; empty if it is unreadable."""
     try:
         return system.names(folder)
-    except OSError:
+    except ShareError:
         return []

@@ -89,7 +89,9 @@ class FileTransaction:
             if earlier is not None and digest(text) == earlier.replaced_by:
                 kept.append(dataclasses.replace(earlier, replaced_by=digest(change.after)))
             else:
-                mode, owner = self._permissions(change.path) if text is not None else (0o644, "")
+                check_text(change.path, text)
+                real = target(self._system, change.path)
+                mode, owner = _permissions(self._system, real) if text is not None else (0o644, "")
                 kept.append(Backup(change.path, text, mode, owner, digest(change.after)))
         for earlier in older.values():
             if digest(self._system.read(earlier.path)) == earlier.replaced_by:
@@ -124,26 +126,15 @@ class FileTransaction:
 
     def write_in_place(self, path: str, text: str) -> None:
         """Replace the text of a file, which keeps its permissions, without a backup."""
-        mode, owner = self._permissions(path) if self._system.exists(path) else (0o644, "")
-        self._set(path, text, Backup(path, None, mode, owner, ""))
+        replace_text(self._system, path, text, self._put)
 
     def _set(self, path: str, text: str | None, like: Backup) -> None:
         # A link is kept; the file that it points to is replaced.
         path = target(self._system, path)
         if text is None:
             self._system.remove(path)
-            return
-        self._put(path, text, like.mode)
-        if like.owner not in ("", "0:0"):
-            self._system.run(["chown", like.owner, path])
-
-    def _permissions(self, path: str) -> tuple[int, str]:
-        path = target(self._system, path)
-        done = self._system.run(["stat", "-c", "%a %u:%g", path])
-        mode, _blank, owner = done.out.strip().partition(" ")
-        if done.rc != 0 or not owner:
-            raise ShareError(f"the permissions of {path} can't be read: {done.err.strip()}")
-        return int(mode, 8), owner
+        else:
+            _put(self._system, path, text, (like.mode, like.owner), self._put)
 
     def _read(self) -> list[Backup]:
         text = self._system.read(self._record)
@@ -154,6 +145,45 @@ class FileTransaction:
         except (ValueError, TypeError):
             # The record was never complete, so no file was replaced.
             return []
+
+
+def replace_text(system: System, path: str, text: str, put: Put | None = None) -> None:
+    """Replace the text of a file that may be a user's: it keeps its permissions, and a link stays a link.
+
+    :param put: as in ``FileTransaction``.
+    :raises ShareError: it isn't UTF-8, or can't be written.
+    """
+    path = target(system, path)
+    have = system.read(path)
+    permissions = (0o644, "") if have is None else _permissions(system, path)
+    check_text(path, have)
+    _put(system, path, text, permissions, put or system.write)
+
+
+def check_text(path: str, text: str | None) -> None:
+    """Refuse a file that can't be restored byte by byte.
+
+    :param text: as ``System.read`` returned it, which replaces what isn't UTF-8.
+    :raises ShareError: it isn't UTF-8.
+    """
+    if "\ufffd" in (text or ""):
+        raise ShareError(f"{path} isn't UTF-8; it is left as it is")
+
+
+def _permissions(system: System, path: str) -> tuple[int, str]:
+    """Return mode and owner (``uid:gid``) of a file that is no link."""
+    done = system.run(["stat", "-c", "%a %u:%g", path])
+    mode, _blank, owner = done.out.strip().partition(" ")
+    if done.rc != 0 or not owner:
+        raise ShareError(f"the permissions of {path} can't be read: {done.err.strip()}")
+    return int(mode, 8), owner
+
+
+def _put(system: System, path: str, text: str, permissions: tuple[int, str], put: Put) -> None:
+    mode, owner = permissions
+    put(path, text, mode)
+    if owner not in ("", "0:0"):
+        system.run(["chown", owner, path])
 
 
 def check_unchanged(changes: t.Sequence[Replacement], read: t.Callable[[str], str | None]) -> None:

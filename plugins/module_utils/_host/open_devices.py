@@ -49,7 +49,7 @@ def _names(system: System, path: str) -> list[str]:
     # A process may end while it is read.
     try:
         return system.names(path)
-    except OSError:
+    except ShareError:
         return []
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import os
 import posixpath
 import pwd
+import stat
 import tempfile
 import typing as t
 
@@ -29,8 +30,8 @@ class Done:
     err: str
 
 
-# Linux follows as many symbolic links in a row.
-MAX_LINKS = 40
+# More names than any path has whose links Linux follows; a circle ends there.
+MAX_STEPS = 1000
 # Comes before the seconds of a command's time limit. Without pipelining Ansible gives a module a terminal, and the
 # kernel stops whoever sets its modes from timeout's own process group, as apt-get does. A new session has none.
 LIMITED = ("setsid", "--wait", "timeout", "--kill-after=5")
@@ -88,12 +89,20 @@ def naming_user() -> t.Iterator[None]:
 
 
 def target(system: System, path: str) -> str:
-    """Return the path after following its symbolic links, from the machine's root."""
-    for _step in range(MAX_LINKS):
-        link = system.link(path)
+    """Return the path after following its symbolic links, also those of its directories, from the machine's root."""
+    rest, done = [part for part in reversed(path.split("/")) if part], "/"
+    for _step in range(MAX_STEPS):
+        if not rest:
+            return done
+        part = rest.pop()
+        one = posixpath.normpath(posixpath.join(done, part))
+        link = None if part == ".." else system.link(one)
         if link is None:
-            break
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+            done = one
+            continue
+        rest += [part for part in reversed(link.split("/")) if part]
+        done = "/" if link.startswith("/") else done
+    # A circle: reading it fails.
     return path
 
 
@@ -128,6 +137,8 @@ class RealSystem:
             return sorted(os.listdir(self._real(path)))
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             return []
+        except OSError as error:
+            raise ShareError(f"{path} can't be listed: {error.strerror}") from error
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(self._real(path))
@@ -145,6 +156,7 @@ class RealSystem:
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         real = self._real(path)
         folder = os.path.dirname(real)
+        self._refuse_device(path, real)
         try:
             os.makedirs(folder, mode=0o755, exist_ok=True)
             # The leading dot keeps kubelet, containerd's *.toml import and run-parts from reading a half-written file.
@@ -159,16 +171,31 @@ class RealSystem:
             except BaseException:
                 os.unlink(temporary)
                 raise
+            _sync(folder)
         except OSError as error:
             raise ShareError(f"{path} can't be written: {error.strerror}") from error
 
     def remove(self, path: str) -> None:
+        self._refuse_device(path, self._real(path))
         try:
             os.unlink(self._real(path))
         except FileNotFoundError:
             pass
         except OSError as error:
             raise ShareError(f"{path} can't be removed: {error.strerror}") from error
+
+    def _refuse_device(self, path: str, real: str) -> None:
+        """Refuse to replace what is no file: a configuration may be a link to /dev/null.
+
+        :raises ShareError: it is a device, a socket or a pipe.
+        """
+        try:
+            mode = os.lstat(real).st_mode
+        except OSError:
+            # The write itself reports it.
+            return
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+            raise ShareError(f"{path} is no file but a device, a socket or a pipe, and is left as it is")
 
     def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
         if self._run_command is None:
@@ -182,3 +209,14 @@ class RealSystem:
         if rc in (124, 137):
             return Done(124, out, f"{argv[0]} didn't finish within {timeout:g} s")
         return Done(rc, out, err)
+
+
+def _sync(folder: str) -> None:
+    """Write a folder to the disk: after a power failure the new name is there before anything that is written later."""
+    # Not every file system can; the file itself is complete.
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

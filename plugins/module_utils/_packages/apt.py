@@ -115,6 +115,8 @@ class AptPlanner(Planner):
         for name in (package.name for package in self.spec.packages):
             have = self.packages.get(name)
             if have is None:
+                if name in self._apt["unfinished"] and not self.spec.kept(name):
+                    yield Change(f"package {name}", "installed in part\n", "", RemovePackage(name, False))
                 continue
             before = described(have["version"], have["held"])
             if not self.spec.kept(name):

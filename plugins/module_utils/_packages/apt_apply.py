@@ -46,7 +46,11 @@ class AptApplier(Applier[AptPlanner]):
         return AptPlanner(self.spec, facts["apt"], facts["packages"])
 
     def finish_interrupted(self, planner: AptPlanner) -> None:
-        self.commands.must([*QUIET, "dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], LONG)
+        argv = [*QUIET, "dpkg", "--force-confdef", "--force-confold", "--configure", "-a"]
+        done = self.commands.run(argv, LONG)
+        # A package that can't be configured, as with a kernel module that can't be built, can be removed nevertheless.
+        if self.spec.present:
+            self.commands.check(argv, done)
 
     def make_present(self, planner: AptPlanner, plan: Plan, keys: t.Mapping[str, str]) -> None:
         self.remove_files(planner, plan)

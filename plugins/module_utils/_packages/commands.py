@@ -17,7 +17,8 @@ LOCKED = re.compile(
     r"|System management is locked|transaction lock|lock is held by|Failed to obtain (?:the )?.*lock",
     re.IGNORECASE,
 )
-LOCK_TRIES, LOCK_PAUSE = 60, 5.0
+# apt itself waits for one of its locks; the time of its tries counts, too.
+LOCK_SECONDS, LOCK_PAUSE = 300.0, 5.0
 LONG, SHORT = 3600.0, 600.0
 # needrestart must not restart services of a node that runs GPU pods, nor reload systemd.
 QUIET = ("env", "NEEDRESTART_SUSPEND=1", "NEEDRESTART_MODE=l")
@@ -35,24 +36,34 @@ class Commands:
     """Runs the commands of one package manager.
 
     :param reason: returns the tool's own reason of a failure, in one line.
+    :param sleep: injected by tests, as ``now`` is.
     """
 
-    def __init__(self, system: System, reason: t.Callable[[Done], str], sleep: Sleep = time.sleep) -> None:
+    def __init__(
+        self,
+        system: System,
+        reason: t.Callable[[Done], str],
+        sleep: Sleep = time.sleep,
+        now: t.Callable[[], float] = time.monotonic,
+    ) -> None:
         self.system = system
         self._reason = reason
         self._sleep = sleep
+        self._now = now
 
     def run(self, argv: t.Sequence[str], timeout: float = SHORT) -> Done:
         """Run a command, and again while another package manager holds the lock.
 
         :param timeout: seconds that one try may take.
         """
-        for _try in range(LOCK_TRIES):
+        waited = 0.0
+        while True:
+            began = self._now()
             done = self.system.run(argv, timeout=timeout)
-            if done.rc == 0 or not LOCKED.search(done.err + done.out):
-                break
+            waited += self._now() - began + LOCK_PAUSE
+            if done.rc == 0 or waited > LOCK_SECONDS or not LOCKED.search(done.err + done.out):
+                return done
             self._sleep(LOCK_PAUSE)
-        return done
 
     def must(self, argv: t.Sequence[str], timeout: float = SHORT, fine: t.Container[int] = (0,)) -> Done:
         """Run a command that has to succeed.

@@ -9,6 +9,7 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._core.plan import Plan
+from .._host.file_transaction import replace_text
 from .._host.system import Done
 from . import rpm_files
 from .apply import Applier, Before
@@ -94,7 +95,7 @@ class RpmApplier(Applier[RpmPlanner]):
                 if step.before:
                     manager.enable_stream(f"{step.stream.module}:{step.before}")
             if locked is not None and locked != self.system.read(planner.lock_path):
-                self.system.write(planner.lock_path, locked)
+                replace_text(self.system, planner.lock_path, locked)
             raise
 
     def _items(self, planner: RpmPlanner, steps: t.Sequence[SetPackage]) -> list[Item]:
@@ -118,7 +119,7 @@ class RpmApplier(Applier[RpmPlanner]):
         text = self.system.read(planner.lock_path) or ""
         new = planner.manager.locks.render(text, self.spec.manages, locks)
         if new != text:
-            self.system.write(planner.lock_path, new)
+            replace_text(self.system, planner.lock_path, new)
 
     def make_absent(self, planner: RpmPlanner, plan: Plan) -> None:
         manager, path = self._manager(planner), planner.lock_path
@@ -138,7 +139,7 @@ class RpmApplier(Applier[RpmPlanner]):
         except ShareError:
             manager.mark(adopted, automatic=False)
             if locked:
-                self.system.write(path, locked)
+                replace_text(self.system, path, locked)
             raise
         if specs:
             left = self.observe()["packages"]
@@ -162,7 +163,7 @@ class RpmApplier(Applier[RpmPlanner]):
             return
         # A plugin needs its file, even an empty one.
         if planner.manager.lock_plugin or left.strip() not in ("", TomlLocks.HEAD.strip()):
-            self.system.write(planner.lock_path, left)
+            replace_text(self.system, planner.lock_path, left)
         else:
             self.system.remove(planner.lock_path)
 

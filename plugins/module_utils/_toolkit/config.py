@@ -38,6 +38,8 @@ CLI = "nvidia-container-cli"
 OWN_ROOT = "/"
 # The root and the original line follow.
 ROOT_MARKER = "# kubegpu.share: the driver isn't the machine's own. Its root:"
+# The first line until the specification is regenerated, so that a killed run is continued.
+ROOT_PENDING = "# kubegpu.share: the CDI specification isn't regenerated with this driver's root yet.\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,13 +199,14 @@ def _root_line(text: str) -> str:
 
 
 def _configuration(text: str | None, accept: bool, root: str = OWN_ROOT) -> t.Iterator[Change]:
-    have = text or ""
+    pending = (text or "").startswith(ROOT_PENDING)
+    have = (text or "").removeprefix(ROOT_PENDING)
     want = accepting(have) if accept else refusing(have)
     want = unrooted(want) if root == OWN_ROOT else rooted(want, root)
-    if want != have:
+    if want != have or pending:
         confirmed = (*(() if accept else (f"{ACCEPT} = false",)), *(() if root == OWN_ROOT else (f'root = "{root}"',)))
-        regenerate = _root_line(have) != _root_line(want)
-        yield Change(CONFIG, have, want, Configure(text, want, confirmed, regenerate))
+        regenerate = pending or _root_line(have) != _root_line(want)
+        yield Change(CONFIG, text or "", want, Configure(text, want, confirmed, regenerate))
 
 
 def plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:

@@ -10,6 +10,7 @@ import posixpath
 from .._core.errors import NotInEffect
 from .._core.plan import Plan
 from .._core.types import JsonObject
+from .._host.file_transaction import replace_text
 from .._host.system import System
 from . import config as toolkit
 from .facts import CONFIG, CTK, ENVIRONMENT, refresh_env
@@ -42,9 +43,9 @@ class ConfigReconciler:
     def apply(self, seen: JsonObject, plan: Plan) -> None:
         for change in plan.changes:
             if isinstance(change.step, toolkit.Refresh):
-                self._system.write(ENVIRONMENT, change.step.pending)
+                replace_text(self._system, ENVIRONMENT, change.step.pending)
                 self._refresh()
-                self._system.write(ENVIRONMENT, change.step.text)
+                replace_text(self._system, ENVIRONMENT, change.step.text)
             elif isinstance(change.step, toolkit.Configure):
                 self._configure(change.step)
             else:
@@ -54,26 +55,36 @@ class ConfigReconciler:
 
     def _configure(self, step: toolkit.Configure) -> None:
         """Write the configuration and have nvidia-ctk parse it; each new container reads it."""
-        self._system.write(CONFIG, step.text)
-        if not self._system.exists(CTK):
-            return
+        replace_text(self._system, CONFIG, (toolkit.ROOT_PENDING if step.regenerate else "") + step.text)
+        if self._system.exists(CTK):
+            self._confirm(step)
+            if step.regenerate:
+                self._refresh()
+        if step.regenerate:
+            replace_text(self._system, CONFIG, step.text)
+
+    def _confirm(self, step: toolkit.Configure) -> None:
+        """Have nvidia-ctk parse the configuration, or roll it back.
+
+        :raises NotInEffect: it rejects the configuration.
+        """
         done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
         lines = [line.strip() for line in done.out.splitlines()]
         missing = [line for line in step.confirmed if line not in lines]
         if done.rc == 0 and not missing:
-            if step.regenerate:
-                self._refresh()
             return
         if step.before is None:
             self._system.remove(CONFIG)
         else:
-            self._system.write(CONFIG, step.before)
+            replace_text(self._system, CONFIG, step.before)
         errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {', '.join(missing)}"]
         raise NotInEffect(f"nvidia-ctk rejects the new {CONFIG}, which was rolled back: {errors[0]}")
 
     def _refresh(self) -> None:
         """Regenerate the specification; without a running systemd the next boot does that."""
-        if not self._system.exists("/run/systemd/system"):
+        masked = self._system.link(f"/etc/systemd/system/{toolkit.SERVICE}") == "/dev/null"
+        # Who has masked the service makes the specification himself.
+        if masked or not self._system.exists("/run/systemd/system"):
             return
         done = self._system.run(["systemctl", "restart", toolkit.SERVICE], timeout=120)
         if done.rc not in (0, NO_UNIT):

@@ -12,6 +12,7 @@ import typing as t
 from .._core import plan as core_plan
 from .._core.errors import ShareError
 from .._core.types import JsonObject
+from .._host.file_transaction import replace_text
 from .._host.system import System
 from .._packages.steps import PutFile, RemoveFile, RemovePackage
 from . import legacy
@@ -78,7 +79,7 @@ class LegacyReconciler:
             if isinstance(step, RemoveFile):
                 self._system.remove(step.path)
             elif isinstance(step, PutFile):
-                self._edit(step)
+                replace_text(self._system, step.path, step.text)
         try:
             self._remove_packages([step for step in steps if isinstance(step, RemovePackage)])
         except ShareError:
@@ -133,14 +134,6 @@ class LegacyReconciler:
         )
         self._system.write(RECORD, record.text(), 0o600)
         return record
-
-    def _edit(self, step: PutFile) -> None:
-        """Write the new text with the old file's permissions and owner."""
-        done = self._system.run(["stat", "-c", "%a %u:%g", step.path])
-        mode, _blank, owner = done.out.strip().partition(" ")
-        self._system.write(step.path, step.text, int(mode, 8) if done.rc == 0 else 0o644)
-        if done.rc == 0 and owner != "0:0":
-            self._must(["chown", owner, step.path])
 
     def _remove_packages(self, steps: t.Sequence[RemovePackage]) -> None:
         if not steps:

@@ -57,7 +57,7 @@ DRA_LEAVES = f"{BACKENDS}.leaving.dra"
 HAMI_LEAVES = f"{BACKENDS}.leaving.hami"
 NVIDIA_LEAVES = f"{BACKENDS}.leaving.nvidia"
 # A machine of gpushare's: a node that has it or is to have it, or one with a scheduler that uses the extender.
-NODE = "gpu_node_name | default(inventory_hostname)"
+NODE = "gpu_node_name | default(inventory_hostname) | string"
 IMAGE = (
     f"({EXTENDER} | default(true) and inventory_hostname in groups['control_plane'] | default([]))"
     f" or {NODE} in {BACKENDS}.gpushare | default([{NODE}])"

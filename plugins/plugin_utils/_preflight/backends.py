@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from ...module_utils._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
-from .inventory import node_names
+from .inventory import listed, node_names
 
 BACKEND, ALLOCATION = "gpu_backend", "gpushare_allocation"
 
@@ -27,6 +27,8 @@ def wanted_backends(
     :param given: ``gpu_backend`` and ``gpushare_allocation`` of nodes that have none of their own.
     """
     names = dict(zip(node_names(hosts, hostvars), hosts, strict=True))
+    # YAML reads a name of digits without quotes as a number.
+    nodes = listed(nodes)
 
     def of(node: str) -> Wanted:
         host = names.get(node, node)

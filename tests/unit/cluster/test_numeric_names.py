@@ -3,8 +3,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from role_templates import objects, variables_of
+import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
+from role_templates import evaluated, objects, variables_of
+
+ROOT = Path(__file__).resolve().parents[3]
 
 TEMPLATES = {
     "gpushare": ({"gpushare_component_nodes": [], "__gpushare_allocation": "dra"}, "nodes"),
@@ -36,3 +44,33 @@ def test_the_runtime_of_a_node_and_the_pod_that_proves_a_switch_keep_it(name):
     switch |= {"__switch_canary_needs": needs, "__switch_live": {"labels": {"kubernetes.io/hostname": name}}}
     [pod] = objects("switch", "canary", **switch)
     assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": name, "gpu": "on"}
+
+
+def test_a_name_that_yaml_read_as_a_number_is_the_nodes_name():
+    hosts = {"groups": {"gpu_nodes": ["gpu-1"]}, "hostvars": {"gpu-1": {"gpu_node_name": 1001, "gpu_backend": "hami"}}}
+    found = wanted_backends(hosts["hostvars"], hosts["groups"]["gpu_nodes"], [1002])
+    assert [(one["node"], one["backend"]) for one in found] == [("1002", "gpushare"), ("1001", "hami")]
+    hosts["hostvars"]["gpu-1"]["gpu_node"] = {"runtimes": {"containerd": {"dump": "enable_cdi = true"}}}
+    [node] = objects("gpushare", "node_runtimes", gpushare_component_nodes=["1001"], **hosts)
+    assert node["metadata"]["name"] == "1001"
+
+
+def test_uninstall_refuses_pods_of_a_node_whose_name_yaml_read_as_a_number():
+    [text] = [
+        play["vars"]["__uninstall_names"]
+        for play in yaml.safe_load((ROOT / "playbooks/uninstall.yml").read_text())
+        if "__uninstall_names" in play.get("vars", {})
+    ]
+    given = {"__uninstall_hosts": ["gpu-1"], "hostvars": {"gpu-1": {"gpu_node_name": 1001}}, "__uninstall_all": True}
+    assert set(evaluated(text, gpushare_nodes=[1002], **given)) == {"gpu-1", "1001", "1002"}
+
+
+def test_every_expression_takes_a_hosts_node_name_as_text():
+    files = [
+        one for folder in ("playbooks", "roles") for one in (ROOT / folder).rglob("*.*") if one.parent.name != "meta"
+    ]
+    with_default = re.compile(r"gpu_node_name \| default\([^)]*\)( \| string)?")
+    found = [(one.name, match) for one in files for match in with_default.finditer(one.read_text())]
+    assert len(found) >= 9
+    assert [(name, match[0]) for name, match in found if not match[1]] == []
+    assert stages.NODE.endswith("| string")

@@ -36,6 +36,8 @@ FACTS = {
         "error": None,
         "cards": [{"index": 0}],
         "persistence": True,
+        "persistence_daemon": {"enables": True, "masked": False, "files": []},
+        "runfile": None,
         "others": [],
     },
     "packages": {
@@ -81,7 +83,10 @@ BARE = {
     "packages": {},
     "services": {},
     "apt": {"files": {}, "keys": {}},
-    "driver": {"module_version": None, "module_open": None, "version": None, "library_version": "", "cards": []},
+    "driver": {
+        **{"module_version": None, "module_open": None, "version": None, "library_version": "", "cards": []},
+        "persistence_daemon": {"enables": None, "masked": False, "files": []},
+    },
 }
 RUNFILE = {"driver_source": "runfile", "driver_runfile": "/nowhere/x.run", "driver_runfile_sha256": "a" * 64}
 

@@ -65,6 +65,8 @@ class Machine:
             for name in command[2:]:
                 (self.root / "sys/module" / name).rmdir()
             return 0, "", ""
+        if command[0] in ("mkdir", "rmdir"):
+            command[-1] = str(self.root) + command[-1]
         if command[0].startswith("/usr/bin/"):
             command[0] = str(self.root) + command[0]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -117,6 +119,34 @@ def test_other_version_is_installed_over_it_and_absent_runs_the_uninstaller(mach
     gone = run(machine, state="absent", remote_path=None)
     assert gone["changed"] and machine.calls[-1] == "uninstall --silent"
     assert run(machine, state="absent", remote_path=None)["changed"] is False
+
+
+def test_a_driver_that_somebody_else_installed_stays(machine):
+    path, _sha256 = machine.file()
+    subprocess.run(["sh", path], check=True)
+    assert not run(machine)["changed"] and not run(machine, state="absent", remote_path=None)["changed"]
+    assert (machine.root / "usr/bin/nvidia-uninstall").exists()
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_what_a_killed_installer_left_is_completed_or_removed(machine, state):
+    """It was killed before the kernel module was built; its library and its uninstaller are there."""
+
+    def killed(argv, data=None, environ_update=None):
+        done = install(argv, data, environ_update)
+        if "--silent" in argv:
+            raise KeyboardInterrupt
+        return done
+
+    install, machine.system._run_command = machine.run_command, killed
+    with pytest.raises(KeyboardInterrupt):
+        run(machine)
+    machine.system._run_command = install
+    again = run(machine, state=state, remote_path=None if state == "absent" else f"{machine.root}/tmp/{VERSION}.run")
+    assert again["changed"] and again["diff"][0]["before"] == "version: 580.95.05\ninstalled in part\n"
+    assert machine.calls[-1].startswith("uninstall" if state == "absent" else str(machine.root))
+    assert not run(machine, state=state)["changed"]
+    assert (machine.root / "var/lib/kubegpu-share").exists() == (state == "present")
 
 
 def test_nothing_runs_in_check_mode_without_the_file_with_another_checksum_or_beside_packages(machine):

@@ -368,7 +368,7 @@ def test_process_that_ends_during_the_observation():
     class Vanishing(FakeSystem):
         def names(self, path):
             if path == "/proc/7/fd":
-                raise ProcessLookupError
+                raise ShareError(f"{path} can't be listed: No such process")
             return super().names(path)
 
         def read(self, path):

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+
 import pytest
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.kubegpu.share.plugins.module_utils._backends import cluster, machine
@@ -17,6 +21,16 @@ def params(module, **given):
     result = ArgumentSpecValidator(module.ARGUMENTS).validate(given)
     assert not result.error_messages, result.error_messages
     return result.validated_parameters
+
+
+def secret(name, namespace, manifest, status="deployed"):
+    """A release as helm 3 records it."""
+    chart = {"metadata": {"name": "chart", "version": "1.0.0"}}
+    body = {"info": {"status": status}, "chart": chart, "manifest": manifest}
+    text = base64.b64encode(base64.b64encode(gzip.compress(json.dumps(body).encode()))).decode()
+    labels = {"owner": "helm", "name": name, "version": "1", "status": status}
+    metadata = {"name": f"sh.helm.release.v1.{name}.v1", "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"release": text}}
 
 
 def node(annotations=None, labels=None, resources=None):
@@ -46,8 +60,58 @@ def test_what_a_back_ends_server_wrote_goes_from_its_node_and_stays_elsewhere(ba
 
 
 def test_a_state_that_a_back_end_does_not_have_is_refused():
-    with pytest.raises(BadInput, match="state: ready isn't one of nvidia's, which are off_nodes"):
+    with pytest.raises(BadInput, match="state: ready isn't one of nvidia's, which are complete, off_nodes"):
         cluster.ensure(FakeKube(), params(cluster, backend="nvidia", state="ready"), False)
+
+
+MANIFEST = """
+---
+# Source: chart/templates/daemonset.yaml
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: plugin, labels: {app: plugin}}
+spec: {template: {spec: {containers: [{name: c, image: i}]}}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: theirs}
+data: {key: chart}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: plugin}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata: {name: plugin}
+"""
+
+
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+def test_what_somebody_deleted_of_a_release_is_created_again(backend):
+    def complete(check=False):
+        given = {"backend": backend, "state": "complete", "release": "r", "namespace": "n"}
+        return cluster.ensure(kube, params(cluster, **given), check)
+
+    edited = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "theirs", "namespace": "n"},
+        "data": {"k": "v"},
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}
+    kube = FakeKube(namespace, secret("r", "n", MANIFEST), edited)
+    planned = complete(check=True)
+    assert [one["after_header"] for one in planned["diff"]] == ["ClusterRole plugin", "DaemonSet n/plugin"]
+    assert complete()["changed"] and not complete()["changed"]
+    [made] = kube.list_all("apps/v1", "DaemonSet", "n")
+    marks = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "n"}
+    assert made["metadata"]["labels"] == {"app": "plugin", "app.kubernetes.io/managed-by": "Helm"}
+    assert made["metadata"]["annotations"] == marks
+    assert kube.list_all("v1", "ConfigMap", "n")[0]["data"] == {"k": "v"}
+    # An unfinished release is helm's matter.
+    kube = FakeKube(secret("r", "n", MANIFEST, status="pending-upgrade"))
+    assert not complete()["changed"]
 
 
 def test_hamis_release_is_ready_only_with_its_webhook():

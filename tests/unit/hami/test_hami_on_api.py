@@ -118,6 +118,13 @@ def test_the_steps_there_and_back(cluster, role):
     assert node(cluster)["resource"]["allocatable"] == "10"
     assert role("nodes").changed == 0
     assert role("cluster").changed == 0, "a node more changes nothing of the cluster's parts"
+    daemon_sets = "/apis/apps/v1/namespaces/hami-system/daemonsets"
+    [deleted] = cluster.api.request("GET", daemon_sets)["items"]
+    cluster.api.request("DELETE", f"{daemon_sets}/{deleted['metadata']['name']}")
+    assert role("cluster", "--check").changed == 1 and role("cluster").changed == 1
+    [restored] = cluster.api.request("GET", daemon_sets)["items"]
+    assert restored["spec"]["template"]["spec"] == deleted["spec"]["template"]["spec"]
+    assert role("cluster").changed == 0
 
     # Each removal refuses while the other is still needed.
     assert "nodes_left" in role("remove", fails=True).text

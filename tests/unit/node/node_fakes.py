@@ -29,7 +29,8 @@ class FakeSystem:
         self.links: dict[str, str] = {}
         self.modes: dict[str, int] = {}
         self.folders: set[str] = set()
-        self.commands: dict[str, Answer] = {"uname -m": Done(0, "x86_64\n", ""), **(commands or {})}
+        usual = {"uname -m": Done(0, "x86_64\n", ""), "stat -c %a %u:%g ": Done(0, "644 0:0\n", "")}
+        self.commands: dict[str, Answer] = {**usual, **(commands or {})}
         self.ran: list[str] = []
         self.free = 10**9
         self.events = 0
@@ -138,6 +139,7 @@ class AptMachine(FakeSystem):
         self.installed: dict[str, str] = {}
         self.held: set[str] = set()
         self.half: set[str] = set()
+        self.unconfigurable: set[str] = set()  # packages whose scripts fail
         self.fetched: set[str] = set()
         self.keys = {}  # what signs a repository now, by its URL; any key does where none stands here
         self.locked = 0
@@ -174,12 +176,13 @@ class AptMachine(FakeSystem):
 
     def _configure(self, argv: Sequence[str]) -> Done:
         self.step()
-        for name in sorted(self.half):
+        for name in sorted(self.half - self.unconfigurable):
             self.half.discard(name)
             self.installed[name] = self.unpacked[name]
         self.files.pop("/var/lib/dpkg/updates/0001", None)
         self.step()
-        return Done(0, "", "")
+        failed = "".join(f"dpkg: error processing package {name} (--configure):\n" for name in sorted(self.half))
+        return Done(1 if failed else 0, "", failed)
 
     def _apt_mark(self, argv: Sequence[str]) -> Done:
         if argv[1] == "showauto":
@@ -270,7 +273,7 @@ class AptMachine(FakeSystem):
                 needed = set().union(*(self.needs.get(name, set()) for name in left))
                 more |= {name for name in left & self.automatic if name not in needed}
             if not more:
-                return sorted(name for name in going if name in self.installed)
+                return sorted(name for name in going if name in self.installed or name in self.half)
             going |= more
 
     def _unneeded(self, argv: Sequence[str], _words: Sequence[str]) -> Done:
@@ -284,5 +287,6 @@ class AptMachine(FakeSystem):
         for name in going:
             self.step()
             self.installed.pop(name, None)
+            self.half.discard(name)
         self.step()
         return Done(0, "", "")

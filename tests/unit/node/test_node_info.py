@@ -35,7 +35,7 @@ def test_an_unreadable_file_counts_as_missing(monkeypatch):
         raise ShareError("/sys/x can't be read: Input/output error")
 
     def deny(_path):
-        raise PermissionError("no")
+        raise ShareError("/x can't be listed: Permission denied")
 
     system = FakeSystem()
     monkeypatch.setattr(system, "read", fail)
@@ -50,6 +50,9 @@ def test_an_unreadable_file_counts_as_missing(monkeypatch):
         ({"/a/b": "c"}, "/a/b", "/a/c"),
         ({"/a/b": "../d/c", "/d/c": "/e"}, "/a/b", "/e"),
         ({"/a": "/b", "/b": "/a"}, "/a", "/a"),
+        # A directory of the way is a link, too.
+        ({"/etc/c": "/data/c", "/data/c/f": "../g"}, "/etc/c/f", "/data/g"),
+        ({"/lib": "usr/lib"}, "/lib/f", "/usr/lib/f"),
     ],
 )
 def test_links_are_followed(links, start, end):

@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import os
 import shlex
+import stat
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host import systemd
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import FileTransaction, Replacement
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem, target
 
 
 @pytest.mark.parametrize("name", ["cgroup", "cmdline", "stat"])
@@ -33,6 +37,42 @@ def test_process_that_ends_while_its_file_is_read(name: str, monkeypatch: pytest
     monkeypatch.setattr(builtins, "open", slow_open)
     assert RealSystem().read(f"/proc/{process.pid}/{name}") is None
     assert opened
+
+
+def test_what_is_no_file_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
+    """A configuration may be a link to /dev/null."""
+    os.mkfifo(tmp_path / "null")
+    (tmp_path / "conf").symlink_to("null")
+    system = RealSystem(str(tmp_path))
+    for act in (lambda: system.write(target(system, "/conf"), "x"), lambda: system.remove("/null")):
+        with pytest.raises(ShareError, match="/null is no file but a device, a socket or a pipe"):
+            act()
+    assert stat.S_ISFIFO((tmp_path / "null").lstat().st_mode) and sorted(os.listdir(tmp_path)) == ["conf", "null"]
+
+
+def test_a_folder_that_cant_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", denied)
+    with pytest.raises(ShareError, match=r"^/run/containerd can't be listed: Permission denied$"):
+        RealSystem(str(tmp_path)).names("/run/containerd")
+
+
+def test_a_new_name_is_on_the_disk_before_the_next_file_is_written(tmp_path: Path, monkeypatch: Any) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    RealSystem(str(tmp_path)).write("/etc/x", "text")
+    assert synced[-1] == str(tmp_path / "etc") and len(synced) == 2
+
+
+def test_a_file_that_is_not_utf_8_is_not_changed_in_a_transaction(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9\n")
+    system = RealSystem(str(tmp_path), run_command)
+    changes = [Replacement("/latin", "", "x")]
+    with pytest.raises(ShareError, match="/latin isn't UTF-8; it is left as it is"):
+        FileTransaction(system, f"{tmp_path}/record").backup(changes)
+    assert (tmp_path / "latin").read_bytes() == b"caf\xe9\n"
 
 
 def run_command(argv: list[str], **_: Any) -> tuple[int, str, str]:

@@ -118,6 +118,16 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         assert allocatable(server, "gpu1") == {"nvidia.com/gpu": "2"}
         assert allocatable(server, "gpu2") == {"nvidia.com/gpu.shared": "8"}
         assert allocatable(server, "cpu1") == {}
+        # helm's record is the same without them.
+        path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+        before_deletion = daemons(server)
+        for name in before_deletion:
+            server.request("DELETE", f"{path}/{name}")
+        until(lambda: not daemons(server))
+        assert role.step("cluster", "--check") == 1 and not daemons(server)
+        assert role.step("cluster") == 1
+        until(lambda: daemons(server) == before_deletion)
+        assert role.step("cluster") == 0
         assert role.step("nodes", nvidia_device_plugin_node_configurations={"gpu2": "quarters"}) == 0
         # Another configuration of one node; its label of before goes, and no other node's changes.
         version = node(server, "gpu1")["metadata"]["managedFields"]

@@ -12,8 +12,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages import apt_query
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.apt_apply import reason
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.commands import shown
-from node_fakes import AptMachine, killed_at_every_step
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.commands import Commands, shown
+from fake_clock import FakeClock
+from node_fakes import AptMachine, FakeSystem, killed_at_every_step
 from package_sets import KEY, apply, headers, package_set
 
 URL = "http://repo.example.org/cuda/"
@@ -241,6 +242,18 @@ def test_user_list_with_another_key_is_refused_before_anything_changes(path, tex
         assert node.files[f"/etc/apt/{path}"] == text
 
 
+def test_the_lock_is_waited_for_in_minutes_where_apt_itself_waits_too():
+    clock = FakeClock()
+
+    def waits(argv):
+        clock.sleep(300)
+        return Done(100, "", "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (x)")
+
+    machine = FakeSystem(commands={"apt-get": waits})
+    assert Commands(machine, reason, clock.sleep, clock.now).run(["apt-get", "install", "x"]).rc == 100
+    assert len(machine.ran) == 1
+
+
 def test_waits_while_another_package_manager_holds_the_lock():
     node = machine()
     node.locked = 3
@@ -345,6 +358,19 @@ def test_machine_without_package_manager_is_refused():
     del node.files["/var/lib/dpkg/status"]
     with pytest.raises(BadInput, match="this node has neither apt, dnf nor zypper"):
         go(node, options())
+
+
+def test_absent_removes_a_package_that_cant_be_configured():
+    """As apt-get does: a kernel module that can't be built must not prevent the removal of its package."""
+    node = interrupted()
+    node.unconfigurable = {"nvidia-driver-cuda"}
+    with pytest.raises(ShareError, match="dpkg: error processing package nvidia-driver-cuda"):
+        go(node, options())
+    node.installed["nvidia-kernel-open-dkms"] = "580.95.05-1"
+    assert "package nvidia-driver-cuda" in headers(go(node, options(state="absent"), check=True))
+    go(node, options(state="absent"))
+    assert node.installed == {} and node.half == set() and KEYRING not in node.files
+    assert not go(node, options(state="absent"))["changed"]
 
 
 def test_query_lists_native_packages_holds_and_unfinished_packages():

@@ -162,6 +162,15 @@ def test_a_node_that_has_to_be_drained_joins_the_group_and_its_maintenance_is_pl
     assert driver.INSTALL in [one.task for one in inside.steps]
 
 
+def test_a_persistence_daemon_that_a_killed_run_has_not_restarted_is_a_step_of_the_driver(tmp_path):
+    node = facts("ubuntu-24.04-cuda-repo", tmp_path)
+    node["driver"].update(persistence=False, persistence_daemon={"enables": False, "masked": False, "files": []})
+    found = planned(host("d", gpu_node=node, **REGISTRY))
+    assert "Write the persistence daemon's drop-in" in [
+        one["task"] for one in found["steps"] if one["stage"] == "driver"
+    ]
+
+
 def test_the_maintenance_of_a_node_is_planned_as_far_as_that_is_possible(tmp_path):
     node = facts("ubuntu-24.04-cuda-repo", tmp_path)
     node["driver"].update(dict.fromkeys(("module_version", "version", "library_version"), "570.133.20"))

@@ -247,6 +247,12 @@ def test_only_a_restart() -> None:
     made = node(dump=lambda n: WITH, restart=lambda n: 1)
     with pytest.raises(NotInEffect, match=r"^containerd doesn't become healthy \(systemctl restart ended with 1\)"):
         apply(made, [])
+    # A masked unit has no journal; only systemctl says why.
+    masked = made.answers["systemctl"]
+    said = "Failed to restart containerd.service: Unit containerd.service is masked.\n"
+    made.answers["systemctl"] = lambda argv: Done(1, "", said) if argv[1] == "restart" else masked(argv)
+    with pytest.raises(NotInEffect, match=r"ended with 1: Failed to restart .* Unit containerd\.service is masked\."):
+        apply(made, [])
 
 
 def test_removal_deletes_an_empty_drop_in_directory() -> None:

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import toolkit_config as action
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
-from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Change, Plan, run
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as toolkit
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config_apply import CTK, ConfigReconciler
@@ -111,7 +111,7 @@ def test_nvidia_ctk_confirms_the_refusal():
     assert work(machine, check=True, accept_unprivileged=False)["changed"] and not machine.ran
     assert work(machine, accept_unprivileged=False)["changed"]
     assert machine.files[toolkit.CONFIG] == toolkit.refusing(PACKAGED_CONFIG)
-    assert machine.ran == [f"{CTK} config --config-file={toolkit.CONFIG}"]
+    assert [line for line in machine.ran if line.startswith(CTK)] == [f"{CTK} config --config-file={toolkit.CONFIG}"]
     assert not work(machine, accept_unprivileged=False)["changed"]
     assert work(machine)["changed"] and machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
     assert not work(machine)["changed"]
@@ -174,13 +174,13 @@ def test_nvidia_ctk_confirms_the_root_and_the_specification_is_made_again():
     machine.commands["systemctl restart"] = Done(0, "", "")
     machine.folders.add("/run/systemd/system")
     refresh = f"systemctl restart {toolkit.SERVICE}"
-    assert work(machine, driver_root=ROOT)["changed"] and machine.ran[-1] == refresh
+    assert work(machine, driver_root=ROOT)["changed"] and restarts(machine) == [refresh]
     assert machine.files[toolkit.CONFIG] == toolkit.rooted(PACKAGED_CONFIG, ROOT)
     assert not work(machine, driver_root=ROOT)["changed"]
     machine.ran.clear()
     # The machine has a driver of its own again.
     assert work(machine)["changed"] and machine.files[toolkit.CONFIG] == PACKAGED_CONFIG
-    assert machine.ran[-1] == refresh
+    assert restarts(machine) == [refresh]
     silent = ctk()
     with pytest.raises(NotInEffect, match='its output lacks root = "/run/nvidia/driver"'):
         work(silent, driver_root=ROOT)
@@ -215,12 +215,16 @@ def work(machine, check=False, **params):
     return run(ConfigReconciler({**usual, **params}, machine), check)
 
 
+def restarts(machine):
+    return [line for line in machine.ran if line.startswith("systemctl restart")]
+
+
 def test_the_flag_is_set_and_removed():
     machine = node({toolkit.ENVIRONMENT: PACKAGED})
     assert work(machine, check=True, old_cdi=True)["changed"] and not machine.ran
     assert work(machine, old_cdi=True)["changed"]
     assert machine.files[toolkit.ENVIRONMENT] == PACKAGED + OURS
-    assert machine.ran == ["systemctl restart nvidia-cdi-refresh.service"]
+    assert restarts(machine) == ["systemctl restart nvidia-cdi-refresh.service"]
     assert not work(machine, old_cdi=True)["changed"]
     assert work(machine)["changed"] and machine.files[toolkit.ENVIRONMENT] == PACKAGED
     assert not work(machine)["changed"]
@@ -235,7 +239,41 @@ def test_a_killed_run_regenerates_the_specification_the_next_time(at):
     machine.kill_at = 0
     assert work(machine, old_cdi=True)["changed"]
     assert machine.files[toolkit.ENVIRONMENT] == PACKAGED + OURS
-    assert machine.ran[-1].startswith("systemctl restart")
+    assert restarts(machine)
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_run_that_was_killed_after_the_drivers_root_regenerates_the_specification_the_next_time(at):
+    machine = ctk(text=f'[{toolkit.CLI}]\nroot = "{ROOT}"\n')
+    machine.commands["systemctl restart"] = Done(0, "", "")
+    machine.folders.add("/run/systemd/system")
+    machine.kill_at = at
+    with pytest.raises(Killed):
+        work(machine, driver_root=ROOT)
+    machine.kill_at = 0
+    machine.ran.clear()
+    assert work(machine, driver_root=ROOT)["changed"] and restarts(machine)
+    assert machine.files[toolkit.CONFIG] == toolkit.rooted(PACKAGED_CONFIG, ROOT)
+    assert not work(machine, driver_root=ROOT)["changed"]
+
+
+def test_a_users_configuration_keeps_its_link_its_mode_and_its_owner():
+    machine = node({"/srv/toolkit.toml": PACKAGED_CONFIG})
+    machine.links[toolkit.CONFIG] = "/srv/toolkit.toml"
+    machine.files[toolkit.CONFIG] = PACKAGED_CONFIG
+    machine.commands["stat -c %a %u:%g /srv/toolkit.toml"] = Done(0, "640 7:8\n", "")
+    change = toolkit.Configure(PACKAGED_CONFIG, "x = 1\n", ())
+    ConfigReconciler({}, machine).apply({}, Plan((Change(toolkit.CONFIG, "", "", change),)))
+    assert (machine.files["/srv/toolkit.toml"], machine.modes["/srv/toolkit.toml"]) == ("x = 1\n", 0o640)
+    assert machine.files[toolkit.CONFIG] == PACKAGED_CONFIG, "the link"
+    assert "chown 7:8 /srv/toolkit.toml" in machine.ran
+
+
+def test_a_configuration_that_is_not_utf_8_is_left_as_it_is():
+    machine = node({toolkit.CONFIG: "# caf\ufffd\n"})
+    with pytest.raises(ShareError, match=r"config\.toml isn't UTF-8; it is left as it is"):
+        work(machine, accept_unprivileged=False)
+    assert machine.files[toolkit.CONFIG] == "# caf\ufffd\n"
 
 
 def test_a_failing_service_is_reported_and_retried():
@@ -246,7 +284,10 @@ def test_a_failing_service_is_reported_and_retried():
     assert work(node({}, rc=5), old_cdi=True)["changed"], "a toolkit without the service"
     machine = node({})
     machine.folders.clear()
-    assert work(machine, old_cdi=True)["changed"] and not machine.ran, "no systemd runs"
+    assert work(machine, old_cdi=True)["changed"] and not restarts(machine), "no systemd runs"
+    machine = node({}, rc=1)
+    machine.links[f"/etc/systemd/system/{toolkit.SERVICE}"] = "/dev/null"
+    assert work(machine, old_cdi=True)["changed"] and not restarts(machine), "a masked service"
 
 
 def test_remaining_files_are_removed_except_those_to_keep():

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The persistence daemon of role driver after runs that were killed between two steps; a stand-in records systemctl."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import persistence
+from node_fakes import FakeSystem
+
+ROOT = Path(__file__).resolve().parents[3]
+OVERRIDE = "[Service]\nExecStart=\n"
+DAEMON = "/usr/bin/nvidia-persistenced"
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >>"$(dirname "$0")/log"
+case "$*" in
+"show "*) printf 'Id=nvidia-persistenced.service\\nLoadState=loaded\\nActiveState=active\\nUnitFileState=static\\n' ;;
+is-enabled*) echo static ;;
+is-active*) echo active ;;
+esac
+"""
+
+
+NOTHING = {"repositories": [], "packages": [], "streams": [], "hold_also": [], "build": [], "services": []}
+FACTS = {
+    "services": {"nvidia-persistenced": {"active": True, "enabled": False}},
+    "kernel": {"installed": []},
+    "distribution": {"family": "debian", "arch": "amd64"},
+    "packages": {},
+    "apt": {"files": {}, "keys": {}, "sources": [], "interrupted": False, "unfinished": []},
+    "rpm": None,
+}
+
+
+class Machine:
+    """A host of the play, whose units are in a folder.
+
+    :param tasks: the file of the role's tasks that the play runs on it.
+    :param enables: as ``persistence.enables`` observes it.
+    :param others: a drop-in of somebody else is beside the role's.
+    :param masked: the driver is of a .run file, and the administrator has masked the unit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tasks: str,
+        enables: bool | None,
+        others: bool = False,
+        masked: bool = False,
+        **choice: object,
+    ) -> None:
+        self.folder = folder
+        self.units = folder / "units"
+        self.drop_in = self.units / "nvidia-persistenced.service.d" / "kubegpu.conf"
+        self.link = self.units / "multi-user.target.wants" / "nvidia-persistenced.service"
+        for one in (self.link.parent, self.drop_in.parent, folder / "bin"):
+            one.mkdir(parents=True)
+        (folder / "bin" / "systemctl").write_text(SYSTEMCTL)
+        (folder / "bin" / "systemctl").chmod(0o755)
+        self.drop_in.write_text(OVERRIDE)
+        self.link.symlink_to("/lib/systemd/system/nvidia-persistenced.service")
+        self.other = self.drop_in.with_name("override.conf")
+        if others:
+            self.other.touch()
+        files = [str(self.link), str(self.drop_in if others else self.drop_in.parent)] if tasks == "absent" else []
+        daemon = {"enables": enables, "masked": masked, "files": files}
+        driver = {
+            "persistence": False,
+            "module_version": None,
+            "persistence_daemon": daemon,
+            "runfile": None,
+            "others": [],
+        }
+        self.unit = self.units / "nvidia-persistenced.service"
+        services = FACTS["services"]
+        if masked:
+            choice |= {"manager": "runfile", "persistence_override": ""}
+            services = {"kubelet": {"active": True, "enabled": True}}
+            self.unit.symlink_to("/dev/null")
+        self.variables = {
+            "tasks": tasks,
+            "choice": {"manager": "apt", "persistence_override": OVERRIDE, **NOTHING, **choice},
+            "units": str(self.units),
+            "gpu_node": {**FACTS, "driver": driver, "services": services},
+            "path": f"{folder / 'bin'}:{os.environ['PATH']}",
+        }
+
+    def ran(self) -> list[str]:
+        log = self.folder / "bin" / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line for line in lines if line.startswith(("daemon-reload", "restart"))]
+
+
+RESTARTED = ["daemon-reload", "restart nvidia-persistenced"]
+HOSTS = {
+    "killed-before-restart": ("services", False),
+    "not-running": ("services", None),
+    "off-by-hand": ("services", True),
+    "killed-uninstall": ("absent", None),
+    "daemon-stays": ("absent", True, True),
+    "masked": ("services", None, False, True),
+}
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("services")
+    ours = {"killed-uninstall": {"services": ["nvidia-persistenced"]}}
+    found = {name: Machine(folder / name, *given, **ours.get(name, {})) for name, given in HOSTS.items()}
+    names = {"__driver_choice": "{{ choice }}", "__driver_unit_folder": "{{ units }}"}
+    role = {"name": "kubegpu.share.driver", "tasks_from": "{{ tasks }}"}
+    play = {"hosts": "all", "gather_facts": False, "environment": {"PATH": "{{ path }}"}}
+    play["tasks"] = [{"name": "Role", "ansible.builtin.include_role": role, "vars": names}]
+    (folder / "play.yml").write_text(json.dumps([play]))
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    hosts = {"all": {"hosts": {name: one.variables for name, one in found.items()}, "vars": here}}
+    (folder / "hosts.yml").write_text(json.dumps(hosts))
+    (folder / "none.cfg").touch()
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_CONFIG": str(folder / "none.cfg"),
+        "ANSIBLE_HOME": str(folder / "home"),
+    }
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "ran"), [("killed-before-restart", RESTARTED), ("not-running", RESTARTED), ("off-by-hand", [])]
+)
+def test_a_daemon_without_the_drop_in_is_restarted_by_the_next_run(machines, name, ran):
+    assert machines[name].ran() == ran
+
+
+def test_a_masked_unit_stays_masked(machines):
+    assert machines["masked"].unit.readlink() == Path("/dev/null") and machines["masked"].ran() == []
+
+
+def test_uninstall_completes_one_that_was_killed_after_the_packages(machines):
+    machine = machines["killed-uninstall"]
+    assert not machine.drop_in.parent.exists() and not machine.link.is_symlink()
+    assert machine.ran() == []
+
+
+def test_uninstall_restarts_a_daemon_that_stays_and_keeps_drop_ins_of_others(machines):
+    machine = machines["daemon-stays"]
+    assert machine.ran() == RESTARTED and machine.other.exists()
+    assert not machine.drop_in.exists() and not machine.link.is_symlink()
+
+
+PID = {persistence.PID_FILE: "42\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "enables"),
+    [
+        ({}, None),
+        ({**PID, "/proc/42/cmdline": f"{DAEMON}\0--no-persistence-mode\0--verbose\0"}, False),
+        ({**PID, "/proc/42/cmdline": f"{DAEMON}\0--verbose\0"}, True),
+        ({**PID, "/proc/42/cmdline": "/usr/bin/other\0"}, None),
+        (PID, None),
+    ],
+)
+def test_whether_the_daemon_enables_persistence_mode(files, enables):
+    assert persistence.enables(FakeSystem(files)) is enables
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        ({persistence.DROP_IN: OVERRIDE}, [persistence.FOLDER]),
+        ({persistence.DROP_IN: OVERRIDE, f"{persistence.FOLDER}/mine.conf": ""}, [persistence.DROP_IN]),
+        (
+            {persistence.UNIT: f"{persistence.MARK}: x\n", persistence.WANTED: ""},
+            [persistence.WANTED, persistence.UNIT],
+        ),
+        ({persistence.UNIT: "[Unit]\n", persistence.WANTED: ""}, []),
+    ],
+)
+def test_only_files_of_the_role_are_its_own(files, own):
+    assert persistence.own_files(FakeSystem(files)) == own
+
+
+def test_a_link_to_dev_null_masks_the_unit():
+    system = FakeSystem()
+    assert not persistence.masked(system)
+    system.links[persistence.UNIT] = "/dev/null"
+    assert persistence.masked(system)
+
+
+def test_the_role_writes_the_paths_that_are_observed():
+    unit = (ROOT / "roles/driver/files/nvidia-persistenced.service").read_text()
+    assert unit.startswith(persistence.MARK)
+    assert (
+        "__driver_override: nvidia-persistenced.service.d/kubegpu.conf"
+        in (ROOT / "roles/driver/vars/main.yml").read_text()
+    )
