@@ -11,6 +11,12 @@ UNINSTALL = ROOT / "playbooks" / "uninstall.yml"
 SWITCH = {"kubegpu.share/switch": "hami", "kubegpu.share/switch-from": "extender"}
 
 
+def test_machines_without_a_cluster(tmp_path):
+    """As after nodes.yml alone: no kubeconfig, no control plane."""
+    done = run_playbook(tmp_path, UNINSTALL)
+    assert done.rc == 0 and "No cluster was queried" in done.text, done.text
+
+
 def test_a_cluster_that_is_gone_is_left_out_by_a_variable(tmp_path):
     kubeconfig = tmp_path / "gone"
     user = {"name": "u", "user": {"token": "t"}}
