@@ -24,7 +24,7 @@ from lab.paths import cache_root  # noqa: E402
 # The oldest Python of ansible-core 2.19 on a controller.
 PYTHON = "3.11"
 # Packages of requirements.txt that the unit tests import.
-TESTS = ("hypothesis", "jsonpatch", "pytest", "pytest-testinfra", "pytest-xdist", "tomlkit")
+TESTS = ("hypothesis", "jsonpatch", "openshift", "pytest", "pytest-testinfra", "pytest-xdist", "tomlkit")
 SERVERS = ("images/gpushare/requirements.txt", "images/gpushare/build-requirements.txt")
 # The package ansible of each kubernetes.core that may be the oldest: only that has it where Galaxy can't be reached.
 COMMUNITY = {"5.0.0": "11.0.0"}

@@ -19,7 +19,7 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .._kube.client import TIMEOUT, KubeError, RealKube, api_errors
+from .._kube.client import APPLY, TIMEOUT, KubeError, RealKube, api_errors
 from .._kube.refs import Ref, ref_of
 
 LIBRARIES = ("auto", "openshift", "kubernetes")
@@ -105,17 +105,15 @@ class DynamicKube:
         ref = ref_of(definition)
         return self._write(
             ref,
-            "server_side_apply",
-            body=definition,
-            name=ref.name,
-            namespace=ref.namespace or None,
+            body=json.dumps(definition),
+            content_type=APPLY,
             field_manager=manager,
             force_conflicts=True,
         )
 
     def patch(self, ref: Ref, body: JsonObject) -> JsonObject:
         """Send a JSON merge patch."""
-        return self._write(ref, "patch", body=body, name=ref.name, namespace=ref.namespace or None, content_type=MERGE)
+        return self._write(ref, body=body, content_type=MERGE)
 
     def delete(self, ref: Ref) -> None:
         """Delete an object, if it exists."""
@@ -126,13 +124,20 @@ class DynamicKube:
 
     # ----------------------------------------------------------------- requests
 
-    def _write(self, ref: Ref, call: str, **arguments: t.Any) -> JsonObject:
+    def _write(self, ref: Ref, **arguments: t.Any) -> JsonObject:
         resource = self._resource(ref.api_version, ref.kind)
         if resource is None:
             raise ShareError(f"{ref}: the cluster doesn't serve {ref.kind} in {ref.api_version}")
         self.requests["PATCH"] += 1
         with _api_errors(self._host, str(ref)):
-            answer = getattr(self._client, call)(resource, serialize=False, _request_timeout=TIMEOUT, **arguments)
+            answer = self._client.patch(
+                resource,
+                name=ref.name,
+                namespace=ref.namespace or None,
+                serialize=False,
+                _request_timeout=TIMEOUT,
+                **arguments,
+            )
         return _plain(answer)
 
     def _request(

@@ -81,7 +81,7 @@ def test_apply_patch_and_delete_send_the_expected_requests(api):
     applied, patched, deleted = api.received
     query = dict(pair.split("=") for pair in applied[1].split("?")[1].split("&"))
     assert query == {"fieldManager": "me", "force": "true", "fieldValidation": "Strict"}
-    assert applied[2]["Content-Type"] == "application/apply-patch+yaml"
+    assert applied[2]["Content-Type"] == client.APPLY
     assert json.loads(applied[3]) == definition
     assert (patched[1], patched[2]["Content-Type"]) == (path + "/status", "application/merge-patch+json")
     assert json.loads(patched[3]) == {"status": {"a": None}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,7 +91,8 @@ def test_invalid_or_binding_policy_refused(openshift):
 
 def playbook(openshift, tmp_path, tasks, *flags):
     file = tmp_path / "play.yml"
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks}
+    own = {"ansible_python_interpreter": sys.executable}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": own, "tasks": tasks}
     file.write_text(yaml.safe_dump([play]))
     return ansible(tmp_path, "ansible-playbook", "-i", "localhost,", file, *flags)
 
