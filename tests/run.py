@@ -201,7 +201,7 @@ def lint(count: Count, everything: bool) -> None:
 def unit(count: Count, everything: bool, beside: bool) -> None:
     # Most tests wait for programs that they start; tests of one file share what they built. xdist would begin with the
     # files of the most tests, while the slowest files have few: conftest.py puts those first.
-    chosen = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
+    chosen = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=25")
     arguments = ("tests/unit", "-q", *chosen, *(() if everything else ("-m", "not long")))
     pytest(count, "unit tests", *arguments, yielding=beside)
 

@@ -294,7 +294,8 @@ def test_refused_removal_leaves_no_record(only, openshift):
         with pytest.raises(ShareError, match="409"):
             run(Refusing(only, 0, True), policy="")
         started = time.monotonic()
-        assert run(only)["changed"] and time.monotonic() - started < 5
+        # A run that waits for a rollout which never comes takes its whole time.
+        assert run(only)["changed"] and time.monotonic() - started < 20
         assert operator.history == [NAME] and named(openshift) == NAME
         assert not run(only)["changed"]
 
