@@ -180,8 +180,8 @@ claiming_pods:
   returned: success
 slices:
   description: >-
-    Driver and node of each ResourceSlice, and the memory unit of the cards in this collection's; null without O(memory_unit), before Kubernetes 1.36, which divides no device by claims, and where the user
-    may not list them.
+    Driver and node of each ResourceSlice, and the memory unit of the cards in this collection's; null without O(memory_unit), before Kubernetes
+    1.36, which divides no device by claims, and where the user may not list them.
   type: list
   elements: dict
   returned: success
