@@ -114,9 +114,18 @@ def machines(tmp_path_factory):
     ours = {"killed-uninstall": {"services": ["nvidia-persistenced"]}}
     found = {name: Machine(folder / name, *given, **ours.get(name, {})) for name, given in HOSTS.items()}
     names = {"__driver_choice": "{{ choice }}", "__driver_unit_folder": "{{ units }}"}
-    role = {"name": "kubegpu.share.driver", "tasks_from": "{{ tasks }}"}
+    role = {"name": "kubegpu.share.driver"}
     play = {"hosts": "all", "gather_facts": False, "environment": {"PATH": "{{ path }}"}}
-    play["tasks"] = [{"name": "Role", "ansible.builtin.include_role": role, "vars": names}]
+    # ansible-core 2.19 takes the first host's file for all hosts where a variable names it.
+    play["tasks"] = [
+        {
+            "name": "Role",
+            "ansible.builtin.include_role": {**role, "tasks_from": file},
+            "vars": names,
+            "when": f"tasks == '{file}'",
+        }
+        for file in ("services", "absent")
+    ]
     (folder / "play.yml").write_text(json.dumps([play]))
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     hosts = {"all": {"hosts": {name: one.variables for name, one in found.items()}, "vars": here}}
