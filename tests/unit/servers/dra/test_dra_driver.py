@@ -279,7 +279,7 @@ def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
         monkeypatch.context() as patch,
         pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"),
     ):
-        patch.setattr(preparation, "ROOM_SECONDS", 0)
+        patch.setattr(preparation, "PASSING_SECONDS", 0)
         node.kubelet.prepare(second)
     with ThreadPoolExecutor() as pool:
         prepared = pool.submit(node.kubelet.prepare, second)
@@ -331,7 +331,7 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
 def test_a_card_has_another_uuid_after_a_reboot(
     make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "ROOM_SECONDS", 0)
+    monkeypatch.setattr(preparation, "PASSING_SECONDS", 0)
     node = make(seen(0), seen(1), seen(2))
     node.nvml.found = [seen(0), seen(1)]
     node.up()

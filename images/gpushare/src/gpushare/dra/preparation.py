@@ -31,9 +31,9 @@ log = logging.getLogger("gpushare.dra")
 _LOCKS = 64
 # A claim that kubelet doesn't list for so many seconds may be forgotten: a pod is listed from its admission to its end.
 FORGOTTEN_SECONDS = 60.0
-# kubelet repeats a refused call after more than a minute, and ends a pod that was deleted by force within seconds.
-ROOM_SECONDS = 10.0
-# Calls that wait for room at a time, so that threads are left for the calls that make it.
+# kubelet repeats a refused call after more than a minute, while these reasons mostly end within seconds.
+PASSING_SECONDS = 10.0
+# Calls that wait at a time, so that threads are left for the calls that unprepare claims.
 WAITING_CALLS = 8
 # What may be over within seconds: a pod has ended, the cards are read after a reboot, the API server has restarted.
 PASSING = frozenset((Code.CARD_FULL, Code.NOT_READY, Code.API_ERROR))
@@ -148,13 +148,13 @@ class Preparation:
     def prepare(
         self, refs: t.Sequence[ClaimRef], is_wanted: t.Callable[[], bool] | None = None
     ) -> dict[str, tuple[Device, ...] | str]:
-        """Prepare claims; a call of kubelet's waits up to ``ROOM_SECONDS`` for what passes by itself (``PASSING``).
+        """Prepare claims; a call of kubelet's waits up to ``PASSING_SECONDS`` for what passes by itself (``PASSING``).
 
         :param is_wanted: whether kubelet still waits for the answer; None if this is no call of kubelet's.
         :returns: the devices, or the error, by UID.
         """
-        until = time.monotonic() + ROOM_SECONDS if is_wanted else 0.0
-        work = functools.partial(self._prepare_with_room, is_wanted=is_wanted or (lambda: True), until=until)
+        until = time.monotonic() + PASSING_SECONDS if is_wanted else 0.0
+        work = functools.partial(self._prepare_until, is_wanted=is_wanted or (lambda: True), until=until)
         return {ref.uid: self._answer(ref, functools.partial(work, ref)) for ref in refs}
 
     def unprepare(self, refs: t.Sequence[ClaimRef]) -> dict[str, str]:
@@ -181,7 +181,7 @@ class Preparation:
             self.on_refused(str(Code.NOT_READY))
             return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
 
-    def _prepare_with_room(self, ref: ClaimRef, is_wanted: t.Callable[[], bool], until: float) -> tuple[Device, ...]:
+    def _prepare_until(self, ref: ClaimRef, is_wanted: t.Callable[[], bool], until: float) -> tuple[Device, ...]:
         while True:
             try:
                 return self._prepare(ref, is_wanted)
