@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Share the compiled code of collections and modules among the processes of a test run.
+"""Share compiled code and modules' archives among the processes of a test run.
 
-ansible-core compiles a collection's files in each process that imports them, and each execution of a module compiles
-all files of its archive. Python imports this file at its start, since ``tests/conftest.py`` puts the folder on
-PYTHONPATH; the compiled code is in the folder that KUBEGPU_COMPILED names.
+ansible-core compiles a collection's files in each process that imports them, each playbook builds an archive of every
+module that it runs, and each execution of a module compiles all files of its archive. Python imports this file at its
+start, since ``tests/conftest.py`` puts the folder on PYTHONPATH; what is shared is in the folder that KUBEGPU_COMPILED
+names.
 """
 
 from __future__ import annotations
@@ -36,6 +37,24 @@ def compiled(source: bytes, filename: str, mode: str = "exec", flags: int = 0, d
     return code
 
 
+def share_archives() -> None:
+    """Let this playbook use the archives that others built of the same files, as it uses those of its own tasks."""
+    import ansible
+    from ansible import constants
+
+    roots = [Path(path, "ansible_collections", "kubegpu", "share", "plugins") for path in constants.COLLECTIONS_PATHS]
+    files = (file for root in roots for name in ("modules", "module_utils") for file in (root / name).rglob("*.py"))
+    parts = [
+        [ansible.__file__, ansible.__version__, *constants.COLLECTIONS_PATHS, *constants.DEFAULT_MODULE_PATH],
+        sorted((str(file.resolve()), file.stat().st_mtime_ns) for file in files),
+    ]
+    shared = Path(os.environ["KUBEGPU_COMPILED"], f"archives-{hashlib.sha256(repr(parts).encode()).hexdigest()}")
+    # Where ansible-core keeps them for the tasks of one playbook.
+    with contextlib.suppress(OSError):
+        shared.mkdir(exist_ok=True)
+        Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache").symlink_to(shared)
+
+
 if "KUBEGPU_COMPILED" in os.environ:
     zipimport.compile = compiled
     # A module has an ``ansible`` of its own, which must not be imported yet.
@@ -43,3 +62,4 @@ if "KUBEGPU_COMPILED" in os.environ:
         from ansible.utils.collection_loader import _collection_finder
 
         _collection_finder.compile = compiled
+        share_archives()

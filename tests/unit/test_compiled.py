@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ansible_runs import ansible
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTION = f"""
@@ -56,9 +57,34 @@ def test_the_collection_is_compiled_once(kept: Path) -> None:
     # As ansible-playbook is called; Python alone compiles as always.
     assert run(kept, "-c", COLLECTION).endswith("/_core/errors.py") and not list(kept.iterdir())
     assert run(kept, "-c", COLLECTION, "ansible-playbook").endswith("/_core/errors.py")
-    before = {file.name: file.stat().st_ino for file in kept.iterdir()}
+    before = {file.name: file.stat().st_ino for file in kept.iterdir() if file.is_file()}
     assert before and run(kept, "-c", COLLECTION, "ansible-playbook").endswith("/_core/errors.py")
-    assert {file.name: file.stat().st_ino for file in kept.iterdir()} == before
+    assert {file.name: file.stat().st_ino for file in kept.iterdir() if file.is_file()} == before
+
+
+def test_a_modules_archive_is_built_once_for_all_playbooks_until_a_file_changes(tmp_path: Path, kept: Path) -> None:
+    plugins = tmp_path / "ansible_collections" / "kubegpu" / "share" / "plugins"
+    (plugins / "modules").mkdir(parents=True)
+    (plugins / "module_utils").mkdir()
+    (plugins / "modules" / "say.py").write_text(
+        "from ansible.module_utils.basic import AnsibleModule\n"
+        "from ansible_collections.kubegpu.share.plugins.module_utils.words import WORD\n"
+        "AnsibleModule({}).exit_json(word=WORD)\n"
+    )
+    (tmp_path / "play.yml").write_text(
+        "- {hosts: localhost, gather_facts: false, connection: local, tasks: [{kubegpu.share.say: , register: said},"
+        " {debug: {var: said.word}}]}\n"
+    )
+    environment = {"PYTHONPATH": str(ROOT / "tests" / "compiled"), "KUBEGPU_COMPILED": str(kept)}
+    built = []
+    for word in ("first", "first", "second"):
+        file = plugins / "module_utils" / "words.py"
+        if not file.exists() or word not in file.read_text():
+            file.write_text(f"WORD = {word!r}\n")
+        done = ansible(tmp_path, "ansible-playbook", "play.yml", **environment, ANSIBLE_COLLECTIONS_PATH=str(tmp_path))
+        assert done.rc == 0 and f'"said.word": "{word}"' in done.text, done.text
+        built.append({str(path) for path in kept.glob("archives-*/*kubegpu.share*say*") if path.suffix != ".lock"})
+    assert len(built[0]) == 1 and built[1] == built[0] and len(built[2]) == 2, built
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
