@@ -450,6 +450,93 @@ def test_the_machine_reboots(lab: Lab, space: str) -> None:
     until(lambda: nothing_left(lab), "nothing is left", 120)
 
 
+def test_two_pods_of_one_claim(lab: Lab, space: str, tmp_path: Path) -> None:
+    """They share its card, each with half of its memory where that is limited, and keep it until the last has ended."""
+    request = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "8Gi"}}}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": request}]}}
+    path = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
+    lab.api.call("POST", path, {"metadata": {"name": "common"}, "spec": spec})
+
+    def user(name: str) -> JsonObject:
+        one = container(lab, 0)
+        one["resources"] = {"claims": [{"name": "gpu"}]}
+        return body(name, one, resourceClaims=[{"name": "gpu", "resourceClaimName": "common"}])
+
+    def most(name: str, mib: int) -> bool:
+        """Test whether a pod may allocate so much, and nothing more where memory is limited."""
+        for amount, possible in ((mib - 1024, True), (mib + 1024, not limited)):
+            # It ends at once where nothing is allocated.
+            words = ("sh", "-c", f"timeout 3 nvidia-smi simulated-allocation {amount} -i 0; true")
+            said = lab.inside(space, name, "c0", *words)
+            assert ("holding" in said) == possible, (name, amount, said)
+        return True
+
+    names = make(lab, user("first"))
+    try:
+        (first,) = lab.api.wait_running(space, names, 90)
+        (device,) = held(lab)
+        limited = {one["attributes"]["memoryLimit"]["string"] for one in slices(lab, first["spec"]["nodeName"])} == {
+            "enforced"
+        }
+        until(lambda: most("first", 8192), "the first pod has the whole claim", 60)
+        names += make(lab, user("second"))
+        second = lab.api.wait_running(space, names, 90)[1]
+        assert second["spec"]["nodeName"] == first["spec"]["nodeName"]
+        assert cards_of(lab, first) == cards_of(lab, second) == {f"GPU-{device[4:]}"}
+        assert held(lab) == {device: 8}
+        until(lambda: most("first", 4096) and most("second", 4096), "each pod has half of the claim", 90)
+        assert compared(verified(lab, tmp_path))["D6"] >= 2
+        (shown,) = (one for node in inspected(lab).values() for one in node.values() if one)
+        assert set(shown) == {f"{space}/first", f"{space}/second"}, shown
+
+        delete_pods(lab, space, ["first"])
+        until(lambda: most("second", 8192), "the second pod has the whole claim", 90)
+        (after,) = lab.api.wait_running(space, ["second"])
+        assert containers([after]) == containers([second]) and held(lab) == {device: 8}
+    finally:
+        delete_pods(lab, space, names)
+        lab.api.delete(f"{path}/common")
+    until(lambda: nothing_left(lab), "no claim, record or specification is left", 120)
+
+
+def test_a_node_leaves_and_joins_again(lab: Lab, space: str) -> None:
+    """Its Node is deleted, and kubelet registers a new one: site.yml offers its cards again, each once."""
+    node = lab.gpu_nodes[-1]
+    before = {one["name"] for one in slices(lab, node)}
+    wanted = claimed(lab, "stays", 2)
+    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": lab.gpu_nodes[0]}
+    names = make(lab, wanted)
+    try:
+        running = lab.api.wait_running(space, names, 90)
+        lab.ssh(node, "systemctl stop kubelet")
+        try:
+            lab.api.delete(f"/api/v1/nodes/{node}")
+            until(lambda: not slices(lab, node), "the slices went with the Node", 90)
+        finally:
+            lab.ssh(node, "systemctl start kubelet")
+        lab.wait_ready()
+        done = lab.playbook(SITE, "-e", "gpushare_allocation=dra")
+        assert done.rc == 0, done.out[-8000:]
+        until(lambda: announced(lab), "every card in a slice", 120)
+        assert {one["name"] for one in slices(lab, node)} == before
+
+        def written() -> list[tuple[str, str]]:
+            return [(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in lab.api.items(SLICES)]
+
+        first = written()
+        time.sleep(20)
+        assert written() == first, "slices are written over and over"
+        moved = claimed(lab, "back", 2)
+        moved["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+        names += make(lab, moved)
+        lab.api.wait_running(space, names, 90)
+        assert cards_of(lab, lab.api.pod(space, "back")) == given(lab, lab.api.pod(space, "back"))
+        assert containers([lab.api.pod(space, "stays")]) == containers(running)
+    finally:
+        delete_pods(lab, space, names)
+    until(lambda: nothing_left(lab), "nothing is left", 120)
+
+
 def test_the_drivers_image_is_updated_under_load(lab: Lab, space: str) -> None:
     """To another image and back while pods come and go: those that run stay, and each new one gets its card."""
     template = lab.api.call("GET", f"{DAEMONSETS}/{COMMAND}")["spec"]["template"]["spec"]
