@@ -42,11 +42,12 @@ def share_archives() -> None:
     import ansible
     from ansible import constants
 
-    roots = [Path(path, "ansible_collections", "kubegpu", "share", "plugins") for path in constants.COLLECTIONS_PATHS]
+    own = Path("ansible_collections", "kubegpu", "share", "plugins")
+    roots = [(path / own).resolve() for path in map(Path, constants.COLLECTIONS_PATHS)]
     files = (file for root in roots for name in ("modules", "module_utils") for file in (root / name).rglob("*.py"))
     parts = [
         [ansible.__file__, ansible.__version__, *constants.COLLECTIONS_PATHS, *constants.DEFAULT_MODULE_PATH],
-        sorted((str(file.resolve()), file.stat().st_mtime_ns) for file in files),
+        sorted((str(file), file.stat().st_mtime_ns) for file in files),
     ]
     shared = Path(os.environ["KUBEGPU_COMPILED"], f"archives-{hashlib.sha256(repr(parts).encode()).hexdigest()}")
     # Where ansible-core keeps them for the tasks of one playbook.
