@@ -96,11 +96,21 @@ def announced(lab: Lab) -> bool:
     return True
 
 
-def claimed(lab: Lab, name: str, amount: int, **more: t.Any) -> JsonObject:
-    """Return a pod with a claim of so many GiB by the template ``gib-<amount>``, of whose containers one uses it."""
-    one = container(lab, 0, **more)
-    one["resources"] = {"claims": [{"name": "gpu"}]}
-    return body(name, one, resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": f"gib-{amount}"}])
+def requested(amount: int) -> JsonObject:
+    """Return the spec of a claim of so many GiB."""
+    exactly = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": f"{amount}Gi"}}}
+    return {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+
+
+def using(lab: Lab, name: str, claim: Mapping[str, str], node: str = "", **more: t.Any) -> JsonObject:
+    """Return a pod whose container uses a claim, which is named as in the API's PodResourceClaim."""
+    one = container(lab, 0, resources={"claims": [{"name": "gpu"}]}, **more)
+    return body(name, one, node=node, resourceClaims=[{"name": "gpu", **claim}])
+
+
+def claimed(lab: Lab, name: str, amount: int, node: str = "", **more: t.Any) -> JsonObject:
+    """Return a pod with a claim of so many GiB by the template ``gib-<amount>``."""
+    return using(lab, name, {"resourceClaimTemplateName": f"gib-{amount}"}, node, **more)
 
 
 def cards_of(lab: Lab, pod: JsonObject) -> set[str]:
@@ -200,14 +210,7 @@ def space(lab: Lab, dra: None) -> Iterator[str]:
     """A namespace with templates of 1, 2, 4 and 8 GiB."""
     with lab.api.namespace(SPACE) as name:
         for amount in (1, 2, 4, 8):
-            request = {
-                "name": "gpu",
-                "exactly": {
-                    "deviceClassName": DRIVER,
-                    "capacity": {"requests": {"memory": f"{amount}Gi"}},
-                },
-            }
-            template = {"metadata": {"name": f"gib-{amount}"}, "spec": {"spec": {"devices": {"requests": [request]}}}}
+            template = {"metadata": {"name": f"gib-{amount}"}, "spec": {"spec": requested(amount)}}
             lab.api.call("POST", f"/apis/resource.k8s.io/v1/namespaces/{name}/resourceclaimtemplates", template)
         yield name
 
@@ -326,9 +329,7 @@ def test_spread_offers_the_emptiest_card_first(lab: Lab, space: str) -> None:
 
 def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path) -> None:
     """A CDI specification that was edited on the node, and one that nobody prepared."""
-    wanted = claimed(lab, "damaged", 2)
-    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": lab.gpu_nodes[0]}
-    names = make(lab, wanted)
+    names = make(lab, claimed(lab, "damaged", 2, lab.gpu_nodes[0]))
     try:
         lab.api.wait_running(space, names, 90)
         files_ = f"/var/run/cdi/{DRIVER}-claim-"
@@ -426,9 +427,7 @@ def test_driver_and_kubelet_killed_in_bursts(lab: Lab, space: str, tmp_path: Pat
 def test_the_machine_reboots(lab: Lab, space: str) -> None:
     """The node's container is restarted, with an empty /run: its pods start again with the same card."""
     node = lab.gpu_nodes[0]
-    wanted = claimed(lab, "reboot", 2)
-    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    names = make(lab, wanted)
+    names = make(lab, claimed(lab, "reboot", 2, node))
     try:
         lab.api.wait_running(space, names, 90)
         before = given(lab, lab.api.pod(space, "reboot"))
@@ -452,15 +451,9 @@ def test_the_machine_reboots(lab: Lab, space: str) -> None:
 
 def test_two_pods_of_one_claim(lab: Lab, space: str, tmp_path: Path) -> None:
     """They share its card, each with half of its memory where that is limited, and keep it until the last has ended."""
-    request = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "8Gi"}}}
-    spec = {"devices": {"requests": [{"name": "gpu", "exactly": request}]}}
     path = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
-    lab.api.call("POST", path, {"metadata": {"name": "common"}, "spec": spec})
-
-    def user(name: str) -> JsonObject:
-        one = container(lab, 0)
-        one["resources"] = {"claims": [{"name": "gpu"}]}
-        return body(name, one, resourceClaims=[{"name": "gpu", "resourceClaimName": "common"}])
+    lab.api.call("POST", path, {"metadata": {"name": "common"}, "spec": requested(8)})
+    common = {"resourceClaimName": "common"}
 
     def most(name: str, mib: int) -> bool:
         """Test whether a pod may allocate so much, and nothing more where memory is limited."""
@@ -471,7 +464,7 @@ def test_two_pods_of_one_claim(lab: Lab, space: str, tmp_path: Path) -> None:
             assert ("holding" in said) == possible, (name, amount, said)
         return True
 
-    names = make(lab, user("first"))
+    names = make(lab, using(lab, "first", common))
     try:
         (first,) = lab.api.wait_running(space, names, 90)
         (device,) = held(lab)
@@ -479,7 +472,7 @@ def test_two_pods_of_one_claim(lab: Lab, space: str, tmp_path: Path) -> None:
             "enforced"
         }
         until(lambda: most("first", 8192), "the first pod has the whole claim", 60)
-        names += make(lab, user("second"))
+        names += make(lab, using(lab, "second", common))
         second = lab.api.wait_running(space, names, 90)[1]
         assert second["spec"]["nodeName"] == first["spec"]["nodeName"]
         assert cards_of(lab, first) == cards_of(lab, second) == {f"GPU-{device[4:]}"}
@@ -503,9 +496,7 @@ def test_a_node_leaves_and_joins_again(lab: Lab, space: str) -> None:
     """Its Node is deleted, and kubelet registers a new one: site.yml offers its cards again, each once."""
     node = lab.gpu_nodes[-1]
     before = {one["name"] for one in slices(lab, node)}
-    wanted = claimed(lab, "stays", 2)
-    wanted["spec"]["nodeSelector"] = {"kubernetes.io/hostname": lab.gpu_nodes[0]}
-    names = make(lab, wanted)
+    names = make(lab, claimed(lab, "stays", 2, lab.gpu_nodes[0]))
     try:
         running = lab.api.wait_running(space, names, 90)
         lab.ssh(node, "systemctl stop kubelet")
@@ -526,9 +517,7 @@ def test_a_node_leaves_and_joins_again(lab: Lab, space: str) -> None:
         first = written()
         time.sleep(20)
         assert written() == first, "slices are written over and over"
-        moved = claimed(lab, "back", 2)
-        moved["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-        names += make(lab, moved)
+        names += make(lab, claimed(lab, "back", 2, node))
         lab.api.wait_running(space, names, 90)
         assert cards_of(lab, lab.api.pod(space, "back")) == given(lab, lab.api.pod(space, "back"))
         assert containers([lab.api.pod(space, "stays")]) == containers(running)
@@ -545,10 +534,7 @@ def test_the_drivers_image_is_updated_under_load(lab: Lab, space: str) -> None:
     for node in lab.gpu_nodes:
         for name, image in after.items():
             lab.ssh(node, f"ctr -n k8s.io images tag --force {before[name]} {image}")
-    stays = [claimed(lab, f"stays-{node}", 2) for node in lab.gpu_nodes]
-    for node, one in zip(lab.gpu_nodes, stays, strict=True):
-        one["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
-    names = make(lab, *stays)
+    names = make(lab, *(claimed(lab, f"stays-{node}", 2, node) for node in lab.gpu_nodes))
     running = lab.api.wait_running(space, names, 90)
     stop, waits, failed = threading.Event(), list[float](), list[str]()
 
