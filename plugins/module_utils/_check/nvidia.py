@@ -10,6 +10,7 @@ from .._core.types import JsonObject
 from .grants import entries_of, grant_of, processes, usage_of, visible_gpus
 from .model import Entry, Gpu, Node, Pod, Process, Snapshot
 from .parse import join, parse_int, plural, shorten
+from .processes import has_name
 from .result import CheckResult
 
 SLACK_MIB = 64
@@ -202,8 +203,15 @@ def mps_is_used(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
 
 
 def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
-    mine = [(pod, one) for pod in node.pods if pod.active for one in processes(gpu, pod) if MPS_SERVER not in one.name]
-    serving = any(MPS_SERVER in one.name for one in gpu.processes or ())
+    # The server is a process of the daemon's pod.
+    mine = [
+        (pod, one)
+        for pod in node.pods
+        if pod.active
+        for one in processes(gpu, pod)
+        if not has_name(one.name, (MPS_SERVER,))
+    ]
+    serving = any(has_name(one.name, (MPS_SERVER,)) for one in gpu.processes or ())
     replicas = replicas_of(node)
     if gpu.processes is None:
         result.unknown("processes_unknown", gpu=gpu)

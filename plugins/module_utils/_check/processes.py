@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import typing as t
+
 from .._core.types import JsonObject
 from .grants import grant_of, is_exempt, physical_gpus, requests_gpu
 from .model import Gpu, Node, Pod, Process, Snapshot
@@ -17,10 +19,10 @@ COMM_LENGTH = 15
 SLACK_MIB = 512
 
 
-def is_allowed_name(name: str, allowed: tuple[str, ...]) -> bool:
-    """Return whether a process outside pods may use GPUs, by the last part of its name."""
-    short = name.split(" ")[0].rpartition("/")[2]
-    return bool(short) and any(short == one or (len(short) == COMM_LENGTH and one.startswith(short)) for one in allowed)
+def has_name(process: str, names: t.Iterable[str]) -> bool:
+    """Return whether a process has one of these names, by the last part of its own, which Linux may have cut."""
+    short = process.split(" ")[0].rpartition("/")[2]
+    return bool(short) and any(short == one or (len(short) == COMM_LENGTH and one.startswith(short)) for one in names)
 
 
 def had_no_data(node: Node, result: CheckResult) -> bool:
@@ -47,7 +49,7 @@ def process_has_owner(node: Node, snapshot: Snapshot, result: CheckResult) -> No
             pod = pods.get(one.pod_uid) if one.pod_uid else None
             if pod is not None and ((pod.active and requests_gpu(pod)) or is_exempt(pod, options.allowed_pods)):
                 continue
-            if pod is None and not one.pod_uid and is_allowed_name(one.name, options.allowed_processes):
+            if pod is None and not one.pod_uid and has_name(one.name, options.allowed_processes):
                 continue
             _report_process(gpu, one, pod, result)
 

@@ -680,12 +680,16 @@ def nvidia_time_slicing() -> JsonObject:
 
 def nvidia_mps() -> JsonObject:
     """Two pods on one GPU with MPS."""
-    server = host_process(50, "nvidia-cuda-mps-server", 30)
-    clients = [process(1, 101, 3000, types=["compute", "mps"]), process(2, 201, 3500, types=["mps"])]
+    # The lists and the server's name, which Linux cuts, are as tests/gpu sees them.
+    server = process(91, 50, 66, name="nvidia-cuda-mps")
+    clients = [process(at, at * 100 + 1, 2500 + at * 500, types=["compute", "mps"]) for at in (1, 2)]
     gpus = [gpu(0, 16384, [server, *clients], compute_mode="exclusive_process")]
     labels = {"gpu.count": "1", "gpu.replicas": "4", "gpu.sharing-strategy": "mps"}
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}
-    return nvidia(GPU, labels, {1: [f"{uuid(1)}::0"], 2: [f"{uuid(1)}::1"]}, gpus, {GPU: 4}, pipe)
+    made = nvidia(GPU, labels, {1: [f"{uuid(1)}::0"], 2: [f"{uuid(1)}::1"]}, gpus, {GPU: 4}, pipe)
+    name = "nvidia-device-plugin-mps-control-daemon-x7k2p"
+    made["pods"].append(pod(91, [container("daemon")], labels=NVIDIA_PLUGIN, name=name, namespace="kube-system"))
+    return made
 
 
 def nvidia_mig_mixed() -> JsonObject:

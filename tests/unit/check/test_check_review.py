@@ -351,7 +351,7 @@ def bare(pid: int) -> JsonObject:
     """A program on a GPU without an MPS server."""
     world = recorded("nvidia_mps")
     mine = card(world)
-    mine["processes"] = [one for one in mine["processes"] if "mps-server" not in one["name"]][:1]
+    mine["processes"] = [one for one in mine["processes"] if one["name"] != "nvidia-cuda-mps"][:1]
     mine["processes"][0]["pid"] = pid
     return world
 
