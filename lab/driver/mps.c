@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_LIMITS = 64, LINE = 512 };
+enum { MAX_LIMITS = 64, LINE = 512, MIB_PER_GIB = 1024 };
 
 static struct { char device[96], limit[32]; } limits[MAX_LIMITS];
 static int limit_count;
@@ -55,16 +55,30 @@ static void record(const char *format, ...)
 
 /* ------------------------------------------------------------------------------------------------------------- the daemon */
 
+/* The daemon names a limit in whole GiB, whatever it was told; text that is no amount ends the device's limit. */
+static void write_limit(char *at, size_t size, const char *text)
+{
+    char *end = NULL;
+    unsigned long long amount = strtoull(text, &end, 10);
+    int is_mib = !strcmp(end, "M"), is_gib = !strcmp(end, "G");
+    if (!amount || (!is_mib && !is_gib))
+        *at = 0;
+    else if (is_mib && amount < MIB_PER_GIB)
+        snprintf(at, size, "%lluM", amount);
+    else
+        snprintf(at, size, "%lluG", is_mib ? amount / MIB_PER_GIB : amount);
+}
+
 static void set_limit(const char *device, const char *limit)
 {
     for (int i = 0; i < limit_count; i++)
         if (!strcmp(limits[i].device, device)) {
-            snprintf(limits[i].limit, sizeof limits[i].limit, "%s", limit);
+            write_limit(limits[i].limit, sizeof limits[i].limit, limit);
             return;
         }
     if (limit_count < MAX_LIMITS) {
         snprintf(limits[limit_count].device, sizeof limits[0].device, "%s", device);
-        snprintf(limits[limit_count++].limit, sizeof limits[0].limit, "%s", limit);
+        write_limit(limits[limit_count++].limit, sizeof limits[0].limit, limit);
     }
 }
 
@@ -76,26 +90,32 @@ static int obey(char *line, FILE *answer)
     for (char *word = strtok_r(line, " \t\r\n", &rest); word && count < 4; word = strtok_r(NULL, " \t\r\n", &rest))
         words[count++] = word;
     if (!count)
-        return 1;
+        words[0] = "";
     if (!strcmp(words[0], "quit"))
         return 0;
     if (!strcmp(words[0], "set_default_device_pinned_mem_limit") && count == 3) {
         set_limit(words[1], words[2]);
-        record("Default pinned memory limit of device %s: %s", words[1], words[2]);
+        record("set_default_device_pinned_mem_limit %s %s.", words[1], words[2]);
     } else if (!strcmp(words[0], "get_default_device_pinned_mem_limit") && count == 2) {
         for (int i = 0; i < limit_count; i++)
-            if (!strcmp(limits[i].device, words[1]))
+            if (!strcmp(limits[i].device, words[1]) && *limits[i].limit)
                 fprintf(answer, "%s\n", limits[i].limit);
     } else if (!strcmp(words[0], "set_default_active_thread_percentage") && count == 2) {
-        percentage = strtod(words[1], NULL);
-        record("Default active thread percentage: %.1f", percentage);
+        double wanted = strtod(words[1], NULL);
+        if (wanted > 0 && wanted <= 100)
+            percentage = wanted;
+        else
+            record("Invalid percentage, expected between (0.0, 100.0]");
+        record("%.1f", percentage);
         fprintf(answer, "%.1f\n", percentage);
     } else if (!strcmp(words[0], "get_default_active_thread_percentage"))
         fprintf(answer, "%.1f\n", percentage);
     else if (!strcmp(words[0], "get_server_list"))
         ; /* no program is a client, so there is none */
+    else if (!strcmp(words[0], "get_server_status") && count == 2)
+        fprintf(answer, "Server %s not found\n", words[1]);
     else
-        fprintf(answer, "Unknown command: %s\n", words[0]);
+        fprintf(answer, "Unknown command \"%s\"\n", words[0]);
     return 1;
 }
 

@@ -18,6 +18,7 @@
  *                                    a device of a card with mig=enabled; its profile as 1g.5gb, by the card's memory (see mig.c), its
  *                                    instance from 1 to 14; nvidia-sim makes its capability files
  *   process <index> <pid> <MiB> [compute|graphics|mps] [instance]
+ *                                    a client of MPS computes, too, and is in both lists
  *   fault init:<code> | count0 | slow:<seconds> | card:<index>:<code> | hang:init | hang:<index>
  *                                    what hangs gives no answer until the line is gone; nobody else waits for it
  *   xid <index> <code>               an event for every event set that watches the card when the line appears
@@ -1070,6 +1071,11 @@ static void add_process(struct filling *list, unsigned pid, uint64_t mib, unsign
 
 static void add_holders(const struct card *card, struct filling *list);
 
+static int is_listed(enum kind of, enum kind list)
+{
+    return of == list || (of == MPS && list == COMPUTE);
+}
+
 /* `list` holds *count entries; too few of them is an answer too. What is held here is held for computing. */
 static Return list_processes(Handle *handle, enum kind kind, unsigned *count, void *list, int version)
 {
@@ -1080,7 +1086,7 @@ static Return list_processes(Handle *handle, enum kind kind, unsigned *count, vo
         return code;
     struct filling filling = {list, list ? *count : 0, 0, version};
     for (int i = 0; i < hw.process_count; i++)
-        if (hw.processes[i].index == card->index && hw.processes[i].kind == kind && (!mig || hw.processes[i].gi == mig->gi))
+        if (hw.processes[i].index == card->index && is_listed(hw.processes[i].kind, kind) && (!mig || hw.processes[i].gi == mig->gi))
             add_process(&filling, hw.processes[i].pid, hw.processes[i].mib, hw.processes[i].gi);
     if (kind == COMPUTE && !mig)
         add_holders(card, &filling);

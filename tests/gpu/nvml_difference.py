@@ -69,9 +69,15 @@ def description(real: Answers) -> str:
         f"cuda {real['nvmlSystemGetCudaDriverVersion_v2']['value']}",
         f"card 0 {' '.join(words)}",
     ]
-    for kind, name in (("compute", "Compute"), ("graphics", "Graphics"), ("mps", "MPSCompute")):
-        for row in real[f"nvmlDeviceGet{name}RunningProcesses_v3"]["rows"]:
-            lines.append(f"process 0 {row['pid']} {row['used'] // MIB} {kind}")
+    listed = {
+        kind: real[f"nvmlDeviceGet{name}RunningProcesses_v3"]["rows"]
+        for kind, name in (("mps", "MPSCompute"), ("compute", "Compute"), ("graphics", "Graphics"))
+    }
+    clients = {row["pid"] for row in listed["mps"]}
+    for row in listed["compute"]:
+        kind = "mps" if row["pid"] in clients else "compute"
+        lines.append(f"process 0 {row['pid']} {row['used'] // MIB} {kind}")
+    lines += [f"process 0 {row['pid']} {row['used'] // MIB} graphics" for row in listed["graphics"]]
     return "\n".join([*lines, ""])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from simulated_driver import CARDS, FIRST, SECOND, Driver
 
 from lab.packages import SOURCES
 
+RECORDINGS = Path(__file__).parent / "recordings" / "mps-control"
 # An A100's sizes: a 40 GB card.
 DIVIDED = CARDS.replace("memory=8192", "memory=40960").replace("_8GiB", "_8GiB mig=enabled")
 MIGS = """\
@@ -128,7 +130,8 @@ def test_nvidia_smi_lists_devices_and_changes_compute_modes(divided: Driver) -> 
     assert divided.smi("-c", "SHARED").returncode == 2
 
 
-def test_the_mps_daemon_keeps_what_it_is_told_until_it_quits(driver: Driver, tmp_path: Path) -> None:
+def test_the_mps_daemon_answers_as_nvidias_until_it_quits(driver: Driver, tmp_path: Path) -> None:
+    """The recording is that of tests/gpu/test_gpu_mps.py, on an H100."""
     program = driver.folder / "nvidia-cuda-mps-control"
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     pipe.mkdir()
@@ -146,13 +149,13 @@ def test_the_mps_daemon_keeps_what_it_is_told_until_it_quits(driver: Driver, tmp
     assert control("", "-d")[0] == 0
     try:
         assert control("", "-d")[0] == 1
-        assert control("set_default_device_pinned_mem_limit 0 4096M") == (0, "")
-        assert control("set_default_active_thread_percentage 25")[0] == 0
-        assert control("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0") == (
+        recorded = json.loads((RECORDINGS / "580.159.04.json").read_text())
+        assert [[command, control(f"{command}\n")[1]] for command, _answer in recorded] == recorded
+        assert control("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 9") == (
             0,
-            "25.0\n4096M\n",
+            "33.3\n1G\n",
         )
-        assert "Default pinned memory limit of device 0: 4096M" in (log / "control.log").read_text()
+        assert "set_default_device_pinned_mem_limit 0 5120M." in (log / "control.log").read_text()
     finally:
         control("quit")
     end = time.monotonic() + 20

@@ -58,7 +58,8 @@ def test_two_cards_and_their_processes(driver: Driver, hold: t.Callable[..., int
     assert (first["uuid"], first["minor"], first["pci"]) == (FIRST, 1, "00000000:3B:00.0")
     assert (second["uuid"], second["index"], second["minor"]) == (SECOND, 1, 3)
     rows = [(row["pid"], row["types"], row["used_mib"]) for row in first["processes"]]
-    assert sorted(rows) == sorted([(one, ["compute", "graphics"], 800), (two, ["compute"], 50), (4711, ["mps"], 3000)])
+    client = (4711, ["compute", "mps"], 3000)
+    assert sorted(rows) == sorted([(one, ["compute", "graphics"], 800), (two, ["compute"], 50), client])
     assert [(row["pid"], row["used_mib"]) for row in second["processes"]] == [(three, 4000), (4194304, 1)]
     assert first["memory"] == {"total_mib": 16384, "used_mib": 4550, "free_mib": 11578, "reserved_mib": 256}
     row = next(row for row in first["processes"] if row["pid"] == one)
