@@ -26,16 +26,25 @@ def asked(library: str, **environment: str) -> JsonObject:
     return found
 
 
+def compare(name: str, folder: Path) -> None:
+    """Compare all answers of both libraries.
+
+    :param name: of what is recorded.
+    :param folder: for the stand-in, which has the same cards and processes.
+    """
+    real = asked("libnvidia-ml.so.1")
+    version = real["nvmlSystemGetDriverVersion"]["text"]
+    packages.compile_driver(folder, version)
+    cards = folder / "cards"
+    cards.write_text(description(real))
+    stand_in = asked(str(folder / f"libnvidia-ml.so.{version}"), KUBEGPU_SIM_CARDS=str(cards))
+    found = differences(real, stand_in)
+    record(name, {"real": real, "description": description(real), "differences": found})
+    assert found == {}
+
+
 @pytest.mark.parametrize("programs", [0, 2], ids=["idle", "two programs"])
 def test_the_stand_in_answers_as_the_library(holders: Holders, tmp_path: Path, programs: int) -> None:
     for number in range(programs):
         holders.start(1024 * (number + 1))
-    real = asked("libnvidia-ml.so.1")
-    version = real["nvmlSystemGetDriverVersion"]["text"]
-    packages.compile_driver(tmp_path, version)
-    cards = tmp_path / "cards"
-    cards.write_text(description(real))
-    stand_in = asked(str(tmp_path / f"libnvidia-ml.so.{version}"), KUBEGPU_SIM_CARDS=str(cards))
-    found = differences(real, stand_in)
-    record(f"library-{programs}", {"real": real, "description": description(real), "differences": found})
-    assert found == {}
+    compare(f"library-{programs}", tmp_path)

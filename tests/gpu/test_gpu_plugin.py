@@ -35,6 +35,15 @@ exec setpriv --bounding-set=-mknod --inh-caps=-mknod "$@"
 """
 
 
+def return_devices(hidden: Path) -> None:
+    """Make NVIDIA's devices in the folder that a process of WITHOUT_DEVICES has as its /dev."""
+    for device in Path("/dev").glob("nvidia*"):
+        if device.is_char_device():
+            about = device.stat()
+            os.mknod(hidden / device.name, about.st_mode, about.st_rdev)
+            os.chmod(hidden / device.name, 0o666)
+
+
 class OnCards(Process):
     """The plugin on this machine's own cards."""
 
@@ -139,11 +148,7 @@ def test_the_driver_comes_after_the_plugin(process: OnCards) -> None:
     process.start()
     until(lambda: process.ready() == "NVIDIA's driver doesn't answer: Driver Not Loaded", 60)
     assert process.node.kubelet.registrations == 0
-    for device in Path("/dev").glob("nvidia*"):
-        if device.is_char_device():
-            about = device.stat()
-            os.mknod(hidden / device.name, about.st_mode, about.st_rdev)
-            os.chmod(hidden / device.name, 0o666)
+    return_devices(hidden)
     until(lambda: process.ready() == "ok" and process.node.kubelet.healthy, 60)
     assert "Traceback" not in process.log
 

@@ -32,39 +32,52 @@ RESERVED_MIB = 256
 
 
 class Process:
-    """The driver's process, and all that is around it."""
+    """The driver's process, and all that is around it.
+
+    :param library: the folder of the simulated driver's library.
+    """
 
     def __init__(self, root: Path, cluster: Cluster, library: Path) -> None:
         self.root, self.cluster, self._library = root, cluster, library
         self.cgroups = CgroupTree(root / "cgroup")
         self.kubelet = Kubelet(root / "kubelet", cluster.wipe)
-        self.cdi, self.status_socket = root / "cdi", root / "status.sock"
+        self.cdi, self.nvidias, self.status_socket = root / "cdi", root / "nvidia", root / "status.sock"
         self._log = root / "log"
         self._process: subprocess.Popen[bytes] | None = None
+        # The cards' UUIDs; and a command that starts it.
+        self.uuids, self.started_by = UUIDS, tuple[str, ...]()
+        self._plug_in()
+
+    def _plug_in(self) -> None:
         rows = [
             f"card {number} uuid={one} minor={number} memory={16384 + RESERVED_MIB} bus=0000:0{number + 1}:00.0 "
             "name=Simulated_GPU mig=disabled"
             for number, one in enumerate(UUIDS)
         ]
-        (root / "cards").write_text("\n".join([f"driver {R615}", "cuda 13000", *rows, ""]))
+        (self.root / "cards").write_text("\n".join([f"driver {R615}", "cuda 13000", *rows, ""]))
+
+    @property
+    def driver_environment(self) -> dict[str, str]:
+        """The environment of a program that uses the simulated driver."""
+        return {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(self._library),
+            "KUBEGPU_SIM_CARDS": str(self.root / "cards"),
+        }
 
     def start(self) -> None:
         with self._log.open("ab") as stream:
             self._process = subprocess.Popen(
                 [
+                    *self.started_by,
                     *(sys.executable, "-m", "gpushare.dra.command", "--node-name", self.cluster.node),
                     *("--log-format", "json", "--kubelet-dir", str(self.root / "kubelet")),
                     *("--api-server", self.cluster.server.url, "--service-account", str(self.cluster.account)),
-                    *("--cdi-folders", str(self.root / "nvidia"), "--claim-cdi-folder", str(self.cdi)),
+                    *("--cdi-folders", str(self.nvidias), "--claim-cdi-folder", str(self.cdi)),
                     *("--cgroup-root", str(self.cgroups.root), "--status-socket", str(self.status_socket)),
                     *("--query-interval", "0.3"),
                 ],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(Path(gpushare.__file__).parents[1]),
-                    "LD_LIBRARY_PATH": str(self._library),
-                    "KUBEGPU_SIM_CARDS": str(self.root / "cards"),
-                },
+                env={**self.driver_environment, "PYTHONPATH": str(Path(gpushare.__file__).parents[1])},
                 stderr=stream,
             )
 
@@ -91,7 +104,7 @@ class Process:
         self.kubelet.stop()
 
     def claim(self, number: int, card: int, memory: str) -> dra.ClaimRef:
-        share = {**result(UUIDS[card].lower(), memory), "pool": self.cluster.node}
+        share = {**result(self.uuids[card].lower(), memory), "pool": self.cluster.node}
         found = self.cluster.claim(f"claim{number}", share, pods=[(f"pod{number}", uid(0x1000 + number))])
         return dra.ClaimRef(self.cluster.namespace, found, f"claim{number}")
 
