@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
-from .grants import entries_of, grant_of, processes, usage_of, visible_gpus
+from .grants import entries_of, grant_of, processes, requests_gpu, usage_of, visible_gpus
 from .model import Entry, Gpu, Node, Pod, Process, Snapshot
 from .parse import join, parse_int, plural, shorten
 from .processes import has_name
@@ -203,19 +203,14 @@ def mps_is_used(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
 
 
 def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
-    # The server is a process of the daemon's pod.
-    mine = [
-        (pod, one)
-        for pod in node.pods
-        if pod.active
-        for one in processes(gpu, pod)
-        if not has_name(one.name, (MPS_SERVER,))
-    ]
-    serving = any(has_name(one.name, (MPS_SERVER,)) for one in gpu.processes or ())
+    # The server is a process of the daemon's pod; a pod that requests GPUs may name its own process likewise.
+    clients = {uid for pod in node.pods if requests_gpu(pod) for uid in pod.uids}
+    servers = [one for one in gpu.processes or () if has_name(one.name, (MPS_SERVER,)) and one.pod_uid not in clients]
+    mine = [(pod, one) for pod in node.pods if pod.active for one in processes(gpu, pod) if one not in servers]
     replicas = replicas_of(node)
     if gpu.processes is None:
         result.unknown("processes_unknown", gpu=gpu)
-    if mine and not serving:
+    if mine and not servers:
         parts = {str(one.pid): 1 for _pod, one in mine}
         shown = join(f"pid {one.pid} {one.name}" for one in gpu.processes or ())
         result.fail("server_missing", gpu=gpu, key="server", parts=parts, most=0, nvml=shown)

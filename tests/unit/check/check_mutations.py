@@ -910,6 +910,11 @@ breaks("N6", "nvidia_mps", "a GPU's compute mode allows programs without MPS", "
 breaks("N6", "nvidia_mps", "the MPS server is gone", "server_missing")(lambda w: card(w)["processes"].pop(0))
 
 
+breaks("N6", "nvidia_mps", "a program without MPS has the name of its server", "without_mps")(
+    lambda w: card(w)["processes"][1].update(name="nvidia-cuda-mps", types=["compute"])
+)
+
+
 breaks("N6", "nvidia_mps", "a process uses more than MPS allows", "over_limit")(lambda w: uses(w, 6000, 10000, at=1))
 
 
