@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pynvml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts as node
+from unix_http import ask_socket
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +87,12 @@ def observed() -> JsonObject:
         return done.returncode, done.stdout, done.stderr
 
     return t.cast(JsonObject, node.observe(RealSystem("/", run)))
+
+
+def gauge(socket: Path, name: str) -> float:
+    """The first value of a gauge of the device plugin or the DRA driver, by its status socket."""
+    page = ask_socket(socket, "/metrics")[1]
+    return float(re.findall(rf"^gpushare_plugin_{name}{{.*}} (\S+)$", page, re.MULTILINE)[0])
 
 
 def until(condition: t.Callable[[], t.Any], seconds: float, what: str) -> float:

@@ -17,6 +17,8 @@ import time
 import typing as t
 from pathlib import Path
 
+from _card import CGROUPFS, absent, place, remove_groups
+
 PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr", "runc", "nvidia-container-runtime", "nvidia-ctk")
 # What the containers run; the driver's own files come from the toolkit.
 TOOLS = ("sh", "cat", "sleep", "ls")
@@ -163,6 +165,35 @@ class Runtime:
             stdin=subprocess.DEVNULL,
         )
         return Ran(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def holding(self, script: str, uid: str, identifier: str, **how: t.Any) -> t.Iterator[list[str]]:
+        """Run a container in a pod's control group until the caller has looked at it.
+
+        :param script: ends with the program that holds memory, which is waited for.
+        :param uid: of the pod.
+        :returns: the lines that it has printed.
+        """
+        group = place(CGROUPFS, uid, identifier)
+        added = absent(group)
+        how["options"] = (*how.get("options", ()), "--cgroup", f"/{group}")
+        process = subprocess.Popen(
+            self.command("/bin/sh", "-c", script, identifier=identifier, **how),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        said: list[str] = []
+        try:
+            assert process.stdout is not None
+            while not (said and said[-1].startswith("holding")):
+                line = process.stdout.readline()
+                assert line, said
+                said.append(line.strip())
+            yield said
+            assert process.poll() is None, "the container ended by itself"
+        finally:
+            self.kill(identifier)
+            process.wait(30)
+            remove_groups(added)
 
     def logs(self) -> str:
         return (self.folder / "containerd.log").read_text()

@@ -19,7 +19,7 @@ from pathlib import Path
 import _runtime
 import pytest
 from _attacks import TABLE, Outcome
-from _card import CGROUPFS, absent, facts, first, place, record, remove_groups
+from _card import facts, first, record
 from _runtime import Ran, Runtime
 from check_worlds import pod_uid
 from plugin_fakes import NODE, make_pod, until
@@ -105,25 +105,9 @@ def test_what_the_plugin_answers_gives_the_card_and_cuda_runs(runtime: Runtime, 
     assert given.devices == (() if mode == "envvar" else (f"nvidia.com/gpu={card['uuid']}",))
     assert given.environment[VISIBLE] == (card["uuid"] if mode == "envvar" else "void")
     uid = pod_uid(7)
-    group = place(CGROUPFS, uid, IDENTIFIER)
-    added, how = absent(group), shared(answers, mode, NONE, NONE, "--cgroup", f"/{group}")
     script = "echo /dev/nvidia*; nvidia-smi -L; exec /hold 2048"
-    process = subprocess.Popen(
-        runtime.command("/bin/sh", "-c", script, identifier=IDENTIFIER, **how),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    said: list[str] = []
-    try:
-        assert process.stdout is not None
-        while not (said and said[-1].startswith("holding")):
-            line = process.stdout.readline()
-            assert line, said
-            said.append(line.strip())
+    with runtime.holding(script, uid, IDENTIFIER, **shared(answers, mode)) as said:
         seen = facts()["cards"][0]["processes"]
-    finally:
-        runtime.kill(IDENTIFIER)
-        process.wait(30)
-        remove_groups(added)
     record(f"container-{mode}", {"said": said, "processes": seen})
     assert f"card {card['uuid']}" in said and "computed" in said, said
     assert any(card["uuid"] in line and line.startswith("GPU 0: ") for line in said), said

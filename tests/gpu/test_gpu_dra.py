@@ -7,7 +7,6 @@ What it prepares is given to containers by containerd, runc and NVIDIA's contain
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import typing as t
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import _runtime
 import pytest
-from _card import CGROUPFS, absent, facts, first, place, record, remove_groups
+from _card import facts, first, gauge, record
 from _runtime import Runtime
 from dra_cluster import Cluster
 from dra_kit import uid, until
@@ -109,33 +108,14 @@ def test_a_claim_gives_its_container_the_card(process: OnCards, runtime: Runtime
     assert len(names) == (2 if mode == "cdi" else 1)
     card = first()
     pod = uid(0x1001)
-    group = place(CGROUPFS, pod, IDENTIFIER)
-    added = absent(group)
     how: t.Any = {"environment": {VISIBLE: "all"}, "devices": names}
     script = f"echo visible ${VISIBLE}; echo units $ALIYUN_COM_GPU_MEM_CONTAINER; nvidia-smi -L; exec /hold 2048"
-    container = subprocess.Popen(
-        runtime.command(
-            "/bin/sh", "-c", script, identifier=IDENTIFIER, options=("--cgroup", f"/{group}"), **how
-        ),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    said: list[str] = []
-    try:
-        assert container.stdout is not None
-        while not (said and said[-1].startswith("holding")):
-            line = container.stdout.readline()
-            assert line, said
-            said.append(line.strip())
+    with runtime.holding(script, pod, IDENTIFIER, **how) as said:
         process.kill()
         process.start()
         until(lambda: process.ready() == "ok", 60, process.ready)
         assert process.specifications() == {claim.uid} and process.kubelet.prepare(claim) == names
         seen = first()["processes"]
-        assert container.poll() is None
-    finally:
-        runtime.kill(IDENTIFIER)
-        container.wait(30)
-        remove_groups(added)
     record(f"dra-container-{mode}", {"said": said, "processes": seen, "names": names, "log": process.log})
     # Where the variable names the card, NVIDIA's runtime has read it, and leaves the same behind.
     assert "visible void" in said and "units 3" in said, said
@@ -179,21 +159,20 @@ def test_the_driver_of_nvidia_comes_later(process: OnCards) -> None:
 
 
 def test_the_metrics_count_what_the_card_holds(process: OnCards, program: Path) -> None:
-    def gauge(name: str) -> float:
-        page = ask_socket(process.status_socket, "/metrics")[1]
-        return float(re.findall(rf"^gpushare_plugin_{name}{{.*}} (\S+)$", page, re.MULTILINE)[0])
+    def shown(name: str) -> float:
+        return gauge(process.status_socket, name)
 
     process.up()
     card = first()
-    before = gauge("card_memory_used_bytes")
-    assert gauge("card_memory_bytes") == card["memory"]["total_mib"] << 20
+    before = shown("card_memory_used_bytes")
+    assert shown("card_memory_bytes") == card["memory"]["total_mib"] << 20
     holder = subprocess.Popen([program, "4096"], stdout=subprocess.DEVNULL)
     try:
-        until(lambda: gauge("card_memory_used_bytes") >= before + (4096 << 20), 20)
+        until(lambda: shown("card_memory_used_bytes") >= before + (4096 << 20), 20)
     finally:
         holder.kill()
         holder.wait()
-    until(lambda: gauge("card_memory_used_bytes") <= before, 20)
+    until(lambda: shown("card_memory_used_bytes") <= before, 20)
     process.kubelet.prepare(process.claim(1, 0, "5Gi"))
-    until(lambda: gauge("card_held_units") == 5, 20)
+    until(lambda: shown("card_held_units") == 5, 20)
     record("dra-metrics", ask_socket(process.status_socket, "/metrics")[1])

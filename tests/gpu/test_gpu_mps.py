@@ -19,6 +19,7 @@ import pytest
 from _card import CGROUPFS, ROOT, SYSTEMD, Holders, facts, first, place, record, until
 from ansible_collections.kubegpu.share.plugins.module_utils._check.nvidia import MPS_SERVER
 from ansible_collections.kubegpu.share.plugins.module_utils._check.processes import has_name
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, found
 from check_worlds import GPU, nvidia, pod_uid
 from test_gpu_library import compare
@@ -86,6 +87,14 @@ def mps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mps]:
     made.stop()
 
 
+def verified(card: JsonObject, mps: Mps) -> JsonObject:
+    """What verify reports of a node with this card, of whose four replicas two pods have one each."""
+    labels = {"gpu.count": "1", "gpu.replicas": "4", "gpu.sharing-strategy": "mps"}
+    pipe = {"CUDA_MPS_PIPE_DIRECTORY": mps.variables["CUDA_MPS_PIPE_DIRECTORY"]}
+    held = {at + 1: [f"{card['uuid']}::{at}"] for at in range(2)}
+    return checked(nvidia(GPU, labels, held, [card], {GPU: 4}, pipe))
+
+
 def test_the_daemons_answers(mps: Mps) -> None:
     uuid = first()["uuid"]
     recorded: list[list[str]] = json.loads(ANSWERS.read_text())
@@ -113,11 +122,7 @@ def test_clients_are_listed_with_their_memory_and_their_pods(mps: Mps, holders: 
         assert (row["where"], row["pod_uid"], row["container_id"]) == ("pod", pod_uid(at + 1), IDS[at])
         assert row["name"] == "hold" and row["types"] == ["compute", "mps"]
         assert sizes[at] <= row["used_mib"] <= sizes[at] + CONTEXT_MIB
-    labels = {"gpu.count": "1", "gpu.replicas": "4", "gpu.sharing-strategy": "mps"}
-    pipe = {"CUDA_MPS_PIPE_DIRECTORY": mps.variables["CUDA_MPS_PIPE_DIRECTORY"]}
-    held = {at + 1: [f"{card['uuid']}::{at}"] for at in range(2)}
-    built = nvidia(GPU, labels, held, [card], {GPU: 4}, pipe)
-    report = checked(built)
+    report = verified(card, mps)
     record("mps-verify", report)
     failed = found(report, "FAIL")
     assert [text.split()[0] for text in failed] == ["N6"] * (card["compute_mode"] != "exclusive_process"), failed
@@ -132,10 +137,7 @@ def test_a_program_without_the_daemon_is_found(mps: Mps, holders: Holders) -> No
     types = {row["pid"]: row["types"] for row in card["processes"]}
     record("mps-mixed", card)
     assert types[with_mps] == ["compute", "mps"] and types[without] == ["compute"]
-    labels = {"gpu.count": "1", "gpu.replicas": "4", "gpu.sharing-strategy": "mps"}
-    held = {at + 1: [f"{card['uuid']}::{at}"] for at in range(2)}
-    report = checked(nvidia(GPU, labels, held, [card], {GPU: 4}, {"CUDA_MPS_PIPE_DIRECTORY": "/mps/pipe"}))
-    (text,) = [one for one in found(report, "FAIL") if "without MPS" in one and str(without) in one]
+    (text,) = [one for one in found(verified(card, mps), "FAIL") if "without MPS" in one and str(without) in one]
     assert text.startswith("N6 ")
 
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _card import Holders, facts, first, observed, record
+from _card import Holders, facts, first, gauge, observed, record
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl
@@ -62,7 +61,7 @@ class OnCards(Process):
         return ask_socket(self.node.status_socket, "/metrics")[1]
 
     def gauge(self, name: str) -> float:
-        return float(re.findall(rf"^gpushare_plugin_{name}{{.*}} (\S+)$", self.metrics, re.MULTILINE)[0])
+        return gauge(self.node.status_socket, name)
 
 
 @pytest.fixture
