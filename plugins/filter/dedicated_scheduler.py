@@ -62,17 +62,20 @@ _value:
   type: dict
 """
 
+import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import (
-    ClusterNodes,
-    SchedulerOptions,
-    plan,
-)
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import (
+        ClusterNodes,
+        SchedulerOptions,
+    )
 
 
 def dedicated_scheduler(cluster: ClusterNodes, options: SchedulerOptions) -> JsonObject:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
+
     try:
         return {"problem": "", **plan(cluster, options)}
     except BadInput as error:

@@ -55,9 +55,19 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+    from ansible_collections.kubegpu.share.plugins.module_utils._driver.types import Choice, NodeFacts
+
+
+def driver_choice(gpu_node: NodeFacts, catalog: JsonObject | None, options: JsonObject) -> Choice:
+    from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose
+
+    return choose(gpu_node, catalog, options)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"driver_choice": choose}
+        return {"driver_choice": driver_choice}

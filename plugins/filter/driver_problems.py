@@ -40,9 +40,19 @@ _value:
   elements: str
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import verify
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+    from ansible_collections.kubegpu.share.plugins.module_utils._driver.types import NodeFacts
+
+
+def driver_problems(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
+    from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import verify
+
+    return verify(gpu_node, options)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"driver_problems": verify}
+        return {"driver_problems": driver_problems}

@@ -51,13 +51,16 @@ _value:
 """
 
 import datetime
+import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import fitting
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 
 def extender_certificates(secrets: list[JsonObject], names: list[str]) -> JsonObject:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import fitting
+
     try:
         return {"problem": "", **fitting(secrets, names, datetime.datetime.now(datetime.UTC))}
     except BadInput as error:

@@ -50,9 +50,19 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import plan
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import ReleasePlan
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import Cluster, Options
+
+
+def hami_plan(options: Options, cluster: Cluster) -> ReleasePlan:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import plan
+
+    return plan(options, cluster)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"hami_plan": plan}
+        return {"hami_plan": hami_plan}

@@ -43,9 +43,18 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import release
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import Release, ReleasePlan
+
+
+def hami_release(rendered: str, planned: ReleasePlan) -> Release:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import release
+
+    return release(rendered, planned)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"hami_release": release}
+        return {"hami_release": hami_release}

@@ -38,11 +38,15 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.helm import release
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 
 def helm_release(secrets: list[JsonObject]) -> JsonObject:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kube.helm import release
+
     return dict(release(secrets) or {})
 
 

@@ -2,9 +2,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-# Ansible wants imports behind the documentation.
-# ruff: noqa: E402
-
 from __future__ import annotations
 
 DOCUMENTATION = r"""
@@ -45,9 +42,13 @@ _value:
   type: str
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import resolve
+
+def image_delivery(delivery: str, reference: str, archive: str = "") -> str:
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import resolve
+
+    return resolve(delivery, reference, archive)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"image_delivery": resolve}
+        return {"image_delivery": image_delivery}

@@ -47,9 +47,15 @@ _value:
   elements: str
 """
 
-from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import missing_platforms
+import typing as t
+
+
+def image_platforms(nodes: t.Sequence[t.Mapping[str, t.Any]], reference: str, identity: str) -> list[str]:
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import missing_platforms
+
+    return missing_platforms(nodes, reference, identity)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"image_platforms": missing_platforms}
+        return {"image_platforms": image_platforms}

@@ -38,7 +38,13 @@ _value:
   type: raw
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import kubeconfig
+import typing as t
+
+
+def kubeconfig(value: t.Any) -> t.Any:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import local_path
+
+    return local_path.kubeconfig(value)
 
 
 class FilterModule:

@@ -37,7 +37,13 @@ _value:
   elements: str
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import listed
+import typing as t
+
+
+def listed(given: t.Any) -> list[str]:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import inventory
+
+    return inventory.listed(given)
 
 
 class FilterModule:

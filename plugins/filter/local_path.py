@@ -38,7 +38,13 @@ _value:
   type: raw
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
+import typing as t
+
+
+def local_path(value: t.Any) -> t.Any:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import local_path as paths
+
+    return paths.local_path(value)
 
 
 class FilterModule:

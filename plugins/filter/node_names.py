@@ -42,7 +42,13 @@ _value:
   elements: str
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import node_names
+import typing as t
+
+
+def node_names(hosts: t.Iterable[str], hostvars: t.Mapping[str, t.Mapping[str, t.Any]]) -> list[str]:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import inventory
+
+    return inventory.node_names(hosts, hostvars)
 
 
 class FilterModule:

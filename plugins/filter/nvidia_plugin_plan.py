@@ -57,9 +57,18 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import plan
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import Options, Result
+
+
+def nvidia_plugin_plan(options: Options) -> Result:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import plan
+
+    return plan(options)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"nvidia_plugin_plan": plan}
+        return {"nvidia_plugin_plan": nvidia_plugin_plan}

@@ -50,9 +50,19 @@ _value:
   type: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import terms
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import Terms
+
+
+def shared_namespace(metadata: JsonObject, definition: JsonObject) -> Terms:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import terms
+
+    return terms(metadata, definition)
 
 
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"shared_namespace": terms}
+        return {"shared_namespace": shared_namespace}

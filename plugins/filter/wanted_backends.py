@@ -52,7 +52,21 @@ _value:
   elements: dict
 """
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Wanted
+
+
+def wanted_backends(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Mapping[str, str] | None = None,
+) -> list[Wanted]:
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import backends
+
+    return backends.wanted_backends(hostvars, hosts, nodes, given)
 
 
 class FilterModule:
