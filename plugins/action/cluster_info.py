@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import LibraryMissing
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import detect
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.connection import Connection
@@ -19,11 +21,12 @@ class ActionModule(ShareAction):
     arguments = detect.ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        if client.MISSING or not self._is_here():
-            return self.execute_module(dict(self._task.args), task_vars)
-        connection = Connection(self._absolute(untagged(params)))
-        with connection.masked():
-            return detect.collect(client.RealKube.of_module(connection), connection.params)
+        if self._is_here():
+            connection = Connection(self._absolute(untagged(params)))
+            # The module may run by another Python than ansible-playbook.
+            with contextlib.suppress(LibraryMissing), connection.masked():
+                return detect.collect(connect(connection), connection.params)
+        return self.execute_module(dict(self._task.args), task_vars)
 
     def _is_here(self) -> bool:
         """Return whether the module would see this process's own environment."""

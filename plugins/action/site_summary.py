@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
 ARGUMENTS: JsonObject = {
-    **client.auth_arguments(),
+    **auth_arguments(),
     "planned": {"type": "dict"},
     "claims": {"type": "bool", "default": False},
 }
@@ -33,9 +33,7 @@ class ActionModule(ShareAction):
         cluster = ClusterTasks()
         nodes = cluster.nodes(params)
         if nodes is None:
-            self._display.display(
-                f"The nodes weren't read: ansible-playbook's Python lacks a library: {client.MISSING}"
-            )
+            self._display.display(f"The nodes weren't read: {cluster.missing}")
             return {"changed": False, "summary": None}
         slices = cluster.slices(params) if params["claims"] else None
         made = summary(nodes, planned.get("plan"), bool(self._task.check_mode), slices)

@@ -260,13 +260,13 @@ requests:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import ARGUMENTS, collect
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    run_module(module, lambda: collect(RealKube.of_module(module), module.params))
+    run_module(module, lambda: collect(connect(module), module.params))
 
 
 if __name__ == "__main__":

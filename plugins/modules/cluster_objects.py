@@ -133,12 +133,12 @@ requests:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ARGUMENTS, ensure
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    run_module(module, lambda: ensure(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: ensure(connect(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

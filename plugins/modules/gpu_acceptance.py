@@ -266,7 +266,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import 
     Options,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import SUITES, run, run_all
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 
 def main() -> None:

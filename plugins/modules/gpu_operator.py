@@ -65,13 +65,13 @@ reasons:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.gpu_operator import ARGUMENTS, work
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    run_module(module, lambda: work(RealKube.of_module(module), module.params, module.check_mode))
+    run_module(module, lambda: work(connect(module), module.params, module.check_mode))
 
 
 if __name__ == "__main__":

@@ -80,13 +80,13 @@ reason:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm import ARGUMENTS, work
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    run_module(module, lambda: work(module.params, RealKube.of_module(module)))
+    run_module(module, lambda: work(module.params, connect(module)))
 
 
 if __name__ == "__main__":

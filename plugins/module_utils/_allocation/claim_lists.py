@@ -15,7 +15,7 @@ from .._kube.stream import Wanted, listed
 from .claims import Read
 
 if t.TYPE_CHECKING:
-    from .._kube.client import Kube
+    from .._kube.api import Kube
     from .._kube.stream import Streams
 
 

@@ -16,7 +16,7 @@ from .nodes import node_unit
 
 if t.TYPE_CHECKING:
     # Its import takes long, and DirectLists may do without it.
-    from .._kube.client import Kube
+    from .._kube.api import Kube
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.

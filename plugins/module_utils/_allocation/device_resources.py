@@ -13,7 +13,7 @@ from .._core.errors import NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube
+from .._kube.api import Kube
 from .._kube.refs import Ref
 
 PAUSE = 5.0

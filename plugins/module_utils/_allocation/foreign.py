@@ -14,7 +14,7 @@ from .._kube.errors import KubeError
 
 if t.TYPE_CHECKING:
     # Its import takes long.
-    from .._kube.client import Kube
+    from .._kube.api import Kube
 
 # Resources by which other stacks announce the cards that this collection would announce.
 RESOURCES = re.compile(r"nvidia\.com/(gpu|gpu\.shared|gpumem|gpumem-percentage|gpucores|mig-.+)|volcano\.sh/(v?gpu-.+)")

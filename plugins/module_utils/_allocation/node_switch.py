@@ -14,8 +14,9 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube, KubeError, auth_arguments
-from .._kube.errors import TOO_MANY
+from .._kube.api import Kube
+from .._kube.errors import TOO_MANY, KubeError
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref, is_ready
 from . import foreign, node_backends
 

@@ -10,7 +10,7 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
-from .._kube.client import Kube
+from .._kube.api import Kube
 from .._kube.refs import Ref
 
 RESOURCES = (contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT)

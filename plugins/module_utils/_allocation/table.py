@@ -18,9 +18,7 @@ from .pods import DRA, HAMI, MARKERS, NVIDIA, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
 if t.TYPE_CHECKING:
-    # Its import takes long, and DirectReads may do without it.
-    from .._kube.client import Kube, RealKube
-    from .._kube.direct import DirectReads
+    from .._kube.api import Client, Kube
 
 NO_NODES = (
     "No node advertises shared GPU memory (aliyun.com/gpu-mem, or a ResourceSlice of gpu.kubegpu.share): nothing is "
@@ -38,7 +36,7 @@ TOTALS_OF = {
 }
 
 
-def report(kube: DirectReads | RealKube, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+def report(kube: Client, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
     """Read the allocation, and say of which cluster and when.
 
     :param tables: names of ``TABLES``.

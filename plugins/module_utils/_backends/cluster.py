@@ -13,7 +13,8 @@ from .._contracts.backends import GPUSHARE, HAMI, NVIDIA
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._hami import leftovers, ready
-from .._kube.client import Kube, auth_arguments
+from .._kube.api import Kube
+from .._kube.options import auth_arguments
 from . import release
 
 # Its servers answer; its server has left the nodes, with all that it wrote; nothing of it is in the cluster.

@@ -16,7 +16,7 @@ from ansible.module_utils.common.yaml import yaml_load_all
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._kube import helm, objects
-from .._kube.client import Kube
+from .._kube.api import Kube
 from .._kube.refs import KINDS, ref_of
 
 # As in helm's own requests, so that helm goes on with the objects.

@@ -34,8 +34,7 @@ from .servers_scheduler import DENY, NONE, WARN
 from .snapshot import read_pods, snapshot
 
 if t.TYPE_CHECKING:
-    from .._kube.client import Kube
-    from .._kube.direct import DirectReads
+    from .._kube.api import Kube
 
 PROCESSES = (
     "nvidia-persistenced",
@@ -79,7 +78,7 @@ ARGUMENTS: JsonObject = {
 }
 
 
-def check(kube: Kube | DirectReads, params: JsonObject, now: int | None = None, cluster: str = "") -> JsonObject:
+def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str = "") -> JsonObject:
     """Query the cluster, run the checks, and make the report.
 
     :param params: the module's options.
@@ -129,7 +128,7 @@ def _options(params: JsonObject) -> Options:
     return Options(**lists, grace_seconds=params["grace_seconds"], extender=params["extender"])
 
 
-def _servers(kube: Kube | DirectReads, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:
+def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject]) -> Servers | None:
     if given is None:
         return None
     return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
@@ -154,7 +153,7 @@ def _is_without_plugin(node: t.Any) -> bool:
         return False
 
 
-def _templates(kube: Kube | DirectReads) -> list[str]:
+def _templates(kube: Kube) -> list[str]:
     """Return the templates of gpushare-dra-templates, as ``namespace/name``; none where they can't be read."""
     try:
         found = kube.list_all(
@@ -167,7 +166,7 @@ def _templates(kube: Kube | DirectReads) -> list[str]:
     return ["/".join(str((one.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for one in found]
 
 
-def _configmaps(kube: Kube | DirectReads, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
+def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
     """Return kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
     if not any(_is_upstream(node) for node in nodes):
         return [], ""
@@ -177,7 +176,7 @@ def _configmaps(kube: Kube | DirectReads, nodes: t.Iterable[t.Any]) -> tuple[lis
         return None, shorten(str(error), 300)
 
 
-def _refused(kube: Kube | DirectReads, reader: Reader) -> list[t.Any]:
+def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
     """Return the pods that kubelet refused on HAMi's nodes; others that failed aren't read."""
 
     def keep(raw: t.Any) -> list[Pod]:

@@ -14,7 +14,8 @@ from .._contracts.claim_templates import API_VERSION
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube, KubeError, KubeUnusable
+from .._kube.api import Kube
+from .._kube.errors import KubeError, KubeUnusable
 from .._kube.refs import Ref
 from . import claims, nodes, objects
 from .nodes import NodeState

@@ -17,7 +17,7 @@ from .._contracts import backends, nvidia_plugin
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube
+from .._kube.api import Kube
 from . import result
 from .canary import Canary
 from .client import CreatedPod, SuiteClient

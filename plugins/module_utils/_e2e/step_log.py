@@ -9,7 +9,7 @@ import dataclasses
 import typing as t
 
 from .._core.errors import BadInput, ShareError
-from .._kube.client import KubeError
+from .._kube.errors import KubeError
 from . import result
 from .nodes import MALFORMED
 from .result import Skipped, StepOutcome, StepResult

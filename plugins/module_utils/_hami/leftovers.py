@@ -14,7 +14,7 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube
+from .._kube.api import Kube
 from .._kube.refs import Ref
 
 RELEASE_NAME, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"

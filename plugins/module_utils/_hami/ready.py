@@ -11,8 +11,8 @@ from .._contracts import hami
 from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
+from .._kube.api import Kube
 from .._kube.apply_set import ClusterObjects
-from .._kube.client import Kube
 from .._kube.refs import Ref
 from .._kube.rollout import not_ready_reason
 

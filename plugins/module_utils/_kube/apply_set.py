@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import typing as t
 from types import MappingProxyType
@@ -15,9 +16,10 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from . import objects
-from .client import Kube, auth_arguments, status_writer
+from .api import Kube
 from .compare import managed_part
 from .namespace import foreign_objects
+from .options import auth_arguments
 from .refs import FIELD_MANAGER, Ref, ref_of
 from .rollout import (
     WORKLOADS,
@@ -316,6 +318,17 @@ def _daemon_sets(refs: t.Iterable[Ref]) -> bool:
 
 def _is_terminating(live: JsonObject) -> bool:
     return bool(live["metadata"].get("deletionTimestamp"))
+
+
+def status_writer(path: str | None) -> t.Callable[[str], None]:
+    """Return a function that replaces a file's text; it does nothing without a path or where the file isn't there."""
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError), open(path or "", "r+", encoding="utf-8") as file:
+            file.truncate()
+            file.write(text)
+
+    return write
 
 
 def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:

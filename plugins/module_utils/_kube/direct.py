@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads by the standard library's HTTP client alone.
+"""Requests to the API server by the standard library's HTTP client alone.
 
 To import kubernetes.core's client takes more time and memory than to read the lists of a cluster. A kubeconfig whose
 user has a token or a certificate doesn't need it. Every other way to connect (exec plugins, passwords, proxies,
@@ -14,7 +14,9 @@ import base64
 import collections
 import contextlib
 import http.client
+import json
 import os
+import select
 import socket
 import ssl
 import tempfile
@@ -25,9 +27,9 @@ from urllib.parse import quote, urlencode, urlsplit
 from ansible.module_utils.common.yaml import yaml_load
 
 from .._core.types import JsonObject
+from .api import JSON, Client, Request
 from .errors import TIMEOUT, cause_of, refused, unreachable
 from .options import auth_arguments, hide_credentials
-from .refs import Reads, Ref
 
 if t.TYPE_CHECKING:
     from .client import RealKube
@@ -71,15 +73,16 @@ class Access(t.NamedTuple):
     name: str
 
 
-def connect(module: t.Any) -> DirectReads | RealKube:
-    """Return a client that reads; kubernetes.core's only where it is needed.
+def connect(module: t.Any) -> DirectKube | RealKube:
+    """Return a client; kubernetes.core's only where it is needed.
 
-    :raises ShareError: a library is missing, or the options give no usable kubeconfig.
+    :raises LibraryMissing: the options need the library kubernetes, which isn't installed.
+    :raises BadInput: the options give no usable kubeconfig.
     """
     hide_credentials(module)
     access = access_of(module.params, os.environ)
     if access is not None:
-        return DirectReads(access)
+        return DirectKube(access)
     # Imported here, because the import is what takes long.
     from . import client
 
@@ -103,7 +106,7 @@ def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Ac
         url = urlsplit(server)
         if url.scheme not in ("http", "https") or not url.hostname or url.port == 0 or url.query or url.username:
             return None
-        headers = {"Accept": "application/json", "Connection": "close", "User-Agent": "kubegpu.share"}
+        headers = {"Accept": f"{JSON}, */*", "User-Agent": "kubegpu.share"}
         # A fraction of the bytes, in less time than encryption would take for the rest.
         headers["Accept-Encoding"] = "identity" if cluster.get("disable-compression") else "gzip"
         token = user["token"] if "token" in user else _file(user, "tokenFile", folder)
@@ -205,52 +208,71 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
         os.unlink(path)
 
 
-class DirectReads(Reads):
-    """Reads of a cluster, each response over a connection of its own."""
+class DirectKube(Client):
+    """A cluster through its API server."""
 
     def __init__(self, access: Access) -> None:
         super().__init__()
         self._access = access
         self.server = access.server
-        self.requests: collections.Counter[str] = collections.Counter()
+        # Connections that wait for another request.
+        self._idle: collections.deque[http.client.HTTPConnection] = collections.deque()
 
-    def chunks(
-        self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
-    ) -> t.Generator[bytes, None, None]:
-        """Request a list over all namespaces and yield the response in chunks; see ``Streams``.
+    def answer(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
+        yield from self._exchange(Request("GET", path, query), size)
 
-        :param query: the query parameters.
+    def send(self, request: Request) -> str:
+        return b"".join(self._exchange(request, PART)).decode(errors="replace")
+
+    def _exchange(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
+        """Send a request and yield the answer in chunks.
+
         :param size: the largest chunk, in bytes.
-        :raises KubeError: the API server refuses or doesn't answer.
         """
-        ref = Ref(api_version, kind, "", "")
-        self._demand(ref)
-        yield from self._response(self._path(ref), query, size)
-
-    def fetch(self, path: str, query: t.Sequence[tuple[str, str]]) -> str:
-        return b"".join(self._response(path, query, PART)).decode(errors="replace")
-
-    def _response(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
-        self.requests["GET"] += 1
+        self.requests[request.method] += 1
+        url, query = urlsplit(self._access.server), urlencode(request.query, quote_via=quote, safe="")
+        target = f"{url.path}{request.path}{'?' if query else ''}{query}"
+        body = request.body if request.body is None or isinstance(request.body, str) else json.dumps(request.body)
+        headers = {**self._access.headers, **({} if body is None else {"Content-Type": request.content})}
         try:
-            with contextlib.closing(self._connection()) as connection:
-                asked = f"?{urlencode(query, quote_via=quote, safe='')}" if query else ""
-                target = f"{urlsplit(self._access.server).path}{path}{asked}"
-                connection.request("GET", target, headers=self._access.headers)
+            with self._connection() as connection:
+                connection.request(request.method, target, None if body is None else body.encode(), headers)
                 answer = connection.getresponse()
-                if answer.status != 200:
-                    body = b"".join(_decoded(answer, size))[:LONGEST_ERROR]
-                    raise refused(answer.status, answer.reason, body, self._access.server, f"GET {path}")
-                yield from _decoded(answer, size)
+                succeeded = 200 <= answer.status < 300
+                if succeeded:
+                    yield from _decoded(answer, size)
+                else:
+                    text = b"".join(_decoded(answer, size))[:LONGEST_ERROR]
         except (OSError, http.client.HTTPException, zlib.error) as error:
             why = cause_of(error, isinstance(error, (TimeoutError, socket.timeout)))
             raise unreachable(self._access.server, why) from error
+        if not succeeded:
+            raise refused(answer.status, answer.reason, text, self._access.server, str(request))
 
-    def _connection(self) -> http.client.HTTPConnection:
-        """Return a connection on which a response may take longer than to connect."""
+    @contextlib.contextmanager
+    def _connection(self) -> t.Iterator[http.client.HTTPConnection]:
+        """Return a connection, which serves another request if this one's answer is read to its end."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._opened()
+        if _ended(connection):
+            connection = self._opened()
+        try:
+            yield connection
+            # http.client closes it itself where the server wants that.
+            self._idle.append(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _opened(self) -> http.client.HTTPConnection:
+        """Return a new connection on which a response may take longer than to connect."""
         access, url = self._access, urlsplit(self._access.server)
         host, port = str(url.hostname), url.port or (80 if access.tls is None else 443)
         connection = http.client.HTTPConnection(host, port)
+        # It would connect again without TLS.
+        connection.auto_open = 0
         opened = socket.create_connection((host, port), TIMEOUT[0])
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -262,6 +284,15 @@ class DirectReads(Reads):
             raise
         connection.sock = opened
         return connection
+
+
+def _ended(connection: http.client.HTTPConnection) -> bool:
+    """Return whether a connection that waits was closed; the server sends nothing else without a request."""
+    if connection.sock is None:
+        return True
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _decoded(answer: http.client.HTTPResponse, size: int) -> t.Iterator[bytes]:

@@ -37,6 +37,10 @@ class KubeUnusable(KubeError, BadInput):
     """The connection options reach no API server, or one that rejects their credentials; the user has to fix them."""
 
 
+class LibraryMissing(ShareError):
+    """The Python that runs this lacks a library that the connection options need."""
+
+
 def refused(status: int, reason: str, body: t.Any, host: str, subject: str) -> KubeError:
     """Return the error of a refused request.
 

@@ -19,7 +19,9 @@ from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.system import System
-from .client import TIMEOUT, RealKube, api_errors, auth_arguments
+from .client import RealKube, api_errors
+from .errors import TIMEOUT
+from .options import auth_arguments
 from .refs import Ref
 
 try:

@@ -25,7 +25,7 @@ from .._core.types import JsonObject
 from .errors import KubeError
 
 if t.TYPE_CHECKING:
-    from .client import Kube
+    from .api import Kube
 
 _loads: t.Callable[[bytes], t.Any] = json.loads
 with contextlib.suppress(ImportError):
@@ -74,7 +74,7 @@ class Streams(t.Protocol):
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
     ) -> t.Generator[bytes, None, None]:
-        """Yield the response to a list over all namespaces in chunks; see ``RealKube.chunks``.
+        """Yield the response to a list over all namespaces in chunks; see ``Client.chunks``.
 
         :param api_version: of the objects, such as ``v1``.
         :param kind: of the objects, such as ``Pod``.

@@ -19,7 +19,9 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .._kube.client import APPLY, TIMEOUT, KubeError, RealKube, api_errors
+from .._kube.api import APPLY
+from .._kube.client import RealKube, api_errors
+from .._kube.errors import TIMEOUT, KubeError
 from .._kube.refs import Ref, ref_of
 
 LIBRARIES = ("auto", "openshift", "kubernetes")

@@ -24,7 +24,8 @@ from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube, auth_arguments
+from .._kube.api import Kube
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref
 from .reconcile import PAUSE, annotations_of, reconcile
 

@@ -20,7 +20,8 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import Kube, auth_arguments
+from .._kube.api import Kube
+from .._kube.options import auth_arguments
 from .._kube.refs import FIELD_MANAGER, Ref
 from .cluster import condition
 from .reconcile import PART_OF, annotations_of, reconcile

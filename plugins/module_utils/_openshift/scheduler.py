@@ -8,7 +8,7 @@ from __future__ import annotations
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.client import auth_arguments
+from .._kube.options import auth_arguments
 from . import policy, secondary
 from .client import LIBRARIES
 from .reconcile import PAUSE, Api

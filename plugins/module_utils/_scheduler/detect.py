@@ -18,7 +18,9 @@ from .._contracts.gpushare import ContractError
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._kube import helm
-from .._kube.client import Kube, KubeError, auth_arguments
+from .._kube.api import Kube
+from .._kube.errors import KubeError
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref
 from .._openshift import cluster as openshift
 from .._openshift import coreos

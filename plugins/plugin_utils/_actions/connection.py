@@ -16,7 +16,7 @@ from ...module_utils._core.types import JsonObject
 
 
 class Connection:
-    """The connection options of a module, as ``RealKube.of_module`` reads them.
+    """The connection options of a module, as ``direct.connect`` reads them.
 
     :param options: kubernetes.core's; those of a task may contain others, too.
     """

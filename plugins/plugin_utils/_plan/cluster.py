@@ -19,8 +19,11 @@ from ...module_utils._backends import cluster as backend
 from ...module_utils._contracts import claim_templates
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
-from ...module_utils._kube import apply_set, client, helm
-from ...module_utils._kube.client import Kube, RealKube, auth_arguments
+from ...module_utils._kube import apply_set, helm
+from ...module_utils._kube.api import Kube
+from ...module_utils._kube.direct import connect
+from ...module_utils._kube.errors import LibraryMissing
+from ...module_utils._kube.options import auth_arguments
 from ...module_utils._kube.refs import Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
@@ -115,13 +118,17 @@ UNVERIFIED = {"api_version": "v1", "kind": "ConfigMap", "namespace": "kube-syste
 
 
 class ClusterTasks:
-    """Predicts the tasks that talk to the cluster."""
+    """Predicts the tasks that talk to the cluster.
+
+    :ivar missing: why it can't, where ansible-playbook's own Python lacks a library that the connection needs.
+    """
 
     def __init__(self) -> None:
         self._kubes: dict[str, tuple[Connection, Kube]] = {}
+        self.missing = ""
 
     def nodes(self, options: JsonObject) -> list[JsonObject] | None:
-        """Return the cluster's nodes; None without the Kubernetes library in ansible-playbook's own Python.
+        """Return the cluster's nodes; None where ``missing`` says why.
 
         :param options: a task's, with those of the connection.
         :raises ShareError: they can't be read.
@@ -152,14 +159,11 @@ class ClusterTasks:
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.
 
-        Without the Kubernetes library in ansible-playbook's own Python, every task has to be executed.
+        Where ``missing`` says why, every task has to be executed.
 
         :param module: its full name.
         :raises ShareError: the task would fail.
         """
-        # The modules may run by another Python than ansible-playbook.
-        if client.MISSING:
-            return None
         if module == K8S_INFO:
             return self._with(options, lambda kube: _read(kube, options))
         if module == K8S:
@@ -178,8 +182,13 @@ class ClusterTasks:
         key = json.dumps(auth, sort_keys=True)
         if key not in self._kubes:
             connection = Connection(auth)
-            with connection.masked():
-                self._kubes[key] = (connection, ReadOnce(RealKube.of_module(connection)))
+            try:
+                with connection.masked():
+                    self._kubes[key] = (connection, ReadOnce(connect(connection)))
+            except LibraryMissing as error:
+                # The modules may run by another Python than ansible-playbook.
+                self.missing = str(error)
+                return None
         connection, kube = self._kubes[key]
         with connection.masked():
             return work(kube)

@@ -19,8 +19,10 @@ PLUGINS = __name__.partition(".plugin_utils.")[0]
 
 
 def load() -> None:
-    """Import them: with the plan of the roles comes the client of the cluster."""
+    """Import them; the plan of the roles needs most of it itself."""
     importlib.import_module(f"{PLUGINS}.plugin_utils._plan.engine")
+    # Of filters of each GPU node's tasks, which import their code when they are called.
+    importlib.import_module(f"{PLUGINS}.module_utils._driver.select")
     for one in pkgutil.iter_modules(importlib.import_module(f"{PLUGINS}.filter").__path__):
         importlib.import_module(f"{PLUGINS}.filter.{one.name}")
     for loader in (filter_loader, test_loader):

@@ -11,7 +11,8 @@ import typing as t
 from ...module_utils._core.errors import NotInEffect, ShareError
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.wait import Waiting
-from ...module_utils._kube.client import Kube, RealKube
+from ...module_utils._kube.api import Kube
+from ...module_utils._kube.direct import connect
 from ...module_utils._kube.refs import Ref
 from .._actions.connection import Connection
 
@@ -44,7 +45,7 @@ class SchedulerLease:
         self._ref = ref
         self._options = Connection({"kubeconfig": kubeconfig})
         with self._options.masked():
-            self._kube: Kube = kube if kube is not None else RealKube.of_module(self._options)
+            self._kube: Kube = kube if kube is not None else connect(self._options)
         self._sleep = sleep
         self._now = now
 

@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output i
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect, report
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct, stream
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from kube_api import SECRET, Api, connect, forget_environment, kubeconfig, module
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +45,7 @@ def kube(api, monkeypatch, tmp_path, request):
     if request.param == "client":
         return connect(api.url)
     found = direct.connect(module(kubeconfig=kubeconfig(api.url)))
-    assert isinstance(found, direct.DirectReads)
+    assert isinstance(found, direct.DirectKube)
     return found
 
 

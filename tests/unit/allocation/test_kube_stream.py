@@ -12,7 +12,7 @@ import tracemalloc
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import stream
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import 
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, Ref
 from check_worlds import WORLDS
 from fake_kube import FakeKube

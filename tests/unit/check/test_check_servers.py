@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION
 from check_worlds import COUNT, MEM, OUR_CONFIGURATION, container, pod, scheduler, server

@@ -11,7 +11,8 @@ import yaml
 from action_plugins import load
 from ansible.module_utils import basic
 from ansible_collections.kubegpu.share.plugins.action import cluster_info, preflight
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import LibraryMissing
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.modules import preflight as preflight_module
 from fake_kube import FakeKube
@@ -38,12 +39,13 @@ def info(monkeypatch, transport="local", become=None, environment=None, missing=
     """Run the action on a cluster of one node; return its result and the options of the modules that it executed."""
     connected, executed = [], []
 
-    def of_module(module):
+    def connect(module):
         connected.append(module.params["kubeconfig"])
+        if missing:
+            raise LibraryMissing(missing)
         return FakeKube(NODE)
 
-    monkeypatch.setattr(cluster_info.client.RealKube, "of_module", of_module)
-    monkeypatch.setattr(cluster_info.client, "MISSING", missing)
+    monkeypatch.setattr(cluster_info, "connect", connect)
     connection = Mock(transport=transport, become=become)
     action = load(cluster_info, args, connection=connection)
     action._task.environment = environment
@@ -76,7 +78,8 @@ def test_cluster_info_is_read_by_the_tasks_own_process_on_the_controller(monkeyp
 )
 def test_cluster_info_is_executed_where_a_module_sees_another_environment(monkeypatch, other):
     found, connected, executed = info(monkeypatch, kubeconfig="a", **other)
-    assert (found["version"], connected, executed) == ("module", [], [{"kubeconfig": "a"}])
+    assert (found["version"], executed) == ("module", [{"kubeconfig": "a"}])
+    assert connected == (["/playbooks/a"] if "missing" in other else [])
 
 
 @pytest.mark.parametrize("name", ["cluster_objects", "cluster_info", "gpu_allocation_info"])

@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Wa
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, NAMESPACES, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import Outcome, run
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError, KubeUnusable
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError, KubeUnusable
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref, ref_of
 from fake_clock import FakeClock
 

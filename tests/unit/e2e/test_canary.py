@@ -14,7 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import is_transient
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, LABEL, RUN_LABEL
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from suite_cluster import AWAY, FORBIDDEN, SPACE, Cluster, Faults, attempt, node, results, what
 
 TWO = {"Y1": "PASS", "Y2": "PASS", "Y3": "PASS", "Y4": "PASS", "Y5": "skipped", "Y6": "PASS", "Y7": "PASS"}

@@ -8,7 +8,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._backends import clu
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._hami import leftovers, ready
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
 from fake_kube import FakeKube

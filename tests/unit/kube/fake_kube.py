@@ -9,8 +9,8 @@ import itertools
 import json
 
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.compare import LIST_KEYS
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, KINDS, Ref, ref_of
 from merge_patch import merge_patch
 

@@ -9,7 +9,8 @@ import threading
 import types
 
 import kubernetes.client
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 SECRET = "c2VjcmV0LXRva2Vu"
 
@@ -17,15 +18,21 @@ SECRET = "c2VjcmV0LXRva2Vu"
 class Api:
     """Returns ``answers`` (status and body by path) and ``lists`` (paged), in chunks; records its requests.
 
-    The token of a page is the number of its first item. ``failures`` are statuses of the next answers.
+    The token of a page is the number of its first item. ``failures`` are statuses of the next answers. While
+    ``closing`` is set, it closes the connection after an answer without saying so before.
     """
 
     def __init__(self):
         self.received, self.answers, self.lists, self.failures, self.cut = [], {}, {}, [], False
+        self.connections, self.closing = 0, False
         api = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                api.connections += 1
 
             def respond(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
@@ -51,6 +58,7 @@ class Api:
                         self.close_connection = True
                         return
                 self.wfile.write(b"0\r\n\r\n")
+                self.close_connection = self.close_connection or api.closing
 
             do_GET = do_PATCH = do_DELETE = respond
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The client with an HTTP server, and with servers that refuse, don't answer, or use another protocol."""
+"""Both clients with an HTTP server, and with servers that refuse, don't answer, or use another protocol."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import KubeError, RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import api as requests
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import client, direct
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from kube_api import SECRET, Api, connect, forget_environment, module
+from kube_api import SECRET, Api, forget_environment, kubeconfig, module
 
 
 @pytest.fixture
@@ -27,10 +29,17 @@ def environment(monkeypatch, tmp_path):
     forget_environment(monkeypatch, tmp_path)
 
 
+@pytest.fixture(params=["direct", "client"])
+def connect(request):
+    """Return a function that connects to a URL with a token, without the library kubernetes and with it."""
+    make = {"direct": direct.connect, "client": RealKube.of_module}[request.param]
+    return lambda url: make(module(kubeconfig=kubeconfig(url)))
+
+
 POD = Ref("v1", "Pod", "n s", "p/1")
 
 
-def test_connects_lazily_and_authenticates_like_kubernetes_core(api):
+def test_connects_lazily_and_authenticates_like_kubernetes_core(connect, api):
     api.answers["/api/v1/namespaces/n%20s/pods/p%2F1"] = (200, {"kind": "Pod"})
     api_client = connect(api.url)
     assert api.received == []
@@ -51,11 +60,11 @@ def test_the_environment_is_used_like_in_kubernetes_core(api, monkeypatch):
     assert (headers["authorization"], headers["impersonate-user"]) == ("Bearer from-env", "somebody")
 
 
-def test_a_missing_object_is_none(api):
+def test_a_missing_object_is_none(connect, api):
     assert connect(api.url).get(POD) is None
 
 
-def test_lists_are_paged_and_items_have_kind_and_version(api):
+def test_lists_are_paged_and_items_have_kind_and_version(connect, api):
     def page(path):
         more = {} if "continue=two" in path else {"continue": "two"}
         return {"metadata": more, "items": [{"metadata": {"name": "b" if not more else "a"}}]}
@@ -68,7 +77,7 @@ def test_lists_are_paged_and_items_have_kind_and_version(api):
     assert "fieldSelector=status.phase%21%3DFailed" in api.received[0][1]
 
 
-def test_apply_patch_and_delete_send_the_expected_requests(api):
+def test_apply_patch_and_delete_send_the_expected_requests(connect, api):
     definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
     path = "/apis/apps/v1/namespaces/n/daemonsets/d"
     api.answers[path] = (200, {"done": True})
@@ -81,7 +90,7 @@ def test_apply_patch_and_delete_send_the_expected_requests(api):
     applied, patched, deleted = api.received
     query = dict(pair.split("=") for pair in applied[1].split("?")[1].split("&"))
     assert query == {"fieldManager": "me", "force": "true", "fieldValidation": "Strict"}
-    assert applied[2]["Content-Type"] == client.APPLY
+    assert applied[2]["Content-Type"] == requests.APPLY
     assert json.loads(applied[3]) == definition
     assert (patched[1], patched[2]["Content-Type"]) == (path + "/status", "application/merge-patch+json")
     assert json.loads(patched[3]) == {"status": {"a": None}}
@@ -89,13 +98,13 @@ def test_apply_patch_and_delete_send_the_expected_requests(api):
     assert api_client.requests == {"PATCH": 2, "DELETE": 1}
 
 
-def test_logs_are_text(api):
+def test_logs_are_text(connect, api):
     api.answers["/api/v1/namespaces/n/pods/p/log"] = (200, "{not json\n")
     assert connect(api.url).log("n", "p", "c", 3) == "{not json\n"
     assert api.received[0][1].endswith("?container=c&tailLines=3")
 
 
-def test_unknown_kinds_are_discovered_once_per_group(api):
+def test_unknown_kinds_are_discovered_once_per_group(connect, api):
     resources = [{"name": "things", "kind": "Thing", "namespaced": False}, {"name": "things/status", "kind": "Thing"}]
     api.answers["/apis/x.example/v1"] = (200, {"resources": resources})
     api.answers["/apis/x.example/v1/things/t"] = (200, {"found": True})
@@ -122,7 +131,7 @@ def test_unknown_kinds_are_discovered_once_per_group(api):
         (503, "busy", "(503)"),
     ],
 )
-def test_errors_have_status_reason_and_a_message_of_one_line(api, status, answer, message):
+def test_errors_have_status_reason_and_a_message_of_one_line(connect, api, status, answer, message):
     api.answers["/api/v1/nodes"] = (status, answer)
     with pytest.raises(KubeError) as error:
         connect(api.url).list_all("v1", "Node")
@@ -133,7 +142,7 @@ def test_errors_have_status_reason_and_a_message_of_one_line(api, status, answer
     assert SECRET not in str(error.value)
 
 
-def test_a_rejected_apply_names_the_object(api):
+def test_a_rejected_apply_names_the_object(connect, api):
     path = "/apis/apps/v1/namespaces/n/daemonsets/d"
     api.answers[path] = (422, {"message": "spec.selector: field is immutable"})
     definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
@@ -143,7 +152,7 @@ def test_a_rejected_apply_names_the_object(api):
         connect(api.url).apply(definition, "me")
 
 
-def test_a_refused_connection_is_reported_at_once():
+def test_a_refused_connection_is_reported_at_once(connect):
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     begin = time.monotonic()
@@ -152,8 +161,9 @@ def test_a_refused_connection_is_reported_at_once():
     assert time.monotonic() - begin < 2
 
 
-def test_a_silent_server_times_out(monkeypatch):
-    monkeypatch.setattr(client, "TIMEOUT", (0.2, 0.2))
+def test_a_silent_server_times_out(connect, monkeypatch):
+    for one in (client, direct):
+        monkeypatch.setattr(one, "TIMEOUT", (0.2, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as one:
         begin = time.monotonic()
         with pytest.raises(BadInput, match="no answer within"):
@@ -161,7 +171,7 @@ def test_a_silent_server_times_out(monkeypatch):
         assert time.monotonic() - begin < 2
 
 
-def test_plain_http_instead_of_tls_is_an_error(api):
+def test_plain_http_instead_of_tls_is_an_error(connect, api):
     with pytest.raises(BadInput, match="can't be reached: "):
         connect(api.url.replace("http:", "https:")).version()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lists without the Kubernetes client: which connections need it, and the same answers from a real API server."""
+"""Requests without the library kubernetes: which connections need it, and the same answers from a real API server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,9 @@ def test_credentials_of_a_dictionary_are_hidden():
     assert SECRET in given.no_log_values
 
 
-@pytest.mark.parametrize("name", ["gpu_allocation_info", "gpu_allocation_check"])
+@pytest.mark.parametrize(
+    "name", ["backend_objects", "cluster_info", "cluster_objects", "gpu_allocation_check", "gpu_allocation_info"]
+)
 def test_the_client_is_not_imported(name):
     program = (
         "import sys\n"
@@ -156,6 +159,29 @@ def test_a_compressed_answer_that_ends_early_is_an_error(monkeypatch, api):
         names_of(kube)
 
 
+def test_a_connection_serves_all_requests_until_it_is_closed(api):
+    api.lists["/api/v1/nodes"] = [{"metadata": {"name": "n"}}]
+    api.answers["/version"] = (200, {"gitVersion": "v1"})
+    kube = direct.connect(module(kubeconfig=kubeconfig(api.url)))
+    assert kube.get(Ref("v1", "Node", "", "a")) is None and names_of(kube) == ["n"] and kube.version()
+    assert api.connections == 1
+    api.closing = True
+    for number in range(1, 4):
+        assert kube.version() == {"gitVersion": "v1"}
+        assert api.connections == number
+        time.sleep(0.05)
+
+
+def test_a_connection_whose_answer_is_not_read_to_its_end_serves_no_other_request(api):
+    api.lists["/api/v1/nodes"] = [{"metadata": {"name": "n" * 5000}}]
+    api.answers["/version"] = (200, {"gitVersion": "v1"})
+    kube = direct.connect(module(kubeconfig=kubeconfig(api.url)))
+    chunks = kube.chunks("v1", "Node", [("limit", "500")], 1000)
+    assert next(chunks)
+    chunks.close()
+    assert kube.version() == {"gitVersion": "v1"} and api.connections == 2
+
+
 def test_a_redirection_is_not_followed(api):
     api.failures = [302]
     with pytest.raises(KubeError) as error:
@@ -167,7 +193,7 @@ def both(config):
     """The names of the cluster's namespaces' pods and nodes, read without the client and with it."""
     given = module(kubeconfig=config)
     found = direct.connect(given)
-    assert isinstance(found, direct.DirectReads)
+    assert isinstance(found, direct.DirectKube)
     return [names_of(one, "Node") for one in (found, client.RealKube.of_module(given))]
 
 
@@ -234,9 +260,69 @@ def test_single_objects_selected_lists_and_the_version_are_the_clients(cluster, 
     assert error.value.status == 403
 
 
+def test_writes_have_the_results_of_the_clients(cluster):
+    given = module(kubeconfig=str(cluster.kubeconfig))
+
+    def writes(kube):
+        space = cluster.namespace()
+        name = {"name": "c", "namespace": space}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": name, "data": {"a": "1", "b": "\u00fc"}}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": name,
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        }
+        ref, of_pod = Ref("v1", "ConfigMap", space, "c"), Ref("v1", "Pod", space, "c")
+        found = [
+            kube.apply(config_map, "us"),
+            kube.patch(ref, {"data": {"a": None}}),
+            kube.try_create(pod),
+            kube.get(of_pod),
+            kube.apply(pod, "us"),
+            kube.patch(of_pod, {"status": {"reason": "Tried"}}, "status"),
+            kube.evict(space, "c", 0),
+            kube.get(of_pod),
+            kube.delete(ref),
+            kube.get(ref),
+            kube.delete(ref),
+        ]
+        for wrong in (
+            lambda: kube.apply({**config_map, "dada": {}}, "us"),
+            lambda: kube.try_create({**pod, "spec": {"containers": []}}),
+            lambda: kube.log(space, "c", "c", 3),
+            lambda: kube.evict(space, "c"),
+        ):
+            with pytest.raises(KubeError) as error:
+                wrong()
+            found.append((error.value.status, error.value.reason, str(error.value).replace(space, "SPACE")))
+        for one in found:
+            if isinstance(one, dict):
+                for field in (
+                    "uid",
+                    "resourceVersion",
+                    "creationTimestamp",
+                    "deletionTimestamp",
+                    "namespace",
+                    "managedFields",
+                ):
+                    one["metadata"].pop(field, None)
+        return found
+
+    direct_one, with_client = direct.connect(given), client.RealKube.of_module(given)
+    assert isinstance(direct_one, direct.DirectKube)
+    first = writes(direct_one)
+    assert first == writes(with_client) and direct_one.requests == with_client.requests
+    assert first[0]["data"] == {"a": "1", "b": "\u00fc"} and first[1]["data"] == {"b": "\u00fc"}
+    assert first[3] is first[7] is None and first[5]["status"]["reason"] == "Tried"
+    # No garbage collector runs there.
+    assert first[9]["metadata"]["finalizers"] == ["foregroundDeletion"]
+    assert [status for status, _reason, _text in first[11:]] == [500, 422, 404, 404]
+
+
 def test_an_answer_that_isnt_the_apis_is_told(monkeypatch, api):
     kube = direct.connect(module(kubeconfig=kubeconfig(api.url)))
-    monkeypatch.setattr(direct.DirectReads, "fetch", lambda *_words: "<html>")
+    monkeypatch.setattr(direct.DirectKube, "fetch", lambda *_words: "<html>")
     with pytest.raises(BadInput, match="isn't a Kubernetes API server"):
         kube.version()
 

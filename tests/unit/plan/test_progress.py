@@ -16,7 +16,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import apply_set
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import status_writer
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import status_writer
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.running_tasks import HOSTS_NAMED, RunningTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
 from fake_kube import FakeKube
