@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,16 +49,33 @@ def place(server: ApiServer) -> Iterator[Any]:
         return space
 
     yield begin
+    try:
+        _remove_pods(server, space)
+    finally:
+        for name in made:
+            server.request("DELETE", f"/api/v1/nodes/{name}")
+            server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
+
+
+def _remove_pods(server: ApiServer, space: str) -> None:
+    """Remove the pods of a namespace with their claims.
+
+    No garbage collector runs. kube-scheduler leaves an allocation to it whose pod goes while it is bound, and the
+    controller creates the claim of a pod once more if it learns later of the pod's end than of its claim's.
+    """
     for one in server.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]:
         name = one["metadata"]["name"]
         server.request("DELETE", f"/api/v1/namespaces/{space}/pods/{name}?gracePeriodSeconds=0")
-    # No garbage collector runs, and kube-scheduler leaves an allocation to it whose pod goes while it is bound.
     claims = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
-    server.request("DELETE", claims)
-    until(lambda: not server.request("GET", claims)["items"], 30)
-    for name in made:
-        server.request("DELETE", f"/api/v1/nodes/{name}")
-        server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
+
+    def left() -> list[Any]:
+        server.request("DELETE", claims)
+        return list(server.request("GET", claims)["items"])
+
+    end = time.monotonic() + 60
+    while remaining := left():
+        assert time.monotonic() < end, remaining
+        time.sleep(0.1)
 
 
 def run(server: ApiServer, space: str, wanted: dict[str, Any]) -> str:
