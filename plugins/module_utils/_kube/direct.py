@@ -252,12 +252,7 @@ class DirectKube(Client):
     @contextlib.contextmanager
     def _connection(self) -> t.Iterator[http.client.HTTPConnection]:
         """Return a connection, which serves another request if this one's answer is read to its end."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._opened()
-        if _ended(connection):
-            connection = self._opened()
+        connection = self._waiting() or self._opened()
         try:
             yield connection
             # http.client closes it itself where the server wants that.
@@ -265,6 +260,15 @@ class DirectKube(Client):
         except BaseException:
             connection.close()
             raise
+
+    def _waiting(self) -> http.client.HTTPConnection | None:
+        """Return a connection that has served a request and is still open."""
+        with contextlib.suppress(IndexError):
+            connection = self._idle.pop()
+            if not _ended(connection):
+                return connection
+            connection.close()
+        return None
 
     def _opened(self) -> http.client.HTTPConnection:
         """Return a new connection on which a response may take longer than to connect."""

@@ -260,8 +260,10 @@ def test_single_objects_selected_lists_and_the_version_are_the_clients(cluster, 
     assert error.value.status == 403
 
 
-def test_writes_have_the_results_of_the_clients(cluster):
+def test_writes_have_the_results_of_the_clients(cluster, monkeypatch):
     given = module(kubeconfig=str(cluster.kubeconfig))
+    new, opened = direct.DirectKube._opened, []
+    monkeypatch.setattr(direct.DirectKube, "_opened", lambda self: opened.append(self) or new(self))
 
     def writes(kube):
         space = cluster.namespace()
@@ -312,6 +314,8 @@ def test_writes_have_the_results_of_the_clients(cluster):
     direct_one, with_client = direct.connect(given), client.RealKube.of_module(given)
     assert isinstance(direct_one, direct.DirectKube)
     first = writes(direct_one)
+    # Over TLS, and despite answers that are errors.
+    assert opened == [direct_one]
     assert first == writes(with_client) and direct_one.requests == with_client.requests
     assert first[0]["data"] == {"a": "1", "b": "\u00fc"} and first[1]["data"] == {"b": "\u00fc"}
     assert first[3] is first[7] is None and first[5]["status"]["reason"] == "Tried"
