@@ -248,6 +248,7 @@ class Lab:
     def __init__(self, count: Count, pool: ThreadPoolExecutor) -> None:
         self._count = count
         self._is_down = False
+        self._lock = threading.Lock()
         run("python", "-m", "lab", "down")
         self._starting: Future[bool] = pool.submit(check_in_background, count, "lab up", "python", "-m", "lab", "up")
 
@@ -256,11 +257,13 @@ class Lab:
         return self._starting.result()
 
     def down(self) -> None:
-        """Take it down, unless that was done."""
-        self.is_up()
-        if not self._is_down:
-            self._is_down = True
-            check_in_background(self._count, "lab down", "python", "-m", "lab", "down")
+        """Take it down, unless that was done; another time where an interrupt ended the first."""
+        try:
+            self.is_up()
+        finally:
+            with self._lock:
+                if not self._is_down:
+                    self._is_down = check_in_background(self._count, "lab down", "python", "-m", "lab", "down")
 
 
 def molecule(count: Count, cluster: bool) -> None:

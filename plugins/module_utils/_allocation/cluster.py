@@ -15,7 +15,6 @@ from . import foreign
 from .nodes import node_unit
 
 if t.TYPE_CHECKING:
-    # Its import takes long, and DirectLists may do without it.
     from .._kube.api import Kube
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"

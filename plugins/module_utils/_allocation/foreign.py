@@ -13,7 +13,6 @@ from .._core.types import JsonObject
 from .._kube.errors import KubeError
 
 if t.TYPE_CHECKING:
-    # Its import takes long.
     from .._kube.api import Kube
 
 # Resources by which other stacks announce the cards that this collection would announce.

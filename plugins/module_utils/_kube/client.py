@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import typing as t
 
 from .._core.errors import BadInput
@@ -71,7 +72,7 @@ class RealKube(Client):
         """
         hide_credentials(module)
         if MISSING:
-            raise LibraryMissing(f"the Python that runs this module lacks kubernetes.core or kubernetes: {MISSING}")
+            raise LibraryMissing(f"{sys.executable} lacks kubernetes.core or kubernetes: {MISSING}")
         try:
             configuration = core._create_configuration(core._create_auth_spec(module))
             # Report refused connections at once; the caller decides about retries.
@@ -113,7 +114,8 @@ class RealKube(Client):
                 _request_timeout=TIMEOUT,
                 serialize=False,
             )
-        text = answer.data
+            # Read here only.
+            text = answer.data
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 

@@ -26,9 +26,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ansible.module_utils.common.yaml import yaml_load
 
+from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .api import JSON, Client, Request
-from .errors import TIMEOUT, cause_of, refused, unreachable
+from .errors import KUBECONFIG, TIMEOUT, cause_of, refused, unreachable
 from .options import auth_arguments, hide_credentials
 
 if t.TYPE_CHECKING:
@@ -50,7 +51,7 @@ PREFIX = "K8S_AUTH_"
 PACKED = 16 * 1024
 # Bytes of a whole answer that are read at a time.
 PART = 256 * 1024
-# Bytes of an error's body that are read.
+# Bytes of an error's body that are parsed.
 LONGEST_ERROR = 1024 * 1024
 
 
@@ -94,6 +95,7 @@ def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Ac
 
     :param params: the module's parameters.
     :param environ: the environment's variables.
+    :raises BadInput: the token can't be sent.
     """
     try:
         config, folder, context = _kubeconfig(params, environ)
@@ -111,9 +113,11 @@ def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Ac
         headers["Accept-Encoding"] = "identity" if cluster.get("disable-compression") else "gzip"
         token = user["token"] if "token" in user else _file(user, "tokenFile", folder)
         if token:
-            headers["Authorization"] = f"Bearer {_text(token).strip()}"
+            headers["Authorization"] = f"Bearer {_header(_text(token).strip())}"
         tls = _tls(cluster, user, folder) if url.scheme == "https" else None
         return Access(server, headers, tls, str(cluster.get("tls-server-name") or ""))
+    except BadInput:
+        raise
     except Exception:  # whatever is wrong with a kubeconfig, the client reports it
         return None
 
@@ -121,6 +125,9 @@ def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Ac
 def _kubeconfig(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> tuple[JsonObject, str, str]:
     """Return the kubeconfig, the folder of its relative paths, and the name of the given context."""
     given = {name: params.get(name) for name in auth_arguments()}
+    if not given:
+        # Without kubernetes.core, its options aren't known.
+        raise _Other
     for name, value in given.items():
         if value is None:
             given[name] = environ.get(PREFIX + name.upper())
@@ -157,6 +164,16 @@ def _text(value: t.Any) -> str:
     if not isinstance(value, str):
         raise _Other
     return value
+
+
+def _header(token: str) -> str:
+    """Return a token as it is; http.client would print one that it refuses.
+
+    :raises BadInput: no header can have it.
+    """
+    if not token.isascii() or not token.isprintable():
+        raise BadInput(f"{KUBECONFIG}: the token of its user has a line break, or a character that isn't ASCII")
+    return token
 
 
 def _file(entry: JsonObject, field: str, folder: str) -> str:
@@ -243,7 +260,7 @@ class DirectKube(Client):
                     yield from _decoded(answer, size)
                 else:
                     text = b"".join(_decoded(answer, size))[:LONGEST_ERROR]
-        except (OSError, http.client.HTTPException, zlib.error) as error:
+        except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
             why = cause_of(error, isinstance(error, (TimeoutError, socket.timeout)))
             raise unreachable(self._access.server, why) from error
         if not succeeded:
@@ -306,6 +323,9 @@ def _decoded(answer: http.client.HTTPResponse, size: int) -> t.Iterator[bytes]:
     """
     if answer.getheader("Content-Encoding", "identity") != "gzip":
         yield from iter(lambda: answer.read(size), b"")
+        # http.client reports it for a chunked answer only.
+        if answer.length:
+            raise http.client.IncompleteRead(b"", answer.length)
         return
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 16)
     for packed in iter(lambda: answer.read(PACKED), b""):

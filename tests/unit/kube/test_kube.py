@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -169,6 +171,25 @@ def test_a_silent_server_times_out(connect, monkeypatch):
         with pytest.raises(BadInput, match="no answer within"):
             connect(f"http://127.0.0.1:{one.getsockname()[1]}").version()
         assert time.monotonic() - begin < 2
+
+
+def test_an_answer_that_ends_early_is_an_error(connect):
+    """One with a Content-Length; ``Api`` sends chunks."""
+
+    class Half(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b'{"a":1')
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Half) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(KubeError, match=r"can't be reached: .*IncompleteRead"):
+            connect(f"http://127.0.0.1:{server.server_port}").log("n", "p", "c", 3)
 
 
 def test_plain_http_instead_of_tls_is_an_error(connect, api):

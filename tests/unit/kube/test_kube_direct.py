@@ -108,6 +108,26 @@ def test_the_client_reports_a_kubeconfig_that_cannot_be_used(tmp_path):
         direct.connect(module(kubeconfig=str(tmp_path / "config")))
 
 
+def test_without_kubernetes_core_no_other_kubeconfig_is_taken(monkeypatch, tmp_path):
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(json.dumps(kubeconfig(URL)))
+    monkeypatch.setattr(direct, "auth_arguments", dict)
+    assert access({"clusters": []}) is None
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "\u00fc", "nul\0"])
+def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token):
+    with pytest.raises(BadInput, match="the token of its user has a line break") as error:
+        direct.connect(module(kubeconfig=changed(user={"token": token})))
+    assert token not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["foo..bar", "a" * 64 + ".example"])
+def test_a_name_that_no_server_can_have_is_unreachable(name):
+    with pytest.raises(BadInput, match="can't be reached: "):
+        direct.connect(module(kubeconfig=kubeconfig(f"http://{name}:6443"))).version()
+
+
 def test_credentials_of_a_dictionary_are_hidden():
     given = module(kubeconfig=kubeconfig(URL))
     direct.connect(given)
