@@ -252,7 +252,9 @@ class DirectKube(Client):
         body = request.body if request.body is None or isinstance(request.body, str) else json.dumps(request.body)
         headers = {**self._access.headers, **({} if body is None else {"Content-Type": request.content})}
         try:
-            with self._connection() as connection:
+            connection = self._waiting() or self._opened()
+            read = False
+            try:
                 connection.request(request.method, target, None if body is None else body.encode(), headers)
                 answer = connection.getresponse()
                 succeeded = 200 <= answer.status < 300
@@ -260,23 +262,18 @@ class DirectKube(Client):
                     yield from _decoded(answer, size)
                 else:
                     text = b"".join(_decoded(answer, size))[:LONGEST_ERROR]
+                read = True
+            finally:
+                # Its answer is read to the end, so it can serve another request, unless the server wants it closed.
+                if read:
+                    self._idle.append(connection)
+                else:
+                    connection.close()
         except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
             why = cause_of(error, isinstance(error, (TimeoutError, socket.timeout)))
             raise unreachable(self._access.server, why) from error
         if not succeeded:
             raise refused(answer.status, answer.reason, text, self._access.server, str(request))
-
-    @contextlib.contextmanager
-    def _connection(self) -> t.Iterator[http.client.HTTPConnection]:
-        """Return a connection, which serves another request if this one's answer is read to its end."""
-        connection = self._waiting() or self._opened()
-        try:
-            yield connection
-            # http.client closes it itself where the server wants that.
-            self._idle.append(connection)
-        except BaseException:
-            connection.close()
-            raise
 
     def _waiting(self) -> http.client.HTTPConnection | None:
         """Return a connection that has served a request and is still open."""
