@@ -104,8 +104,12 @@ class Client(Reads):
         """
 
     @abc.abstractmethod
-    def answer(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
-        """Yield the answer to a GET in chunks, and count the request; see ``chunks``."""
+    def answer(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
+        """Yield the answer in chunks, and count the request.
+
+        :param size: the largest chunk, in bytes.
+        :raises KubeError: the API server refuses or doesn't answer.
+        """
 
     def chunks(
         self, api_version: str, kind: str, query: t.Sequence[tuple[str, str]], size: int
@@ -119,7 +123,7 @@ class Client(Reads):
         """
         ref = Ref(api_version, kind, "", "")
         self._demand(ref)
-        yield from self.answer(self._path(ref), query, size)
+        yield from self.answer(Request("GET", self._path(ref), query), size)
 
     def fetch(self, path: str, query: t.Sequence[tuple[str, str]]) -> str:
         return self.send(Request("GET", path, query))

@@ -84,18 +84,10 @@ class RealKube(Client):
             raise BadInput(f"{KUBECONFIG}: {_where(module)} {_unusable(module, error)}") from error
         return cls(kubernetes.dynamic.DynamicClient(api, discoverer=_NoDiscovery))
 
-    def answer(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
-        self.requests["GET"] += 1
-        with api_errors(self.server, f"GET {path}"):
-            answer = self._client.request(
-                "GET",
-                path,
-                query_params=list(query),
-                # A tenth of the bytes; sending them would cost both sides more than compression.
-                header_params={"Accept-Encoding": "gzip"},
-                _request_timeout=TIMEOUT,
-                serialize=False,
-            )
+    def answer(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
+        with api_errors(self.server, str(request)):
+            # A tenth of the bytes; sending them would cost both sides more than compression.
+            answer = self._requested(request, header_params={"Accept-Encoding": "gzip"})
             try:
                 yield from iter(lambda: answer.read(size), b"")
             finally:
@@ -103,20 +95,24 @@ class RealKube(Client):
                 answer.close()
 
     def send(self, request: Request) -> str:
-        self.requests[request.method] += 1
         with api_errors(self.server, str(request)):
-            answer = self._client.request(
-                request.method,
-                request.path,
-                body=request.body,
-                query_params=list(request.query),
-                content_type=None if request.body is None else request.content,
-                _request_timeout=TIMEOUT,
-                serialize=False,
-            )
             # Read here only.
-            text = answer.data
+            text = self._requested(request).data
         return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+    def _requested(self, request: Request, **options: t.Any) -> t.Any:
+        """Send a request and return the library's answer, whose body isn't read yet."""
+        self.requests[request.method] += 1
+        return self._client.request(
+            request.method,
+            request.path,
+            body=request.body,
+            query_params=list(request.query),
+            content_type=None if request.body is None else request.content,
+            _request_timeout=TIMEOUT,
+            serialize=False,
+            **options,
+        )
 
 
 class _NoDiscovery:

@@ -235,17 +235,10 @@ class DirectKube(Client):
         # Connections that wait for another request.
         self._idle: collections.deque[http.client.HTTPConnection] = collections.deque()
 
-    def answer(self, path: str, query: t.Sequence[tuple[str, str]], size: int) -> t.Generator[bytes, None, None]:
-        yield from self._exchange(Request("GET", path, query), size)
-
     def send(self, request: Request) -> str:
-        return b"".join(self._exchange(request, PART)).decode(errors="replace")
+        return b"".join(self.answer(request, PART)).decode(errors="replace")
 
-    def _exchange(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
-        """Send a request and yield the answer in chunks.
-
-        :param size: the largest chunk, in bytes.
-        """
+    def answer(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
         self.requests[request.method] += 1
         url, query = urlsplit(self._access.server), urlencode(request.query, quote_via=quote, safe="")
         target = f"{url.path}{request.path}{'?' if query else ''}{query}"

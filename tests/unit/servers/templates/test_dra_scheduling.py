@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,10 @@ def _remove_pods(server: ApiServer, space: str) -> None:
         server.request("DELETE", claims)
         return list(server.request("GET", claims)["items"])
 
-    end = time.monotonic() + 60
-    while remaining := left():
-        assert time.monotonic() < end, remaining
-        time.sleep(0.1)
+    with contextlib.suppress(AssertionError):
+        until(lambda: not left(), 60)
+    # Says which are left.
+    assert left() == []
 
 
 def run(server: ApiServer, space: str, wanted: dict[str, Any]) -> str:
