@@ -20,6 +20,7 @@ import code_tables
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PAGES = ROOT / "docs" / "reference"
+CONFIGURATION = ROOT / "docs" / "antsibull.cfg"
 
 
 def antsibull(folder: Path, *options: str) -> None:
@@ -27,9 +28,10 @@ def antsibull(folder: Path, *options: str) -> None:
 
     :param options: further ones of ``antsibull-docs collection``.
     """
-    command = ("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", "--fail-on-error", *options)
+    program = (BIN / "antsibull-docs", f"--config-file={CONFIGURATION}")
+    fixed = ("--use-current", "--squash-hierarchy", "--fail-on-error", f"--dest-dir={folder}")
     subprocess.run(
-        [str(BIN / command[0]), *command[1:], f"--dest-dir={folder}", "kubegpu.share"],
+        [*program, "collection", *fixed, *options, "kubegpu.share"],
         check=True,
         env={
             **os.environ,

@@ -226,10 +226,11 @@ def lab_tests(count: Count, everything: bool, background: bool = False) -> None:
 
 
 @contextmanager
-def own_connections() -> Iterator[None]:
-    """Keep Ansible's persistent SSH connections in a folder of this run, and close them at its end."""
-    with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder:
+def own_folders() -> Iterator[None]:
+    """Keep kubectl's cache and Ansible's persistent SSH connections in folders of this run; close these at its end."""
+    with tempfile.TemporaryDirectory(prefix="kubegpu-") as folder, tempfile.TemporaryDirectory() as cache:
         os.environ["ANSIBLE_SSH_CONTROL_PATH_DIR"] = folder
+        os.environ["KUBECACHEDIR"] = cache
         try:
             yield
         finally:
@@ -297,7 +298,7 @@ def main() -> int:
     started = time.monotonic()
     # Most tests wait, so two stages take little longer than the lab's; long ones need the machine for themselves.
     beside = not everything and "lab" in stages and bool(stages & {"lint", "unit"})
-    with ThreadPoolExecutor(max_workers=2) as pool, own_connections():
+    with ThreadPoolExecutor(max_workers=2) as pool, own_folders():
         sanity = None
         if "unit" in stages:
             check(count, "prepare the machine", "python", "-c", PREPARE)

@@ -46,8 +46,7 @@ class ActionModule(ShareAction):
         checked = self.execute_module(arguments, task_vars)
         if checked.get("failed") or not checked.get("changed") or self._task.check_mode:
             return checked
-        try:
-            folder = self._make_tmp_path()
+        with self.temporary_folder() as folder:
             path = self._connection._shell.join_path(folder, "driver.run")
             if remote:
                 fetched: JsonObject = self._execute_module(
@@ -61,8 +60,6 @@ class ActionModule(ShareAction):
                 self._transfer_file(params["file"], path)
                 self._fixup_perms2((folder, path))
             return self.execute_module({**arguments, "remote_path": path}, task_vars)
-        finally:
-            self._remove_tmp_path(self._connection._shell.tmpdir)
 
 
 def _require(path: str, sha256: str) -> None:

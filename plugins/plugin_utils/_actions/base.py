@@ -9,6 +9,7 @@ import json
 import os
 import typing as t
 from abc import abstractmethod
+from contextlib import contextmanager
 
 from ansible.plugins.action import ActionBase
 
@@ -63,6 +64,19 @@ class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no 
         done: JsonObject = self._execute_module(module_args=arguments, task_vars=task_vars)
         return done
 
+    @contextmanager
+    def temporary_folder(self) -> t.Iterator[str]:
+        """Make a temporary folder on the node, and remove it at the end.
+
+        Without pipelining it is the one of the module's former execution: ansible-core removes only the folder that was
+        made last.
+        """
+        folder = self._connection._shell.tmpdir or self._make_tmp_path()
+        try:
+            yield folder
+        finally:
+            self._remove_tmp_path(folder)
+
     def execute_with_files(
         self,
         paths: t.Sequence[str],
@@ -74,12 +88,9 @@ class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no 
         :param paths: the files on the controller; each keeps its name.
         :param arguments: returns the module's arguments from the folder and the paths of the copies.
         """
-        try:
-            folder = self._make_tmp_path()
+        with self.temporary_folder() as folder:
             copies = [self._connection._shell.join_path(folder, os.path.basename(path)) for path in paths]
             for path, copy in zip(paths, copies, strict=True):
                 self._transfer_file(path, copy)
             self._fixup_perms2((folder, *copies))
             return self.execute_module(arguments(folder, copies), task_vars)
-        finally:
-            self._remove_tmp_path(self._connection._shell.tmpdir)

@@ -205,7 +205,7 @@ def test_invalid_input_is_refused():
 
 def act(monkeypatch, args, executed=None, check=False):
     """Run the action plugin and record what it does on the node."""
-    action = action_plugins.load(driver_runfile, args, check)
+    action = action_plugins.load(driver_runfile, args, check, tmpdir=None)
     calls = []
 
     def execute(name="driver_runfile", module_args=None, task_vars=None):
