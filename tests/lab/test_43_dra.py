@@ -30,6 +30,7 @@ from lab import engine
 SITE, UNINSTALL = "playbooks/site.yml", "playbooks/uninstall.yml"
 VERIFY, INSPECT, ACCEPTANCE = "playbooks/verify.yml", "playbooks/inspect.yml", "playbooks/acceptance.yml"
 DRIVER, COMMAND = "gpu.kubegpu.share", "gpushare-dra-driver"
+FOLDER = f"/var/lib/kubelet/plugins/{DRIVER}"
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
@@ -73,7 +74,7 @@ def held(lab: Lab) -> dict[str, int]:
 
 def files(lab: Lab, node: str) -> tuple[set[str], set[str]]:
     """Return the UIDs of the claims that have a record, and of those that have a CDI specification."""
-    script = f"ls /var/lib/kubelet/plugins/{DRIVER}/claims /var/run/cdi 2>/dev/null; true"
+    script = f"ls {FOLDER}/claims /var/run/cdi 2>/dev/null; true"
     names = lab.ssh(node, script).split()
     specified = {name[len(DRIVER) + 7 : -5] for name in names if name.startswith(f"{DRIVER}-claim-")}
     return {name[:-5] for name in names if re.fullmatch(r"[0-9a-f-]{36}\.json", name)}, specified
@@ -201,8 +202,10 @@ def dra(lab: Lab) -> Iterator[dict[str, list[JsonObject]]]:
         assert {name: lab.ssh(name, f"cat {MANIFEST}") for name in lab.control_planes} == before
     finally:
         removed = lab.playbook(UNINSTALL, "-e", "gpushare_allocation=dra")
+        left = {name: lab.ssh(name, f"ls -d {FOLDER} 2>/dev/null; true") for name in lab.gpu_nodes}
         restored = lab.playbook(SITE)
         assert (removed.rc, restored.rc) == (0, 0), removed.out[-4000:] + restored.out[-4000:]
+        assert set(left.values()) == {""}
 
 
 @pytest.fixture(scope="module")

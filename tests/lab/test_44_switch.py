@@ -17,6 +17,7 @@ from _switching import Load
 SITE, SWITCH = "playbooks/site.yml", "playbooks/switch.yml"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver%3Dgpu.kubegpu.share"
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+FOLDER = "/var/lib/kubelet/plugins/gpu.kubegpu.share"
 SPACE = "lab-switch"
 MARK = "kubegpu.share/switch"
 
@@ -137,6 +138,7 @@ def test_there_and_back_node_by_node(lab: Lab, space: str) -> None:
             for node in lab.gpu_nodes:
                 switch(lab, "extender", node)
             assert {gives(lab, node) for node in lab.gpu_nodes} == {("true", True, False)}
+            assert {lab.ssh(node, f"ls -d {FOLDER} 2>/dev/null; true") for node in lab.gpu_nodes} == {""}
             for app, number in (("shares", 4), ("claims", 2)):
                 pods = all_run(lab, app, number)
                 assert not any("resourceClaims" in pod["spec"] for pod in pods)

@@ -72,3 +72,29 @@ def test_nodes_of_a_switch_that_was_not_completed_are_as_before(tmp_path):
     }
     for name, kept in (("gpu1", {"theirs": "x"}), ("gpu2", {"theirs": "x"}), ("gpu3", {})):
         assert nodes[name]["metadata"].get("annotations", {}) == kept
+
+
+def test_the_dra_drivers_folder_goes_when_no_claim_is_prepared(tmp_path):
+    folder = tmp_path / "kubelet/plugins/gpu.kubegpu.share"
+    record = folder / "claims" / "0f5b8a1e-0000-4000-8000-000000000001.json"
+    *_others, play = yaml.safe_load(UNINSTALL.read_text())
+    del play["roles"]
+    found = {"ansible.builtin.set_fact": {"gpu_backends": {"dra": ["gpu1"]}}}
+    known = {"hosts": "localhost", "gather_facts": False, "tasks": [found]}
+
+    def run(*plays, **more):
+        given = {"gpushare_kubelet_root": str(tmp_path / "kubelet"), **more}
+        done = run_playbook(tmp_path, [*plays, play], groups={"gpu_nodes": ["gpu1"]}, **given)
+        assert done.rc == 0, done.text
+        return done.changed, folder.exists()
+
+    gone = {"uninstall_cluster": False, "gpushare_allocation": "dra"}
+    for plays, more in (((known,), {}), ((), gone)):
+        record.parent.mkdir(parents=True)
+        (folder / "lock").touch()
+        record.touch()
+        assert run(*plays, **more) == (0, True)
+        record.unlink()
+        assert run() == (0, True), "a node of another back end"
+        assert run(*plays, **more) == (1, False)
+        assert run(*plays, **more) == (0, False)
