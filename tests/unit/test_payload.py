@@ -37,7 +37,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_info": (27, 185),
     "gpu_node_info": (58, 215),
     "gpu_operator": (13, 104),
-    "image_build": (9, 35),
+    "image_build": (9, 36),
     "image_import": (16, 75),
     "kernel_driver": (15, 50),
     "kube_scheduler": (25, 162),

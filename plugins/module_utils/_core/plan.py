@@ -65,21 +65,30 @@ class Reconciler(t.Protocol[State]):
     def apply(self, state: State, plan: Plan) -> None: ...
 
 
-def run(reconciler: Reconciler[State], check: bool) -> JsonObject:
+def run(
+    reconciler: Reconciler[State], check: bool, details: t.Callable[[State], JsonObject] = lambda _state: {}
+) -> JsonObject:
     """Apply the changes that a reconciler plans.
 
     :param check: predict the changes without applying them.
-    :returns: ``changed`` and ``diff``, for ``exit_json``.
+    :param details: returns more keys of the result.
+    :returns: ``changed`` and ``diff``, for ``exit_json``. An error while changes are made carries them, too.
     :raises NotInEffect: observing again shows that changes are missing.
     """
     state = reconciler.observe()
     plan = reconciler.plan(state)
-    if not plan.empty and not check:
+    result = {"changed": not plan.empty, "diff": plan.diff(), **details(state)}
+    if plan.empty or check:
+        return result
+    try:
         reconciler.apply(state, plan)
         missing = reconciler.plan(reconciler.observe())
         if not missing.empty:
             raise NotInEffect(f"these changes were made but have no effect: {missing.headers()}")
-    return {"changed": not plan.empty, "diff": plan.diff()}
+    except ShareError as error:
+        error.details = {**result, **error.details}
+        raise
+    return result
 
 
 class ModuleResult(t.Protocol):

@@ -21,13 +21,13 @@ import typing as t
 
 from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE, RESOURCE_MEMORY, quantity
 from .._core.errors import BadInput, NotInEffect, ShareError
-from .._core.plan import Change, Plan
+from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
 from .._kube.options import auth_arguments
 from .._kube.refs import Ref
-from .reconcile import PAUSE, annotations_of, reconcile
+from .objects import PAUSE, annotations_of
 
 API = "nvidia.com/v1"
 KIND = "ClusterPolicy"
@@ -553,4 +553,4 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
             return {"policy": "", "reasons": []}
         return {"policy": state.ref.name, "reasons": list(reconciler.options(state).why)}
 
-    return reconcile(reconciler, check, details)
+    return run(reconciler, check, details)

@@ -17,14 +17,14 @@ import re
 import typing as t
 
 from .._core.errors import BadInput, NotInEffect
-from .._core.plan import Change, Plan
+from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
 from .._kube.options import auth_arguments
 from .._kube.refs import FIELD_MANAGER, Ref
 from .cluster import condition
-from .reconcile import PART_OF, annotations_of, reconcile
+from .objects import PART_OF, annotations_of
 
 API = "machineconfiguration.openshift.io/v1"
 DEFINITION = Ref(
@@ -518,4 +518,4 @@ def work(kube: Kube, params: JsonObject, check_mode: bool, waiting: Waiting | No
     :raises ShareError: with ``changed`` in its details.
     """
     waiting = waiting or Waiting(params["timeout"], PAUSE)
-    return reconcile(MachineConfigReconciler(kube, Options.of(params), waiting), check_mode, lambda state: {})
+    return run(MachineConfigReconciler(kube, Options.of(params), waiting), check_mode)

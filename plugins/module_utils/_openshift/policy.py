@@ -21,13 +21,13 @@ import json
 import typing as t
 
 from .._core.errors import BadInput, NotInEffect
-from .._core.plan import Change, Plan
+from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.refs import FIELD_MANAGER, Ref
 from . import cluster as openshift
 from .cluster import SCHEDULER, Rollout
-from .reconcile import PART_OF, Api, annotations_of, label_selector, name_by_digest, reconcile
+from .objects import PART_OF, Api, annotations_of, label_selector, name_by_digest
 
 NAMESPACE = "openshift-config"
 KEY = "policy.cfg"
@@ -546,4 +546,4 @@ def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObj
         )
         return {"library": api.library, "warnings": [warning]}
 
-    return reconcile(PolicyReconciler(api, options, given["base"], waiting), check, details)
+    return run(PolicyReconciler(api, options, given["base"], waiting), check, details)

@@ -11,7 +11,7 @@ from .._core.wait import Waiting
 from .._kube.options import auth_arguments
 from . import policy, secondary
 from .client import LIBRARIES
-from .reconcile import PAUSE, Api
+from .objects import PAUSE, Api
 
 POLICY, SECONDARY = "policy", "secondary"
 

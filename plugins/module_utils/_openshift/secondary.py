@@ -19,7 +19,7 @@ import re
 import typing as t
 
 from .._core.errors import BadInput, NotInEffect, ShareError
-from .._core.plan import Change, Plan
+from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.namespace import CREATED, foreign_objects
@@ -27,7 +27,7 @@ from .._kube.objects import HIDDEN
 from .._kube.refs import FIELD_MANAGER, Ref, ref_of
 from .._kube.rollout import not_ready_reason, reasons, selector
 from . import cluster as openshift
-from .reconcile import PART_OF, Api, annotations_of, label_selector, name_by_digest, reconcile
+from .objects import PART_OF, Api, annotations_of, label_selector, name_by_digest
 
 NAMESPACE = "openshift-secondary-scheduler-operator"
 PACKAGE = "openshift-secondary-scheduler-operator"
@@ -424,7 +424,7 @@ def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObj
     """
     options = Options(params)
     reconciler = SecondaryReconciler(api, options, waiting)
-    result = reconcile(reconciler, check, lambda state: {"library": api.library, "kept": list(state.foreign)})
+    result = run(reconciler, check, lambda state: {"library": api.library, "kept": list(state.foreign)})
     if not result["changed"] and options.config and not check:
         try:
             reconciler.wait()

@@ -1,15 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Apply plans on OpenShift: the client's protocol, names by digest, and the check that a plan took effect."""
+"""What the plans for OpenShift share: the client's protocol, names by digest, labels and annotations."""
 
 from __future__ import annotations
 
 import hashlib
 import typing as t
 
-from .._core.errors import NotInEffect, ShareError
-from .._core.plan import Reconciler, State
 from .._core.types import JsonObject
 from .._kube.refs import Ref
 
@@ -53,27 +51,3 @@ def label_selector(labels: t.Mapping[str, str]) -> str:
 def annotations_of(live: JsonObject | None) -> JsonObject:
     """Return an object's annotations; empty where it doesn't exist."""
     return ((live or {}).get("metadata") or {}).get("annotations") or {}
-
-
-def reconcile(reconciler: Reconciler[State], check: bool, details: t.Callable[[State], JsonObject]) -> JsonObject:
-    """Observe, plan, apply and observe again; an error carries the module's result.
-
-    :param check: predict the changes without applying them.
-    :param details: returns more keys of the result.
-    :raises ShareError: the changes couldn't be made.
-    :raises NotInEffect: they were made and have no effect.
-    """
-    state = reconciler.observe()
-    plan = reconciler.plan(state)
-    result = {"changed": not plan.empty, "diff": plan.diff(), **details(state)}
-    if plan.empty or check:
-        return result
-    try:
-        reconciler.apply(state, plan)
-        missing = reconciler.plan(reconciler.observe())
-        if not missing.empty:
-            raise NotInEffect(f"these changes were made but have no effect: {missing.headers()}")
-    except ShareError as error:
-        error.details.update(result)
-        raise
-    return result
