@@ -163,7 +163,15 @@ class Client(Reads):
             "metadata": {"name": pod, "namespace": namespace},
             **options,
         }
-        self._ask(Request("POST", f"{self._path(ref)}/eviction", (), body, subject=str(ref)))
+        self.post(ref, "eviction", body, str(ref))
+
+    def post(self, ref: Ref, subresource: str, body: JsonObject, subject: str) -> JsonObject:
+        """Send an object to a subresource and return the answer.
+
+        :param subresource: such as ``token`` of a service account.
+        :param subject: what is requested, for messages.
+        """
+        return self._ask(Request("POST", f"{self._path(ref)}/{subresource}", (), body, subject=subject))
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         query = [("container", container), ("tailLines", str(lines))]

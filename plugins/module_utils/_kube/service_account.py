@@ -19,16 +19,9 @@ from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.system import System
-from .client import RealKube, api_errors
-from .errors import TIMEOUT
+from .client import RealKube
 from .options import auth_arguments
 from .refs import Ref
-
-try:
-    from kubernetes.client import CoreV1Api  # type: ignore[import-untyped,import-not-found,unused-ignore]
-except ImportError:
-    # RealKube reports a missing library before anything here is called.
-    CoreV1Api = None
 
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -72,11 +65,9 @@ class ApiAccounts:
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": seconds},
         }
-        with api_errors(self._kube.server, f"token for service account {namespace}/{name}"):
-            done = CoreV1Api(self._kube.api_client).create_namespaced_service_account_token(
-                name, namespace, body, _request_timeout=TIMEOUT
-            )
-        return str(done.status.token)
+        account = Ref("v1", "ServiceAccount", namespace, name)
+        done = self._kube.post(account, "token", body, f"token for service account {namespace}/{name}")
+        return str(done["status"]["token"])
 
     def connection(self) -> JsonObject:
         about = self._kube.api_client.configuration
