@@ -368,7 +368,7 @@ class ApiServer:
         try:
             try:
                 return self._exchange(connection, method, path, data, headers)
-            except (ConnectionError, http.client.BadStatusLine):
+            except (ConnectionError, ssl.SSLError, http.client.BadStatusLine):
                 connection.close()
                 if not kept:
                     raise
