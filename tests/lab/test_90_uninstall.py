@@ -79,7 +79,7 @@ def test_pods_that_nvidias_runtime_started_run_on_and_can_be_stopped(
             for pod in lab.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}"):
                 lab.api.delete("/api/v1/namespaces/{namespace}/pods/{name}".format(**pod["metadata"]))
         # The fixture has deleted their namespace.
-        until(lambda name=name: not lab.ssh(name, f"ls {RUNTIME} 2>/dev/null || true"), f"{RUNTIME} goes", 90)
+        until(lambda name=name: not lab.ssh(name, f"ls {RUNTIME} 2>/dev/null || true"), f"{RUNTIME} goes", 60)
 
 
 def test_fault_16_cluster_is_restored(lab: Lab, taken: Done) -> None:

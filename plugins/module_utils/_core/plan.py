@@ -72,7 +72,7 @@ def run(
 
     :param check: predict the changes without applying them.
     :param details: returns more keys of the result.
-    :returns: ``changed`` and ``diff``, for ``exit_json``. An error while changes are made carries them, too.
+    :returns: ``changed`` and ``diff``, for ``exit_json``; an error of a change has them, too.
     :raises NotInEffect: observing again shows that changes are missing.
     """
     state = reconciler.observe()

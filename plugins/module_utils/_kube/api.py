@@ -166,10 +166,9 @@ class Client(Reads):
         self.post(ref, "eviction", body, str(ref))
 
     def post(self, ref: Ref, subresource: str, body: JsonObject, subject: str) -> JsonObject:
-        """Send an object to a subresource and return the answer.
+        """Create a subresource, such as ``token``, and return the answer.
 
-        :param subresource: such as ``token`` of a service account.
-        :param subject: what is requested, for messages.
+        :param subject: for messages.
         """
         return self._ask(Request("POST", f"{self._path(ref)}/{subresource}", (), body, subject=subject))
 
