@@ -26,7 +26,7 @@ class PlayedPlugin(Simulation):
     :param cards: of each node.
     :param mig: number of MIG devices by profile, for nodes with the strategy mixed.
     :param config_map: where the configurations are; those of the chart by default.
-    :ivar asleep: kubelets start no pod.
+    :ivar asleep: kubelets start and end no pod.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class PlayedPlugin(Simulation):
 
     def _pod(self, pod: dict[str, t.Any]) -> None:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+        if self.asleep:
+            return
         if pod["metadata"].get("deletionTimestamp"):
             self.server.request("DELETE", path, {"gracePeriodSeconds": 0})
-        elif self.asleep:
-            return
         elif not pod["spec"].get("nodeName"):
             required = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
             [name] = required["nodeSelectorTerms"][0]["matchFields"][0]["values"]
@@ -109,6 +109,8 @@ class PlayedGpuOperator(PlayedPlugin):
     """NVIDIA's GPU Operator beside that: its plugin's DaemonSet has the ConfigMap that the ClusterPolicy names.
 
     Its MIG manager divides cards as a node's label says, some time after it.
+
+    :ivar divides: the MIG manager acts.
     """
 
     NAMESPACE = "gpu-operator"
@@ -116,6 +118,7 @@ class PlayedGpuOperator(PlayedPlugin):
     def __init__(self, server: ApiServer, **more: t.Any) -> None:
         super().__init__(server, self.NAMESPACE, **more)
         self._divided: dict[str, str] = {}
+        self.divides = True
 
     def _before(self) -> None:
         [policy] = self._get("/apis/nvidia.com/v1/clusterpolicies")["items"]
@@ -127,7 +130,7 @@ class PlayedGpuOperator(PlayedPlugin):
         for node in self._get("/api/v1/nodes")["items"]:
             name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
             wanted, state = labels.get("nvidia.com/mig.config"), "nvidia.com/mig.config.state"
-            if wanted and self._divided.get(name) != wanted and labels.get(state) == "pending":
+            if self.divides and wanted and self._divided.get(name) != wanted and labels.get(state) == "pending":
                 self._divided[name] = wanted
                 body = {"metadata": {"labels": {state: "success"}}}
                 self.server.request("PATCH", f"/api/v1/nodes/{name}", body, MERGE)

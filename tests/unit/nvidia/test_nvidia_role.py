@@ -331,6 +331,36 @@ def operator(server):
     return server
 
 
+def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
+    divided = {"divided": {"mig_strategy": "mixed", "mig_layout": "seven"}}
+    with PlayedGpuOperator(operator, mig={"1g.10gb": 7}) as played:
+        role = Role(
+            operator,
+            tmp_path,
+            "",
+            nvidia_device_plugin_configurations=divided,
+            nvidia_device_plugin_mig_layouts={**LAYOUTS, "mig-configs": {"seven": LAYOUTS["mig-configs"]["seven"]}},
+        )
+
+        def message(step):
+            done = role.run(step, nvidia_device_plugin_wait_timeout=5)
+            assert done.rc != 0
+            return " ".join(done.text.split())
+
+        played.asleep = True
+        text = message("cluster")
+        assert "within 5 seconds. DaemonSet gpu-operator/nvidia-device-plugin-daemonset: of 2 pods " in text
+        played.asleep = played.divides = False
+        role.step("cluster")
+        assert "MIG manager hasn't divided the cards of gpu1, gpu2 within 5 seconds" in message("nodes")
+        played.divides = True
+        role.step("nodes")
+        played.asleep = True
+        pod = operator.request("GET", f"/api/v1/namespaces/{played.NAMESPACE}/pods")["items"][0]["metadata"]["name"]
+        text = message("remove_nodes")
+        assert "pods of namespace gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
+
+
 def policy_of(server):
     return server.request("GET", "/apis/nvidia.com/v1/clusterpolicies/cluster-policy")["spec"]
 

@@ -156,10 +156,14 @@ def switch(machine, folder, to, *words, **variables):
 
 def labelled(machine, folder, allocation):
     """Have the role label the node; the field is its own then."""
-    role = {"role": "kubegpu.share.gpushare", "gpushare_component": "node", "gpushare_node_allocation": allocation}
-    play = {"hosts": "localhost", "gather_facts": False, "roles": [{**role, "gpushare_component_nodes": ["gpu1"]}]}
-    done = run_playbook(folder, [play], gpu_kubeconfig=str(machine.server.kubeconfig))
+    done = node_component(machine, folder, gpushare_node_allocation=allocation)
     assert done.rc == 0, done.text
+
+
+def node_component(machine, folder, **variables):
+    role = {"role": "kubegpu.share.gpushare", "gpushare_component": "node", "gpushare_component_nodes": ["gpu1"]}
+    play = {"hosts": "localhost", "gather_facts": False, "roles": [{**role, **variables}]}
+    return run_playbook(folder, [play], gpu_kubeconfig=str(machine.server.kubeconfig))
 
 
 def pod(server, name, units=None):
@@ -170,6 +174,21 @@ def pod(server, name, units=None):
         "containers": [{"name": "c", "image": "i", "resources": resources}],
     }
     server.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": name}, "spec": spec})
+
+
+def test_a_device_plugin_that_stays_on_its_node_is_named(machine, tmp_path):
+    stays = {
+        "metadata": {"name": "stays", "labels": {"app.kubernetes.io/name": "gpushare-device-plugin"}},
+        "spec": {"nodeName": "gpu1", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]},
+    }
+    machine.server.request("POST", PODS, stays)
+    try:
+        done = node_component(machine, tmp_path, gpushare_state="absent", gpushare_wait_timeout=4)
+    finally:
+        machine.server.request("DELETE", f"{PODS}/stays")
+    assert done.rc != 0
+    said = "Node gpu1 has lost its label, and after 4 seconds still has stays of namespace gpushare-system."
+    assert said in " ".join(done.text.split())
 
 
 def pods(server):
