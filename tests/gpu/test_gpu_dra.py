@@ -16,16 +16,16 @@ import _runtime
 import pytest
 from _card import facts, first, gauge, record
 from _runtime import Runtime
-from dra_cluster import Cluster
+from dra_cluster import Cluster, cluster
 from dra_kit import uid, until
 from gpushare.dra.slices import PCI_BUS, PCIE_ROOT, quantity, semantic_version
 from gpushare.shared._contracts import gpushare as contract
-from real_apiserver import ApiServer, api_server
+from real_apiserver import api_server
 from test_dra_process import Process
 from test_gpu_plugin import FAULT_XID, WITHOUT_DEVICES, return_devices
 from unix_http import ask_socket
 
-__all__ = ["api_server"]
+__all__ = ["api_server", "cluster"]
 
 IDENTIFIER = "5" * 64
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -54,14 +54,6 @@ class OnCards(Process):
         self.kubelet.start()
         self.start()
         until(lambda: self.ready() == "ok", 60, self.ready)
-
-
-@pytest.fixture
-def cluster(api_server: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(api_server, tmp_path / "account", f"gpu-{os.getpid()}-{tmp_path.name[-20:].replace('_', '-')}")
-    yield made
-    made.wipe()
-    api_server.request("DELETE", f"/api/v1/nodes/{made.node}")
 
 
 @pytest.fixture

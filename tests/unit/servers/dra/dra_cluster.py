@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 import typing as t
 from pathlib import Path
 
+import pytest
 from real_apiserver import ApiServer
+
+_numbers = itertools.count(1)
 
 RULES = [
     {
@@ -90,3 +94,12 @@ class Cluster:
         found["status"] = {}
         self.server.request("PUT", f"{path}/status", found)
         self.server.request("DELETE", path)
+
+
+@pytest.fixture
+def cluster(api_server: ApiServer, tmp_path: Path) -> t.Iterator[Cluster]:
+    """The API server with a node of its own."""
+    made = Cluster(api_server, tmp_path / "account", f"gpu-node-{next(_numbers)}")
+    yield made
+    made.wipe()
+    api_server.request("DELETE", f"/api/v1/nodes/{made.node}")
