@@ -281,9 +281,9 @@ def test_an_xid_ends_a_wait_immediately_and_delays_no_other_call(driver: Driver)
         """
         import threading
         events = watch(first, second)
+        began = time.monotonic()
         threading.Timer(0.3, append, ["xid 1 48"]).start()
         threading.Timer(0.1, n.nvmlDeviceGetCount).start()
-        began = time.monotonic()
         report([wait(events, 20000), time.monotonic() - began])
         """
     )
