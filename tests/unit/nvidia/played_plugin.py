@@ -108,17 +108,17 @@ class PlayedPlugin(Simulation):
 class PlayedGpuOperator(PlayedPlugin):
     """NVIDIA's GPU Operator beside that: its plugin's DaemonSet has the ConfigMap that the ClusterPolicy names.
 
-    Its MIG manager divides cards as a node's label says, some time after it.
+    Its MIG manager applies the MIG layout that a node's label names, some time after it.
 
-    :ivar divides: the MIG manager acts.
+    :ivar applies: the MIG manager acts.
     """
 
     NAMESPACE = "gpu-operator"
 
     def __init__(self, server: ApiServer, **more: t.Any) -> None:
         super().__init__(server, self.NAMESPACE, **more)
-        self._divided: dict[str, str] = {}
-        self.divides = True
+        self._applied: dict[str, str] = {}
+        self.applies = True
 
     def _before(self) -> None:
         [policy] = self._get("/apis/nvidia.com/v1/clusterpolicies")["items"]
@@ -130,8 +130,8 @@ class PlayedGpuOperator(PlayedPlugin):
         for node in self._get("/api/v1/nodes")["items"]:
             name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
             wanted, state = labels.get("nvidia.com/mig.config"), "nvidia.com/mig.config.state"
-            if self.divides and wanted and self._divided.get(name) != wanted and labels.get(state) == "pending":
-                self._divided[name] = wanted
+            if self.applies and wanted and self._applied.get(name) != wanted and labels.get(state) == "pending":
+                self._applied[name] = wanted
                 body = {"metadata": {"labels": {state: "success"}}}
                 self.server.request("PATCH", f"/api/v1/nodes/{name}", body, MERGE)
             if labels.get("nvidia.com/gpu.present") == "true" and "nvidia.com/gpu.deploy.device-plugin" not in labels:

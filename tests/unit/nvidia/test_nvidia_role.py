@@ -28,6 +28,8 @@ RELEASE = "nvidia-device-plugin"
 pytestmark = pytest.mark.long
 NODES = ("gpu1", "gpu2", "cpu1")
 SHARED = {"exclusive": {}, "quarters": {"sharing": "time-slicing", "replicas": 4, "rename": True}}
+DIVIDED = {"divided": {"mig_strategy": "mixed", "mig_layout": "seven"}}
+SEVEN = {**LAYOUTS, "mig-configs": {"seven": LAYOUTS["mig-configs"]["seven"]}}
 # Kinds of everything that a run may create; Events and what controllers make of pods come and go.
 KINDS = (
     "namespaces,nodes,clusterroles,clusterrolebindings,runtimeclasses,crds,configmaps,secrets,serviceaccounts,"
@@ -332,14 +334,13 @@ def operator(server):
 
 
 def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
-    divided = {"divided": {"mig_strategy": "mixed", "mig_layout": "seven"}}
     with PlayedGpuOperator(operator, mig={"1g.10gb": 7}) as played:
         role = Role(
             operator,
             tmp_path,
             "",
-            nvidia_device_plugin_configurations=divided,
-            nvidia_device_plugin_mig_layouts={**LAYOUTS, "mig-configs": {"seven": LAYOUTS["mig-configs"]["seven"]}},
+            nvidia_device_plugin_configurations=DIVIDED,
+            nvidia_device_plugin_mig_layouts=SEVEN,
         )
 
         def message(step):
@@ -350,10 +351,10 @@ def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
         played.asleep = True
         text = message("cluster")
         assert "within 5 seconds. DaemonSet gpu-operator/nvidia-device-plugin-daemonset: of 2 pods " in text
-        played.asleep = played.divides = False
+        played.asleep = played.applies = False
         role.step("cluster")
-        assert "MIG manager hasn't divided the cards of gpu1, gpu2 within 5 seconds" in message("nodes")
-        played.divides = True
+        assert "MIG manager hasn't applied the MIG layout of gpu1, gpu2 within 5 seconds" in message("nodes")
+        played.applies = True
         role.step("nodes")
         played.asleep = True
         pod = operator.request("GET", f"/api/v1/namespaces/{played.NAMESPACE}/pods")["items"][0]["metadata"]["name"]
@@ -367,15 +368,14 @@ def policy_of(server):
 
 def test_the_gpu_operator_gets_the_configurations_and_its_own_back(operator, tmp_path):
     before = policy_of(operator)
-    layouts = {**LAYOUTS, "mig-configs": {"seven": LAYOUTS["mig-configs"]["seven"]}}
-    divided = {**SHARED, "divided": {"mig_strategy": "mixed", "mig_layout": "seven"}}
+    divided = {**SHARED, **DIVIDED}
     with PlayedGpuOperator(operator, mig={"1g.10gb": 7}):
         role = Role(
             operator,
             tmp_path,
             "",
             nvidia_device_plugin_configurations=divided,
-            nvidia_device_plugin_mig_layouts=layouts,
+            nvidia_device_plugin_mig_layouts=SEVEN,
             nvidia_device_plugin_node_configurations={"gpu1": "quarters", "gpu2": "divided"},
         )
         role.step("cluster")

@@ -20,6 +20,7 @@ NODE = "/api/v1/nodes/gpu1"
 SETS = "/apis/apps/v1/namespaces/gpushare-system/daemonsets"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 PODS = "/api/v1/namespaces/gpushare-system/pods"
+DEFAULT_PODS = "/api/v1/namespaces/default/pods"
 MEMORY = "aliyun.com/gpu-mem"
 LABEL = {"dra": "dra", "extender": "true"}
 MARKS = {"kubegpu.share/switch", "kubegpu.share/switch-from", "kubegpu.share/switch-cordoned"}
@@ -166,33 +167,18 @@ def node_component(machine, folder, **variables):
     return run_playbook(folder, [play], gpu_kubeconfig=str(machine.server.kubeconfig))
 
 
-def pod(server, name, units=None):
+def pod(server, name, units=None, path=DEFAULT_PODS, labels=None):
     resources = {"limits": {MEMORY: units}} if units else {}
     spec = {
         "nodeName": "gpu1",
         "terminationGracePeriodSeconds": 0,
         "containers": [{"name": "c", "image": "i", "resources": resources}],
     }
-    server.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": name}, "spec": spec})
-
-
-def test_a_device_plugin_that_stays_on_its_node_is_named(machine, tmp_path):
-    stays = {
-        "metadata": {"name": "stays", "labels": {"app.kubernetes.io/name": "gpushare-device-plugin"}},
-        "spec": {"nodeName": "gpu1", "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]},
-    }
-    machine.server.request("POST", PODS, stays)
-    try:
-        done = node_component(machine, tmp_path, gpushare_state="absent", gpushare_wait_timeout=4)
-    finally:
-        machine.server.request("DELETE", f"{PODS}/stays")
-    assert done.rc != 0
-    said = "Node gpu1 has lost its label, and after 4 seconds still has stays of namespace gpushare-system."
-    assert said in " ".join(done.text.split())
+    server.request("POST", path, {"metadata": {"name": name, "labels": labels}, "spec": spec})
 
 
 def pods(server):
-    return {one["metadata"]["name"] for one in server.request("GET", "/api/v1/namespaces/default/pods")["items"]}
+    return {one["metadata"]["name"] for one in server.request("GET", DEFAULT_PODS)["items"]}
 
 
 def finished(machine, cordoned=False):
@@ -201,6 +187,18 @@ def finished(machine, cordoned=False):
     return not MARKS & {*node["metadata"].get("annotations", {})} and cordoned is bool(
         node["spec"].get("unschedulable")
     )
+
+
+def test_a_device_plugin_that_stays_on_its_node_is_named(machine, tmp_path):
+    labels = {"app.kubernetes.io/name": "gpushare-device-plugin"}
+    pod(machine.server, "stays", path=PODS, labels=labels)
+    try:
+        done = node_component(machine, tmp_path, gpushare_state="absent", gpushare_wait_timeout=4)
+    finally:
+        machine.server.request("DELETE", f"{PODS}/stays")
+    assert done.rc != 0
+    said = "Node gpu1 has lost its label, and after 4 seconds still has stays of namespace gpushare-system."
+    assert said in " ".join(done.text.split())
 
 
 @pytest.mark.long
