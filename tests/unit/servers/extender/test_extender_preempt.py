@@ -312,6 +312,65 @@ def test_a_pod_bound_or_deleted_meanwhile_evicts_no_pod(api: ApiDouble, fragment
     assert terminating(api) == set()
 
 
+def after_read(api: ApiDouble, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Run an action once, just after the preemption has read its pod."""
+    read = api.get
+
+    def get(path: str) -> JsonObject:
+        pod = read(path)
+        if path.endswith("/pods/high"):
+            monkeypatch.setattr(api, "get", read)
+            action()
+        return pod
+
+    monkeypatch.setattr(api, "get", get)
+
+
+@pytest.mark.parametrize("moment", ["pod read", "budgets queried"])
+def test_a_pod_that_is_bound_while_its_victims_are_chosen_evicts_no_pod(
+    api: ApiDouble, fragmented: Scheduler, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its own memory then counts on its card, and the other card's pod would be evicted for it once more."""
+    high = add_high(api, 10)
+    assert fragmented.filter(high) == []
+
+    def bind() -> None:
+        end(api, "y")
+        eventually(lambda: fragmented.client.used() == [9, 0])
+        assert fragmented.client.filter_and_bind(high) == ""
+        eventually(lambda: fragmented.state.bound(uid(high)))
+
+    if moment == "pod read":
+        after_read(api, monkeypatch, bind)
+    else:
+        api.before("POST", "/eviction$", bind)
+    fragmented.tick()
+    assert fragmented.state.bound(uid(high)), "it was bound meanwhile"
+    assert terminating(api) == set()
+    assert fragmented.claims() == []
+    fragmented.tick(60)
+    assert terminating(api) == set()
+    assert preempt(fragmented.client, high, {"a": [api.pod("x")]}) == {}, "a new leader may not know it yet"
+
+
+@pytest.mark.parametrize("binds", [True, False], ids=["it is bound", "its bind fails"])
+def test_a_bind_in_progress_is_waited_for(api: ApiDouble, fragmented: Scheduler, binds: bool) -> None:
+    high = add_high(api, 10)
+    assert fragmented.filter(high) == []
+    row = PodRow(uid(high), "default", "high", "a", 10, ((1, 10),), 10)
+    api.before("POST", "/eviction$", lambda: fragmented.state.reserve(row.uid, "a", lambda _view: row, 10))
+    fragmented.tick()
+    assert fragmented.state.held(row.uid)
+    assert terminating(api) == set()
+    if binds:
+        api.change("pods", "high", "default", lambda pod: pod["spec"].update(nodeName="a"))
+        eventually(lambda: fragmented.state.bound(row.uid))
+    else:
+        fragmented.state.release(row.uid)
+    fragmented.tick(6)
+    assert terminating(api) == (set() if binds else {"x"})
+
+
 def test_the_extender_evicts_nothing_while_kube_scheduler_preempts(api: ApiDouble, fragmented: Scheduler) -> None:
     api.put("nodes", make_node("b", 16))
     victim, high = add(api, "v", 16, "b", 0, priority=3), add_high(api, 10)

@@ -140,7 +140,7 @@ class Preemption:
         if not self._enabled or not demand.units:
             return dict(offered)
         uid, priority = contract.pod_uid(pod), contract.pod_priority(pod)
-        if self._victims_terminating(uid):
+        if self._state.bound(uid) or self._victims_terminating(uid):
             return {}
         view, coming = self._state.viewer(uid, priority), self._state.nodes_with_bookings()
         ranked: list[tuple[Cost, str]] = []
@@ -283,9 +283,19 @@ class Preemption:
         return self._evict(pod, one, name, best)
 
     def _retry_soon(self, one: _Waiting) -> None:
-        """Retry in a moment: the API's answer was temporary."""
+        """Evaluate a pod again in a moment: what was found is temporary."""
         with self._lock:
             self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + SWEEP_SECONDS))
+
+    def _placed(self, one: _Waiting) -> bool:
+        """Return whether the pod was bound, or began to be, since it was read: its own memory isn't to be freed again.
+
+        A bind in progress may fail, so the pod is evaluated again.
+        """
+        if self._state.held(one.uid):
+            self._retry_soon(one)
+            return True
+        return self._state.bound(one.uid) is not None
 
     def _fits_elsewhere(self, one: _Waiting) -> bool:
         """Return whether kube-scheduler may still find a node that has enough memory without evictions."""
@@ -369,6 +379,10 @@ class Preemption:
             self._publish_claim(_claim(pod, name, found, one.priority, gone))
             cards = f"card{'s' if len(found.cards) > 1 else ''} {', '.join(str(at) for at, _units in found.cards)}"
             for row in reversed(found.evict):
+                # Checked here, because the plan and the claim took requests, and a bind doesn't wait for those.
+                if self._placed(one):
+                    self._state.unclaim(one.uid)
+                    return True
                 try:
                     if not self._evict_one(row):
                         kept.add(row.uid)
