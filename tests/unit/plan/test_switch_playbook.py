@@ -23,6 +23,8 @@ PODS = "/api/v1/namespaces/gpushare-system/pods"
 DEFAULT_PODS = "/api/v1/namespaces/default/pods"
 MEMORY = "aliyun.com/gpu-mem"
 LABEL = {"dra": "dra", "extender": "true"}
+# An extra variable, which find refuses.
+BAD_PATHS = '{"__gpushare_claim_files": {"paths": {}, "patterns": []}}'
 MARKS = {"kubegpu.share/switch", "kubegpu.share/switch-from", "kubegpu.share/switch-cordoned"}
 
 
@@ -199,6 +201,32 @@ def test_a_device_plugin_that_stays_on_its_node_is_named(machine, tmp_path):
     assert done.rc != 0
     said = "Node gpu1 has lost its label, and after 4 seconds still has stays of namespace gpushare-system."
     assert said in " ".join(done.text.split())
+
+
+@pytest.mark.parametrize(
+    ("prepared", "words", "said"),
+    [
+        (["c1.json"], (), "After 5 seconds node gpu1 still has prepared claims: {claims}/c1.json."),
+        ([], ("-e", BAD_PATHS), "node gpu1 doesn't list the files of its claims: argument 'paths' is of type"),
+        # The wait has ended: the next task asks the cluster, which isn't there.
+        ([], (), "/nowhere"),
+    ],
+    ids=["prepared", "not listed", "none"],
+)
+def test_a_claim_that_stays_prepared_is_named(tmp_path, prepared, words, said):
+    claims = tmp_path / "kubelet" / "plugins" / "gpu.kubegpu.share" / "claims"
+    claims.mkdir(parents=True)
+    for name in prepared:
+        (claims / name).touch()
+    given = {"switch_allocator": "dra", "switch_node_name": "gpu1", "switch_clean_timeout": 5}
+    given |= {"gpushare_kubelet_root": str(claims.parents[2]), "gpu_kubeconfig": "/nowhere"}
+    task = {"ansible.builtin.include_role": {"name": "kubegpu.share.gpushare", "tasks_from": "backend_remove"}}
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": [task]}
+    done = run_playbook(tmp_path, [play], *words, **given)
+    assert done.rc != 0
+    text = " ".join(done.text.split())
+    assert said.format(claims=claims) in text, text
+    assert ("After 5 seconds" in text) is (bool(prepared) or bool(words)), text
 
 
 @pytest.mark.long
