@@ -41,6 +41,13 @@ from lab import aptsources, host, rootfs
 host.prepare(rpm=True)
 rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
 """
+# The lab's programs, many of which unit tests start. Where the lab is being built this waits for it, since otherwise
+# single tests would, and would seem to take so long.
+BUILD = """
+from lab import build
+for tools in build.TOOL_SETS:
+    build.binaries(tools.name)
+"""
 LAST_LINES = 60
 # Characters of each failure's reason in the summary, which is often all that is kept of a run.
 REASON = 600
@@ -310,6 +317,7 @@ def main() -> int:
                 if everything:
                     sanity = pool.submit(check_in_background, count, "ansible-test sanity", "python", "tests/sanity.py")
             if "unit" in stages:
+                check(count, "build the lab's programs", "python", "-c", BUILD)
                 unit(count, everything, beside)
             if sanity:
                 sanity.result()
