@@ -283,19 +283,9 @@ class Preemption:
         return self._evict(pod, one, name, best)
 
     def _retry_soon(self, one: _Waiting) -> None:
-        """Evaluate a pod again in a moment: what was found is temporary."""
+        """Evaluate a pod again in a few seconds, since its state or the API's may have changed by then."""
         with self._lock:
             self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + SWEEP_SECONDS))
-
-    def _placed(self, one: _Waiting) -> bool:
-        """Return whether the pod was bound, or began to be, since it was read: its own memory isn't to be freed again.
-
-        A bind in progress may fail, so the pod is evaluated again.
-        """
-        if self._state.held(one.uid):
-            self._retry_soon(one)
-            return True
-        return self._state.bound(one.uid) is not None
 
     def _fits_elsewhere(self, one: _Waiting) -> bool:
         """Return whether kube-scheduler may still find a node that has enough memory without evictions."""
@@ -379,9 +369,10 @@ class Preemption:
             self._publish_claim(_claim(pod, name, found, one.priority, gone))
             cards = f"card{'s' if len(found.cards) > 1 else ''} {', '.join(str(at) for at, _units in found.cards)}"
             for row in reversed(found.evict):
-                # Checked here, because the plan and the claim took requests, and a bind doesn't wait for those.
-                if self._placed(one):
+                # The plan and the claim took requests, and the pod's bind may have begun meanwhile, or ended.
+                if self._state.held(one.uid) or self._state.bound(one.uid):
                     self._state.unclaim(one.uid)
+                    self._retry_soon(one)
                     return True
                 try:
                     if not self._evict_one(row):
