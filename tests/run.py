@@ -41,8 +41,7 @@ from lab import aptsources, host, rootfs
 host.prepare(rpm=True)
 rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
 """
-# The lab's programs, many of which unit tests start. Where the lab is being built this waits for it, since otherwise
-# single tests would, and would seem to take so long.
+# Many unit tests start the lab's programs. While the lab's start builds them, this step waits, so that no test has to.
 BUILD = """
 from lab import build
 for tools in build.TOOL_SETS:

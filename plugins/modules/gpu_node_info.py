@@ -70,7 +70,7 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ found.gpu_node.driver.cards | map(attribute='name') }}"
 
-- name: Fail where the open kernel module does not support a card
+- name: Fail if the open kernel module doesn't support a card
   ansible.builtin.assert:
     that: found.gpu_node.gpus | selectattr('generation', 'in', ['maxwell', 'pascal', 'volta']) | length == 0
 
