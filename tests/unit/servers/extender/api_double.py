@@ -160,6 +160,9 @@ class ApiDouble:
     def get(self, path: str) -> JsonObject:
         return self._do("GET", path, None, lambda: self._get(path))
 
+    def listing(self, path: str) -> ListingDouble:
+        return ListingDouble(self.get(path))
+
     def post(self, path: str, body: JsonObject) -> JsonObject:
         return self._do("POST", path, body, lambda: self._post(path, body))
 
@@ -325,6 +328,19 @@ class ApiDouble:
         self.version += 1
         self.log.append(Change(self.version, kind, before, after))
         self.changed.notify_all()
+
+
+class ListingDouble:
+    """The objects of a list that is there as a whole."""
+
+    def __init__(self, answer: JsonObject) -> None:
+        self._answer, self.size = answer, 0
+        self.version = self.more = ""
+
+    def __iter__(self) -> Iterator[JsonObject]:
+        yield from self._answer.get("items") or []
+        metadata = self._answer["metadata"]
+        self.version, self.more = str(metadata.get("resourceVersion", "")), str(metadata.get("continue") or "")
 
 
 class WatchDouble:

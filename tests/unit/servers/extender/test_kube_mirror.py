@@ -16,12 +16,11 @@ from api_double import ApiDouble, Failure, make_pod, served
 from extender_kit import eventually
 from gpushare.api import account
 from gpushare.api.account import Account
-from gpushare.api.client import WATCH_SILENCE_SECONDS, KubeApi, KubeError, connect
+from gpushare.api.client import FIRST_PAGE, WATCH_SILENCE_SECONDS, KubeApi, KubeError, connect
 from gpushare.api.mirror import (
     AGAIN_SECONDS,
     FAILING_SECONDS,
     LIVED_SECONDS,
-    PAGE,
     RELIST_SECONDS,
     SHORTEST_WATCH_SECONDS,
     SILENT_SECONDS,
@@ -253,7 +252,7 @@ def test_a_cache_that_is_behind_is_left_out(follow: Follow) -> None:
     api.cut()
     eventually(lambda: mirror.lists == 2)
     known = f"resourceVersion={api.version}&resourceVersionMatch=NotOlderThan"
-    assert queries(api)[1:3] == [known, f"limit={PAGE}"]
+    assert queries(api)[1:3] == [known, f"limit={FIRST_PAGE}"]
 
 
 class Cutter(ApiDouble):
@@ -423,7 +422,7 @@ def test_an_older_state_of_etcd_is_listed_when_a_watch_is_opened_again(api: ApiD
         api.log[:], api.objects, api.version = log, objects, version
     eventually(lambda: [object_key(pod) for pod in mirror.items()] == ["default/stays"])
     assert mirror.lists == 2
-    assert queries(api)[-1] == f"limit={PAGE}", "an API server's cache may still have the newer state"
+    assert queries(api)[-1] == f"limit={FIRST_PAGE}", "an API server's cache may still have the newer state"
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
@@ -615,8 +614,8 @@ def test_a_mirror_over_http(api: ApiDouble, real: KubeApi, follow: Follow) -> No
     mirror = follow(on=real, page=3)
     assert len(mirror) == 7
     # A line of more than one read, with characters of more than one byte.
-    api.change("pods", "p1", "default", lambda pod: pod["metadata"].update(labels={"long": "ü" * 300_000}))
-    eventually(lambda: mirror.get("default/p1")["metadata"].get("labels", {}).get("long") == "ü" * 300_000)
+    api.change("pods", "p1", "default", lambda pod: pod["metadata"].update(labels={"long": "ü" * 200_000}))
+    eventually(lambda: mirror.get("default/p1")["metadata"].get("labels", {}).get("long") == "ü" * 200_000)
     with api.outage():
         eventually(lambda: mirror.error)
         api.put("pods", make_pod("late", 1))

@@ -7,6 +7,7 @@ import types
 import typing as t
 
 import pytest
+from api_double import ListingDouble
 from gpushare.api.client import KubeError
 from gpushare.shared._core.types import JsonObject
 from gpushare.templates import keeper
@@ -25,8 +26,8 @@ class Api:
         self.made.append((path.split("/")[5], body["metadata"]["name"]))
         return body
 
-    def get(self, path: str) -> JsonObject:
-        return {"items": []}
+    def listing(self, path: str) -> ListingDouble:
+        return ListingDouble({"metadata": {}, "items": []})
 
     def delete(self, path: str) -> JsonObject:
         parts = path.split("/")

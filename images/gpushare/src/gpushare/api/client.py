@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Client of the Kubernetes API: requests and watches in plain JSON.
+"""Client of the Kubernetes API: requests, lists and watches in plain JSON.
 
 There are no model classes: a cluster has tens of thousands of pods, and a dict, or the few fields of it that a mirror
-keeps, is enough.
+keeps, is enough. An object that is larger than ``decoding.WHOLE_BYTES`` comes with the fields of ``fields.OBJECT``
+only, and no list is ever held: see :func:`pages`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol
+from urllib.parse import urlencode
 
 import gpushare
+from gpushare.api import decoding
 from gpushare.api.account import Account
+from gpushare.api.fields import EVENT, OBJECT
 from gpushare.http.client import Answer, HttpError
 from gpushare.shared._core.types import JsonObject
 
@@ -23,6 +28,11 @@ CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 8.0
 # The API server sends a bookmark about every minute, so silence for longer means that the peer is gone.
 WATCH_SILENCE_SECONDS = 100.0
+# Of an answer that is an error.
+ERROR_BYTES, MESSAGE_LENGTH = 64 * 1024, 2000
+# Objects in the first answer of a list in pages, and the size that later ones should have: the API server holds each
+# of them whole.
+FIRST_PAGE, PAGE_BYTES = 50, 4 * 1024 * 1024
 
 
 class KubeError(Exception):
@@ -54,10 +64,26 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
+class Listing(Protocol):
+    """One answer of a list, whose objects come one by one, once; raises :class:`KubeError`.
+
+    When all have come, ``version`` is the list's resourceVersion, ``more`` the token of the next page (empty without
+    one), and ``size`` the answer's length in bytes.
+    """
+
+    version: str
+    more: str
+    size: int
+
+    def __iter__(self) -> Iterator[JsonObject]: ...
+
+
 class Kube(Protocol):
     """The requests of the servers to the Kubernetes API; a path may have a query. All raise :class:`KubeError`."""
 
     def get(self, path: str) -> JsonObject: ...
+
+    def listing(self, path: str) -> Listing: ...
 
     def post(self, path: str, body: JsonObject) -> JsonObject: ...
 
@@ -68,6 +94,37 @@ class Kube(Protocol):
     def delete(self, path: str) -> JsonObject: ...
 
     def watch(self, path: str) -> Stream: ...
+
+
+class Pages:
+    """All objects of a collection, in one version of it: an iterable that is read once.
+
+    :ivar version: the list's resourceVersion; empty before its first page has been read.
+    """
+
+    def __init__(self, kube: Kube, path: str, query: Mapping[str, str] | None = None, most: int = 500) -> None:
+        """
+        :param path: of the collection, without a query.
+        :param query: such as selectors.
+        :param most: objects in a page; fewer where they are large.
+        """
+        self._kube, self._path, self._query, self._most = kube, path, dict(query or {}), most
+        self.version = ""
+
+    def __iter__(self) -> Iterator[JsonObject]:
+        """Yield the objects.
+
+        :raises KubeError: the API server refuses, also in the middle.
+        """
+        limit, token = min(self._most, FIRST_PAGE), ""
+        while True:
+            query = {**self._query, "limit": str(limit), **({"continue": token} if token else {})}
+            page = self._kube.listing(f"{self._path}?{urlencode(query)}")
+            yield from page
+            self.version, token = page.version, page.more
+            if not token:
+                return
+            limit = max(1, min(self._most, limit * PAGE_BYTES // max(1, page.size)))
 
 
 # --------------------------------------------------------------------------- the real API
@@ -98,12 +155,11 @@ class KubeApi:
     def delete(self, path: str) -> JsonObject:
         return self._json("DELETE", path)
 
+    def listing(self, path: str) -> Listing:
+        return _AnswerListing(path, self._accepted("GET", path, None, "", self._seconds))
+
     def watch(self, path: str) -> Stream:
-        response = self._request("GET", path, None, "", WATCH_SILENCE_SECONDS)
-        if response.status != 200:
-            with _api_errors():
-                raise _refusal(response.status, response.reason, response.data)
-        return _ResponseStream(response)
+        return _ResponseStream(self._accepted("GET", path, None, "", WATCH_SILENCE_SECONDS))
 
     def close(self) -> None:
         self._account.close()
@@ -111,15 +167,25 @@ class KubeApi:
     def _json(
         self, method: str, path: str, body: JsonObject | None = None, kind: str = "application/json"
     ) -> JsonObject:
-        response = self._request(method, path, body, kind, self._seconds)
-        with _api_errors():
-            data = response.data
+        response = self._accepted(method, path, body, kind, self._seconds)
+        with _api_errors(), _json_errors(f"answer to {method} {path}"):
+            pieces = response.stream()
+            first = next(pieces, b"")
+            value = decoding.document(itertools.chain((first,), pieces), OBJECT) if first else {}
+        if not isinstance(value, dict):
+            raise KubeError(0, "NotJson", f"the API server's answer to {method} {path} is no object")
+        return value
+
+    def _accepted(self, method: str, path: str, body: JsonObject | None, kind: str, seconds: float) -> Answer:
+        """Send a request, and return the answer, whose body isn't read yet.
+
+        :raises KubeError: there is none, or it is a refusal.
+        """
+        response = self._request(method, path, body, kind, seconds)
         if not 200 <= response.status < 300:
-            raise _refusal(response.status, response.reason, data)
-        try:
-            return cast(JsonObject, json.loads(data)) if data else {}
-        except ValueError as error:
-            raise KubeError(0, "NotJson", f"the API server's answer to {method} {path} is no JSON: {error}") from error
+            with _api_errors():
+                raise _refusal(response.status, response.reason, response.beginning(ERROR_BYTES))
+        return response
 
     def _request(self, method: str, path: str, body: JsonObject | None, kind: str, seconds: float) -> Answer:
         headers = {"Accept": "application/json", "User-Agent": f"gpushare/{gpushare.__version__}"}
@@ -129,20 +195,37 @@ class KubeApi:
             return self._account.request(method, path, headers, body, seconds)
 
 
+class _AnswerListing:
+    def __init__(self, path: str, response: Answer) -> None:
+        self._path, self._response = path, response
+        self.version = self.more = ""
+        self.size = 0
+
+    def __iter__(self) -> Iterator[JsonObject]:
+        head: dict[str, Any] = {}
+        try:
+            with _api_errors(), _json_errors(f"answer to GET {self._path}"):
+                yield from decoding.listed(self._pieces(), OBJECT, head)
+        finally:
+            self._response.close()
+        metadata = head.get("metadata") or {}
+        self.version, self.more = (str(metadata.get(key) or "") for key in ("resourceVersion", "continue"))
+
+    def _pieces(self) -> Iterator[bytes]:
+        for piece in self._response.stream():
+            self.size += len(piece)
+            yield piece
+
+
 class _ResponseStream:
     def __init__(self, response: Answer) -> None:
         self._response = response
         self._closed = False
 
     def __iter__(self) -> Iterator[JsonObject]:
-        rest = b""
         try:
-            with _api_errors():
-                for chunk in self._response.stream():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        if line.strip():
-                            yield _event(line)
+            with _api_errors(), _json_errors("watch"):
+                yield from decoding.events(self._response.stream(), EVENT)
         except KubeError:
             if not self._closed:
                 raise
@@ -153,16 +236,6 @@ class _ResponseStream:
         self._closed = True
         # Closing alone wouldn't wake a thread that is waiting in a read.
         self._response.shutdown()
-
-
-def _event(line: bytes) -> JsonObject:
-    try:
-        event = json.loads(line)
-    except ValueError as error:
-        raise KubeError(0, "NotJson", f"the API server's watch sent a line that is no JSON: {error}") from error
-    if not isinstance(event, dict):
-        raise KubeError(0, "NotJson", "the API server's watch sent a line that is no event")
-    return event
 
 
 @contextlib.contextmanager
@@ -176,14 +249,27 @@ def _api_errors() -> Iterator[None]:
         raise KubeError(0, type(error).__name__, f"the request to the API server failed: {error}") from error
 
 
+@contextlib.contextmanager
+def _json_errors(what: str) -> Iterator[None]:
+    """Convert the decoder's exceptions to a :class:`KubeError` of status 0.
+
+    :param what: of the API server isn't as expected.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise KubeError(0, "NotJson", f"the API server's {what} is no JSON as expected: {error}") from error
+
+
 def _refusal(status: int, reason: str, data: bytes) -> KubeError:
     """Convert a Kubernetes ``Status`` object, or any other body of an error, to an exception."""
     try:
         body = json.loads(data)
         causes = (body.get("details") or {}).get("causes") or []
         codes = [str(cause.get("reason") or "") for cause in causes]
-        return KubeError(status, str(body.get("reason") or reason), str(body.get("message") or reason), codes)
-    except (ValueError, AttributeError, TypeError):
+        message = str(body.get("message") or reason)[:MESSAGE_LENGTH]
+        return KubeError(status, str(body.get("reason") or reason), message, codes)
+    except (ValueError, AttributeError, TypeError, RecursionError):
         text = data[:300].decode("utf-8", "replace").strip()
         return KubeError(status, reason, text or f"HTTP status {status} {reason}")
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from gpushare.api.client import Kube, KubeError, Stream
+from gpushare.api.client import Kube, KubeError, Listing, Stream
 from gpushare.shared._core.types import JsonObject
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -36,6 +36,10 @@ class MeasuredKube:
 
     def get(self, path: str) -> JsonObject:
         return self._measured("GET", lambda: self._kube.get(path))
+
+    def listing(self, path: str) -> Listing:
+        # Until the answer begins: its objects take as long as the caller has work with them.
+        return self._measured("GET", lambda: self._kube.listing(path))
 
     def post(self, path: str, body: JsonObject) -> JsonObject:
         return self._measured("POST", lambda: self._kube.post(path, body))

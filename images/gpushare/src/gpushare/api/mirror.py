@@ -7,11 +7,11 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
-from gpushare.api.client import Kube, KubeError, Stream
+from gpushare.api.client import Kube, KubeError, Pages, Stream
 from gpushare.shared._core.types import JsonObject
 
 # The API server ends a watch after this time; a new one then begins. Shorter ones where something cuts them before.
@@ -27,8 +27,12 @@ FAILING_SECONDS = 40.0
 # The API server sends a bookmark just before it ends a watch, unless nothing of the kind has changed in the whole
 # cluster; without one for this time everything is listed again.
 SILENT_SECONDS = 90.0
-# Objects in an answer. Nothing else runs in the process while one is parsed: 200 pods take 10 to 20 ms.
-PAGE, PAGE_BESIDE = 200, 50
+# Objects in a page of a list, for the API server's sake: here they are decoded one by one.
+PAGE, PAGE_BESIDE = 500, 50
+# Objects that are kept: Kubernetes' own limit of pods in a cluster.
+MOST_OBJECTS = 150_000
+# Before a collection that has more is listed again.
+TOO_MANY_SECONDS = 60.0
 # After a list beside the watch has failed.
 AGAIN_SECONDS = 60.0
 # The API server's reason where its cache doesn't have the version that a list asks for.
@@ -58,6 +62,10 @@ class _OlderState(_Relist):
     """The API's state is older than the known one: etcd was restored."""
 
 
+class _TooMany(Exception):
+    """The collection has more objects than may be kept."""
+
+
 class _Listing(Generic[T]):
     """A list that is read while the watch goes on.
 
@@ -80,8 +88,11 @@ class Mirror(Generic[T]):
     restored to an older state), a long failure, and once an hour. The hourly list is read beside the watch and replaces
     the state when the watch has reached its version; later events of an object win.
 
-    Small collections are listed as a whole from the API server's cache, at least as new as the known state. Large ones,
-    and any one after etcd seems to be restored, are listed in pages from etcd.
+    Small collections are listed in one answer from the API server's cache, at least as new as the known state. Large
+    ones, and any one after etcd seems to be restored, are listed in pages from etcd.
+
+    Memory doesn't depend on the objects' sizes: they come one by one, and of each only the row that ``trim`` makes of
+    it is kept. Nor does it grow beyond ``most`` rows: of a collection that has more the state counts as wrong.
 
     Callbacks run in the mirror's own thread, in the order of the events, once for each real change: neither a new list
     nor a repeated event calls them for an equal object. ``synced`` becomes true after those of the first list.
@@ -104,6 +115,7 @@ class Mirror(Generic[T]):
         page: int = 0,
         clock: Callable[[], float] = time.monotonic,
         relist: float = RELIST_SECONDS,
+        most: int = MOST_OBJECTS,
     ) -> None:
         """
         :param query: of the requests, such as selectors.
@@ -115,9 +127,11 @@ class Mirror(Generic[T]):
             the API server's cache.
         :param clock: monotonic, in seconds.
         :param relist: seconds within which everything is listed again.
+        :param most: objects that are kept.
         """
         self._kube, self._path, self._query = kube, path, dict(query or {})
         self._trim, self._page, self._clock, self._before_list = trim, page, clock, before_list
+        self._most, self._has_too_many = most, False
         self._first_pause, self._longest_pause = backoff
         self._items: dict[str, T] = {}
         self._callbacks: list[OnChange[T]] = [] if on_change is None else [on_change]
@@ -172,6 +186,8 @@ class Mirror(Generic[T]):
     @property
     def stale(self) -> str:
         """Why the state may be wrong by now: what happened and for how long; otherwise empty."""
+        if self._has_too_many:
+            return self._error
         failing = self._failing_since
         if failing is not None and (seconds := self._clock() - failing) > FAILING_SECONDS:
             return f"they can't be read from the API for {seconds:.0f} s: {self._error or 'no answer'}"
@@ -252,6 +268,11 @@ class Mirror(Generic[T]):
                 log.warning("%s: %s; listing again", self._path, reason)
                 self._is_restored |= isinstance(reason, _OlderState)
                 version, wait, pause = "", self._pause(pause), self._longer(pause)
+            except _TooMany:
+                self._has_too_many = True
+                self._failed(f"there are more than the {self._most} that this server keeps")
+                log.error("%s: %s; listing again in %.0f s", self._path, self._error, TOO_MANY_SECONDS)
+                version, wait = "", self._pause(TOO_MANY_SECONDS)
             except KubeError as error:
                 if self._stopped.is_set():
                     return
@@ -303,51 +324,46 @@ class Mirror(Generic[T]):
             self._before_list()
         self._begun += 1
         self._is_relist_wanted, self._listing = False, None
-        number, seen, delivered, metadata = self._begun, set[str](), 0, dict[str, Any]()
-        for page in self._pages(self._page or PAGE):
-            for obj in page.get("items") or []:
+        number, seen, delivered = self._begun, set[str](), 0
+        pages = self._objects(self._page or PAGE)
+        try:
+            for obj in pages:
                 delivered = max(delivered, _version_of(obj))
                 # Not the list's version: other mirrors would only reach that with the next change or bookmark.
                 self.delivered = max(self.delivered, delivered)
-                seen.add(self._upsert(obj))
-            metadata = page.get("metadata") or {}
-        for key in [key for key in self._items if key not in seen]:
-            self._put(key, None)
+                key = self._upsert(obj)
+                if key in self._items:
+                    seen.add(key)
+        except _TooMany:
+            # Those that weren't listed may be gone, so the next list has room for as many.
+            self._has_too_many = True
+            self._remove_others(seen)
+            raise
+        self._remove_others(seen)
         # The state before may have had later versions, of an etcd that was restored since.
-        self.version, self.delivered, self._is_restored = _version_of({"metadata": metadata}), delivered, False
-        self._listed = number
+        self.version, self.delivered, self._is_restored = int(pages.version or 0), delivered, False
+        self._has_too_many, self._listed = False, number
         self._contact()
         self._has_listed()
         self._synced.set()
-        return str(metadata.get("resourceVersion", ""))
+        return pages.version
+
+    def _remove_others(self, keys: Container[str]) -> None:
+        for key in [key for key in self._items if key not in keys]:
+            self._put(key, None)
 
     def _has_listed(self) -> None:
         self.lists += 1
         # Not all mirrors at once.
         self._next_list = self._clock() + max(0.0, self._relist - WATCH_SECONDS) * random.uniform(0.8, 1.0)
 
-    def _pages(self, size: int) -> Iterator[JsonObject]:
-        """Read the answers of one list, all of one version.
+    def _objects(self, size: int) -> _Objects:
+        """Return the objects of one list, all of one version.
 
-        :param size: objects in a page, where it isn't one answer from the cache.
+        :param size: the maximum of objects in a page, where it isn't one answer from the cache.
         """
-        query = dict(self._query)
-        if not self._page and not self._is_restored:
-            try:
-                known = {"resourceVersion": str(self.version), "resourceVersionMatch": "NotOlderThan"}
-                yield self._kube.get(f"{self._path}?{urlencode(query | known)}")
-                return
-            except KubeError as error:
-                # The cache isn't as far, or etcd was restored.
-                if TOO_LARGE not in error.causes:
-                    raise
-        query["limit"] = str(size)
-        while True:
-            page = self._kube.get(f"{self._path}?{urlencode(query)}")
-            yield page
-            query["continue"] = str((page.get("metadata") or {}).get("continue") or "")
-            if not query["continue"]:
-                return
+        known = None if self._page or self._is_restored else self.version
+        return _Objects(self._kube, self._path, self._query, size, known)
 
     # The list beside the watch.
 
@@ -372,15 +388,19 @@ class Mirror(Generic[T]):
     def _list_beside(self, listing: _Listing[T]) -> None:
         """Read a list, in a thread of its own."""
         try:
-            for page in self._pages(min(PAGE_BESIDE, self._page or PAGE_BESIDE)):
+            objects = self._objects(min(PAGE_BESIDE, self._page or PAGE_BESIDE))
+            for obj in objects:
                 if self._stopped.is_set():
                     return
-                for obj in page.get("items") or []:
-                    key, now = object_key(obj), self._trim(obj)
-                    known = self._items.get(key)
-                    # Mostly equal: then no second copy of the state is kept.
-                    listing.items[key] = known if known == now else now
-                listing.version = _version_of(page)
+                key, now = object_key(obj), self._trim(obj)
+                if now is None:
+                    continue
+                known = self._items.get(key)
+                # Mostly equal: then no second copy of the state is kept.
+                listing.items[key] = known if known == now else now
+                if len(listing.items) > self._most or len(listing.changed) > self._most:
+                    raise _TooMany(f"there are more than {self._most}")
+            listing.version = int(objects.version or 0)
             listing.done = True
         except Exception as error:
             log.warning("%s: can't be listed beside the watch, which goes on: %s", self._path, error)
@@ -475,9 +495,15 @@ class Mirror(Generic[T]):
         return key
 
     def _put(self, key: str, now: T | None) -> None:
+        """Keep a value, or none.
+
+        :raises _TooMany: there is no room for it.
+        """
         before = self._items.get(key)
         if before == now:
             return
+        if before is None and len(self._items) >= self._most:
+            raise _TooMany
         with self._lock:
             if now is None:
                 self._items.pop(key, None)
@@ -488,6 +514,38 @@ class Mirror(Generic[T]):
                 callback(key, before, now)
             except Exception:
                 log.exception("%s: a callback failed on %s", self._path, key)
+
+
+class _Objects:
+    """The objects of one list, in one answer from the cache or in pages; iterate once.
+
+    :ivar version: its resourceVersion, when all objects have come.
+    """
+
+    def __init__(self, kube: Kube, path: str, query: Mapping[str, str], size: int, known: int | None) -> None:
+        """
+        :param size: the maximum of objects in a page.
+        :param known: the version that the cache must have; None for pages of etcd's latest state.
+        """
+        self._kube, self._path, self._query, self._known = kube, path, query, known
+        self._pages = Pages(kube, path, query, size)
+        self.version = ""
+
+    def __iter__(self) -> Iterator[JsonObject]:
+        if self._known is not None:
+            known = {"resourceVersion": str(self._known), "resourceVersionMatch": "NotOlderThan"}
+            try:
+                answer = self._kube.listing(f"{self._path}?{urlencode({**self._query, **known})}")
+            except KubeError as error:
+                # The cache isn't as far, or etcd was restored.
+                if TOO_LARGE not in error.causes:
+                    raise
+            else:
+                yield from answer
+                self.version = answer.version
+                return
+        yield from self._pages
+        self.version = self._pages.version
 
 
 def _version_of(obj: JsonObject) -> int:

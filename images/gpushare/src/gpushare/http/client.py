@@ -62,20 +62,25 @@ class _Reader:
 
 
 class Answer:
-    """An answer whose head is read. Read its body by ``data``, or piece by piece by ``stream``, then close it."""
+    """An answer whose head is read. Read its body by ``stream`` or ``beginning``, then close it."""
 
     def __init__(self, pool: HttpClient, connection: socket.socket, reader: _Reader) -> None:
         self._pool, self._connection, self._reader = pool, connection, reader
         self._closed = False
         self.status, self.reason = reader.status, reader.reason.decode("latin-1")
 
-    @property
-    def data(self) -> bytes:
-        """The whole body.
+    def beginning(self, most: int) -> bytes:
+        """Return the body's first bytes, at most so many, and close the answer.
 
         :raises HttpError: it is incomplete.
         """
-        return b"".join(self.stream())
+        found = b""
+        for piece in self.stream():
+            found += piece
+            if len(found) > most:
+                break
+        self.close()
+        return found[:most]
 
     def stream(self) -> Iterator[bytes]:
         """Yield the body piece by piece.

@@ -11,9 +11,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
-from urllib.parse import urlencode
 
-from gpushare.api.client import Kube, KubeError
+from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.api.events import Events
 from gpushare.api.mirror import Mirror
 from gpushare.shared._contracts import claim_templates as contract
@@ -36,7 +35,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 UNUSED_SECONDS = 600.0
 # Of one pass: after so many requests the pods are looked at anew, so that nobody's templates keep others waiting.
 PASS_REQUESTS = 100
-PAGE = 500
 EVENT = "GpuClaimTemplateFailed"
 log = logging.getLogger("gpushare.templates")
 
@@ -269,14 +267,10 @@ class Keeper:
 
         :raises KubeError: they can't be read.
         """
-        query, found = {"limit": str(PAGE)}, set[str]()
-        while True:
-            page = self._kube.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}")
-            for pod in page.get("items") or []:
-                found.update(contract.templates_of_pod(pod))
-            query["continue"] = str((page.get("metadata") or {}).get("continue") or "")
-            if not query["continue"]:
-                return found
+        found = set[str]()
+        for pod in Pages(self._kube, f"/api/v1/namespaces/{namespace}/pods"):
+            found.update(contract.templates_of_pod(pod))
+        return found
 
     def _delete(self, key: tuple[str, str], why: str) -> None:
         try:
