@@ -62,6 +62,14 @@ PLACEMENTS = ("binpack", "spread")
 # Of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
 MAX_PATTERNS, PATTERN_LENGTH = 16, 128
 
+# Of a pod with a share: its containers, and those of them with units. Servers keep what these ask for.
+MOST_CONTAINERS, MOST_SHARES = 1000, 32
+# Of the annotations of pods that servers keep; those that the servers write are shorter.
+ANNOTATION_LENGTH, ALLOCATION_LENGTH, PATTERNS_LENGTH = 600, 8192, 2200
+
+# Of a node: its cards, the length of their annotation, and any number in it.
+MOST_CARDS, CARDS_LENGTH, MOST_UNITS = 128, 64 * 1024, 1 << 31
+
 # On the node, ours: its cards. Upstream's plugin doesn't write it.
 NODE_CARDS = "kubegpu.share/cards"
 # On the node, ours: whether containerd there has CDI on ("true", "false").
@@ -399,8 +407,10 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
 def cards_from_annotation(text: str) -> list[Card]:
     """Parse a node annotation.
 
-    :raises ContractError: it is malformed.
+    :raises ContractError: it is malformed, or larger than that of any machine.
     """
+    if len(text) > CARDS_LENGTH:
+        raise ContractError(f"node annotation {NODE_CARDS} has more than {CARDS_LENGTH} characters")
     try:
         cards = [
             Card(
@@ -428,6 +438,9 @@ def cards_from_annotation(text: str) -> list[Card]:
         min(card.units, card.index, card.unreleased) < 0 for card in cards
     ):
         raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
+    numbers = (number for one in cards for number in (one.units, one.index, one.minor, one.memory_mib, one.unreleased))
+    if len(cards) > MOST_CARDS or max(numbers, default=0) > MOST_UNITS:
+        raise ContractError(f"node annotation {NODE_CARDS} has more than {MOST_CARDS} cards or a number above 2^31")
     return sorted(cards, key=lambda card: card.index)
 
 
@@ -482,7 +495,7 @@ def node_cards(node: JsonObject) -> list[Card]:
         except ContractError:
             pass
     memory, count = node_resource(node, RESOURCE_MEMORY), node_resource(node, RESOURCE_COUNT)
-    if memory <= 0 or count <= 0:
+    if not 0 < memory <= MOST_UNITS or not 0 < count <= MOST_CARDS:
         return []
     return [Card(index=n, uuid="", minor=n, memory_mib=0, units=memory // count) for n in range(count)]
 
@@ -579,6 +592,8 @@ def demand(pod: JsonObject) -> Demand:
     """
     units = pod_units(pod)
     annotations = _annotations(pod)
+    if units:
+        _check_containers(pod)
     if units == 0 or not any(key in annotations for key in POD_DEMANDS):
         return Demand(units)
     placement = annotations.get(POD_PLACEMENT, "")
@@ -598,6 +613,54 @@ def demand(pod: JsonObject) -> Demand:
     return Demand(
         units, count, placement, _patterns(annotations, POD_MODELS), _patterns(annotations, POD_EXCLUDE_MODELS)
     )
+
+
+def _check_containers(pod: JsonObject) -> None:
+    """Refuse a pod of which servers would keep too much.
+
+    :raises ContractError: it has too many containers.
+    """
+    spec = pod.get("spec") or {}
+    number = sum(len(spec.get(field) or []) for field in ("initContainers", "containers"))
+    if number > MOST_CONTAINERS:
+        raise ContractError(
+            f"the pod has {number} containers, and one with {RESOURCE_MEMORY} at most {MOST_CONTAINERS}"
+        )
+    if (number := len(gpu_containers(pod))) > MOST_SHARES:
+        raise ContractError(f"{number} of its containers ask for {RESOURCE_MEMORY}, and at most {MOST_SHARES} may")
+
+
+def kept_containers(
+    containers: t.Iterable[JsonObject], is_kept: t.Callable[[JsonObject], bool] = lambda container: False
+) -> list[JsonObject]:
+    """Return the containers of a pod that ask for units, at their places; an empty object stands for each other one.
+
+    Of too many for a pod with a share there are still too many.
+
+    :param is_kept: of a container without units, whether it is returned as well.
+    """
+    found, numbers = list[JsonObject](), {True: 0, False: 0}
+    for one in containers:
+        asks = container_units(one) > 0
+        if (asks or is_kept(one)) and numbers[asks] <= MOST_SHARES:
+            numbers[asks] += 1
+            found.append(one)
+        elif len(found) <= MOST_CONTAINERS:
+            found.append(_NO_CONTAINER)
+    return found
+
+
+_NO_CONTAINER: JsonObject = {}
+
+
+def kept_annotations(annotations: t.Mapping[str, t.Any], names: t.Iterable[str]) -> dict[str, str]:
+    """Return those of a pod's annotations that are kept; of a longer one the beginning, which isn't valid, either."""
+    lengths = {POD_ALLOCATION: ALLOCATION_LENGTH, POD_MODELS: PATTERNS_LENGTH, POD_EXCLUDE_MODELS: PATTERNS_LENGTH}
+    return {
+        name: str(annotations[name])[: lengths.get(name, ANNOTATION_LENGTH) + 1]
+        for name in names
+        if name in annotations
+    }
 
 
 def _check_reuse(pod: JsonObject) -> None:
@@ -626,6 +689,8 @@ def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
     if key not in annotations:
         return ()
     text = str(annotations[key])
+    if len(text) > PATTERNS_LENGTH:
+        raise ContractError(f"{key}: the list has more than {PATTERNS_LENGTH} characters")
     listed = text.split(",", MAX_PATTERNS)
     if len(listed) > MAX_PATTERNS:
         raise ContractError(f"{key}: the list has more than {MAX_PATTERNS} patterns")

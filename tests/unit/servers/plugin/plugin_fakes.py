@@ -242,7 +242,7 @@ class FakeKubelet:
             (self.podresources / "kubelet.sock", listing),
         ):
             path.unlink(missing_ok=True)
-            server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=wire.UNLIMITED)
+            server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=wire.CHANNEL)
             server.add_generic_rpc_handlers((handler,))
             server.add_insecure_port(f"unix:{path}")
             server.start()

@@ -5,9 +5,9 @@ Whoever may create an object chooses its size: the API server takes 3 MiB, which
 escapes), and 25 times that as Python's objects. So nothing larger than ``WHOLE_BYTES`` is decoded at once. A larger
 value is read piece by piece, and only what its *shape* names is kept. What is skipped isn't checked in full.
 
-A shape is ``LEAF`` for a string, number, boolean or null; a dict of the fields to keep with their shapes, where
-``OTHERS`` stands for any other key; or a :class:`Each` for a list. A value of another kind than its shape is kept
-without its content.
+A shape is ``LEAF`` for a string, number, boolean or null; ``ALL`` for any value, which is decoded at once; a dict of
+the fields to keep with their shapes, where ``OTHERS`` stands for any other key; or a :class:`Each` for a list. A value
+of another kind than its shape is kept without its content.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import dataclasses
 import itertools
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -46,7 +47,7 @@ class Each:
     most: int = MOST_ENTRIES
 
 
-LEAF, OTHERS = "leaf", "*"
+LEAF, ALL, OTHERS = "leaf", "all", "*"
 Shape: TypeAlias = "str | Mapping[str, Shape] | Each | None"
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
@@ -132,11 +133,16 @@ class _Text:
         if first == "{" and isinstance(shape, Mapping):
             return self._object(shape)
         if first == "[" and isinstance(shape, Each):
-            found = []
+            found = list[Any]()
             for one in self.entries(shape.shape):
                 if len(found) < shape.most:
                     found.append(one)
             return found
+        if shape == ALL and first in ("{", "["):
+            is_whole, value = self.whole(sys.maxsize)
+            if not is_whole:
+                raise ValueError("it ends too early, or is nested too deeply")
+            return value
         if shape is not None and first == '"':
             return self.string()
         if shape is None or first in ("{", "["):
@@ -215,7 +221,7 @@ class _Text:
             assert found is not None
             raw = found[0]
         # Control characters are allowed: there are none in Go's JSON.
-        value = json.loads(f'"{raw}"', strict=False)
+        value: str = json.loads(f'"{raw}"', strict=False)
         # Half of a pair.
         return value[:-1] if length > most and "\ud800" <= value[-1:] <= "\udbff" else value
 
@@ -279,6 +285,8 @@ class _Text:
 
 def _reduced(value: Any, shape: Shape) -> Any:
     """Return what a shape names of a decoded value."""
+    if shape == ALL:
+        return value
     if isinstance(value, dict):
         if not isinstance(shape, Mapping):
             return {}

@@ -31,6 +31,8 @@ RETRY_SECONDS = 2.0
 # Node object that a new one has replaced.
 WRITES_PER_SECOND, WRITES_AT_ONCE = 1.0, 20
 PAUSE_SECONDS = 0.2
+# Of this driver on this node, 64 cards each, whoever wrote them; each is kept as objects of at most 3 MB.
+MOST_SLICES = 32
 
 
 class Publisher:
@@ -60,7 +62,9 @@ class Publisher:
         self.written = 0
         self.error: str | None = None
         query = {"fieldSelector": f"spec.nodeName={node},spec.driver={DRIVER}"}
-        self.mirror: Mirror[JsonObject] = Mirror(kube, slices.PATH, query, backoff=backoff)
+        self.mirror: Mirror[JsonObject] = Mirror(
+            kube, slices.PATH, query, slices.trimmed, backoff=backoff, most=MOST_SLICES
+        )
         self.mirror.on_change(lambda key, before, now: self.wake())
 
     def wake(self) -> None:

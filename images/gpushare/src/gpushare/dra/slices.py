@@ -108,6 +108,13 @@ def devices(
     return [device(card, unit, facts) for card in sorted(cards, key=place) if card.units > 0]
 
 
+def trimmed(one: JsonObject) -> JsonObject:
+    """Return a slice without what others record about it."""
+    metadata = one.get("metadata") or {}
+    kept = ("name", "resourceVersion", "ownerReferences")
+    return {"metadata": {key: metadata[key] for key in kept if key in metadata}, "spec": one.get("spec") or {}}
+
+
 def announced_cards(current: t.Iterable[JsonObject], unit: str) -> list[contract.Card]:
     """Return the cards in the node's slices, as far as these tell; devices that aren't as ours are left out.
 

@@ -402,15 +402,23 @@ def _trimmed(pod: JsonObject) -> JsonObject | None:
     kept_spec: JsonObject = {key: spec[key] for key in ("nodeName", "priority") if key in spec}
     for kind in ("containers", "initContainers"):
         if spec.get(kind):
-            keys = ("name", "resources", "restartPolicy")
-            kept_spec[kind] = [{key: one[key] for key in keys if key in one} for one in spec[kind]]
+            kept_spec[kind] = [_container(one) for one in contract.kept_containers(spec[kind])]
     kept_metadata = {key: metadata[key] for key in METADATA if key in metadata}
-    kept_metadata["annotations"] = {key: annotations[key] for key in ANNOTATIONS.intersection(annotations)}
+    kept_metadata["annotations"] = contract.kept_annotations(annotations, ANNOTATIONS)
     return {
         "metadata": kept_metadata,
         "spec": kept_spec,
         "status": {"phase": status["phase"]} if "phase" in status else {},
     }
+
+
+def _container(container: JsonObject) -> JsonObject:
+    """Return name, units and kind of a container; the same object for each one without units."""
+    if not container:
+        return container
+    limits = {contract.RESOURCE_MEMORY: str(contract.container_units(container))}
+    kept: JsonObject = {"name": str(container.get("name", "")), "resources": {"limits": limits}}
+    return kept | ({"restartPolicy": "Always"} if container.get("restartPolicy") == "Always" else {})
 
 
 def _attempt(request: BindRequest) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -59,7 +60,9 @@ class RefusedPod:
         metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
         names = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
         priority, preempts = contract.pod_priority(pod), spec.get("preemptionPolicy") != "Never"
-        return cls(*names, contract.pod_uid(pod), demand, priority, nodes, filtered, freed, preempts)
+        # Hundreds of such pods may be kept, and each request has strings of its own.
+        kept = [sys.intern(name) for name in nodes], [sys.intern(name) for name in filtered]
+        return cls(*names, contract.pod_uid(pod), demand, priority, *kept, freed, preempts)
 
 
 def evaluate(names: Iterable[str], view: View, demand: Demand) -> FilterResult:

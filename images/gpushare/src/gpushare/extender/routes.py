@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpushare.api.decoding import ALL, OTHERS, Shape, document
+from gpushare.api.fields import OBJECT
 from gpushare.extender.bind import BindRequest, Outcome
 from gpushare.extender.filter import FilterResult, RefusedPod, evaluate
 from gpushare.extender.preemption import Preemption, Victims
@@ -28,6 +30,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 log = logging.getLogger("gpushare.extender")
 
+# Everything else is a scheduler's own, and not a tenant's.
+ARGUMENTS: Shape = {"Pod": OBJECT, "pod": OBJECT, OTHERS: ALL}
+CHUNK = 64 * 1024
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -108,7 +113,7 @@ class Api:
 
     def filter(self, request: Request) -> tuple[str, JsonObject]:
         """Select nodes for a pod."""
-        body = _object(request.json(), "the request")
+        body = _object(_arguments(request), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
         demand = _demand(pod)
         names, nodes = _names(body)
@@ -145,7 +150,7 @@ class Api:
 
     def preempt(self, request: Request) -> tuple[str, JsonObject]:
         """Choose victims for a pod."""
-        body = _object(request.json(), "the request")
+        body = _object(_arguments(request), "the request")
         pod = _object(_field(body, "Pod"), "Pod")
         demand, offered = _demand(pod), _offered(body)
         if self._refusal() is not None:
@@ -236,6 +241,18 @@ def _inspected(view: NodeView, rows: list[PodRow]) -> JsonObject:
 UNREADY: JsonObject = {"NodeNameToMetaVictims": None}
 
 # --------------------------------------------------------------------------- reading requests
+
+
+def _arguments(request: Request) -> Any:
+    """Parse a request with a pod; of a large one only what the servers read of a pod.
+
+    :raises BadRequest: it isn't JSON.
+    """
+    body = memoryview(request.body)
+    try:
+        return document((bytes(body[at : at + CHUNK]) for at in range(0, len(body), CHUNK)), ARGUMENTS)
+    except ValueError as error:
+        raise BadRequest(f"the request's body is no JSON: {error}") from error
 
 
 def _field(body: JsonObject, key: str) -> Any:

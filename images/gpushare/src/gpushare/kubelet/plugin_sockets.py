@@ -108,7 +108,7 @@ class PluginSockets:
 
     def _serve(self, path: Path, handlers: t.Sequence[grpc.GenericRpcHandler]) -> bool:
         pool = futures.ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="kubelet")
-        server = grpc.server(pool, options=wire.UNLIMITED)
+        server = grpc.server(pool, options=wire.CHANNEL)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             server.add_generic_rpc_handlers(handlers)

@@ -88,8 +88,12 @@ def by_pod(listing: t.Sequence[Entry]) -> dict[str, Entry]:
 
 
 def entry(pod: PodDevices) -> Entry:
-    """Return the IDs of gpushare's resource of a listed pod."""
-    containers = {one.name: one.devices.get(contract.RESOURCE_MEMORY, ()) for one in pod.containers}
+    """Return the IDs of gpushare's resource of a listed pod; of containers without any a number that pods may have."""
+    containers: dict[str, tuple[str, ...]] = {}
+    for one in pod.containers:
+        ids = one.devices.get(contract.RESOURCE_MEMORY, ())
+        if ids or len(containers) <= contract.MOST_CONTAINERS:
+            containers[one.name] = ids
     return Entry(f"{pod.namespace}/{pod.name}", containers)
 
 

@@ -221,7 +221,7 @@ class Registration:
                 os.unlink(path)
             plugin = self._plugin_for()
             server = grpc.server(
-                futures.ThreadPoolExecutor(max_workers=16, thread_name_prefix="kubelet"), options=wire.UNLIMITED
+                futures.ThreadPoolExecutor(max_workers=16, thread_name_prefix="kubelet"), options=wire.CHANNEL
             )
             server.add_generic_rpc_handlers((plugin.handler(),))
             server.add_insecure_port(f"unix:{path}")

@@ -2,8 +2,8 @@
 """gRPC and protobuf of kubelet's device plugin API (v1beta1), and calls on kubelet's sockets.
 
 The messages are a table of fields and numbers from which protobuf classes are created, so there is no generated code.
-Message classes are dynamic, hence ``Any``; the rest of the package uses the typed functions below. Message sizes aren't
-limited on our side: a node of many small units has lists of megabytes. Source: kubernetes v1.36.0,
+Message classes are dynamic, hence ``Any``; the rest of the package uses the typed functions below. A node of
+many small units has lists of megabytes. Source: kubernetes v1.36.0,
 staging/src/k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/api.proto.
 """
 
@@ -20,10 +20,11 @@ from gpushare.shared._contracts.pod_resources import LIST
 
 VERSION = "v1beta1"
 
-# A list of 100,000 device IDs is larger than gRPC's own limit of 4 MiB.
-UNLIMITED: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
+# A list of 100,000 device IDs has 5 MB, which is more than gRPC's own limit of 4 MiB; decoded it takes some times that.
+MESSAGE_BYTES = 32 * 1024 * 1024
+CHANNEL: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
 )
 
 # Message -> field -> (number, type). A type is a scalar, another message of the same package, or a map<string,…> to one
@@ -171,7 +172,7 @@ def decoder(name: str, classes: Messages = _CLASSES) -> t.Callable[[bytes], t.An
 
 def connect(socket: str) -> grpc.Channel:
     """Open a channel to a unix socket that shares no connection, and no back-off after a failure, with another one."""
-    return grpc.insecure_channel(f"unix:{socket}", options=[*UNLIMITED, ("grpc.use_local_subchannel_pool", 1)])
+    return grpc.insecure_channel(f"unix:{socket}", options=[*CHANNEL, ("grpc.use_local_subchannel_pool", 1)])
 
 
 def call(socket: str, method: Method, request: t.Any, timeout: float) -> t.Any:

@@ -7,12 +7,13 @@ Nothing here has to survive a restart: the state between the two calls only save
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import threading
 import time
 import typing as t
 
-from gpushare.api.client import Kube, KubeError
+from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
 from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
@@ -31,8 +32,13 @@ LOOKUP_SECONDS = 2.0
 # kubelet admits one pod after the other, so few requests are open at a time; each may have thousands of IDs.
 MAX_ASKED = 8
 MAX_GRANTED = 512
+# Of a node, that the plugin keeps: of each at most 40 KB, and of ordinary ones 3 KB.
+MOST_PODS = 5000
 KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS, MIRROR)
 METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
+
+
+T = t.TypeVar("T")
 
 
 class Pods(t.Protocol):
@@ -69,19 +75,15 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
     annotations = metadata.get("annotations") or {}
 
     def containers(field: str) -> list[JsonObject]:
-        return [
-            {
-                **{key: one[key] for key in ("name", "restartPolicy", "resources") if key in one},
-                **({"securityContext": {"privileged": True}} if pod_facts.privileged(one) else {}),
-            }
-            for one in spec.get(field) or []
-        ]
+        if contract.finished(pod):
+            return []
+        return [trim_container(one) for one in contract.kept_containers(spec.get(field) or [], pod_facts.privileged)]
 
     return pod_facts.MirroredPod(
         {
             "metadata": {
                 **{key: metadata[key] for key in METADATA if key in metadata},
-                "annotations": {key: annotations[key] for key in KEPT_ANNOTATIONS if key in annotations},
+                "annotations": contract.kept_annotations(annotations, KEPT_ANNOTATIONS),
             },
             "spec": {
                 "nodeName": spec.get("nodeName", ""),
@@ -93,10 +95,26 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
                 "phase": status.get("phase", ""),
                 "startTime": status.get("startTime"),
                 **limits.trim_statuses(status),
-                "conditions": [one for one in status.get("conditions") or [] if one.get("type") == "PodScheduled"],
+                "conditions": [
+                    {key: one[key] for key in ("type", "lastTransitionTime") if key in one}
+                    for one in status.get("conditions") or []
+                    if one.get("type") == "PodScheduled"
+                ][:1],
             },
         }
     )
+
+
+def trim_container(container: JsonObject) -> JsonObject:
+    """Return the fields of a container that the plugin needs; those of one that isn't kept are the same object."""
+    if not container:
+        return container
+    units = contract.container_units(container)
+    return {
+        **{key: container[key] for key in ("name", "restartPolicy") if key in container},
+        **({"resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}} if units else {}),
+        **({"securityContext": {"privileged": True}} if pod_facts.privileged(container) else {}),
+    }
 
 
 class Admission:
@@ -257,19 +275,23 @@ class Admission:
         missing = [entry.key for entry in listing if entry.lacking and entry.key not in pods]
         subject = steering.listed(size, pods, listing)
         doubtful = pod_facts.started(subject.pod) if subject else not missing
-        if doubtful or len(missing) > 1:
-            path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"
-        elif missing:
-            namespace, _slash, name = missing[0].partition("/")
-            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        else:
+        is_list = doubtful or len(missing) > 1
+        if not (is_list or missing):
             return pods, subject
-        answer = call_within(LOOKUP_SECONDS, lambda: self._kube.get(path))
-        if answer is not None:
-            found = [trim_pod(pod) for pod in answer.get("items", [answer])]
+
+        def read() -> list[JsonObject]:
+            if is_list:
+                of_node = {"fieldSelector": f"spec.nodeName={self._node}"}
+                listed = Pages(self._kube, "/api/v1/pods", of_node)
+                return [trim_pod(pod) for pod in itertools.islice(listed, MOST_PODS)]
+            namespace, _slash, name = missing[0].partition("/")
+            return [trim_pod(self._kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))]
+
+        found = call_within(LOOKUP_SECONDS, read)
+        if found is not None:
             # A pod of this name on another node isn't the one that kubelet lists.
             here = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
-            pods = {**({} if "items" in answer else pods), **here}
+            pods = {**({} if is_list else pods), **here}
         return pods, steering.identify(size, pods, listing)
 
 
@@ -295,12 +317,12 @@ def _named(cards: t.Sequence[contract.Card]) -> JsonObject:
     return {"card": ",".join(str(card.index) for card in cards), "uuid": ",".join(card.uuid for card in cards)}
 
 
-def call_within(seconds: float, call: t.Callable[[], JsonObject]) -> JsonObject | None:
+def call_within(seconds: float, call: t.Callable[[], T]) -> T | None:
     """Call the API with a time limit; the call itself continues in its thread after that.
 
     :returns: the answer; None after an error or so many seconds.
     """
-    answers: list[JsonObject] = []
+    answers: list[T] = []
     done = threading.Event()
 
     def ask() -> None:

@@ -12,7 +12,7 @@ import socket
 import typing as t
 from pathlib import Path
 
-from gpushare.api.client import Kube, KubeError
+from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.kubelet.pod_resources import PodResources, Unreadable
 from gpushare.kubelet.server import SOCKET
 from gpushare.nvml.inventory import merge
@@ -104,6 +104,6 @@ def _release(
     except (NvmlError, Unreadable) as error:
         # Without enforced limits there is nothing to remove.
         return str(error) if state == contract.LIMIT_ENFORCED else ""
-    answer = kube.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")
-    enforcer.release(cards, [trim_pod(pod) for pod in answer.get("items") or []], listing)
+    pods = Pages(kube, "/api/v1/pods", {"fieldSelector": f"spec.nodeName={name}"})
+    enforcer.release(cards, [trim_pod(pod) for pod in pods], listing)
     return ""

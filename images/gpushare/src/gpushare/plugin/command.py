@@ -45,7 +45,7 @@ from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits
 from gpushare.plugin import cleanup, pod_facts, steering
-from gpushare.plugin.admission import Admission, trim_pod
+from gpushare.plugin.admission import MOST_PODS, Admission, trim_pod
 from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
 from gpushare.plugin.metrics import Metrics
@@ -139,7 +139,12 @@ class Plugin:
         )
         self.podresources = KubeletPodResources(str(options.kubelet_dir / "pod-resources" / "kubelet.sock"))
         self.pods: Mirror[JsonObject] = Mirror(
-            kube, "/api/v1/pods", {"fieldSelector": f"spec.nodeName={options.node}"}, trim_pod, backoff=backoff
+            kube,
+            "/api/v1/pods",
+            {"fieldSelector": f"spec.nodeName={options.node}"},
+            trim_pod,
+            backoff=backoff,
+            most=MOST_PODS,
         )
         self.node: Mirror[JsonObject] = Mirror(
             kube, "/api/v1/nodes", {"fieldSelector": f"metadata.name={options.node}"}, trim_node, backoff=backoff

@@ -15,19 +15,16 @@ STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerSta
 
 
 def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
-    """Return the fields of a pod's status that the limits need: container names, IDs and whether they run."""
-    return {
+    """Return the fields of a pod's status that the limits need: names and IDs of the containers that run."""
+    found = {
         field: [
-            {
-                "name": one.get("name", ""),
-                "containerID": one.get("containerID", ""),
-                "state": {"running": {}} if "running" in (one.get("state") or {}) else {},
-            }
+            {"name": one.get("name", ""), "containerID": one["containerID"], "state": {"running": {}}}
             for one in status.get(field) or []
+            if one.get("containerID") and "running" in (one.get("state") or {})
         ]
         for field in STATUSES
-        if status.get(field)
     }
+    return {field: rows for field, rows in found.items() if rows}
 
 
 def running(pod: JsonObject) -> dict[str, str]:
