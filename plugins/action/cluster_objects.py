@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(GuardedAction):
     """Executes the module, and prints every ten seconds what it waits for."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:

@@ -11,10 +11,10 @@ import typing as t
 from ansible.errors import AnsibleError
 from ansible.module_utils import basic
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import python_probe
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
 
 # ansible-core's message where Python is too old for it; even older ones fail on its syntax, or on this collection's.
 TOO_OLD = re.compile(r"requires (?:a minimum of )?Python (?:version )?([\d.]*\d)")
@@ -28,7 +28,7 @@ OWN = ("report_trouble", "control_plane", "patches_dir")
 MOST_CHARACTERS = 300
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(GuardedAction):
     """Executes the module; where the node's Python can't run it, the error names the Python to install."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import (
     ARGUMENTS,
@@ -19,7 +19,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome impo
 )
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(GuardedAction):
     TRANSFERS_FILES = False
     _requires_connection = False
     _supports_check_mode = True

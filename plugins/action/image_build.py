@@ -5,10 +5,17 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import tempfile
 
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._images.build import ARGUMENTS, validate
+from ansible_collections.kubegpu.share.plugins.module_utils._images.build import (
+    ARGUMENTS,
+    archive_of,
+    bill_of,
+    validate,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images.sources import pack
@@ -28,9 +35,26 @@ class ActionModule(ShareAction):
             sources = os.path.join(temporary, "sources.tar")
             # On another machine as it was given: its ~ is the home of the user who builds there.
             arguments = {**params, "folder": folder, "sources": pack(sources)}
-            predicted = self.execute_module(arguments, task_vars)
+            predicted = _with_own_names(params, self.execute_module(arguments, task_vars))
             if predicted.get("failed") or not predicted.get("changed") or self._task.check_mode:
                 return predicted
-            return self.execute_with_files(
+            built = self.execute_with_files(
                 [sources], lambda _folder, copies: {**arguments, "context": copies[0]}, task_vars
             )
+            return _with_own_names(params, built)
+
+
+def _with_own_names(params: JsonObject, result: JsonObject) -> JsonObject:
+    """Return the result, whose files get the same names on the controller when they are fetched.
+
+    :raises NotInEffect: the machine that builds names others, which could replace any file there.
+    """
+    if result.get("failed"):
+        return result
+    archives = {one: posixpath.basename(archive_of(params, one)) for one in params["platforms"]}
+    for key, names in (("archives", archives), ("bills", {one: bill_of(path) for one, path in archives.items()})):
+        found = result.get(key)
+        known = isinstance(found, dict) and {one: posixpath.basename(str(path)) for one, path in found.items()} == names
+        if not known:
+            raise NotInEffect(f"The machine that builds doesn't return the {key} that it was told to make")
+    return result

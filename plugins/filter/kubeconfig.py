@@ -42,8 +42,10 @@ import typing as t
 
 
 def kubeconfig(value: t.Any) -> t.Any:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import local_path
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import local_path, node_results
 
+    # Of the tasks that reach the cluster, those of another collection's modules have no action of this one.
+    node_results.require()
     return local_path.kubeconfig(value)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 finder = _AnsibleCollectionFinder(paths=[str(ROOT / ".collections")])
 finder._install()
+# As ansible-core does it before a playbook's first task.
+importlib.import_module("ansible_collections.kubegpu.share.plugins.action")
 sys.path.insert(0, str(ROOT / "images" / "gpushare" / "src"))
 sys.path.insert(0, str(ROOT))
 # Doubles and builders of one folder are used by the tests of others.

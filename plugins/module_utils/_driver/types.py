@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from .._core.types import JsonObject
-from .._host.types import Distribution, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
+from .._host.types import Distribution, Folder, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
 from .._packages.types import AptState, RpmState
 
 # NVML's return code where the loaded module and the library have different versions.
@@ -78,7 +78,7 @@ class InstalledDriver(SmiAnswer):
     persistence_daemon: PersistenceDaemon
     runfile: JsonObject | None
     others: list[str]
-    root: str
+    root: Folder
 
 
 class Driver(InstalledDriver):

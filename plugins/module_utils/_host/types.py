@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import typing as t
 
+# Texts that choose a file or a program on other machines, too: observations.py holds the forms on the controller.
+Word = t.Annotated[str, r"[A-Za-z0-9][A-Za-z0-9._+-]*"]
+Folder = t.Annotated[str, r"/|(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+"]
+
 
 class Distribution(t.TypedDict):
     """An unknown ``family`` is the distribution's own id; ``arch`` is dpkg's name of the architecture."""
 
-    id: str
+    id: Word
     name: str
     version: str
     major: int
     codename: str
-    family: str
-    arch: str
+    family: Word
+    arch: Word
 
 
 class PythonInterpreter(t.TypedDict):

@@ -15,13 +15,12 @@ from .._host.types import (
     Kernel,
     MachineOwnerKey,
     NvSwitch,
-    Package,
     PciGpu,
     PythonInterpreter,
     Security,
     Service,
 )
-from .._packages.types import AptState, RpmState
+from .._packages.types import AptState, InstalledPackage, RpmState
 from .._runtime.types import Kubelet, Runtimes
 from .._toolkit.memory_limit import MemoryLimit
 from .._toolkit.types import Cdi, LegacyRecord, StaleSource, Toolkit
@@ -65,7 +64,7 @@ class GpuNode(t.TypedDict):
     log: KernelLog
     apt: AptState | None
     rpm: RpmState | None
-    packages: t.Mapping[str, Package]
+    packages: t.Mapping[str, InstalledPackage]
     sources_stale: list[StaleSource]
     toolkit_legacy: LegacyRecord
     runtimes: Runtimes

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .._host.types import Word
+
 
 class ToolkitConfig(t.TypedDict):
     path: str
@@ -18,7 +20,7 @@ class Toolkit(t.TypedDict):
     """``operator``: the GPU Operator runs a toolkit of its own on this node."""
 
     version: str | None
-    binaries: list[str]
+    binaries: list[Word]
     packages: dict[str, str]
     config: ToolkitConfig | None
     operator: bool

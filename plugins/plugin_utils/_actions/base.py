@@ -15,6 +15,7 @@ from ansible.plugins.action import ActionBase
 
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
+from . import node_results
 
 
 def untagged(value: t.Any) -> t.Any:
@@ -22,7 +23,16 @@ def untagged(value: t.Any) -> t.Any:
     return json.loads(json.dumps(value))
 
 
-class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class GuardedAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+    """Every action of the collection: none runs where a machine's facts may have been variables of its task."""
+
+    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
+        node_results.require()
+        result: JsonObject = super().run(tmp, task_vars)
+        return result
+
+
+class ShareAction(GuardedAction):
     """Runs ``ensure`` with the validated options and turns its ``ShareError`` into a failed result.
 
     :cvar arguments: the module's argument_spec.

@@ -15,12 +15,15 @@ import pkgutil
 
 from ansible.plugins.loader import filter_loader, test_loader
 
+from .._actions import observations
+
 PLUGINS = __name__.partition(".plugin_utils.")[0]
 
 
 def load() -> None:
     """Import them; the plan of the roles needs most of it itself."""
     importlib.import_module(f"{PLUGINS}.plugin_utils._plan.engine")
+    observations.prepare()
     # Of filters of each GPU node's tasks, which import their code when they are called.
     importlib.import_module(f"{PLUGINS}.module_utils._driver.select")
     for one in pkgutil.iter_modules(importlib.import_module(f"{PLUGINS}.filter").__path__):

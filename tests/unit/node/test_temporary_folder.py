@@ -10,6 +10,7 @@ import yaml
 from ansible_runs import ansible, write_inventory
 
 ACTION = """
+from ansible_collections.kubegpu.share.plugins import action  # as the name of one of the collection's actions does
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 
 
