@@ -90,7 +90,9 @@ options:
             choices: [extender, dra, auto]
             default: extender
       values:
-        description: The variables that not every allocation can serve, by name, each as its type has it.
+        description: >-
+          The variables that not every allocation can serve, by name, each as its type has it; C(gpushare_dra_templates_nodes), and C(imported), the control
+          plane's nodes that get the servers' image from the playbooks, null where each node pulls it.
         type: dict
         default: {}
       switch:
@@ -204,6 +206,8 @@ backends:
     C(extender), C(dra), C(hami) and C(nvidia) name nodes, C(absent) those that are left out with O(backends.alone). C(parts) says which
     allocations the cluster needs parts of, C(there) of which it has parts, C(leaving) of which it has parts that no node needs, and C(dedicated)
     whether a scheduler of its own has the extender. C(claims) says which new pods are turned into claims (V(all), V(asked) or V(none)).
+    C(templates) has the C(place) of gpushare-dra-templates (V(named), V(control_plane) or V(gpu_nodes)) with its C(nodes), C(control_plane_image) says
+    whether the control plane's machines need the servers' image, and C(unrestricted) names nodes that would lose their server, since nobody named them.
   type: dict
   returned: success
 scheduler:

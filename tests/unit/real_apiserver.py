@@ -164,7 +164,7 @@ class ApiServer:
 
     def __init__(self, flags: t.Sequence[str] = (), old: bool = False) -> None:
         """
-        :param flags: more arguments for kube-apiserver; the later one of two wins.
+        :param flags: more arguments for kube-apiserver, in place of its usual ones of the same names.
         :param old: run Kubernetes 1.29.
         :raises Missing: the programs are unavailable.
         """
@@ -230,8 +230,7 @@ class ApiServer:
             "--unsafe-no-fsync",
             "--log-level=warn",
         )
-        self._spawn(
-            "kube-apiserver",
+        usual = (
             f"--etcd-servers={etcd}",
             "--bind-address=127.0.0.1",
             f"--secure-port={secure}",
@@ -251,8 +250,10 @@ class ApiServer:
             "--disable-admission-plugins=ServiceAccount",
             "--allow-privileged=true",
             "--profiling=false",
-            *self._flags,
         )
+        # Lists that are given twice add up.
+        given = {flag.partition("=")[0] for flag in self._flags}
+        self._spawn("kube-apiserver", *(flag for flag in usual if flag.partition("=")[0] not in given), *self._flags)
         end = time.monotonic() + START
         while not self.ready():
             ended = [process for process in self._running if process.poll() is not None]
@@ -353,14 +354,22 @@ class ApiServer:
         return context
 
     def ask(
-        self, method: str, path: str, body: t.Any = None, content: str = "application/json", user: str = ""
+        self,
+        method: str,
+        path: str,
+        body: t.Any = None,
+        content: str = "application/json",
+        user: str = "",
+        group: str = "",
     ) -> tuple[int, str]:
         """Send one request and return the HTTP status and the answer's text.
 
         :param path: with its query.
         :param user: the impersonated user; by default the administrator.
+        :param group: that user's group, beside system:authenticated.
         """
         headers = {"Content-Type": content, **({"Impersonate-User": user} if user else {})}
+        headers |= {"Impersonate-Group": group} if group else {}
         data = None if body is None else json.dumps(body)
         connection = self._connection()
         # The server may have closed a connection that was idle, or have been restarted.

@@ -13,6 +13,7 @@ import typing as t
 from .._contracts import backends, claim_templates, hami, hami_marks, nvidia_plugin
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from . import server_nodes
 from .cluster import ClusterNode, ClusterState
 
 GPUSHARE, HAMI, NVIDIA, LABEL_BACKEND = backends.GPUSHARE, backends.HAMI, backends.NVIDIA, backends.LABEL
@@ -32,6 +33,7 @@ class Allocator:
         ``backend_remove``, ``backend_clean`` on the machine, and ``backend_canary``, the pod that proves it.
     :param title: in messages.
     :param label: of a node that has it.
+    :param restricted: the label that lets its servers run on a node, which no kubelet may set.
     :param server: label of its server's pods on a node.
     :param annotations: what that server writes on a node.
     :param resources: what a node announces by it, as a shell matches names.
@@ -41,6 +43,7 @@ class Allocator:
     role: str
     title: str
     label: tuple[str, str]
+    restricted: tuple[str, str]
     server: tuple[str, str]
     annotations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
@@ -61,6 +64,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         "gpushare",
         "the extender",
         (contract.NODE_LABEL, contract.NODE_LABEL_VALUE),
+        (backends.RESTRICTED, EXTENDER),
         (_NAME, "gpushare-device-plugin"),
         (contract.NODE_CARDS,),
         (contract.RESOURCE_MEMORY,),
@@ -70,6 +74,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         "gpushare",
         "claims",
         (contract.NODE_LABEL, contract.NODE_LABEL_CLAIMS),
+        (backends.RESTRICTED, DRA),
         (_NAME, "gpushare-dra-driver"),
     ),
     HAMI: Allocator(
@@ -77,6 +82,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         "hami",
         "HAMi",
         (LABEL_BACKEND, HAMI),
+        (backends.RESTRICTED, HAMI),
         hami_marks.PLUGIN_LABEL,
         (hami.NODE_REGISTER,),
         (hami.RESOURCE_COUNT,),
@@ -86,6 +92,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         "nvidia_device_plugin",
         "NVIDIA's device plugin",
         (LABEL_BACKEND, NVIDIA),
+        (backends.RESTRICTED, NVIDIA),
         (_NAME, "nvidia-device-plugin"),
         (),
         (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
@@ -104,6 +111,10 @@ POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
     "gpushare_extender_metrics": (False,),
     "scheduler_mode": ("auto",),
 }
+
+# Other variables that are read here: nodes of the server of claim templates, and, where the playbooks import the
+# servers' image, the control plane's nodes in the inventory, which get it; None where each node pulls it.
+TEMPLATES_NODES, IMPORTED = "gpushare_dra_templates_nodes", "imported"
 
 # By back end of a chart, the variables with its release and the namespace of that.
 RELEASES: t.Mapping[str, tuple[str, str]] = {
@@ -182,7 +193,10 @@ class Backends(t.TypedDict):
     need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
     node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
     ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has none of them.
-    ``allocators`` has each allocator's ``role``, and the label of its ``server``.
+    ``allocators`` has each allocator's ``role``, the label of its ``server``, and the ``restricted`` label of its
+    nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether machines of
+    the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose their server in
+    this run: it was selected by a label that kubelet may set, and will be by the restricted one, which they haven't.
     """
 
     nodes: list[NodeBackend]
@@ -198,6 +212,9 @@ class Backends(t.TypedDict):
     dedicated: bool
     claims: str
     allocators: dict[str, JsonObject]
+    templates: server_nodes.Place
+    control_plane_image: bool
+    unrestricted: list[str]
 
 
 NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}
@@ -278,6 +295,7 @@ def resolve(
     there: Parts | None = None,
     dedicated: bool = False,
     alone: t.Collection[str] = (),
+    selecting: t.Collection[str] = (),
 ) -> Backends:
     """Decide each node's back end and allocation.
 
@@ -291,11 +309,13 @@ def resolve(
     :param dedicated: a scheduler of its own has the extender.
     :param alone: nodes that join in this run, beside which nothing changes: of the others, those that aren't in the
         cluster yet are left out. Empty where all nodes are set up.
+    :param selecting: allocators whose server in the cluster selects its nodes without the restricted label.
     """
     now = observed(cluster)
+    values = values or {}
     absent = [one["node"] for one in wanted if is_absent(one["node"], cluster, alone)]
     wanted = [one for one in wanted if one["node"] not in absent]
-    by_default = _default(cluster, no_claims(cluster, capacity, values or {}), now)
+    by_default = _default(cluster, no_claims(cluster, capacity, values), now)
     nodes = [_of_node(one, now.get(one["node"], frozenset()), by_default, one["node"] in switch) for one in wanted]
     having = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in ALLOCATORS}
     needed = {value: bool(names) for value, names in having.items()}
@@ -306,6 +326,9 @@ def resolve(
     named = {one["node"] for one in wanted}
     others = frozenset().union(*(given for name, given in now.items() if name not in named))
     own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
+    imported = values.get(IMPORTED, ())
+    templates = server_nodes.place(values.get(TEMPLATES_NODES) or (), cluster["nodes"], imported)
+    on_control_plane = bool(own) and not {*templates["nodes"]}.isdisjoint(imported or ())
     return {
         "nodes": nodes,
         "absent": absent,
@@ -325,8 +348,24 @@ def resolve(
             },
         ),
         "claims": claims_of(having[EXTENDER], having[DRA]),
-        "allocators": {name: {"role": one.role, "server": list(one.server)} for name, one in ALLOCATORS.items()},
+        "allocators": {
+            name: {"role": one.role, "server": list(one.server), "restricted": list(one.restricted)}
+            for name, one in ALLOCATORS.items()
+        },
+        "templates": templates,
+        "control_plane_image": needed[EXTENDER] or on_control_plane,
+        "unrestricted": [
+            node["name"]
+            for node in cluster["nodes"]
+            if node["name"] not in named and any(lacks_restricted(node["labels"], one) for one in selecting)
+        ],
     }
+
+
+def lacks_restricted(labels: t.Mapping[str, t.Any], allocator: str) -> bool:
+    """Return whether a node's labels say that an allocator has it, without the one that no kubelet may set."""
+    one = ALLOCATORS[allocator]
+    return one.labels(labels) and labels.get(one.restricted[0]) != one.restricted[1]
 
 
 def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> bool:

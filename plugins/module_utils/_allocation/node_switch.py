@@ -135,7 +135,8 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
         if one == kept:
             continue
         found += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, one.server)]
-        found += [Remain(LABEL, "=".join(one.label))] if one.labels(labels) else []
+        own_labels = (one.label, one.restricted)
+        found += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if labels.get(key) == value]
         found += [Remain(ANNOTATION, name) for name in one.annotations if name in annotations]
         found += [Remain(RESOURCE, name) for name in resources if one.announces(name)]
     return list(

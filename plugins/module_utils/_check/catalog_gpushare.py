@@ -315,18 +315,24 @@ GPUSHARE_CHECKS = {
         {"no_data": "let this user read the object (playbooks/readonly_access.yml), or compare with site.yml --check"},
     ),
     "S4": Invariant(
-        "Every GPU node is in the cluster, has the label and announces GPUs",
+        "Every GPU node is in the cluster, has both labels and announces GPUs",
         "the machines with evidence and the labelled nodes with the API's nodes",
-        "FAIL",
+        "FAIL; WARN for the restricted label alone",
         "join the machine to the cluster",
         {
             "not_in_cluster": "node {node} isn't in the cluster",
             "no_label": "node {node} lacks the label {label}",
+            "not_restricted": "node {node} has the label {label} and lacks {restricted}, so no server runs there",
+            "restricted_alone": "node {node} has the label {restricted} without its back end's own, which its "
+            "kubelet may set: then it gets the account of that one's server",
             "not_announced": "node {node} announces no {resource}",
             "not_offered": "node {node} has no card in a ResourceSlice of {driver}",
         },
         {
             "no_label": "run site.yml again",
+            "not_restricted": "run site.yml again if the node is in the inventory; the label of another one was set by "
+            "somebody else, which its kubelet may: find out who, and remove it",
+            "restricted_alone": "run site.yml again if the node is to share its cards, else remove the label",
             "not_announced": "read the device plugin's log on the node; run site.yml again",
             "not_offered": "read the log of gpushare-dra-driver on the node; run site.yml again",
         },

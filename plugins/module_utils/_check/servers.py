@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .._allocation.node_backends import ALLOCATORS, lacks_restricted
+from .._contracts import backends
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .._kube.rollout import ready, reasons
@@ -152,6 +154,8 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
     for name in snapshot.unknown_nodes if servers is not None and not servers.problem else ():
         result.count()
         result.fail("not_in_cluster", node=name)
+    for node in snapshot.nodes if servers is not None else ():
+        _check_restricted(node, result)
     for node, allocation in _checked(snapshot):
         result.count()
         if not has_label(node):
@@ -163,6 +167,19 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
         if not node.cards or memory <= 0:
             api = f"{contract.RESOURCE_MEMORY} {memory}"
             result.fail("not_announced", node=node.name, resource=contract.RESOURCE_MEMORY, key="resource", api=api)
+
+
+def _check_restricted(node: Node, result: CheckResult) -> None:
+    """Check that a node has both labels of its allocator, or none: kubelet may set the one, and not the other."""
+    given = [name for name, one in ALLOCATORS.items() if one.labels(node.labels)]
+    found = node.labels.get(backends.RESTRICTED, "")
+    for name in given:
+        key, value = ALLOCATORS[name].restricted
+        if lacks_restricted(node.labels, name):
+            label = "=".join(ALLOCATORS[name].label)
+            result.fail("not_restricted", node=node.name, label=label, restricted=f"{key}={value}", key="restricted")
+    if found and found not in given:
+        result.warn("restricted_alone", node=node.name, restricted=f"{backends.RESTRICTED}={found}", key="restricted")
 
 
 def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:

@@ -33,8 +33,8 @@ KINDS = (
     ("rbac.authorization.k8s.io/v1", "ClusterRole", False),
     ("v1", "ServiceAccount", True),
 )
-# On the nodes that role hami has given to HAMi; by the first the device plugin runs there.
-LABELS = (hami_marks.NODE_LABEL, (backends.LABEL, backends.HAMI))
+# On the nodes that role hami has given to HAMi; by the first and the last the device plugin runs there.
+LABELS = (hami_marks.NODE_LABEL, (backends.LABEL, backends.HAMI), (backends.RESTRICTED, backends.HAMI))
 # Its limit of a handshake's age, and two of its rounds.
 FORGET_SECONDS = 90.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._allocation import foreign
+from .._allocation import foreign, server_nodes
 from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
@@ -42,6 +42,9 @@ DESCRIBED = {
     "operator-configured": "The GPU Operator's device plugin is configured, and no chart is installed.",
     "operator-claims": "The GPU Operator allocates all cards by claims.",
     "switch-unfinished": "A run of playbooks/switch.yml ended before its node was switched.",
+    "unnamed-node": "A node that nobody named would lose its server, which needs the restricted label from now on.",
+    "templates-nodes": "gpushare_dra_templates_nodes names a node that can't run gpushare-dra-templates.",
+    "templates-place": "gpushare-dra-templates runs on nodes that run pods of tenants, whose kubelets get its account.",
     "two-backends": "Two back ends, or extender and DRA driver, both give away a node's cards.",
 }
 
@@ -98,6 +101,8 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
     yield from _automatic(nodes)
     yield from _changes(claims, cluster, nodes)
     if claims.backends:
+        yield from _unnamed(claims.backends)
+        yield from _templates(claims, claims.backends, cluster)
         yield from _webhook(claims, claims.backends, cluster)
         yield from _operators(claims.backends, cluster)
         yield from _releases(claims, cluster)
@@ -240,6 +245,55 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
                 "has": "have" if len(names) > 1 else "has",
             },
         )
+
+
+def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
+    """Report nodes whose server would leave them in this run: they have the label that kubelet may set, only."""
+    names = found["unrestricted"]
+    if names:
+        yield Finding(
+            "unnamed-node",
+            PROBLEM,
+            "{nodes} {has} the label {label} and {is_} named nowhere: from this run on the servers run on nodes with "
+            "the label {restricted} only, which no kubelet can set, and would leave {nodes}",
+            "name what is yours there or in group gpu_nodes, and take the label off others: "
+            "kubectl label node NAME {label}-",
+            variable="gpushare_nodes",
+            fields={
+                "nodes": names,
+                "label": backends.contract.NODE_LABEL,
+                "restricted": backends.backends.RESTRICTED,
+                "has": "have" if len(names) > 1 else "has",
+                "is_": "are" if len(names) > 1 else "is",
+            },
+        )
+
+
+def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+    """Report where the server of claim templates can't run, or runs beside pods of tenants."""
+    where = found["templates"]
+    if not found["parts"]["dra"] or backends.IMPORTED not in claims.values:
+        return
+    fields: JsonObject = {"server": "gpushare-dra-templates", "where": where["place"]}
+    known = {node["name"] for node in cluster["nodes"]}
+    imported = {*(claims.values.get(backends.IMPORTED) or ()), *found["gpushare"]}
+    unknown = [name for name in where["nodes"] if name not in known]
+    without = [name for name in where["nodes"] if where["imported"] and name not in imported]
+    if unknown:
+        what, do = "{nodes} isn't in the cluster", "use names of the cluster's nodes"
+        fields["nodes"] = unknown
+        yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
+    elif without:
+        what = "{nodes} gets no image of {server}: only hosts of the groups control_plane and gpu_nodes import it"
+        do = "name such hosts, or put the servers' image into a registry"
+        fields["nodes"] = without
+        yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
+    elif where["place"] == server_nodes.GPU_NODES:
+        what = "{server} runs on the nodes with shared cards, since no control plane can run it: who takes one of them "
+        what += "gets its account, which lists all pods"
+        do = "name nodes without pods of tenants there, or, where the playbooks import its image, all nodes of the "
+        do += "control plane in the group control_plane"
+        yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
 
 
 def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:

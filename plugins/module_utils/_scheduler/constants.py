@@ -13,8 +13,6 @@ ON_MACHINES = (STATIC_POD, K3S, RKE2)
 # kubeadm, kubespray and RKE2 label kube-scheduler's pods with it; others have another label, or none.
 SCHEDULER_LABEL = "component=kube-scheduler"
 CONTAINER = "kube-scheduler"
-# Labels of the control plane's nodes: since kubeadm 1.20, and before that.
-CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
 # The dedicated scheduler's Deployment, Lease and policy, and the extender's DaemonSet.
 DEDICATED_NAME = "gpushare-scheduler"

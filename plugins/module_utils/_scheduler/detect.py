@@ -12,6 +12,7 @@ import typing as t
 from .._allocation import cluster
 from .._allocation import node_backends as backends
 from .._allocation.node_backends import CLAIMS_SINCE, OPENSHIFT_LABEL, release
+from .._allocation.server_nodes import CONTROL_PLANE_LABELS
 from .._contracts import claim_templates
 from .._contracts import claims as dra
 from .._contracts.gpushare import ContractError
@@ -28,7 +29,6 @@ from .constants import (
     ADMISSION_BETA_SINCE,
     ADMISSION_SINCE,
     AUTO,
-    CONTROL_PLANE_LABELS,
     DEDICATED,
     DEDICATED_NAME,
     EXTENDER,
@@ -342,10 +342,10 @@ def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonOb
     if wanted["wanted"] is None:
         return backends.as_it_is(state)
     namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
-    there, dedicated = _parts(kube, namespaces, state)
+    there, dedicated, selecting = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
     made = backends.resolve(
-        wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone
+        wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
     )
     # Machines of the control plane join, too.
     hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]
@@ -390,8 +390,10 @@ def _keeps_capacity(kube: Kube, version: str) -> bool | None:
     return "capacity" in kept["spec"]["spec"]["devices"]["requests"][0]["exactly"]
 
 
-def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tuple[backends.Parts, bool]:
+def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tuple[backends.Parts, bool, list[str]]:
     """Return the allocators of which parts are in the cluster, and whether a dedicated scheduler is.
+
+    The third are those whose server selects its nodes without the restricted label, as earlier versions deployed it.
 
     :param options: as ``SCHEDULER_OPTIONS``.
     """
@@ -401,17 +403,26 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tupl
     labelled |= {node["labels"].get(label) for node in state["nodes"]}
     labelled |= {backends.NVIDIA for one in state["operators"] if one["changed"]}
     namespace = str(options["namespace"])
-    sets = {one["metadata"]["name"] for one in kube.list_all("apps/v1", "DaemonSet", namespace=namespace)}
+    sets = {one["metadata"]["name"]: one for one in kube.list_all("apps/v1", "DaemonSet", namespace=namespace)}
     leases = {one["metadata"]["name"] for one in kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)}
     dedicated = _exists(kube, Ref("apps/v1", "Deployment", str(options["dedicated_namespace"]), DEDICATED_NAME))
     found = {
-        allocation: LEASES[allocation] in leases or not sets.isdisjoint(DAEMON_SETS[allocation])
+        allocation: LEASES[allocation] in leases or not sets.keys().isdisjoint(DAEMON_SETS[allocation])
         for allocation in (backends.EXTENDER, backends.DRA)
     }
+    selecting = [
+        allocation
+        for allocation, (server, *_others) in DAEMON_SETS.items()
+        if server in sets and not _is_restricted(sets[server], allocation)
+    ]
     own = {"extender": found[backends.EXTENDER] or dedicated, "dra": found[backends.DRA]}
-    return t.cast(
-        backends.Parts, {**own, **{one: one in labelled for one in (backends.HAMI, backends.NVIDIA)}}
-    ), dedicated
+    parts = t.cast(backends.Parts, {**own, **{one: one in labelled for one in (backends.HAMI, backends.NVIDIA)}})
+    return parts, dedicated, selecting
+
+
+def _is_restricted(daemon_set: JsonObject, allocation: str) -> bool:
+    key, value = backends.ALLOCATORS[allocation].restricted
+    return bool((daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}).get(key) == value)
 
 
 def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:

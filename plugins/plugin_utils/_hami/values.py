@@ -9,7 +9,7 @@ import json
 import re
 import typing as t
 
-from ...module_utils._contracts import hami
+from ...module_utils._contracts import backends, hami
 from ...module_utils._core.types import JsonObject
 from ...module_utils._driver.provided import root_of
 from . import runtime
@@ -19,7 +19,8 @@ from .tree import MISSING, Finding, finding, get, merged, put, unknown
 
 # HAMi's webhook decodes and encodes every new pod with the types of this minor version: fields of later ones are lost.
 NEWEST_MINOR = 36
-SELECTOR = {"gpu": "on"}
+# The first label may be set by a kubelet on its own node, the second only by administrators.
+SELECTOR = {"gpu": "on", backends.RESTRICTED: backends.HAMI}
 WEBHOOK = "scheduler.admissionWebhook"
 OVERRIDES = {
     "nameOverride": "hami_release",

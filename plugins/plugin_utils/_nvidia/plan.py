@@ -297,7 +297,9 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
     :param root: of the driver where containers get their cards by CDI, whose file the plugin makes from it; else empty.
     :param options: the role's variables.
     """
-    wanted = [{"key": contract.LABEL_PRESENT, "operator": "In", "values": ["true"]}]
+    wanted: list[JsonObject] = [{"key": contract.LABEL_PRESENT, "operator": "In", "values": ["true"]}]
+    # The one before may be set by a kubelet on its own node, this one only by administrators.
+    wanted.append({"key": backends.RESTRICTED, "operator": "In", "values": [backends.NVIDIA]})
     wanted += [{"key": key, "operator": "NotIn", "values": values} for key, values in OTHERS.items()]
     required = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
     # JSON is YAML.

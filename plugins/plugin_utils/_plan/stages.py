@@ -56,10 +56,10 @@ EXTENDER_LEAVES = f"{BACKENDS}.leaving.extender"
 DRA_LEAVES = f"{BACKENDS}.leaving.dra"
 HAMI_LEAVES = f"{BACKENDS}.leaving.hami"
 NVIDIA_LEAVES = f"{BACKENDS}.leaving.nvidia"
-# A machine of gpushare's: a node that has it or is to have it, or one with a scheduler that uses the extender.
+# A machine of gpushare's: a node that has it or is to have it, or one of a control plane that runs servers.
 NODE = "gpu_node_name | default(inventory_hostname) | string"
 IMAGE = (
-    f"({EXTENDER} | default(true) and inventory_hostname in groups['control_plane'] | default([]))"
+    f"({BACKENDS}.control_plane_image | default(true) and inventory_hostname in groups['control_plane'] | default([]))"
     f" or {NODE} in {BACKENDS}.gpushare | default([{NODE}])"
 )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import typing as t
 
 from ...module_utils._allocation import node_backends
+from ...module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
 from ...module_utils._contracts import gpushare, nvidia_plugin
-from ...module_utils._scheduler.constants import CONTROL_PLANE_LABELS
 
 # Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
 GPU_LABELS = (

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import backends
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
@@ -35,6 +36,7 @@ from check_worlds import (
     server,
     uuid,
 )
+from check_worlds import node as other_node
 from dra_objects import claim, share_id, turned
 
 
@@ -971,6 +973,12 @@ breaks("S3", "ours_envvar", "the admission policy is gone", "missing")(
 
 breaks("S4", "ours_envvar", "a GPU node lacks the label", "no_label")(
     lambda w: node(w)["metadata"]["labels"].pop(contract.NODE_LABEL)
+)
+breaks("S4", "ours_envvar", "a GPU node has the label that kubelet may set, alone", "not_restricted")(
+    lambda w: node(w)["metadata"]["labels"].pop(backends.RESTRICTED)
+)
+breaks("S4", "ours_envvar", "a node has the restricted label alone", "restricted_alone", level="WARN")(
+    lambda w: w["nodes"].append(other_node({}, labels={backends.RESTRICTED: "extender"}, name="w9"))
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dra_objects
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS
 from ansible_collections.kubegpu.share.plugins.module_utils._check import servers_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
@@ -224,6 +225,8 @@ OUR_PLUGIN = {
     "app.kubernetes.io/part-of": "gpushare",
 }
 MEM, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
+# Of a node, by its allocator.
+LABELS = {name: dict((one.label, one.restricted)) for name, one in ALLOCATORS.items()}
 
 
 def our_cards(*units: int, mib: int = 1024) -> list[contract.Card]:
@@ -234,7 +237,7 @@ def our_node(cards: list[contract.Card], limit: str = contract.LIMIT_OFF) -> Jso
     return node(
         {MEM: sum(card.units for card in cards), COUNT: len(cards)},
         {contract.NODE_CARDS: contract.cards_to_annotation(cards), contract.NODE_LIMIT: limit},
-        {contract.NODE_LABEL: contract.NODE_LABEL_VALUE},
+        LABELS["extender"],
     )
 
 
@@ -419,7 +422,7 @@ def claims_world(
     unit = more.pop("unit", "GiB")
     limits = more.pop("limits", contract.LIMIT_OFF)
     found = world(
-        node({}, labels={contract.NODE_LABEL: contract.NODE_LABEL_CLAIMS}),
+        node({}, labels=LABELS["dra"]),
         [*pods, plugin(DRIVER_POD), bystander()],
         gpus,
         [],
@@ -491,7 +494,7 @@ UPSTREAM_PLUGIN = {"component": "gpushare-device-plugin", "app": "gpushare", "na
 
 
 def upstream_node(cards: int, units: int) -> JsonObject:
-    return node({MEM: cards * units, COUNT: cards}, labels={contract.NODE_LABEL: contract.NODE_LABEL_VALUE})
+    return node({MEM: cards * units, COUNT: cards}, labels=LABELS["extender"])
 
 
 def upstream_pod(number: int, card: int, per_card: int, units: int, assigned: bool = True) -> JsonObject:

@@ -36,7 +36,7 @@ def node(name, cards=(), labels=None, capacity=None, allocatable=None):
 
 
 def gpu1(cards=CARDS, **more):
-    return node("gpu1", cards, {"gpushare": "true"}, **more)
+    return node("gpu1", cards, check_worlds.LABELS["extender"], **more)
 
 
 def user(units, index):
@@ -90,7 +90,7 @@ def without(name):
         ),
         (replaced(server("extender", "cp1", "False")), [("S1", "not_ready", "cp1")]),
         (without("gpu1"), [("S4", "not_in_cluster", "gpu1")]),
-        ([*GOOD, node("gpu2", CARDS, {"gpushare": "true"})], [("S1", "not_running", "gpu2")]),
+        ([*GOOD, node("gpu2", CARDS, check_worlds.LABELS["extender"])], [("S1", "not_running", "gpu2")]),
     ],
 )
 def test_contradictions(objects, expected):
@@ -149,7 +149,7 @@ def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
     old = contract.LIMIT_UNENFORCED + "NVIDIA's driver is 580.95.05, and limits need 615 or newer"
     objects = [scheduler("cp1", OUR_CONFIGURATION), server("extender", "cp1")]
     for name, limit in (("gpu1", contract.LIMIT_ENFORCED), ("gpu2", old), ("gpu3", old), ("gpu4", "off"), ("gpu5", "")):
-        one = node(name, CARDS, {"gpushare": "true"})
+        one = node(name, CARDS, check_worlds.LABELS["extender"])
         if limit:
             one["metadata"]["annotations"][contract.NODE_LIMIT] = limit
         objects += [one, server("device-plugin", name)]
@@ -470,7 +470,7 @@ def test_an_object_that_cant_be_read_on_openshift_is_unknown_and_the_others_are_
 # --------------------------------------------------------------------------- with claims
 
 BY_CLAIMS = [
-    check_worlds.node({}, labels={"gpushare": "dra"}, name="gpu1"),
+    check_worlds.node({}, labels=check_worlds.LABELS["dra"], name="gpu1"),
     server("dra-driver", "gpu1"),
     server("dra-templates", "gpu1"),
 ]
@@ -531,7 +531,7 @@ def test_servers_and_nodes_of_claims(objects, more, expected):
 
 BOTH = [
     *GOOD,
-    check_worlds.node({}, labels={"gpushare": "dra"}, name="gpu2"),
+    check_worlds.node({}, labels=check_worlds.LABELS["dra"], name="gpu2"),
     server("dra-driver", "gpu2"),
     server("dra-templates", "gpu2"),
 ]
@@ -565,7 +565,7 @@ def test_nodes_of_both_allocations_are_each_checked_by_their_own_servers():
 @pytest.mark.parametrize("backend", ["hami", "nvidia"])
 def test_nodes_of_other_back_ends_need_no_server_of_gpushares(backend):
     """An observed node without the label gpushare is a new one of gpushare's, unless it was given to another."""
-    other = check_worlds.node({"nvidia.com/gpu": 2}, labels={"kubegpu.share/backend": backend}, name="gpu2")
+    other = check_worlds.node({"nvidia.com/gpu": 2}, labels=check_worlds.LABELS[backend], name="gpu2")
     nodes = {"gpu1": [A, B], "gpu2": [A, B]}
     report = checked(FakeKube(*copy.deepcopy([*GOOD, other])), nodes=nodes)["report"]
     assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
@@ -574,7 +574,7 @@ def test_nodes_of_other_back_ends_need_no_server_of_gpushares(backend):
     assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
     assert {one["id"]: one["n"] for one in report["checks"]}["S1"] == 0
     # One that announces nothing is a fault of its own back end.
-    silent = check_worlds.node({}, labels={"kubegpu.share/backend": backend}, name="gpu2")
+    silent = check_worlds.node({}, labels=check_worlds.LABELS[backend], name="gpu2")
     report = checked(FakeKube(*copy.deepcopy([node("cp1"), silent])), nodes={}, scope="all", control_plane=[])["report"]
     [found] = [one for one in report["findings"] if one["check"] == "C1"]
     assert (found["cause"], found["node"]) == ("nothing_announced", "gpu2")

@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 import role_templates
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.backends import RESTRICTED
 from gpushare.dra import command as dra_command
 from gpushare.extender import command as extender_command
 from gpushare.node import limits
@@ -257,7 +259,7 @@ def test_without_limits_no_control_groups_are_writable():
 @pytest.mark.parametrize("name", ["device_plugin", "device_plugin_upstream"])
 def test_the_device_plugin_runs_on_tainted_gpu_nodes_and_gets_all_gpus(name):
     spec = pod_of(name)["spec"]
-    assert spec["nodeSelector"] == {contract.NODE_LABEL: contract.NODE_LABEL_VALUE}
+    assert spec["nodeSelector"] == {contract.NODE_LABEL: contract.NODE_LABEL_VALUE, RESTRICTED: "extender"}
     assert spec["priorityClassName"] == "system-node-critical"
     assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
     assert "runtimeClassName" not in spec
@@ -324,6 +326,29 @@ def test_nodes_are_only_labelled():
         for name in ("gpu1", "gpu2")
     ]
     assert rendered("nodes", gpushare_nodes=[]) == []
+
+
+@pytest.mark.parametrize("allocation", ["extender", "dra"])
+def test_all_nodes_of_either_allocation_get_the_label_that_no_kubelet_may_set(allocation):
+    """One DaemonSet selects also the nodes that a switch of a single one doesn't name."""
+    given = {"gpushare_component_nodes": ["gpu1"], "__gpushare_allocation": allocation}
+    local = {"gpu_backends": {"extender": ["gpu2"], "dra": ["gpu3"]}}
+
+    def labels(**more):
+        found = rendered("restricted_label", **given, **more)
+        return {one["metadata"]["name"]: one["metadata"]["labels"] for one in found}
+
+    assert labels() == {"gpu1": {RESTRICTED: allocation}}
+    everybody = {"gpu1": {RESTRICTED: allocation}, "gpu2": {RESTRICTED: "extender"}, "gpu3": {RESTRICTED: "dra"}}
+    assert labels(hostvars={"localhost": local}) == everybody
+    # Only those that are named lose it.
+    assert labels(hostvars={"localhost": local}, gpushare_state="absent") == {"gpu1": {RESTRICTED: allocation}}
+
+
+def test_each_allocators_daemon_set_selects_its_two_labels():
+    for name, allocator in (("device_plugin", "extender"), ("device_plugin_upstream", "extender"), ("dra", "dra")):
+        spec = one(rendered(name), "DaemonSet")["spec"]["template"]["spec"]
+        assert spec["nodeSelector"] == dict((ALLOCATORS[allocator].label, ALLOCATORS[allocator].restricted))
 
 
 @pytest.mark.parametrize(

@@ -98,15 +98,18 @@ def test_a_fresh_node_is_planned_to_the_end(tmp_path):
     assert found["refusal"]["role"] == "runtime" and "no container runtime is installed" in found["refusal"]["reason"]
 
 
-def test_with_claims_a_control_plane_has_no_step(tmp_path):
+def test_with_claims_a_control_plane_has_a_step_only_where_it_runs_a_server(tmp_path):
     given = {"gpushare_image_delivery": "import", "gpushare_image_archive": str(tmp_path / "none.tar")}
     given["gpu_node"] = facts("debian-12-bare", tmp_path)
     found = planned(host("cp1", ("control_plane",), **given))
     assert found["refusal"]["role"] == "image", "the image would be imported there"
-    backends = {"parts": {"extender": False, "dra": True}, "gpushare": ["gpu1"]}
+    backends = {"parts": {"extender": False, "dra": True}, "gpushare": ["gpu1"], "control_plane_image": False}
     given["others"] = {"localhost": {"gpu_backends": backends}}
     found = planned(host("cp1", ("control_plane",), **given))
     assert (found["steps"], found["refusal"]) == ([], None)
+    backends["control_plane_image"] = True
+    assert planned(host("cp1", ("control_plane",), **given))["refusal"]["role"] == "image"
+    backends["control_plane_image"] = False
     # Nor has a node of another back end.
     assert planned(host("gpu2", ("control_plane",), **given))["refusal"] is None
     # A control plane that has GPUs gets it.

@@ -152,22 +152,30 @@ def test_the_play_fails_with_what_the_pod_said():
 
 
 @pytest.mark.parametrize(
-    ("to", "cordoned", "others", "refused"),
+    ("to", "cordoned", "others", "place", "refused"),
     [
-        ("dra", True, [], True),
-        ("dra", True, ["gpu2"], False),
+        ("dra", True, [], "gpu_nodes", True),
+        ("dra", True, [], "control_plane", False),
+        ("dra", True, ["gpu2"], "gpu_nodes", False),
         # It is uncordoned before the server is deployed.
-        ("dra", False, [], False),
-        ("extender", True, [], False),
+        ("dra", False, [], "gpu_nodes", False),
+        ("extender", True, [], "gpu_nodes", False),
     ],
 )
-def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refused_first(to, cordoned, others, refused):
+def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refused_first(
+    to, cordoned, others, place, refused
+):
     tasks = yaml.safe_load((ROLES / "switch/tasks/node.yml").read_text())
     names = [one["name"] for one in tasks]
     [at] = [number for number, name in enumerate(names) if name.startswith("Refuse to switch a cordoned node")]
     assert at < names.index("Annotate the node as being switched")
     here = {"node": "gpu1", "allocation": to, "present": ["hami"]}
-    backends = {"nodes": [here], "extender": [], "dra": [*others, *["gpu1"][: to == "dra"]]}
+    backends = {
+        "nodes": [here],
+        "extender": [],
+        "dra": [*others, *["gpu1"][: to == "dra"]],
+        "templates": {"place": place},
+    }
     live = {"name": "gpu1", "annotations": {}, "schedulable": not cordoned}
     known = {"switch_node_name": "gpu1", "__preflight_cluster": {"backends": backends, "nodes": [live]}}
     variables = {**variables_of("switch", "vars"), **known}
@@ -175,3 +183,29 @@ def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refus
     assert "kubectl uncordon gpu1, and run this again" in evaluated(
         tasks[at]["ansible.builtin.fail"]["msg"], **variables
     )
+
+
+@pytest.mark.parametrize(
+    ("to", "there", "place", "imported", "refused"),
+    [
+        ("dra", (), "control_plane", True, True),
+        ("dra", ("extender",), "control_plane", True, False),
+        ("dra", ("dra",), "control_plane", True, False),
+        ("dra", (), "control_plane", False, False),
+        ("dra", (), "gpu_nodes", True, False),
+        ("extender", (), "control_plane", True, False),
+    ],
+)
+def test_a_node_waits_for_the_image_on_the_control_plane(to, there, place, imported, refused):
+    """A switch connects to the machine of its node only; site.yml imports the image where servers will run."""
+    tasks = yaml.safe_load((ROLES / "switch/tasks/node.yml").read_text())
+    names = [one["name"] for one in tasks]
+    [at] = [number for number, name in enumerate(names) if name.startswith("Refuse to switch a node to claims")]
+    assert at < names.index("Annotate the node as being switched")
+    here = {"node": "gpu1", "allocation": to, "present": ["hami"]}
+    parts = {name: name in there for name in ("extender", "dra")}
+    backends = {"nodes": [here], "there": parts, "templates": {"place": place, "imported": imported}}
+    live = {"name": "gpu1", "annotations": {}, "schedulable": True}
+    known = {"switch_node_name": "gpu1", "__preflight_cluster": {"backends": backends, "nodes": [live]}}
+    variables = {**variables_of("switch", "vars"), **known}
+    assert all(evaluated("{{ " + one + " }}", **variables) for one in tasks[at]["when"]) is refused

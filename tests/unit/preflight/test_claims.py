@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
+    ALLOCATORS,
     NO_PARTS,
     POSSIBLE,
     SWITCHING,
@@ -244,6 +245,68 @@ def test_a_cluster_that_can_do_it_has_a_note_that_nothing_is_preempted():
     assert found({"gpu1": "extender"}) == {}
 
 
+# --------------------------------------------------------------------------- which nodes get the servers' accounts
+
+CONTROL = "node-role.kubernetes.io/control-plane"
+
+
+def selecting(name, *restricted):
+    """A DaemonSet of gpushare's, of this version or of an earlier one."""
+    one = server("DaemonSet", name)
+    one["spec"]["template"]["spec"]["nodeSelector"] = {"gpushare": "dra", **dict(restricted)}
+    return one
+
+
+def test_a_node_that_nobody_named_stops_the_run_that_would_take_its_server():
+    """Only while the servers select their nodes by the label that kubelet may set; later the node has none anyway."""
+    nodes = [node("gpu1"), node("gpu2", labels=label_of("dra")), node("gpu3", labels={"gpushare": "x"})]
+    former, now = selecting("gpushare-dra-driver"), selecting("gpushare-dra-driver", ALLOCATORS["dra"].restricted)
+    assert "unnamed-node" not in found({"gpu1": "dra"}, *nodes, now)
+    text = found({"gpu1": "dra"}, *nodes, former)["unnamed-node"]
+    assert text.startswith("gpushare_nodes: gpu2 has the label gpushare and is named nowhere")
+    assert text.endswith("kubectl label node NAME gpushare-")
+    assert "unnamed-node" not in found({"gpu1": "dra", "gpu2": "dra"}, *nodes, former)
+    nodes[1]["metadata"]["labels"] |= dict([ALLOCATORS["dra"].restricted])
+    assert "unnamed-node" not in found({"gpu1": "dra"}, *nodes, former)
+
+
+@pytest.mark.parametrize(
+    ("labels", "taint", "named", "imported", "place", "finding"),
+    [
+        # Each node pulls the image.
+        ({CONTROL: ""}, "", [], None, "control_plane", ""),
+        ({"node-role.kubernetes.io/master": ""}, f"{CONTROL}:NoSchedule", [], None, "control_plane", ""),
+        ({CONTROL: ""}, "node.kubernetes.io/not-ready:NoExecute", [], None, "control_plane", ""),
+        ({CONTROL: ""}, "mine:PreferNoSchedule", [], None, "control_plane", ""),
+        ({CONTROL: ""}, "CriticalAddonsOnly:NoExecute", [], None, "gpu_nodes", "templates-place"),
+        # As managed control planes.
+        ({}, "", [], None, "gpu_nodes", "templates-place"),
+        # The playbooks import the image on these machines.
+        ({CONTROL: ""}, "", [], ["cp1"], "control_plane", ""),
+        ({CONTROL: ""}, "", [], [], "gpu_nodes", "templates-place"),
+        ({}, "", ["cp1"], None, "named", ""),
+        ({}, "", ["cp1"], ["cp1"], "named", ""),
+        ({}, "", ["gpu1"], [], "named", ""),
+        ({}, "", ["cp1"], [], "named", "templates-nodes"),
+        ({}, "", ["cp2"], None, "named", "templates-nodes"),
+    ],
+)
+def test_the_server_of_claim_templates_runs_away_from_tenants_where_it_can(
+    labels, taint, named, imported, place, finding
+):
+    control = node("cp1", labels=labels)
+    key, _colon, effect = taint.partition(":")
+    control["spec"] = {"taints": [{"key": key, "effect": effect}] if taint else []}
+    given = {"values": {"gpushare_dra_templates_nodes": named, "imported": imported}}
+    made = read({"gpu1": "dra"}, node("gpu1"), control, **given)["backends"]
+    assert made["templates"]["place"] == place
+    assert made["control_plane_image"] == bool(set(imported or ()) & {*made["templates"]["nodes"]})
+    ids = {*found({"gpu1": "dra"}, node("gpu1"), control, **given)}
+    assert ids == {"claims-preemption", *([finding] if finding else [])}
+    # Without claims there is no such server.
+    assert not {*found({"gpu1": "extender"}, node("gpu1"), control, **given)}
+
+
 @pytest.mark.parametrize(
     ("version", "capacity", "sentence"),
     [
@@ -473,6 +536,7 @@ OF_PREFLIGHT = {
     **variables_of("preflight", "vars"),
     "preflight_extender_image": "",
     "preflight_device_plugin_image": "",
+    "preflight_image_delivery": "registry",
 }
 RELEASES = value("preflight", "__preflight_values", **OF_PREFLIGHT)
 

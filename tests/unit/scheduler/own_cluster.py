@@ -21,15 +21,25 @@ ROOT = Path(__file__).resolve().parents[3]
 @contextlib.contextmanager
 def controllers(api, *names):
     """Run kube-controller-manager with these controllers only."""
+    chosen = f"--controllers={','.join(f'{name}-controller' for name in names)}"
+    with _running(api, "kube-controller-manager", chosen, "--profiling=false"):
+        yield
+
+
+@contextlib.contextmanager
+def scheduler(api):
+    """Run kube-scheduler with its defaults."""
+    with _running(api, "kube-scheduler"):
+        yield
+
+
+@contextlib.contextmanager
+def _running(api, program, *flags):
     tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    flags = [f"--kubeconfig={api.kubeconfig}", f"--controllers={','.join(f'{name}-controller' for name in names)}"]
-    flags += ["--leader-elect=false", "--secure-port=0", "--profiling=false"]
-    with (api.folder / "controllers.log").open("wb") as log:
+    flags = [f"--kubeconfig={api.kubeconfig}", "--leader-elect=false", "--secure-port=0", *flags]
+    with (api.folder / f"{program}.log").open("wb") as log:
         process = subprocess.Popen(
-            [*tied, api.programs["kube-controller-manager"], *flags],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **GO},
+            [*tied, api.programs[program], *flags], stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **GO}
         )
     try:
         yield

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._contracts import gpushare as shares
 from gpushare_objects import rendered
-from own_cluster import controllers, until
+from own_cluster import controllers, scheduler, until
 from real_apiserver import ApiServer, own_api_server
 
 NAMESPACE = "gpushare-system"
@@ -80,17 +78,8 @@ def node(server: ApiServer, name: str, *models: str, memory: str = "16Gi", unit:
 @contextlib.contextmanager
 def scheduling(server: ApiServer) -> Iterator[None]:
     """Run kube-scheduler and the controller of claims, with their defaults."""
-    tied = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    flags = [f"--kubeconfig={server.kubeconfig}", "--leader-elect=false", "--secure-port=0"]
-    with controllers(server, "resourceclaim"), (server.folder / "scheduler.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*tied, server.programs["kube-scheduler"], *flags], stdout=log, stderr=subprocess.STDOUT
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(20)
+    with controllers(server, "resourceclaim"), scheduler(server):
+        yield
 
 
 def allocated(server: ApiServer, namespace: str, name: str) -> list[tuple[str, str, str]]:
