@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
+.PHONY: help setup pins lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -50,6 +50,9 @@ docs: setup  ## regenerate docs/reference and the pictures
 
 docs-site: setup  ## build the documentation as a site, in .cache/docs-site/html
 	@$(PY) docs/site_builder.py
+
+pins: setup  ## update the digests of keys, charts and images that are downloaded (ARGS=--dry-run shows them and writes nothing)
+	@$(PY) .ci/pins.py $(ARGS)
 
 bench: setup  ## measure a run with nothing to do (the lab must be up, after make demo)
 	@$(PY) bench/noop.py

@@ -28,7 +28,7 @@ LEVELS = {
         ("_check", "_preflight"),
     ),
     "plugin_utils": (
-        ("_documents", "_nvidia"),
+        ("_documents", "_nvidia", "_pins"),
         ("_actions",),
         ("_preflight", "_runtime"),
         ("_images", "_report"),

@@ -72,6 +72,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images.build import
 from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import BUILD, IMPORT
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images.archive import sha256
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images.sources import digest
+from ansible_collections.kubegpu.share.plugins.plugin_utils._pins.table import image as pinned_image
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -87,7 +88,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]  # ansible-core carries no
         if delivery == IMPORT and archive:
             return sha256(os.path.expanduser(archive))
         if delivery == BUILD:
-            base = self.get_option("base") or ARGUMENTS["base"]["default"]
+            base = self.get_option("base") or pinned_image("base")
             epoch = int(self.get_option("epoch") or ARGUMENTS["epoch"]["default"])
             return identity_of({"sources": digest(), "base": base, "epoch": epoch, "reference": reference})
         return ""

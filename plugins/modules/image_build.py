@@ -40,9 +40,11 @@ options:
     choices: [linux/amd64, linux/arm64]
     default: [linux/amd64, linux/arm64]
   base:
-    description: The base image, Debian or derived from it, with Python 3.11 or newer and pip. A digest pins it.
+    description:
+      - The base image, Debian or derived from it, with Python 3.11 or newer and pip, as C(name:tag@sha256:digest), or as C(name:tag) where
+        the machine has it under that name only.
     type: str
-    default: docker.io/library/python:3.13-slim-bookworm
+    required: true
   folder:
     description: Folder for the archives, their bills of materials and the record, on the machine that builds, where C(~) is its user's home.
     type: path
@@ -77,14 +79,20 @@ options:
 
 EXAMPLES = r"""
 - name: Build the image for a cluster without a registry
+  vars:
+    base: "{{ lookup('kubegpu.share.pins', 'images').base }}"
   kubegpu.share.image_build:
     reference: localhost/kubegpu/gpushare:1.0.0
+    base: "{{ base.url }}@{{ base.digest }}"
     platforms: [linux/amd64]
     folder: /srv/images
 
 - name: Build the image for all platforms and push it
+  vars:
+    base: "{{ lookup('kubegpu.share.pins', 'images').base }}"
   kubegpu.share.image_build:
     reference: registry.example.org/kubegpu/gpushare:1.0.0
+    base: "{{ base.url }}@{{ base.digest }}"
     folder: /srv/images
     push: true
 """

@@ -35,9 +35,13 @@ options:
     type: str
     required: true
   state:
-    description: With V(absent) the packages (apt purges them), their holds and the files of the set are removed, except for O(keep).
+    description:
+      - With V(absent) the packages (apt purges them), their holds and the files of the set are removed, except for O(keep).
+      - With V(verified) nothing changes. Keys that V(present) would write are downloaded and compared with
+        O(repositories[].key_sha256) and O(repositories[].key_fingerprint), in check mode too, so that a wrong one is refused before other
+        tasks change the node.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, verified]
     default: present
   repositories:
     description: The repositories that the packages come from.
@@ -88,6 +92,12 @@ options:
         type: str
       key_sha256:
         description: SHA-256 of the armoured key; any other key is refused. When it changes the key is downloaded again.
+        type: str
+      key_fingerprint:
+        description:
+          - Fingerprint of the key, for a file whose SHA-256 isn't known. A file with another key is refused, and so is one with anything
+            beside this key, its names and their signatures.
+          - Has no effect with O(repositories[].key_sha256).
         type: str
   pins:
     description: Entries of the set's preferences file (apt only; refused elsewhere).

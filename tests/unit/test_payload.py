@@ -37,6 +37,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_info": (27, 185),
     "gpu_node_info": (58, 215),
     "gpu_operator": (13, 104),
+    "helm_chart": (9, 40),
     "image_build": (9, 36),
     "image_import": (16, 75),
     "kernel_driver": (15, 50),

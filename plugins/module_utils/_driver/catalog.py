@@ -18,6 +18,8 @@ from .options import DriverOptions
 from .types import Headers, NodeFacts, Prerequisite, StreamOption
 
 FLAVOURS = ("open", "proprietary")
+# The value of driver_repo_key_sha256 that stands for the collection's own digest of the key.
+PINNED = "pinned"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
@@ -177,6 +179,16 @@ class Catalog:
             return ""
         return (self._options.repo_url or self._filled(str(self.source["url"]))).rstrip("/") + "/"
 
+    def key_pin(self) -> dict[str, str]:
+        """Return what the repository's key is held to, ``key_sha256`` and ``key_fingerprint``; both may be empty.
+
+        A mirror has the same key, or one of its own, whose SHA-256 the user gives.
+        """
+        if self._options.repo_key_sha256 != PINNED:
+            return {"key_sha256": self._options.repo_key_sha256, "key_fingerprint": ""}
+        pin = self._options.pinned_keys.get(self._filled("{folder}/" + str(self.source.get("key")))) or {}
+        return {"key_sha256": str(pin.get("sha256") or ""), "key_fingerprint": str(pin.get("fingerprint") or "")}
+
     def repositories(self) -> list[JsonObject]:
         """Return the entries of the option ``repositories`` of ``pinned_packages``."""
         url = self.url()
@@ -186,7 +198,7 @@ class Catalog:
             "name": "cuda",
             "url": url,
             "key_url": self._options.repo_key_url or url + self.source["key"],
-            "key_sha256": self._options.repo_key_sha256,
+            **self.key_pin(),
         }
         if self.manager == "apt":
             repository.update(

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
+import typing as t
 
 from .._core.types import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
 class DriverOptions:
-    """Role driver's variables without their prefix, and the host's name."""
+    """Role driver's variables without their prefix, and the host's name.
+
+    :ivar pinned_keys: section ``keys`` of the collection's table of digests.
+    """
 
     host: str = ""
     state: str = "present"
@@ -36,6 +40,7 @@ class DriverOptions:
     in_maintenance: bool = False
     ignore: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
+    pinned_keys: t.Mapping[str, JsonObject] = dataclasses.field(default_factory=dict)
 
     @property
     def of_runfile(self) -> bool:
@@ -47,7 +52,9 @@ def driver_options(values: JsonObject) -> DriverOptions:
     given: JsonObject = {}
     for field in dataclasses.fields(DriverOptions):
         value = values.get(field.name)
-        if isinstance(field.default, bool):
+        if field.name == "pinned_keys":
+            given[field.name] = value or {}
+        elif isinstance(field.default, bool):
             given[field.name] = field.default if value is None else bool(value)
         elif isinstance(field.default, tuple):
             given[field.name] = tuple(str(one) for one in value or field.default)

@@ -16,7 +16,7 @@ import typing as t
 from .._core.types import JsonObject
 from . import kernel_flavor as flavours
 from . import provided
-from .catalog import Catalog
+from .catalog import PINNED, Catalog
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
 from .runfile import SHA256, VERSION
@@ -144,6 +144,15 @@ class _Chooser:
         choice["manager"] = self.catalog.manager if not of_runfile else "runfile"
         choice["flavour"] = flavour
         choice["repositories"] = self.catalog.repositories()
+        if (
+            choice["repositories"]
+            and self.options.repo_key_sha256 == PINNED
+            and not any(self.catalog.key_pin().values())
+        ):
+            self.notes.append(
+                f"The key of NVIDIA's repository for {self.catalog.name} is in no table of the collection: it is taken "
+                "as the repository has it, unless driver_repo_key_sha256 has its SHA-256."
+            )
         choice["streams"] = self.catalog.streams(flavour)
         choice["pins"] = self.catalog.pins()
         choice["headers"] = self.catalog.missing_headers() if headers else []
@@ -213,6 +222,11 @@ class _Chooser:
                 self.refusals.append(
                     "driver_runfile_sha256 isn't a SHA-256, and a .run file is executed only with one."
                 )
+        digest = self.options.repo_key_sha256
+        if digest and digest != PINNED and not SHA256.fullmatch(digest):
+            self.refusals.append(
+                f"driver_repo_key_sha256 is {digest}, which is neither a SHA-256, nor {PINNED}, nor empty."
+            )
         arch = str(self.distribution.get("arch"))
         if arch not in self.catalog.architectures:
             known = " or ".join(self.catalog.architectures)

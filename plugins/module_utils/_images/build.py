@@ -34,7 +34,7 @@ ARGUMENTS: JsonObject = {
     "reference": {"type": "str", "required": True},
     "engine": {"type": "str", "choices": ["auto", *ENGINES], "default": "auto"},
     "platforms": {"type": "list", "elements": "str", "choices": list(PLATFORMS), "default": list(PLATFORMS)},
-    "base": {"type": "str", "default": "docker.io/library/python:3.13-slim-bookworm"},
+    "base": {"type": "str", "required": True},
     "folder": {"type": "path", "required": True},
     "push": {"type": "bool", "default": False},
     "tls_verify": {"type": "bool", "default": True},

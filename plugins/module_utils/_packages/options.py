@@ -20,7 +20,7 @@ _WORDS: JsonObject = {"type": "list", "elements": "str", "default": []}
 
 ARGUMENTS: JsonObject = {
     "name": {"type": "str", "required": True},
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "absent", "verified"], "default": "present"},
     "repositories": {
         "type": "list",
         "elements": "dict",
@@ -35,6 +35,7 @@ ARGUMENTS: JsonObject = {
             "key_url": {"type": "str", "no_log": False},
             "key_text": {"type": "str", "no_log": False},
             "key_sha256": {"type": "str", "no_log": False},
+            "key_fingerprint": {"type": "str", "no_log": False},
         },
         "mutually_exclusive": [("key_url", "key_text")],
         "required_one_of": [("key_url", "key_text")],
@@ -109,6 +110,7 @@ def package_set(params: JsonObject) -> PackageSet:
         node_dir=params["node_dir"] or "",
         keep=tuple(params["keep"]),
         erase_dependencies=params["erase_dependencies"],
+        verified=params["state"] == "verified",
     )
 
 
@@ -138,6 +140,9 @@ def _repository(option: JsonObject) -> Repository:
     sha256 = (option.get("key_sha256") or "").lower()
     if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise BadInput(f"{where} key_sha256 isn't 64 hexadecimal digits")
+    fingerprint = (option.get("key_fingerprint") or "").replace(" ", "").upper()
+    if fingerprint and not re.fullmatch(r"[0-9A-F]{40}", fingerprint):
+        raise BadInput(f"{where} key_fingerprint isn't 40 hexadecimal digits")
     for field in ("suites", "components", "architectures"):
         for word in option[field]:
             if not re.fullmatch(r"[^\s]+", word):
@@ -153,6 +158,7 @@ def _repository(option: JsonObject) -> Repository:
         key_url=option.get("key_url") or "",
         key_text=text + "\n" if text else "",
         key_sha256=sha256,
+        key_fingerprint=fingerprint,
     )
     if repository.key_text:
         check_key(repository, repository.key_text)

@@ -167,11 +167,18 @@ class Planner(ABC):
 
         :raises BadInput: the node can't have this set; the message names the option or the file.
         """
+        if self.spec.verified:
+            return Plan()
         self.validate()
         if not self.spec.present:
             return Plan(tuple(self._absent()))
         self._refuse_conflicts()
         return Plan(tuple(self._present()))
+
+    def new_keys(self) -> list[Repository]:
+        """Return the repositories whose keys the node lacks, or has otherwise."""
+        changes = [change for one in self.spec.repositories for change in self._repository_changes(one)]
+        return [one.repository for one in steps_of(Plan(tuple(changes)), PutKey)]
 
     def _present(self) -> t.Iterator[Change]:
         packages = list(self.package_changes())

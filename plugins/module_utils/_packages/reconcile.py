@@ -15,7 +15,7 @@ from .apt_apply import AptApplier
 from .commands import Sleep
 from .planner import planner
 from .rpm_apply import RpmApplier
-from .signing_key import Fetch, fetch_key
+from .signing_key import Fetch, fetch_key, key_of
 from .spec import PackageSet
 from .types import PackageFacts
 
@@ -37,7 +37,15 @@ class PackagesReconciler:
     sleep: Sleep = time.sleep
 
     def observe(self) -> PackageFacts:
-        return installed.observe(self.system, self.family, self.native)
+        """Return the facts; of a set that is only verified, after its new keys have been downloaded and checked.
+
+        :raises ShareError: a key can't be downloaded, or isn't the pinned one.
+        """
+        seen = installed.observe(self.system, self.family, self.native)
+        if self.spec.verified:
+            for repository in planner(self.spec, seen).new_keys():
+                key_of(repository, self.fetch)
+        return seen
 
     def plan(self, seen: PackageFacts) -> Plan:
         return planner(self.spec, seen).plan()

@@ -16,6 +16,7 @@ class Repository:
 
     :param suites: apt only, as are ``components`` and ``architectures``.
     :param signed: rpm only: ``packages``, ``metadata`` or both.
+    :param key_fingerprint: of the only key in the file, in capitals; read where ``key_sha256`` is empty.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Repository:
     key_url: str
     key_text: str
     key_sha256: str
+    key_fingerprint: str = ""
 
     @property
     def key_origin(self) -> str:
@@ -67,7 +69,11 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class PackageSet:
-    """The options of the module ``pinned_packages``, validated."""
+    """The options of the module ``pinned_packages``, validated.
+
+    :param present: whether the set is wanted; where ``verified``, neither it nor its absence is.
+    :param verified: only the keys of its repositories are checked.
+    """
 
     name: str
     present: bool
@@ -83,6 +89,7 @@ class PackageSet:
     node_dir: str
     keep: tuple[str, ...]
     erase_dependencies: bool
+    verified: bool = False
 
     @property
     def names(self) -> frozenset[str]:

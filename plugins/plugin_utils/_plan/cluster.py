@@ -15,6 +15,7 @@ import typing as t
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
+from ...module_utils._backends import chart
 from ...module_utils._backends import cluster as backend
 from ...module_utils._contracts import claim_templates
 from ...module_utils._core.errors import BadInput
@@ -34,6 +35,7 @@ from .._scheduler.kubeadm_plan import machines_of, plan_of
 K8S = "kubernetes.core.k8s"
 K8S_INFO = "kubernetes.core.k8s_info"
 HELM = "kubernetes.core.helm"
+HELM_CHART = "kubegpu.share.helm_chart"
 # One version; helm takes it with a v, too.
 _VERSION = re.compile(r"v?[0-9]+\.[0-9]+\.[0-9]+([-+].*)?")
 
@@ -168,6 +170,11 @@ class ClusterTasks:
             return self._with(options, lambda kube: _read(kube, options))
         if module == K8S:
             return self._with(options, lambda kube: _deleted(kube, options))
+        if module == HELM_CHART:
+            # The path is needed only for a version, which the task that deploys it names.
+            params = validated(chart.ARGUMENTS, options)
+            chart.expected_digest(params)
+            return {"changed": False, "path": params["chart"], "repository": params["repository"], "sha256": ""}
         if module == HELM:
             return self._with(options, lambda kube: _helm(kube, options))
         name = module.rpartition(".")[2]

@@ -222,10 +222,42 @@ def test_a_mirror_replaces_nvidias_url():
     key = {"key_url": f"{mirror}key.asc", "key_sha256": "0" * 64}
     changes = {f"repo_{name}": value for name, value in {"url": f"{mirror}cuda//", **apt, **key}.items()}
     found = chosen(node("debian-12", "turing"), **changes)["repositories"]
-    assert found == [{"name": "cuda", "url": f"{mirror}cuda/", "architectures": ["amd64"], **apt, **key}]
+    own = {"key_fingerprint": "", **key}
+    assert found == [{"name": "cuda", "url": f"{mirror}cuda/", "architectures": ["amd64"], **apt, **own}]
     found = chosen(node("rocky-9", "turing"), repo_url=f"{mirror}el9")["repositories"]
-    key = {"key_url": f"{mirror}el9/D42D0685.pub", "key_sha256": ""}
+    key = {"key_url": f"{mirror}el9/D42D0685.pub", "key_sha256": "", "key_fingerprint": ""}
     assert found == [{"name": "cuda", "url": f"{mirror}el9/", **key}]
+
+
+PINNED_KEYS = {
+    "ubuntu2404/3bf863cc.pub": {"sha256": "a" * 64, "fingerprint": "B" * 40},
+    "rhel9/D42D0685.pub": {"sha256": "", "fingerprint": "C" * 40},
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "key"),
+    [
+        ("ubuntu-24.04", "pinned", ("a" * 64, "B" * 40)),
+        ("rocky-9", "pinned", ("", "C" * 40)),
+        ("rocky-9", "d" * 64, ("d" * 64, "")),
+        ("rocky-9", "", ("", "")),
+        # Nothing is known of this key, which the notes say.
+        ("rhel-10", "pinned", ("", "")),
+    ],
+)
+@pytest.mark.parametrize("mirror", ["", "https://mirror.example.org/cuda"])
+def test_the_key_is_held_to_the_table_unless_the_user_gives_its_digest(system, given, key, mirror):
+    found = chosen(node(system, "turing"), repo_key_sha256=given, repo_url=mirror, pinned_keys=PINNED_KEYS)
+    [repository] = found["repositories"]
+    assert (repository["key_sha256"], repository["key_fingerprint"]) == key and not found["refusals"]
+    unknown = [note for note in found["notes"] if "is in no table of the collection" in note]
+    assert len(unknown) == (system == "rhel-10")
+
+
+def test_a_digest_that_is_none_is_refused():
+    refused = chosen(node("rocky-9", "turing"), repo_key_sha256="abc")["refusals"]
+    assert refused == ["driver_repo_key_sha256 is abc, which is neither a SHA-256, nor pinned, nor empty."]
 
 
 def test_a_directory_of_packages_needs_no_repository_and_no_prerequisite():

@@ -19,7 +19,8 @@ from package_sets import package_set
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = "580.95.05"
 CUDA = "http://repo.example.org/cuda/"
-KEY = CUDA + "key.asc"
+# A key of the tests: in check mode it is downloaded, too.
+KEY = Path(__file__).with_name("key.asc").as_uri()
 HEADING = "Written by kubegpu.share; changes made here by hand are overwritten."
 
 FACTS = {
@@ -65,7 +66,7 @@ FACTS = {
     },
     "rpm": None,
 }
-VARIABLES = {"driver_repo_url": CUDA, "driver_repo_key_url": KEY}
+VARIABLES = {"driver_repo_url": CUDA, "driver_repo_key_url": KEY, "driver_repo_key_sha256": ""}
 
 
 def host(variables=None, **sections):

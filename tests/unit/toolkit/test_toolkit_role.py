@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config import MARKER, with_flag
 from node_fakes import AptMachine
-from package_sets import package_set, reconciler
+from package_sets import KEY, package_set, reconciler
 from toolkit_kit import ROOT, run_playbook
 
 ROLE = ROOT / "roles" / "toolkit"
@@ -196,6 +197,7 @@ def converged(old_cdi: bool) -> dict[str, object]:
     machine.fetched.add(url)
     repository = {"name": "nvidia-container-toolkit", "url": url, "architectures": ["amd64"]}
     repository["key_url"] = "https://nvidia.github.io/libnvidia-container/gpgkey"
+    repository["key_sha256"] = hashlib.sha256(KEY.encode()).hexdigest()
     params = {
         "name": "toolkit",
         "repositories": [repository],
@@ -217,9 +219,10 @@ def test_nothing_is_executed_without_drift(tmp_path):
     clean = {**node(), **converged(False), "packages": {}, "cdi": {"specs": [], "refresh_env": None}}
     clean["apt"] = {**clean["apt"], "files": {}, "keys": {}}
     clean["toolkit"] = {"version": None, "binaries": [], "operator": False, "config": None}
+    own_key = {"toolkit_repo_key_sha256": hashlib.sha256(KEY.encode()).hexdigest()}
     hosts = {
-        "new": {"gpu_node": converged(False)},
-        "old": {"gpu_node": converged(True)},
+        "new": {"gpu_node": converged(False), **own_key},
+        "old": {"gpu_node": converged(True), **own_key},
         "external": {"gpu_node": converged(False), "toolkit_state": "external"},
         "absent": {"gpu_node": clean, "toolkit_state": "absent"},
     }

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``make pins`` against a web server and a registry on loopback: changed keys, charts and images are taken up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+
+import pytest
+import served
+import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table
+from layers import ROOT
+
+ARMOURED = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{}\n-----END PGP PUBLIC KEY BLOCK-----\n"
+OLD_KEY, NEW_KEY = (ARMOURED.format(one).encode() for one in ("b2xk", "bmV3"))
+INDEX, MANIFEST = (f"application/vnd.oci.image.{kind}.v1+json" for kind in ("index", "manifest"))
+
+
+def load():
+    specification = importlib.util.spec_from_file_location("pins", ROOT / ".ci/pins.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+PINS = load()
+
+
+def manifest(note, kind=INDEX):
+    return json.dumps({"schemaVersion": 2, "mediaType": kind, "annotations": {"note": note}}).encode()
+
+
+def answer(content, kind=INDEX, digest=None):
+    headers = {"Content-Type": kind, "Docker-Content-Digest": digest or f"sha256:{served.sha256(content)}"}
+    return lambda asked: (200, headers, content) if kind in asked.get("Accept", "") else (404, {}, b"")
+
+
+@pytest.fixture
+def server():
+    with served.Server().running() as running:
+        yield running
+
+
+MANIFESTS = "/v2/library/python/manifests/3.13-slim-bookworm"
+CHART, BASE = (served.chart("hami", "2.10.0", "old"), manifest("old"))
+
+
+@pytest.fixture
+def checkout(server, tmp_path):
+    """A checkout with the files that the command reads and writes, and whose pins are those of the server."""
+    for path in ("meta/pins.yml", PINS.CONTAINERFILE, "roles/hami/defaults/main.yml"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    digest = f"sha256:{served.sha256(BASE)}"
+    pins = {
+        "keys": {"debian12/a.pub": {"url": f"{server.url}/debian12/a.pub", "sha256": "", "fingerprint": ""}},
+        "charts": {"hami": {"url": f"{server.url}", "version": "2.10.0", "sha256": served.sha256(CHART)}},
+        "images": {"base": {"url": f"{server.address}/library/python:3.13-slim-bookworm", "digest": digest}},
+    }
+    pins["keys"]["debian12/a.pub"]["sha256"] = served.sha256(OLD_KEY)
+    for section in pins.values():
+        for pin in section.values():
+            pin["known"] = "2026-01-01: before"
+    path = tmp_path / "meta/pins.yml"
+    path.write_text(PINS.written(pins, path.read_text()))
+    server.files["/debian12/a.pub"] = OLD_KEY
+    served.repository(server, "hami", "2.10.0", CHART)
+    server.files[MANIFESTS] = answer(BASE)
+    return tmp_path
+
+
+def run(root, *words):
+    return PINS.main(words, root, "http")
+
+
+def pins_of(root):
+    return table.load((root / "meta/pins.yml").read_text(), "pins.yml")
+
+
+def test_nothing_new_writes_nothing(checkout, capsys):
+    before = (checkout / "meta/pins.yml").read_text()
+    assert run(checkout) == 0 and capsys.readouterr().out == "Nothing changed.\n"
+    assert (checkout / "meta/pins.yml").read_text() == before
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_one_command_takes_up_every_change(checkout, server, capsys, words):
+    before = pins_of(checkout)
+    text = (checkout / "meta/pins.yml").read_text()
+    chart, base = served.chart("hami", "2.10.0", "new"), manifest("new")
+    server.files["/debian12/a.pub"] = NEW_KEY
+    served.repository(server, "hami", "2.10.0", chart)
+    server.files[MANIFESTS] = answer(base)
+    assert run(checkout, *words) == 0
+    digest = f"sha256:{served.sha256(base)}"
+    assert capsys.readouterr().out.splitlines() == [
+        f"keys: debian12/a.pub: sha256: {served.sha256(OLD_KEY)} -> {served.sha256(NEW_KEY)}",
+        f"charts: hami: sha256: {served.sha256(CHART)} -> {served.sha256(chart)}",
+        f"images: base: digest: {before['images']['base']['digest']} -> {digest}",
+    ]
+    if words:
+        assert (checkout / "meta/pins.yml").read_text() == text
+        return
+    after = pins_of(checkout)
+    assert after["keys"]["debian12/a.pub"]["sha256"] == served.sha256(NEW_KEY)
+    assert after["charts"]["hami"]["sha256"] == served.sha256(chart) and after["images"]["base"]["digest"] == digest
+    assert all("downloaded from" in pin["known"] for section in after.values() for pin in section.values())
+    lines = (checkout / PINS.CONTAINERFILE).read_text().splitlines()
+    assert f"ARG BASE={server.address}/library/python:3.13-slim-bookworm@{digest}" in lines
+    assert (checkout / "meta/pins.yml").read_text().startswith(text[: text.index("\nkeys:")]), "its comments stay"
+    assert run(checkout) == 0 and capsys.readouterr().out == "Nothing changed.\n"
+
+
+def test_another_version_of_the_role_is_taken_up(checkout, server, capsys):
+    path = checkout / "roles/hami/defaults/main.yml"
+    path.write_text(path.read_text().replace("hami_chart_version: 2.10.0", "hami_chart_version: 2.11.0"))
+    new = served.chart("hami", "2.11.0")
+    served.repository(server, "hami", "2.11.0", new)
+    assert run(checkout) == 0 and "charts: hami: version: 2.10.0 -> 2.11.0" in capsys.readouterr().out
+    assert pins_of(checkout)["charts"]["hami"].items() >= {"version": "2.11.0", "sha256": served.sha256(new)}.items()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        ("/debian12/a.pub", None, "keys: debian12/a.pub: .*/a.pub can't be downloaded: HTTP Error 404"),
+        ("/debian12/a.pub", b"<html>", "keys: debian12/a.pub: .* isn't an armoured OpenPGP public key"),
+        ("/debian12/a.pub", b"\x99\x01\xff", "keys: debian12/a.pub: .* isn't an armoured OpenPGP public key"),
+        ("/debian12/a.pub", OLD_KEY * 20_000, "keys: debian12/a.pub: .* has more than 1048576 bytes"),
+        ("/index.yaml", b"entries: {}", "charts: hami: .*index.yaml has no chart hami 2.10.0"),
+        ("/index.yaml", b"[", "charts: hami: .*index.yaml has no chart hami 2.10.0"),
+        ("/hami-2.10.0.tgz", b"other", "charts: hami: .*tgz has SHA-256 .*, and .*index.yaml says"),
+        (
+            MANIFESTS,
+            answer(manifest("a", MANIFEST), MANIFEST),
+            "images: base: .* and not an index of several platforms",
+        ),
+        (MANIFESTS, answer(BASE, digest=f"sha256:{'0' * 64}"), "images: base: .* its registry says sha256:000"),
+        (MANIFESTS, b"<html>", "images: base: .* isn't a manifest"),
+    ],
+)
+def test_what_cant_be_learnt_stays_and_is_named(checkout, server, capsys, path, content, words):
+    """A failure keeps its digest and takes nothing from the others."""
+    before = pins_of(checkout)
+    new = served.chart("hami", "2.10.0", "new") if "charts" not in words else None
+    if new:
+        served.repository(server, "hami", "2.10.0", new)
+    server.files[path] = content
+    assert run(checkout) == 1
+    said = capsys.readouterr().err
+    assert re.search(f"^not updated: {words}", said), said
+    after = pins_of(checkout)
+    section, name = words.split(": ")[:2]
+    assert after[section][name] == before[section][name]
+    assert not new or after["charts"]["hami"]["sha256"] == served.sha256(new)
+
+
+def test_a_registry_that_wants_a_token_gets_one(checkout, server, capsys):
+    base = manifest("new")
+
+    def asked(headers):
+        if headers.get("Authorization") != "Bearer abc":
+            scope = 'service="registry",scope="repository:library/python:pull"'
+            return 401, {"WWW-Authenticate": f'Bearer realm="{server.url}/token",{scope}'}, b""
+        return answer(base)(headers)
+
+    server.files[MANIFESTS] = asked
+    query = "service=registry&scope=repository%3Alibrary%2Fpython%3Apull"
+    server.files[f"/token?{query}"] = b'{"token": "abc"}'
+    assert run(checkout) == 0 and "images: base: digest:" in capsys.readouterr().out
+
+
+def test_a_mirror_is_asked_instead(checkout, server, capsys):
+    with served.Server().running() as mirror:
+        mirror.files = {f"/mirror{path}": content for path, content in server.files.items()}
+        mirror.files["/mirror/debian12/a.pub"] = NEW_KEY
+        server.asked.clear()
+        assert run(checkout, f"--mirror={server.url}/debian12/={mirror.url}/mirror/debian12/") == 0
+    assert "keys: debian12/a.pub: sha256:" in capsys.readouterr().out
+    pin = pins_of(checkout)["keys"]["debian12/a.pub"]
+    assert pin["url"].startswith(server.url) and mirror.url in pin["known"]
+    assert not [path for _method, path in server.asked if "debian12" in path]
+
+
+def test_the_containerfile_has_the_base_of_the_table():
+    [line] = [one for one in (ROOT / PINS.CONTAINERFILE).read_text().splitlines() if one.startswith("ARG BASE=")]
+    assert line == f"ARG BASE={table.image('base')}"
+    assert yaml.safe_load((ROOT / "meta/pins.yml").read_text())["images"]["base"]["digest"]
