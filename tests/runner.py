@@ -76,7 +76,7 @@ class Environment:
     def job(
         self, playbook: str, inventory: t.Any, credential: t.Mapping[str, t.Any], *words: str, **answers: t.Any
     ) -> Done:
-        """Run a playbook of the project, which is this checkout's playbooks and its ansible.cfg.
+        """Run a playbook of the project: this checkout's playbooks, and its ansible.cfg without what facts become.
 
         :param inventory: as ``ansible-inventory --list --export`` prints it, which is how AWX fills one from Git.
         :param credential: what a credential injects: ``file``, ``env`` and ``extra_vars``, where ``PATH`` stands for
@@ -89,7 +89,9 @@ class Environment:
         for name in ("env", "inventory", "project"):
             (job / name).mkdir(parents=True)
         shutil.copytree(ROOT / "playbooks", job / "project" / "playbooks")
-        shutil.copy(ROOT / "ansible.cfg", job / "project")
+        # A user's project has no such line.
+        settings = (ROOT / "ansible.cfg").read_text().replace("inject_facts_as_vars = False\n", "")
+        (job / "project" / "ansible.cfg").write_text(settings)
         # As AWX passes an inventory.
         hosts = job / "inventory" / "hosts"
         hosts.write_text(f"#!/usr/bin/env python3\nprint({json.dumps(inventory)!r})\n")

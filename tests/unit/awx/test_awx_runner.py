@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import built_collection
 import runner
 from real_apiserver import MERGE
+from taken_machine import TakenMachine
 
 pytestmark = pytest.mark.long
 NODE, SHARED = "managed-1", "shared-1"
@@ -99,6 +100,14 @@ def test_verify_leaves_its_result_also_where_it_fails(job):
     done = job("verify", MACHINE, verify_grace=0, verify_strict="true")
     assert done.rc == 2 and done.artifacts["gpu_verify"]["result"] == "WARN", done.output
     assert done.results("runner_on_failed") == [("localhost", "Fail if a check failed")]
+
+
+def test_what_a_machine_returns_is_no_variable_and_no_artifact(job, tmp_path):
+    taken = TakenMachine(tmp_path)
+    own = {"machine-1": {"ansible_connection": "local", "ansible_python_interpreter": str(taken.python)}}
+    done = job("verify", {**MACHINE, "_meta": {"hostvars": own}}, verify_grace=0)
+    assert list(done.artifacts) == ["gpu_verify"] and not taken.marker.exists(), done.output
+    assert "nvml_info returned variables" in done.output and "Removed restricted key" not in done.output
 
 
 def test_inspect_leaves_the_totals(job):
