@@ -26,7 +26,8 @@ options:
     description:
       - C(mode) (V(dedicated), or V(openshift) from 4.10 on), C(state), C(name), C(image), C(version), C(timeout) (of
         the extender, in seconds) and C(preemption), as the role C(scheduler) has them.
-      - For V(dedicated) also C(namespace), C(replicas) and C(nodes).
+      - For V(dedicated) also C(namespace), C(replicas), C(nodes), and C(imported), the nodes that get the extender's
+        image from the playbooks, null where each node pulls it.
       - For V(openshift) also C(extender), name and namespace of the extender's Service with a dot between them, and
         C(tls), which is C(client) of the result of P(kubegpu.share.extender_certificates#filter).
     type: dict
@@ -57,8 +58,9 @@ RETURN = r"""
 _value:
   description:
     - C(problem), the reason why the scheduler can't run; empty where it can. In that case also C(image), C(minor),
-      C(config), C(config_name), C(nodes), C(live), C(ready), C(policy_api) (the version of admission policies that the
-      cluster serves, empty for none) and C(budget_api).
+      C(config), C(config_name), C(nodes), C(control_plane) (whether it runs on the nodes with that label), C(live),
+      C(ready), C(policy_api) (the version of admission policies that the cluster serves, empty for none) and
+      C(budget_api).
   type: dict
 """
 

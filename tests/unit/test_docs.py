@@ -190,3 +190,15 @@ def test_links_out_of_the_site_lead_to_the_repository():
         "[b](../b.md#x) [r](../reference/index.rst) [i](https://example.org/1/images/gpushare/alerts.yml#L1) "
         "[n](none.md) [w](https://e.org/x)"
     )
+
+
+def test_each_row_of_the_threat_model_names_tests_that_exist():
+    page = (ROOT / "SECURITY.md").read_text().partition("## The threat model in short")[2].partition("\n## ")[0]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 5
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row.rpartition(" | ")[2])
+        assert named, f"no test in the last column: {row}"
+        for path, name in named:
+            text = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+            assert re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), f"{path} has no test {name}"

@@ -25,15 +25,15 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (14, 60),
     "backend_objects": (26, 170),
-    "cluster_info": (29, 200),
+    "cluster_info": (30, 206),
     "cluster_objects": (16, 118),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (63, 272),
     "driver_runfile": (11, 30),
     # With the cases of every back end; it runs once, on the controller.
-    "gpu_acceptance": (45, 320),
-    "gpu_allocation_check": (65, 535),
+    "gpu_acceptance": (46, 324),
+    "gpu_allocation_check": (67, 560),
     "gpu_allocation_info": (27, 185),
     "gpu_node_info": (58, 215),
     "gpu_operator": (13, 104),
@@ -46,7 +46,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubelet_devices_info": (14, 62),
     "machine_config": (13, 80),
     "node_baseline": (60, 230),
-    "node_switch": (25, 175),
+    "node_switch": (26, 180),
     "nouveau": (20, 70),
     "nvml_info": (18, 85),
     "openshift_scheduler": (19, 140),

@@ -47,7 +47,7 @@ def _is_control_plane(node: ClusterNode) -> bool:
 
 def _is_closed(node: ClusterNode) -> bool:
     """Return whether a node has a taint that the servers' pods don't tolerate."""
-    taints = [str(one.get("key", "")) for one in node["taints"] if one.get("effect") in REPELLING]
+    taints = [str(one.get("key", "")) for one in node.get("taints", ()) if one.get("effect") in REPELLING]
     return any(key not in CONTROL_PLANE_LABELS and not key.startswith(CONDITIONS) for key in taints)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from ...module_utils._allocation import server_nodes
 from ...module_utils._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
 from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
@@ -40,7 +41,10 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class SchedulerOptions(t.TypedDict, total=False):
-    """Options of the filter ``dedicated_scheduler``, as role scheduler passes them."""
+    """Options of the filter ``dedicated_scheduler``, as role scheduler passes them.
+
+    ``imported`` names the nodes that get the extender's image from the playbooks; None where each node pulls it.
+    """
 
     mode: str
     state: str
@@ -50,6 +54,7 @@ class SchedulerOptions(t.TypedDict, total=False):
     version: str
     replicas: int
     nodes: t.Sequence[str]
+    imported: t.Sequence[str] | None
     extender: str
     timeout: int
     preemption: bool
@@ -64,13 +69,17 @@ class ClusterNodes(t.TypedDict):
 
 
 class DedicatedScheduler(t.TypedDict):
-    """Values for the role's templates; those that don't apply are empty."""
+    """Values for the role's templates; those that don't apply are empty.
+
+    ``control_plane`` is whether its pods run on nodes with the control plane's label, in place of ``nodes``.
+    """
 
     image: str
     minor: int
     config: str
     config_name: str
     nodes: list[str]
+    control_plane: bool
     live: str
     ready: str
     policy_api: str
@@ -91,6 +100,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
         "config": "",
         "config_name": "",
         "nodes": [],
+        "control_plane": False,
         "live": "",
         "ready": "",
         "policy_api": _policy_api(server, on_openshift),
@@ -126,7 +136,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
             },
             **config.insecure_addresses(minor, {"port": "0"}),
         }
-        found["nodes"] = _nodes(cluster["nodes"], options)
+        found["nodes"], found["control_plane"] = _nodes(cluster["nodes"], options)
     _check_server(minor, server, "scheduler_openshift_image" if on_openshift else "scheduler_dedicated_image")
     extender = Extender(url, int(options["timeout"]), bool(options["preemption"]), tls)
     # Without a kubeconfig, kube-scheduler uses its pod's service account.
@@ -202,10 +212,20 @@ def _check_server(minor: int, server: int, variable: str) -> None:
         )
 
 
-def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> list[str]:
-    """Return the nodes where pods of the scheduler may run; none where all of them may."""
-    linux = [one["name"] for one in nodes if one["labels"].get("kubernetes.io/os", "linux") == "linux"]
-    wanted = [str(name) for name in options["nodes"]]
+def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[list[str], bool]:
+    """Return the nodes where pods of the scheduler may run; none where all of them may, or the control plane's do.
+
+    The kubelet of a node that somebody took gets the account of each pod there: so these are the control plane's nodes,
+    if there are enough, and no node is named.
+    """
+    systems = [one for one in nodes if one["labels"].get("kubernetes.io/os", "linux") == "linux"]
+    linux = [one["name"] for one in systems]
+    imported = options.get("imported")
+    if not options["nodes"]:
+        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", systems), imported)
+        if len(control) >= max(int(options["replicas"]), 1):
+            return [], True
+    wanted = [str(name) for name in options["nodes"] or imported or ()]
     # A machine of the inventory may not have joined yet.
     chosen = sorted({name for name in wanted if name in linux})
     if wanted and not chosen:
@@ -216,7 +236,7 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> list[str
             f"scheduler_replicas: {replicas} pods need as many nodes, and there "
             f"{'is' if places == 1 else 'are'} only {places}"
         )
-    return chosen
+    return chosen, False
 
 
 def _policy_api(minor: int, on_openshift: bool) -> str:

@@ -210,12 +210,12 @@ def test_a_node_of_one_allocation_gets_no_account_of_the_other(server):
             assert set(mine) == {SERVERS[own]} and kubelet.token(SERVERS[own], mine[SERVERS[own]])[0] == 201
             assert kubelet.label(gpushare=value)[0] == 200
             # Its own server leaves it, and no other comes.
-            until(lambda kubelet=kubelet: not kubelet.pods() or ended(server, kubelet), 30)
+            until(lambda kubelet=kubelet: ended(kubelet), 60)
             assert set(kubelet.pods()) <= {SERVERS[own]} and kubelet.token(SERVERS[value])[0] == 403
             assert kubelet.label(gpushare=own)[0] == 200
 
 
-def ended(server, kubelet):
+def ended(kubelet):
     return all(one.get("deletionTimestamp") for one in kubelet.pods().values())
 
 
@@ -237,7 +237,7 @@ def test_a_daemon_set_of_an_earlier_version_keeps_its_pods(server):
         names = [OURS["extender"], OURS["dra"], TAKEN]
         before = {name: Kubelet(server, name).pods() for name in names}
         server.apply(*kept(objects("device_plugin", "dra", namespace=namespace)))
-        until(lambda: ended(server, theirs), 30)
+        until(lambda: "deletionTimestamp" in theirs.pods()["gpushare-dra-driver"], 60)
         for allocator, account in (("extender", "gpushare-device-plugin"), ("dra", "gpushare-dra-driver")):
             now = Kubelet(server, OURS[allocator]).pods()[account]
             assert now["uid"] == before[OURS[allocator]][account]["uid"] and "deletionTimestamp" not in now

@@ -270,6 +270,7 @@ def test_the_plugin_never_runs_on_another_back_ends_node():
     found = {(one["key"], one["operator"], *one["values"]) for one in term["matchExpressions"]}
     assert found == {
         ("nvidia.com/gpu.present", "In", "true"),
+        ("node-restriction.kubernetes.io/kubegpu-share", "In", "nvidia"),
         ("gpushare", "NotIn", "dra", "true"),
         ("gpu", "NotIn", "on"),
     }

@@ -28,12 +28,27 @@ def described(role):
     return {**needs, "namespace": "default", "labels": {}, "resources": {}, "scheduler": "", "runtime_class": ""}
 
 
-def container(role):
-    live = {"labels": {"kubernetes.io/hostname": "gpu1"}}
-    given = {"switch_canary_image": "i", "switch_node_name": "gpu1", "__switch_live": live}
+def canary(role):
+    given = {"switch_canary_image": "i", "switch_node_name": "gpu1"}
     variables = {**variables_of("switch", "vars"), **given, "__switch_canary_needs": described(role)}
     [pod] = objects("switch", "canary", **variables)
-    return pod["spec"]["containers"][0]
+    return pod["spec"]
+
+
+def container(role):
+    return canary(role)["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("role", "labels"),
+    [("gpushare", None), ("hami", None), ("nvidia_device_plugin", {"kubegpu.share/backend": "nvidia"})],
+)
+def test_it_runs_on_its_node_by_name_and_has_no_token(role, labels):
+    """Another node's kubelet may give itself any label of this node."""
+    spec = canary(role)
+    [term] = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu1"]}]}
+    assert spec.get("nodeSelector") == labels and spec["automountServiceAccountToken"] is False
 
 
 def test_pods_of_hami_and_nvidia_have_one_command_and_nvidia_smi():

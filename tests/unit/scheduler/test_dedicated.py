@@ -9,6 +9,7 @@ import pytest
 import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as scheduler_config
@@ -113,6 +114,42 @@ def test_only_linux_nodes_of_the_cluster_count():
     assert planned(there=nodes, replicas=3)["nodes"] == []
     with pytest.raises(BadInput, match="there are only 3"):
         planned(there=nodes, replicas=4)
+
+
+CONTROL = "node-role.kubernetes.io/control-plane"
+
+
+def control(name, *taints):
+    return {**node(name, **{CONTROL: ""}), "taints": [{"key": key, "effect": "NoSchedule"} for key in taints]}
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "nodes", "on_control_plane"),
+    [
+        ((control("cp1"), control("cp2", CONTROL), "w1"), {}, [], True),
+        ((control("cp1"), control("cp2"), "w1"), {"nodes": ["w1", "cp1"]}, ["cp1", "w1"], False),
+        # Too few, or closed to its pods.
+        ((control("cp1"), "w1"), {}, [], False),
+        ((control("cp1"), control("cp2", "CriticalAddonsOnly"), "w1"), {}, [], False),
+        ((control("cp1"), "w1"), {"replicas": 1}, [], True),
+        # The playbooks import its image there.
+        ((control("cp1"), control("cp2"), "w1"), {"imported": ["cp1", "cp2", "w1"]}, [], True),
+        ((control("cp1"), control("cp2"), "w1"), {"imported": ["cp1", "w1"]}, ["cp1", "w1"], False),
+        (("w1", "w2", "w3"), {"imported": ["w1", "w2"]}, ["w1", "w2"], False),
+    ],
+)
+def test_it_runs_on_the_control_plane_if_that_has_enough_nodes(there, options, nodes, on_control_plane):
+    """Its account binds all pods, and the kubelet of each node where it runs gets that account."""
+    found = planned(there=there, **options)
+    assert (found["nodes"], found["control_plane"]) == (nodes, on_control_plane)
+
+
+def test_its_pods_select_the_control_planes_label():
+    spec = pod_of(there=(control("cp1"), control("cp2"), "w1"))["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {"matchExpressions": [{"key": CONTROL, "operator": "Exists"}]} in terms
+    assert {each["key"] for term in terms for each in term["matchExpressions"]} == set(CONTROL_PLANE_LABELS)
+    assert {"key": CONTROL, "operator": "Exists"} in spec["tolerations"]
 
 
 def test_nodes_outside_the_cluster_are_left_out():
