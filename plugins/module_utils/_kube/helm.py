@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import gzip
 import json
 import typing as t
+import zlib
 
 from .._core.types import JsonObject
 
 DEPLOYED = "deployed"
+# Bytes; a Secret has at most 1 MiB, which may be made of a thousand times as much.
+LARGEST = 32 << 20
 
 
 class Release(t.TypedDict):
@@ -46,8 +48,7 @@ def release(secrets: t.Iterable[JsonObject]) -> Release | None:
         return None
     newest = found[-1]
     try:
-        text = gzip.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"])))
-        body = json.loads(text)
+        body = json.loads(_decompressed(base64.b64decode(base64.b64decode(newest["data"]["release"]))))
         chart = body["chart"]
         return {
             "status": str(body["info"]["status"]),
@@ -58,8 +59,20 @@ def release(secrets: t.Iterable[JsonObject]) -> Release | None:
             "chart_values": chart.get("values") or {},
             "manifest": str(body.get("manifest") or ""),
         }
-    except (KeyError, TypeError, ValueError, OSError, EOFError, binascii.Error):
+    except (KeyError, TypeError, ValueError, zlib.error, RecursionError, binascii.Error):
         return None
+
+
+def _decompressed(data: bytes) -> bytes:
+    """Return gzip's content.
+
+    :raises ValueError: it is larger than any chart, or cut short.
+    """
+    stream = zlib.decompressobj(wbits=31)
+    text = stream.decompress(data, LARGEST)
+    if not stream.eof:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB, or no end")
+    return text
 
 
 def _revision(secret: JsonObject) -> int:
