@@ -20,7 +20,7 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._host.system import Done, System
-from . import archives, names
+from . import archives
 from .delivery import PLATFORMS
 
 ENGINES = ("podman", "buildah", "docker")
@@ -211,7 +211,8 @@ class ImageBuild:
         local, fresh = self._local(platform), f"{archive}.new"
         self._system.remove(fresh)
         self._do(["mkdir", "-p", params["folder"]])
-        base = names.for_builders(params["base"])
+        # Not every builder takes a tag beside a digest.
+        base = re.sub(r":[^:/@]+(?=@)", "", params["base"])
         arguments = {"BASE": base, "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
         native = self._native()
         if engine == "docker":

@@ -46,11 +46,6 @@ def repository_and_tag(reference: str) -> tuple[str, str]:
     return f"{repository}@{algorithm}", value
 
 
-def for_builders(reference: str) -> str:
-    """Return a reference for the FROM of a build: not every builder takes a tag beside a digest."""
-    return re.sub(r":[^:/@]+(?=@)", "", reference)
-
-
 def archives(listing: str, references: t.Sequence[str]) -> dict[str, str]:
     """Parse ``ctr images ls``.
 
