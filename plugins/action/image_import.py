@@ -10,6 +10,16 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 
 
+def _identity(params: JsonObject) -> str:
+    """Return what identifies the image's content.
+
+    :raises BadInput: the archive isn't the expected one.
+    """
+    if params["archive_sha256"]:
+        images_archive.sha256_of(params["archive"], params["archive_sha256"])
+    return str(params["sha256"] or images_archive.sha256(params["archive"]))
+
+
 class ActionModule(ShareAction):
     """Copies an image archive to a node only if the node's container runtime lacks its image."""
 
@@ -19,13 +29,12 @@ class ActionModule(ShareAction):
         observed = params["observed"] or {}
         if "images" not in observed:
             return None
-        sha256 = params["sha256"] or images_archive.sha256(params["archive"])
-        plan = make_plan(params["reference"], sha256, observed["images"] or {})
+        plan = make_plan(params["reference"], _identity(params), observed["images"] or {})
         return {"changed": not plan.empty, "diff": plan.diff()}
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         archive, reference = params["archive"], params["reference"]
-        sha256 = params["sha256"] or images_archive.sha256(archive)
+        sha256 = _identity(params)
         images = (params["observed"] or {}).get("images") or {}
         plan = make_plan(reference, sha256, images)
         if plan.empty:

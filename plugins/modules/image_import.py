@@ -36,6 +36,9 @@ options:
       - What identifies the image's content, as the label on the node. By default the SHA-256 of the archive.
       - If set, the archive is read only where the image has to be imported.
     type: str
+  archive_sha256:
+    description: The SHA-256 that the archive must have, such as that of a release's C(SHA256SUMS). Another archive is refused on the controller.
+    type: str
   remote_path:
     description: Path of the archive on the node. Set by the action plugin.
     type: path

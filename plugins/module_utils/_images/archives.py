@@ -25,6 +25,8 @@ from .._core.errors import ShareError
 from .._core.types import JsonObject
 
 CHUNK = 1 << 20
+# Bytes of a manifest, an image's configuration or its bill of materials.
+LARGEST_DOCUMENT = 16 << 20
 GZIP = b"\x1f\x8b"
 # These would override a member's own fields.
 OVERRIDING_HEADERS = ("mtime", "atime", "ctime", "uname", "gname")
@@ -64,6 +66,8 @@ def file_in(source: str, path: str) -> str | None:
             with tarfile.open(fileobj=_file(archive, name)) as layer:
                 for member in layer:
                     if member.isfile() and member.name.lstrip("./") == path:
+                        if member.size > LARGEST_DOCUMENT:
+                            raise ValueError(f"{path} has {member.size} bytes")
                         return t.cast(t.IO[bytes], layer.extractfile(member)).read().decode()
     return None
 
@@ -73,7 +77,7 @@ def _open(source: str) -> t.Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source) as archive:
             yield archive
-    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError, zlib.error) as error:
+    except (OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError, zlib.error, RecursionError) as error:
         raise ShareError(f"{source} isn't an image archive: {error}") from error
 
 
@@ -90,10 +94,17 @@ def digest_of(path: str) -> str | None:
 
 
 def _image(archive: tarfile.TarFile) -> tuple[JsonObject, list[str]]:
-    images = json.load(_file(archive, "manifest.json"))
+    images = _json(archive, "manifest.json")
     if len(images) != 1:
         raise ValueError(f"it contains {len(images)} images")
-    return json.load(_file(archive, images[0]["Config"])), list(images[0]["Layers"])
+    return _json(archive, images[0]["Config"]), list(images[0]["Layers"])
+
+
+def _json(archive: tarfile.TarFile, name: str) -> t.Any:
+    text = _file(archive, name).read(LARGEST_DOCUMENT + 1)
+    if len(text) > LARGEST_DOCUMENT:
+        raise ValueError(f"{name} has more than {LARGEST_DOCUMENT >> 20} MiB")
+    return json.loads(text)
 
 
 def _file(archive: tarfile.TarFile, name: str) -> t.IO[bytes]:

@@ -211,7 +211,9 @@ class ImageBuild:
         local, fresh = self._local(platform), f"{archive}.new"
         self._system.remove(fresh)
         self._do(["mkdir", "-p", params["folder"]])
-        arguments = {"BASE": params["base"], "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
+        # Not every builder takes a tag beside a digest.
+        base = re.sub(r":[^:/@]+(?=@)", "", params["base"])
+        arguments = {"BASE": base, "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
         native = self._native()
         if engine == "docker":
             # Its old builder doesn't set this argument.

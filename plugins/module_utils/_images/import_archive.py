@@ -21,6 +21,7 @@ ARGUMENTS: JsonObject = {
     "reference": {"type": "str", "required": True},
     "archive": {"type": "path", "required": True},
     "sha256": {"type": "str"},
+    "archive_sha256": {"type": "str"},
     "remote_path": {"type": "path"},
     "observed": {"type": "dict"},
 }

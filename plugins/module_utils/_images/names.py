@@ -29,6 +29,23 @@ def full_reference(reference: str) -> str:
     return name if "@" in name or ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
+def repository_and_tag(reference: str) -> tuple[str, str]:
+    """Split a reference into what charts write as ``repository:tag``; the tag is empty where there is none.
+
+    With a digest the second part is ``tag@sha256:...``, or what follows ``@sha256:`` where the reference has no tag.
+    """
+    name, at, digest = reference.partition("@")
+    repository, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        repository, tag = name, ""
+    if not at:
+        return repository, tag
+    if tag:
+        return repository, f"{tag}@{digest}"
+    algorithm, _colon, value = digest.partition(":")
+    return f"{repository}@{algorithm}", value
+
+
 def archives(listing: str, references: t.Sequence[str]) -> dict[str, str]:
     """Parse ``ctr images ls``.
 

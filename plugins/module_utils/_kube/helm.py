@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import gzip
 import json
 import typing as t
+import zlib
 
 from .._core.types import JsonObject
 
 DEPLOYED = "deployed"
+# Bytes; a Secret has at most 1 MiB, which may be made of a thousand times as much.
+LARGEST = 32 << 20
 
 
 class Release(t.TypedDict):
@@ -46,7 +48,10 @@ def release(secrets: t.Iterable[JsonObject]) -> Release | None:
         return None
     newest = found[-1]
     try:
-        text = gzip.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"])))
+        stream = zlib.decompressobj(wbits=31)
+        text = stream.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"])), LARGEST)
+        if not stream.eof:
+            return None
         body = json.loads(text)
         chart = body["chart"]
         return {
@@ -58,7 +63,7 @@ def release(secrets: t.Iterable[JsonObject]) -> Release | None:
             "chart_values": chart.get("values") or {},
             "manifest": str(body.get("manifest") or ""),
         }
-    except (KeyError, TypeError, ValueError, OSError, EOFError, binascii.Error):
+    except (KeyError, TypeError, ValueError, zlib.error, RecursionError, binascii.Error):
         return None
 
 

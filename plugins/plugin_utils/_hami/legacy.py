@@ -12,6 +12,7 @@ import copy
 import typing as t
 
 from ...module_utils._core.types import JsonObject
+from ...module_utils._images.names import repository_and_tag
 from .tree import MISSING, Finding, finding, get, put, take
 
 # Unchanged paths; a path includes everything below it.
@@ -170,7 +171,5 @@ def image_values(reference: str) -> JsonObject:
 
     The chart puts its own registry before a repository unless the registry is empty.
     """
-    repository, colon, tag = reference.rpartition(":")
-    if not colon or "/" in tag:
-        return {"registry": "", "repository": reference}
-    return {"registry": "", "repository": repository, "tag": tag}
+    repository, tag = repository_and_tag(reference)
+    return {"registry": "", "repository": repository, **({"tag": tag} if tag else {})}

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import tarfile
 import typing as t
+import zlib
 
 from ...module_utils._core.errors import BadInput
 from ...module_utils._images.names import full_reference
 
+# Bytes; those of an image of 127 layers have less than 64 KiB.
+LARGEST_MANIFEST = 4 << 20
 # The annotations from which containerd takes the names of an OCI layout's images.
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
@@ -59,6 +63,21 @@ def _digest(archive: str) -> str:
         raise BadInput(f"image_archive: {archive} can't be read: {error.strerror}") from error
 
 
+def sha256_of(archive: str, expected: str) -> str:
+    """Return the archive's SHA-256.
+
+    :param expected: what it has to be; empty for anything.
+    :raises BadInput: it is another one, or the file can't be read.
+    """
+    found = sha256(archive)
+    if expected and expected.lower() != found:
+        raise BadInput(
+            f"image_archive: {archive} has SHA-256 {found}, and gpushare_image_archive_sha256 is {expected}: nothing "
+            "was imported; take the archive again from where its SHA256SUMS is, or set the variable to the new one's"
+        )
+    return found
+
+
 def require(archive: str, reference: str) -> None:
     """Validate that an archive contains an image.
 
@@ -76,20 +95,32 @@ def _names(archive: str) -> set[str]:
         with tarfile.open(archive, "r:*") as tar:
             docker = _member(tar, "manifest.json")
             layout = _member(tar, "index.json")
-    except (tarfile.TarError, OSError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, RecursionError) as error:
         raise BadInput(f"image_archive: {archive} isn't an image archive: {error}") from error
     if docker is None and layout is None:
         raise BadInput(f"image_archive: {archive} isn't an image archive: it has neither manifest.json nor index.json")
-    names = {full_reference(tag) for image in docker or [] for tag in image.get("RepoTags") or []}
-    for manifest in (layout or {}).get("manifests") or []:
-        annotations = manifest.get("annotations") or {}
-        names |= {full_reference(annotations[key]) for key in _NAME_ANNOTATIONS if key in annotations}
+    try:
+        names = {full_reference(tag) for image in docker or [] for tag in image.get("RepoTags") or []}
+        for manifest in (layout or {}).get("manifests") or []:
+            annotations = manifest.get("annotations") or {}
+            names |= {full_reference(annotations[key]) for key in _NAME_ANNOTATIONS if key in annotations}
+    except (AttributeError, TypeError) as error:
+        raise BadInput(f"image_archive: {archive} isn't an image archive: its manifest isn't one") from error
     return names
 
 
 def _member(tar: tarfile.TarFile, name: str) -> t.Any:
-    try:
-        file = tar.extractfile(name)
-    except KeyError:
+    """Return a file's JSON; None where there is none.
+
+    :raises ValueError: the archive has it twice, as something else than a file, or larger than any manifest: what is
+        read here has to be what the container runtime reads.
+    """
+    found = [member for member in tar.getmembers() if member.name.removeprefix("./") == name]
+    if not found:
         return None
+    if len(found) > 1 or not found[0].isreg():
+        raise ValueError(f"{name} is there {len(found)} times" if len(found) > 1 else f"{name} isn't a file")
+    if found[0].size > LARGEST_MANIFEST:
+        raise ValueError(f"{name} has {found[0].size} bytes")
+    file = tar.extractfile(found[0])
     return json.load(file) if file is not None else None

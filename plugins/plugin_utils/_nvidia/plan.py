@@ -16,6 +16,7 @@ from ...module_utils._contracts import nvidia_plugin as contract
 from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
 from ...module_utils._driver.provided import root_of
+from ...module_utils._images.names import repository_and_tag
 from . import geometry
 from .configurations import CDI_CRI, ENVVAR, Configuration, configurations
 from .problem import Problem
@@ -319,8 +320,8 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
 
 
 def _image(reference: str) -> tuple[str, str]:
-    repository, colon, tag = reference.rpartition(":")
-    if not colon or "/" in tag or "@" in reference:
+    repository, tag = repository_and_tag(reference)
+    if not tag:
         raise Problem("image_tag", f"{PREFIX}image", "the chart takes a repository and a tag, as example.org/plugin:v1")
     return repository, tag
 

@@ -37,6 +37,8 @@ K8S_INFO = "kubernetes.core.k8s_info"
 HELM = "kubernetes.core.helm"
 HELM_CHART = "kubegpu.share.helm_chart"
 # One version; helm takes it with a v, too.
+# Bytes of a Chart.yaml.
+_LARGEST = 1 << 20
 _VERSION = re.compile(r"v?[0-9]+\.[0-9]+\.[0-9]+([-+].*)?")
 
 
@@ -258,9 +260,9 @@ def _chart_version(path: str) -> str:
         else:
             with tarfile.open(path) as archive:
                 # The charts that it depends on are in folders below.
-                [name] = [one for one in archive.getnames() if one.count("/") == 1 and one.endswith("/Chart.yaml")]
-                member = archive.extractfile(name)
-                text = member.read().decode() if member else ""
+                [found] = [one for one in archive if one.name.count("/") == 1 and one.name.endswith("/Chart.yaml")]
+                member = archive.extractfile(found) if found.isreg() else None
+                text = member.read(_LARGEST).decode() if member else ""
         return str(yaml.safe_load(text)["version"])
-    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, yaml.YAMLError, RecursionError, EOFError):
         return ""

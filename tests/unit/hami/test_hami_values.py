@@ -132,6 +132,8 @@ def test_users_values_win_and_decide_who_makes_the_certificate():
         ("v1.30.9", "v1.31.1", True),
         ("v1.29.0", "v1.31.1", False),
         ("v1.32.0", "v1.31.1", False),
+        (f"v1.31.1@sha256:{'a' * 64}", "v1.31.1", True),
+        (f"v1.32.0@sha256:{'a' * 64}", "v1.31.1", False),
     ],
 )
 def test_kube_scheduler_fits_the_cluster(tag, version, fits):

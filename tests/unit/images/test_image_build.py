@@ -31,6 +31,7 @@ import lock  # noqa: E402
 
 REFERENCE = "registry.example.org/kubegpu/gpushare:1.0.0"
 EPOCH = 1767225600
+BASE_IMAGE = f"example.org:5000/base:1@sha256:{'a' * 64}"
 
 
 def tar(members, mtime=0):
@@ -172,7 +173,7 @@ class Machine(RealSystem):
 def params(tmp_path, **more):
     usual = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()}
     context = str(tmp_path / "context.tar")
-    own = {"reference": REFERENCE, "folder": str(tmp_path / "out"), "context": context}
+    own = {"reference": REFERENCE, "folder": str(tmp_path / "out"), "context": context, "base": BASE_IMAGE}
     return {**usual, **own, "sources": images_sources.pack(context), **more}
 
 
@@ -393,3 +394,12 @@ def test_the_image_installs_only_packages_with_hashes():
     text = (IMAGE / "Containerfile").read_text()
     assert text.count("--require-hashes") == 1 and text.count("$install $locked") == 2
     assert "requirements.txt" not in text
+
+
+@pytest.mark.parametrize("engine", ["podman", "buildah", "docker"])
+@pytest.mark.parametrize("base", ["localhost/base:1", "base", BASE_IMAGE, f"example.org/base@sha256:{'a' * 64}"])
+def test_the_base_is_named_as_every_builder_takes_it(tmp_path, engine, base):
+    machine = Machine(tmp_path, [engine])
+    work(machine, params(tmp_path, base=base, platforms=["linux/amd64"]))
+    [argument] = [word for line in machine.ran for word in line.split() if word.startswith("--build-arg=BASE=")]
+    assert argument == f"--build-arg=BASE={base.replace(':1@', '@')}"

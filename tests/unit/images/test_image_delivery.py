@@ -13,6 +13,7 @@ import sys
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import preflight
 from ansible_collections.kubegpu.share.plugins.module_utils._images import build, delivery
+from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table
 from own_cluster import run_playbook
 from role_templates import defaults, evaluated, value, variables_of
 from test_image_build import saved
@@ -163,8 +164,7 @@ def test_what_identifies_the_built_image():
         words = "".join(f", {name}={value!r}" for name, value in given.items())
         return evaluated(f"{{{{ lookup('kubegpu.share.image_sha256', '{IMAGE}'{words}) }}}}")
 
-    defaults = build.ARGUMENTS
-    assert identity() == identity(base=defaults["base"]["default"], epoch=defaults["epoch"]["default"])
+    assert identity() == identity(base=table.image("base"), epoch=build.ARGUMENTS["epoch"]["default"])
     others = [identity(base="docker.io/library/debian:13"), identity(epoch=5), identity(delivery="registry")]
     assert len({identity(), *others}) == 4 and others[2] == "" == identity(delivery="import")
 

@@ -178,3 +178,72 @@ def test_sha256_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: py
         assert images_archive.sha256(str(file)) == first
     file.write_text("other")
     assert images_archive.sha256(str(file)) != first
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("example.org:5000/a/b:v1", ("example.org:5000/a/b", "v1")),
+        ("example.org:5000/a/b", ("example.org:5000/a/b", "")),
+        ("example.org:5000/a:v1@sha256:ab", ("example.org:5000/a", "v1@sha256:ab")),
+        ("example.org:5000/a@sha256:ab", ("example.org:5000/a@sha256", "ab")),
+        ("b:v1@sha256:ab", ("b", "v1@sha256:ab")),
+    ],
+)
+def test_references_with_digests(reference, parts):
+    assert names.repository_and_tag(reference) == parts
+    repository, tag = parts
+    assert reference == (f"{repository}:{tag}" if tag else repository), "as charts write it"
+
+
+def hostile(folder, *members):
+    """An archive of members: name and content, or a TarInfo."""
+    path = folder / "hostile.tar"
+    with tarfile.open(path, "w") as archive:
+        for one in members:
+            if isinstance(one, tarfile.TarInfo):
+                archive.addfile(one)
+            else:
+                member = tarfile.TarInfo(one[0])
+                member.size = len(one[1])
+                archive.addfile(member, io.BytesIO(one[1]))
+    return str(path)
+
+
+def special(kind, target="", name="manifest.json"):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+NAMED = json.dumps([{"RepoTags": ["localhost/a:1"]}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([("manifest.json", b"[" + b" " * (5 << 20) + b"]")], "manifest.json has 5242882 bytes"),
+        ([("manifest.json", NAMED), ("manifest.json", b"[]")], "manifest.json is there 2 times"),
+        ([("manifest.json", NAMED), ("./manifest.json", b"[]")], "manifest.json is there 2 times"),
+        ([special(tarfile.SYMTYPE, "manifest.json")], "manifest.json isn't a file"),
+        ([special(tarfile.LNKTYPE, "manifest.json")], "manifest.json isn't a file"),
+        ([special(tarfile.SYMTYPE, "/etc/passwd")], "manifest.json isn't a file"),
+        ([special(tarfile.CHRTYPE)], "manifest.json isn't a file"),
+        ([special(tarfile.FIFOTYPE)], "manifest.json isn't a file"),
+        ([("manifest.json", b"[" * 100_000)], "isn't an image archive"),
+        ([("manifest.json", b"7")], "isn't an image archive"),
+        ([("index.json", b'{"manifests": [7]}')], "isn't an image archive"),
+        ([("/manifest.json", NAMED), ("../manifest.json", NAMED)], "neither manifest.json nor index.json"),
+    ],
+)
+def test_hostile_archives_are_refused(tmp_path, members, words):
+    with pytest.raises(BadInput, match=words):
+        images_archive.require(hostile(tmp_path, *members), "localhost/a:1")
+
+
+def test_an_archive_that_isnt_the_expected_one_is_refused(tmp_path):
+    path = hostile(tmp_path, ("manifest.json", NAMED))
+    digest = images_archive.sha256(path)
+    assert images_archive.sha256_of(path, digest.upper()) == images_archive.sha256_of(path, "") == digest
+    with pytest.raises(BadInput, match=f"has SHA-256 {digest}, and gpushare_image_archive_sha256 is {'0' * 64}"):
+        images_archive.sha256_of(path, "0" * 64)

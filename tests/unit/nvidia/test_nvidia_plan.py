@@ -283,8 +283,12 @@ def test_a_users_values_win_and_are_merged_as_helm_does_it():
     assert values["gfd"] == {"enabled": False, "securityContext": {}}
     assert values["config"]["default"] == "mine" and values["config"]["map"]
     assert values["tolerations"] == [{"operator": "Exists"}]
-    for reference in ("example.org:5000/plugin", "example.org/plugin@sha256:" + "0" * 64):
-        assert codes(planned(image=reference)) == [("image_tag", "image")]
+    assert codes(planned(image="example.org:5000/plugin")) == [("image_tag", "image")]
+    # The chart writes repository:tag.
+    digest = "sha256:" + "0" * 64
+    for reference in (f"example.org:5000/plugin:v1@{digest}", f"example.org/plugin@{digest}"):
+        image = planned(image=reference)["values"]["image"]
+        assert f"{image['repository']}:{image['tag']}" == reference
 
 
 def test_a_config_map_for_the_operator_has_another_name_for_other_content():

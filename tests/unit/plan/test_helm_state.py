@@ -106,3 +106,9 @@ def test_hamis_plan_needs_neither_helm_nor_the_chart_where_it_is_deployed(record
     asked = {**usual, **given}
     assert deployed(release([recorded]), asked["values"], asked["defaults"], asked["version"]) is same
     assert not deployed({}, VALUES, {}, "2.10.0")
+
+
+def test_a_record_that_grows_without_end_is_none():
+    """A Secret of 200 KB that would take 200 MB of memory."""
+    bomb = gzip.compress(b" " * (200 << 20), 9)
+    assert release([secret(data={"release": base64.b64encode(base64.b64encode(bomb)).decode()})]) is None
