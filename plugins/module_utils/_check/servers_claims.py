@@ -16,17 +16,18 @@ from .result import CheckResult
 from .servers_needed import needed
 
 ADMISSION = "admissionregistration.k8s.io/v1"
-CLAIMS, OF_DRIVER, OF_TEMPLATES = "gpushare-claims", "gpushare-dra-driver", "gpushare-dra-templates"
+CLAIMS, ALLOCATED = "gpushare-claims", "gpushare-allocated-claims"
+OF_DRIVER, OF_TEMPLATES = "gpushare-dra-driver", "gpushare-dra-templates"
 DENY = "Deny"
 # Each policy with the kind of its binding, which has its name.
 POLICIES = (
-    *(("ValidatingAdmissionPolicy", name) for name in (CLAIMS, OF_DRIVER, OF_TEMPLATES)),
+    *(("ValidatingAdmissionPolicy", name) for name in (CLAIMS, ALLOCATED, OF_DRIVER, OF_TEMPLATES)),
     ("MutatingAdmissionPolicy", CLAIMS),
 )
 
 
 def objects_are_unchanged(snapshot: Snapshot, result: CheckResult) -> None:
-    """Check D10: what turns pods into claims, and ties the servers' accounts, is as site.yml wrote it."""
+    """Check D10: what turns pods into claims, keeps these, and ties the servers' accounts, is as site.yml wrote it."""
     servers = snapshot.servers
     if servers is None or servers.api is None or DRA not in needed(snapshot):
         return

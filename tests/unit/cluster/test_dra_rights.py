@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from gpushare.api.client import KubeError, connect
 from gpushare_objects import rendered
@@ -126,17 +128,78 @@ def test_the_api_server_accepts_every_variant_strictly(server, variables):
     server.apply(*rendered("dra", "dra_admission", "admission", gpushare_allocation="dra", **variables), dry_run=True)
 
 
-def test_the_attack_policy_knows_the_claim_of_a_share(server):
-    """A container with a claim gets its cards; CUDA_VERSION gives another one every card."""
+@pytest.fixture
+def guarded(server):
+    """Return a function that asks for a pod, where the policy of what names cards is in effect."""
     policy = rendered("admission", gpushare_allocation="dra", gpushare_admission="deny")
     server.apply(*policy, *rendered("dra_admission"))
-    env = [{"name": "CUDA_VERSION", "value": "12"}]
     path = "/api/v1/namespaces/default/pods?dryRun=All"
 
-    def ask(**resources):
-        containers = [{"name": "c", "image": "i", "env": env, "resources": resources}]
-        return server.ask("POST", path, {"metadata": {"name": "p"}, "spec": {"containers": containers}})
+    def ask(env=(LEGACY,), resources=None, claims=(), init=False):
+        one = {"name": "c", "image": "i", "env": list(env), "resources": resources or {}}
+        spec = {"containers": [{"name": "d", "image": "i"}], "initContainers": [one]} if init else {"containers": [one]}
+        return server.ask("POST", path, {"metadata": {"name": "p"}, "spec": {**spec, "resourceClaims": list(claims)}})
 
-    until(lambda: "container c sets CUDA_VERSION without NVIDIA_VISIBLE_DEVICES" in ask()[1])
-    status, text = until(lambda: found if (found := ask(limits={"aliyun.com/gpu-mem": 1}))[0] != 403 else None)
+    until(lambda: EVERY_CARD in ask()[1])
+    until(lambda: ask(resources=SHARE)[0] != 403)
+    return ask
+
+
+LEGACY = {"name": "CUDA_VERSION", "value": "12"}
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+EVERY_CARD = "container c sets CUDA_VERSION without NVIDIA_VISIBLE_DEVICES"
+SHARE = {"limits": {"aliyun.com/gpu-mem": 1}}
+NAMED = {"claims": [{"name": "gpu-mem", "request": "gpu-0"}]}
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"resourceClaimTemplateName": "of-no-device"},
+        # A template of this name may be the namespace's owner's, and so may the claim that is made by it.
+        {"resourceClaimTemplateName": "gpu-mem-1"},
+        {"resourceClaimName": "of-no-device"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("init", [False, True], ids=["container", "init container"])
+def test_a_claim_of_any_name_is_no_share(guarded, claim, init):
+    """What is in a claim no policy sees; the driver sets nothing for a claim that has no device of it."""
+    claims = [{"name": "gpu-mem", **claim}]
+    assert EVERY_CARD in guarded(claims=claims, resources=NAMED, init=init)[1]
+    assert guarded(claims=claims, resources=NAMED, init=init, env=[LEGACY, VOID])[0] == 201
+    assert EVERY_CARD in guarded(claims=claims, resources={**NAMED, "limits": {"aliyun.com/gpu-mem": 0}}, init=init)[1]
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["container", "init container"])
+@pytest.mark.parametrize(
+    ("env", "set_to"),
+    [
+        ([LEGACY], [LEGACY, VOID]),
+        ([LEGACY, {"name": "NVIDIA_VISIBLE_DEVICES"}], [LEGACY, {"name": "NVIDIA_VISIBLE_DEVICES"}]),
+        ([{"name": "A", "value": "1"}], [{"name": "A", "value": "1"}]),
+        ([], None),
+    ],
+)
+def test_a_turned_pod_sees_no_card_but_those_of_its_claim(guarded, init, env, set_to):
+    """The driver's specification replaces the value; where the claim brings none, there is no card."""
+    status, text = guarded(resources=SHARE, env=env, init=init)
     assert (status, '"resourceClaimTemplateName":"gpu-mem-1"' in text) == (201, True), text
+    found = json.loads(text)["spec"]["initContainers" if init else "containers"][0]
+    assert found.get("env") == set_to
+
+
+def test_a_share_of_a_node_that_announces_none_is_no_share():
+    """kubelet ignores a resource that its node doesn't announce, for a pod that names the node."""
+    policy = rendered("admission", gpushare_admission="deny", gpushare_claims="none")
+    with own_api_server() as other:
+        other.apply(*policy)
+        path = "/api/v1/namespaces/default/pods?dryRun=All"
+
+        def ask(**spec):
+            one = {"name": "c", "image": "i", "env": [LEGACY], "resources": SHARE}
+            return other.ask("POST", path, {"metadata": {"name": "p"}, "spec": {"containers": [one], **spec}})
+
+        until(lambda: EVERY_CARD in ask(nodeName="gpu1")[1])
+        assert "or leave out nodeName" in ask(nodeName="gpu1")[1]
+        assert ask()[0] == 201
