@@ -277,7 +277,7 @@ def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
     second = node.claim(2, (0, "16Gi"))
     with (
         monkeypatch.context() as patch,
-        pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"),
+        pytest.raises(Refused, match=r"^CardFull: .* haven't ended \(1\) hold 16384 MiB; kubelet tries again"),
     ):
         patch.setattr(preparation, "PASSING_SECONDS", 0)
         node.kubelet.prepare(second)
