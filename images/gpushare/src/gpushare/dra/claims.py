@@ -53,7 +53,7 @@ class ClaimRefused(Exception):
         self,
         code: Code | contract.Reason,
         text: str,
-        holders: t.Collection[str] = (),
+        holders: t.Iterable[str] = (),
         fields: t.Mapping[str, t.Any] | None = None,
     ) -> None:
         super().__init__(f"{code}: {text}")
