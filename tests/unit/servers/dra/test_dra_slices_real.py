@@ -19,6 +19,7 @@ from gpushare.dra.owner import Owner, node_of_token
 from gpushare.dra.publisher import Publisher
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
+from real_apiserver import own_api_server
 
 
 @pytest.fixture
@@ -130,6 +131,27 @@ def test_slices_are_restored_and_changed_as_a_pool(cluster: Cluster, kube: KubeA
         foreign = {**changed, "metadata": {"name": f"{cluster.node}-foreign"}}
         cluster.server.request("POST", path, {**foreign, "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"})
         until(lambda: (publisher.step(0.1), [len(one["spec"]["devices"]) for one in cluster.slices()] == [64, 6])[1])
+
+
+def test_where_the_api_drops_taints_the_card_is_left_out(tmp_path: Path) -> None:
+    """The feature DRADeviceTaints is off: a taint would keep no pod away, and the slices would never be as wanted."""
+    with own_api_server("--feature-gates=DRADeviceTaints=false") as server:
+        cluster = Cluster(server, tmp_path / "account", "gpu-node-without-taints")
+        kube = connect(server.url, str(cluster.account))
+        with publishing(cluster, kube) as publisher:
+            first, second = cards(2)
+            healthy = slices.devices([first, second], "GiB", FACTS)
+            held = slices.devices([first, second], "GiB", FACTS, unbooked={first.uuid.lower(): "ClaimNotFound"})
+            sick = slices.devices([dataclasses.replace(first, healthy=False, code="CardLost"), second], "GiB", FACTS)
+            for devices in (healthy, held, healthy, sick, healthy):
+                settled(publisher, devices)
+                names = [one["name"] for each in cluster.slices() for one in each["spec"]["devices"]]
+                assert names == [one["name"] for one in devices if "taints" not in one]
+                done = publisher.written
+                publisher.wake()
+                publisher.step(0.1)
+                assert publisher.written == done
+        kube.close()
 
 
 def test_slices_that_somebody_deletes_at_once_are_no_storm(
