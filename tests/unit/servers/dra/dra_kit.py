@@ -90,7 +90,7 @@ class ClaimKube:
         start, _slash, name = path.partition("?")[0].rpartition("/")
         assert start == "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
         if name not in self.claims:
-            raise KubeError(404, "NotFound", f'resourceclaims "{name}" not found')
+            raise KubeError(404, "NotFound", f'resourceclaims "{name}" not found', name=name)
         return self.claims[name]
 
     def _refuse(self, *given: t.Any) -> t.Any:

@@ -513,9 +513,9 @@ def test_a_prepared_claim_that_has_its_memory_no_more_in_the_api(
     assert node.kube.reads == before
     change(node)
     node.now += 11
-    # Without an answer nobody knows: an unreachable server, a proxy's 404, a refusal.
-    for error in (KubeError(0, "Unreachable", "no route"), KubeError(404, "Not Found", ""), KubeError(403, "x", "")):
-        node.kube.error = error
+    # Without an answer nobody knows: an unreachable server, a refusal, a version that isn't served, a proxy's 404.
+    for status, reason in ((0, "Unreachable"), (403, "Forbidden"), (404, "NotFound"), (404, "Not Found"), (503, "")):
+        node.kube.error = KubeError(status, reason, "")
         node.driver.check_booking()
         assert node.driver.unbooked() == []
         node.now += 11

@@ -187,6 +187,15 @@ def test_the_owner_is_in_the_token_and_no_right_to_nodes_is_needed(
     admin.close()
 
 
+def test_what_the_api_says_of_a_claim_that_is_gone(cluster: Cluster, kube: KubeApi) -> None:
+    """Not what it says of a version that it doesn't serve (any more), with the same status and reason."""
+    path = f"/namespaces/{cluster.namespace}/resourceclaims/none"
+    for version, name in (("v1", "none"), ("v9", "")):
+        with pytest.raises(KubeError) as refused:
+            kube.get(f"/apis/resource.k8s.io/{version}{path}?resourceVersion=0")
+        assert (refused.value.status, refused.value.reason, refused.value.name) == (404, "NotFound", name)
+
+
 @pytest.mark.parametrize("token", ["", "a.b.c", "a.e30.c", "a.bnVsbA.c", "a.!!!.c", "a." + "W10" + ".c"])
 def test_a_token_of_any_content(token: str) -> None:
     assert node_of_token(token) == ("", "")

@@ -279,8 +279,8 @@ class Preparation:
         try:
             return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}{query}")
         except KubeError as error:
-            # A proxy's 404, or that of a version which isn't served, has another reason than an object's.
-            if error.status == 404 and error.reason == "NotFound":
+            # A proxy's 404, or that of a version which the API server doesn't serve, names no claim.
+            if error.status == 404 and error.name == ref.name:
                 return None
             what = f"claim {ref.namespace}/{ref.name}"
             raise ClaimRefused(Code.API_ERROR, f"{what} can't be read from the API: {error}") from error
