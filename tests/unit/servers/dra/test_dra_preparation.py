@@ -587,6 +587,15 @@ def test_the_claims_on_a_full_card_are_read_at_once(node: Node) -> None:
         node.driver.check_booking()
     assert [(claim.name, lost.code) for claim, lost in node.driver.unbooked()] == [("claim1", "ClaimNotFound")]
     assert "7168 of them without having these in the API" in str(node.prepare(3)[0])
+    # Calls that are refused again and again keep no other claim from being read.
+    node.kube.put(make_claim(4, gib(1, "gpu-bbbb")))
+    node.prepare(4)
+    node.now += 11
+    del node.kube.claims["claim4"]
+    for _pass in range(4):
+        node.prepare(3)
+        node.driver.check_booking()
+    assert [claim.name for claim, _lost in node.driver.unbooked()] == ["claim1", "claim4"]
 
 
 def test_many_claims_are_read_in_turn(node: Node) -> None:

@@ -331,11 +331,12 @@ class Preparation:
                     break
             self._note(claim, lost)
 
-    def _recheck(self, uids: t.Iterable[str]) -> None:
-        """Have claims read again as soon as possible."""
+    def _recheck(self, uids: frozenset[str]) -> None:
+        """Have claims read again now, after those whose turn it is already."""
+        due = self._clock() - BOOKING_SECONDS
         with self._lock:
-            for uid in uids:
-                self._booked_at.pop(uid, None)
+            for uid in self._known().keys() & uids:
+                self._booked_at[uid] = min(due, self._booked_at.get(uid, due))
 
     def _note(self, claim: Claim, lost: Unbooked | None) -> None:
         """Keep what a claim lacks in the API, for the next process, too."""
