@@ -291,7 +291,7 @@ def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path
         assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 6 + 7
         numbers = compared(verified(lab, tmp_path))
         least = {"D1": 4, "D2": 2, "D3": 4, "D4": len(names), "D5": len(names), "D6": len(names), "D7": len(names) + 1}
-        least |= {"D8": len(names), "D9": 4, "D10": 9, "S1": 3, "S4": 2}
+        least |= {"D8": len(names), "D9": 4, "D10": 9, "D11": len(names), "S1": 3, "S4": 2}
         assert {check: numbers.get(check) for check, number in least.items() if numbers.get(check, 0) < number} == {}
         # A pod that says which node doesn't ask kube-scheduler, and is refused in one sentence.
         wrong = body("old-bound", container(lab, 1), nodeName=lab.gpu_nodes[0])

@@ -14,6 +14,7 @@ WAITING_SECONDS = 60
 _SHARES = GPUSHARE_CHECKS["G9"]
 _REPLACE = "delete the pod, so that a new one is scheduled and admitted"
 _DRIVER = "read the log of gpushare-dra-driver on the node"
+_ENDED = "delete these pods, or let kubelet end them if they were deleted by force; find out who removed the claim"
 
 CLAIMS_CHECKS = {
     "D1": Invariant(
@@ -79,7 +80,7 @@ CLAIMS_CHECKS = {
     "D5": Invariant(
         "Each claim of a running pod is prepared on its node, and no other",
         "the claim's allocation with the driver's record (MiB, card, share) and with its CDI specification",
-        "FAIL; WARN while kubelet still ends a deleted pod",
+        "FAIL",
         f"{_DRIVER}, and restart it",
         {
             "no_data": "what is prepared for {pods} is unknown: {why}",
@@ -92,16 +93,13 @@ CLAIMS_CHECKS = {
             "specification_differs": "the CDI specification of claim {claim} isn't the one in the driver's record",
             "other_card": "the CDI specification of claim {claim} gives {visible}, and it is allocated {cards}",
             "other_units": "the CDI specification of claim {claim} says {units} units, and it is allocated {expected}",
-            "leaked_record": "the driver has a record of claim {claim}, which isn't allocated on this node",
             "leaked_specification": "there is a CDI specification of claim {uid_of_claim}, of which the driver has no "
             "record",
-            "held_by_kubelet": "claim {claim} isn't allocated any more, and kubelet hasn't ended its pod yet",
         },
         {
             "record_differs": _REPLACE,
             "other_card": _REPLACE,
             "other_units": _REPLACE,
-            "held_by_kubelet": "wait until kubelet has ended the pod; its memory isn't given to another one before",
         },
     ),
     "D6": Invariant(
@@ -179,5 +177,31 @@ CLAIMS_CHECKS = {
             "other_policy": "{object} names policy {policy}, and should name {expected}",
         },
         {"no_data": "let this user read the object (playbooks/readonly_access.yml), or compare with site.yml --check"},
+    ),
+    "D11": Invariant(
+        "What is prepared of a card is allocated in the API, and no more than the card has",
+        "the driver's record of each claim with the claim of its UID and its card; the sum of the records with the "
+        "card's memory; the taint gpu.kubegpu.share/memory-without-claim with what isn't allocated",
+        "FAIL; WARN for a taint without such a claim; UNKNOWN where records or claims can't be read",
+        f"{_DRIVER}, and restart it",
+        {
+            "no_data": "what is prepared on the node, or allocated in the API, is unknown: {why}",
+            "record_unreadable": "what a prepared claim holds is unknown: {why}",
+            "claim_gone": "{mib} MiB of card {card} ({uuid}) are prepared for claim {claim}, which the API doesn't "
+            "have any more; it is used by {pods}",
+            "not_allocated": "{mib} MiB of card {card} ({uuid}) are prepared for claim {claim}, which isn't allocated "
+            "that card any more; it is used by {pods}",
+            "overprepared": "{held} MiB of card {card} ({uuid}) are prepared for claims, and it has {offered} MiB",
+            "not_tainted": "kube-scheduler may give memory of card {card} ({uuid}) to others that a pod without an "
+            "allocated claim holds: the card isn't tainted",
+            "still_tainted": "card {card} ({uuid}) is tainted ({code}), and no pod without an allocated claim holds "
+            "memory of it",
+        },
+        {
+            "claim_gone": _ENDED,
+            "not_allocated": _ENDED,
+            "overprepared": "delete one of the pods that use these claims; report it, since the driver mustn't prepare "
+            "that",
+        },
     ),
 }

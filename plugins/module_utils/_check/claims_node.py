@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks D5 and D6: what the DRA driver has prepared, and what kubelet lists, with the API's claims. No I/O."""
+"""The checks D5, D6 and D11: what the DRA driver has prepared and kubelet lists, with the API's claims. No I/O."""
 
 from __future__ import annotations
 
@@ -34,20 +34,79 @@ def claims_are_prepared(node: Node, snapshot: Snapshot, result: CheckResult) -> 
                 result.count()
                 _check_record(node, pod, claim, prepared.records.get(claim.uid), result)
                 _check_specification(node, pod, claim, prepared.specifications.get(claim.uid), result)
-    listed = {place[0] for places in node.kubelet.claimed.values() for place in places}
-    for record in prepared.records.values():
-        if record.uid in mine or record.problem:
-            continue
-        result.count()
-        details = {"claim": record.key, "key": record.uid, "kubelet": f"record {record.uid}"}
-        details["api"] = "no such claim is allocated on this node"
-        if record.key in listed:
-            result.warn("held_by_kubelet", **details)
-        else:
-            result.fail("leaked_record", **details)
     for uid in sorted(set(prepared.specifications) - set(prepared.records)):
         result.count()
         result.fail("leaked_specification", uid_of_claim=uid, key=uid, kubelet=f"specification {uid}; no record")
+
+
+def prepared_claims_are_allocated(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check D11: what the driver has prepared of a card is allocated in the API, and no more than the card has."""
+    prepared = node.kubelet.prepared
+    if problem := prepared.problem or snapshot.claims_problem:
+        result.unknown("no_data", why=problem)
+        return
+    known = {claim.uid: claim for claim in snapshot.claims}
+    held: dict[str, dict[str, int]] = {device.name: {} for device in node.devices}
+    unbooked = set()
+    for record in prepared.records.values():
+        result.count()
+        if record.problem:
+            result.unknown("record_unreadable", why=record.problem, key=record.uid, kubelet=f"record {record.uid}")
+            continue
+        claim = known.get(record.uid)
+        allocated = {part.device for part in claim.parts if part.pool == node.name} if claim else set()
+        for device, mib in _by_device(record).items():
+            held.setdefault(device, {})[record.uid] = mib
+            if device not in allocated:
+                unbooked.add(device)
+                _report_unbooked(node, record, claim, device, mib, result)
+    for device, parts in held.items():
+        _check_card(node, device, parts, device in unbooked, result)
+
+
+def _by_device(record: Record) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in record.shares:
+        found[one.device] = found.get(one.device, 0) + (one.mib or 0)
+    return found
+
+
+def _report_unbooked(
+    node: Node, record: Record, claim: dra.Claim | None, device: str, mib: int, result: CheckResult
+) -> None:
+    pods = join(
+        name for name, places in sorted(node.kubelet.claimed.items()) if record.key in {one[0] for one in places}
+    )
+    details = {"claim": record.key, "key": record.uid, "mib": mib, "pods": pods or "no pod that kubelet lists"}
+    details |= {"card": _index(node, device), "uuid": node.uuid_of(device)}
+    details["kubelet"] = f"record {record.uid}: {mib} MiB; listed for {pods or 'no pod'}"
+    if claim is None:
+        result.fail("claim_gone", api=f"no ResourceClaim has the UID {record.uid}", **details)
+    else:
+        api = join(f"{one.pool}/{one.device} {one.mib} MiB" for one in claim.parts) or "not allocated"
+        result.fail("not_allocated", api=api, **details)
+
+
+def _check_card(node: Node, device: str, parts: t.Mapping[str, int], unbooked: bool, result: CheckResult) -> None:
+    """Compare what is prepared of a card with its memory, and its taint with what isn't allocated."""
+    offered = next((one for one in node.devices if one.name == device), None)
+    total, place = sum(parts.values()), {"card": _index(node, device), "uuid": node.uuid_of(device)}
+    shown = {"kubelet": f"{plural(len(parts), 'prepared claim')}: {total} MiB"}
+    if offered is None:
+        # D1 and D3 report a card that isn't offered.
+        return
+    if total > offered.memory_mib:
+        numbers = {"held": total, "offered": offered.memory_mib, "parts": parts, "most": offered.memory_mib}
+        result.fail("overprepared", api=f"{offered.memory_mib} MiB", key="sum", **numbers, **shown, **place)
+    taint = f"taint {dra.UNBOOKED}={offered.unbooked}" if offered.unbooked else "no taint"
+    if unbooked and not offered.unbooked:
+        result.fail("not_tainted", api=taint, key="taint", **shown, **place)
+    elif offered.unbooked and not unbooked:
+        result.warn("still_tainted", api=taint, key="taint", code=offered.unbooked, **shown, **place)
+
+
+def _index(node: Node, device: str) -> int | None:
+    return next((one.index for one in node.devices if one.name == device), None)
 
 
 def _check_record(node: Node, pod: Pod, claim: dra.Claim, record: Record | None, result: CheckResult) -> None:

@@ -55,6 +55,7 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "D6": claims_node.kubelet_lists_claims,
     "D7": claims.claims_are_respected,
     "D9": claims.unhealthy_cards_are_tainted,
+    "D11": claims_node.prepared_claims_are_allocated,
     "G1": gpushare.gpus_match_nvml,
     "G2": gpushare.capacity_matches_gpus,
     "G3": gpushare_pods.annotations_are_valid,

@@ -17,6 +17,8 @@ from .gpushare import ContractError, quantity
 
 # Of the driver, on a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
+# Of the driver, on a card of which a pod holds memory that its claim doesn't have in the API; the value is its code.
+UNBOOKED = f"{DRIVER}/memory-without-claim"
 # In place of a name in the pod, of the claim for its extended resources.
 EXTENDED = "extended resources"
 BYTES_PER_MIB = 1024 * 1024
@@ -33,6 +35,7 @@ class Device:
     :param step_mib: a claim has a multiple of so much; 0 where it has all or nothing.
     :param limit: whether the driver limits memory: ``enforced``, ``off``, or the code of the reason why not.
     :param unhealthy: code of the reason why pods don't get it; None if they do.
+    :param unbooked: what became of a claim whose pod still holds memory of it; None if there is no such pod.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Device:
     step_mib: int
     limit: str
     unhealthy: str | None
+    unbooked: str | None = None
 
     @property
     def unit(self) -> str:
@@ -184,6 +188,7 @@ def _device(raw: t.Any) -> Device:
         step_mib=quantity(step) // BYTES_PER_MIB,
         limit=_string(attributes, "memoryLimit"),
         unhealthy=taints.get(UNHEALTHY),
+        unbooked=taints.get(UNBOOKED),
     )
 
 

@@ -148,6 +148,7 @@ class Reason(str, enum.Enum):
     MEMORY_LIMIT_EXCEEDED = "MemoryLimitExceeded"
     FOREIGN_MEMORY_HELD = "ForeignMemoryHeld"
     UNACCOUNTED_MEMORY_HELD = "UnaccountedMemoryHeld"
+    MEMORY_WITHOUT_CLAIM = "MemoryWithoutClaim"
     CDI_UNAVAILABLE = "CDIUnavailable"
 
     def __str__(self) -> str:

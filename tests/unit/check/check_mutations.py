@@ -468,21 +468,9 @@ breaks("D5", "claims_mib", "record and specification give all cards", "other_car
 )
 
 
-@breaks("D5", "claims_enforced", "a record outlived its claim", "leaked_record")
-def mutation_leaked_record(world: JsonObject) -> None:
-    without_pod(world)
-    world["claims"].pop(0)
-
-
 breaks("D5", "claims_mib", "a CDI specification has no record", "leaked_specification")(
     lambda w: prepared(w)["specifications"].append({**prepared(w)["specifications"][0], "uid": "of-nobody"})
 )
-
-
-@breaks("D5", "claims_mib", "kubelet still ends a deleted pod", "held_by_kubelet", level="WARN")
-def mutation_held_by_kubelet(world: JsonObject) -> None:
-    world["claims"].pop(1)
-    world["pods"].pop(1)
 
 
 breaks("D6", "claims_enforced", "kubelet lists no claim of a running pod", "not_listed")(
@@ -571,6 +559,54 @@ def mutation_audits(world: JsonObject) -> None:
     for one in world["servers"]["objects"]:
         if one["kind"] == "ValidatingAdmissionPolicyBinding":
             one["spec"]["validationActions"] = ["Audit"]
+
+
+@breaks("D11", "claims_enforced", "a record outlived its claim", "claim_gone")
+def mutation_leaked_record(world: JsonObject) -> None:
+    without_pod(world)
+    world["claims"].pop(0)
+    unbooked(world)
+
+
+@breaks("D11", "claims_mib", "kubelet still ends a pod that was deleted by force", "claim_gone")
+def mutation_ends_deleted_pod(world: JsonObject) -> None:
+    world["claims"].pop(1)
+    world["pods"].pop(1)
+    unbooked(world)
+
+
+def unbooked(world: JsonObject) -> None:
+    taint = {"key": "gpu.kubegpu.share/memory-without-claim", "value": "ClaimNotFound", "effect": "NoSchedule"}
+    offered(world)["taints"] = [taint]
+
+
+@breaks("D11", "claims_enforced", "another claim has the name of a prepared one", "claim_gone")
+def mutation_replaced_claim(world: JsonObject) -> None:
+    starts(world, 0)
+    world["claims"][0]["metadata"]["uid"] = "of-another"
+    unbooked(world)
+
+
+@breaks("D11", "claims_mib", "a prepared claim isn't allocated any more", "not_allocated")
+def mutation_deallocated(world: JsonObject) -> None:
+    starts(world, 0)
+    held(world).clear()
+    unbooked(world)
+
+
+@breaks("D11", "claims_enforced", "pods hold memory without a claim, and the card isn't tainted", "not_tainted")
+def mutation_not_tainted(world: JsonObject) -> None:
+    mutation_leaked_record(world)
+    del offered(world)["taints"]
+
+
+breaks("D11", "claims_mib", "a card is tainted for no claim", "still_tainted", level="WARN")(unbooked)
+
+
+@breaks("D11", "claims_enforced", "more of a card is prepared than it has", "overprepared")
+def mutation_overprepared(world: JsonObject) -> None:
+    starts(world, 0)
+    prepared(world)["records"][0]["shares"][0].update(mib=16384)
 
 
 # --------------------------------------------------------------------------- gpushare

@@ -24,6 +24,7 @@ from check_mutations import (
     node,
     node_notes,
     notes,
+    prepared,
     resource,
     the_pod,
 )
@@ -404,7 +405,7 @@ def test_findings_are_sorted_by_level() -> None:
         ("G10", "UNKNOWN", None),
     ]
     assert report["time"] == "2026-11-22T12:00:00Z"
-    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 52}
+    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 53}
     (first,) = [one for one in report["checks"] if one["id"] == "G1"]
     assert (first["result"], first["n"], first["fail"]) == ("FAIL", 2, 2)
 
@@ -417,3 +418,34 @@ def test_times_and_numbers() -> None:
     assert [parse_int(one) for one in ("7", "-1")] == [7, -1]
     assert {parse_int(one) for one in ("9" * 30, "", "x", "٣", None)} == {None}
     assert shorten("a\nb" + "c" * 100) == "a b" + "c" * 56 + "…"
+
+
+def test_a_tenant_removed_the_claim_of_its_running_pod() -> None:
+    """Its pod is found in the API, and what the node has prepared for it; with two samples, too."""
+    world = recorded("claims_mib")
+    removed = world["claims"].pop(0)["metadata"]
+    report = checked(world)
+    assert failing(report) == {"D4", "D11"}
+    mine = {one["cause"]: one for one in report["findings"] if one["check"] == "D11"}
+    assert mine.keys() == {"claim_gone", "not_tainted"}
+    assert mine["claim_gone"]["key"] == removed["uid"] and mine["claim_gone"]["card"] == 0
+    assert "3000 MiB of card 0" in mine["claim_gone"]["what"] and "default/work-1" in mine["claim_gone"]["what"]
+    assert failing(checked(world, before=report)) == {"D4", "D11"}
+    # Between the two samples of a claim that has just been prepared, it is there.
+    assert not failing(checked(recorded("claims_mib"), before=report))
+
+
+@pytest.mark.parametrize("what", ["folder", "record"])
+def test_what_is_prepared_cannot_be_read(what: str) -> None:
+    world = recorded("claims_mib")
+    found = prepared(world)
+    if what == "folder":
+        found.update(state="unreadable", problem="the folder can't be read", records=[], specifications=[])
+    else:
+        found["records"].append({**found["records"][0], "uid": "another", "shares": [], "problem": "it is malformed"})
+    report = checked(world)
+    assert report["result"] == "UNKNOWN"
+    ours = [one for one in report["findings"] if one["check"] == "D11"]
+    assert [(one["level"], one["cause"]) for one in ours] == [
+        ("UNKNOWN", "no_data" if what == "folder" else "record_unreadable")
+    ]

@@ -87,10 +87,10 @@ class ClaimKube:
         self.reads += 1
         if self.error is not None:
             raise self.error
-        start, _slash, name = path.rpartition("/")
+        start, _slash, name = path.partition("?")[0].rpartition("/")
         assert start == "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
         if name not in self.claims:
-            raise KubeError(404, "NotFound", f'resourceclaims "{name}" not found')
+            raise KubeError(404, "NotFound", f'resourceclaims "{name}" not found', name=name)
         return self.claims[name]
 
     def _refuse(self, *given: t.Any) -> t.Any:

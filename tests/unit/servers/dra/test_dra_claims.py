@@ -78,12 +78,14 @@ def test_a_card_is_not_given_twice() -> None:
     claims.check_room(of(3, 8000), [CARD], [of(1, 4000), of(2, 4000), of(4, 16000, "gpu-b")])
     with pytest.raises(
         ClaimRefused,
-        match=r"^CardFull: claim default/claim3 is allocated 8001 MiB of card 0, of whose 16000 MiB 8000 are still "
-        r"held by default/claim1, default/claim2; kubelet tries again",
-    ):
+        match=r"^CardFull: claim default/claim3 is allocated 8001 MiB of card 0, and 8000 of its 16000 MiB are free, "
+        r"since claims of pods that haven't ended \(2\) hold 8000 MiB; kubelet tries again",
+    ) as refused:
         claims.check_room(of(3, 8001), [CARD], [of(1, 4000), of(2, 4000)])
+    assert refused.value.holders == {uid(1), uid(2)} and "claim1" not in str(refused.value)
+    assert refused.value.fields["holders"] == ["default/claim1", "default/claim2"]
     twice = dataclasses.replace(of(3, 8000), shares=of(3, 8000).shares * 2 + of(3, 1).shares)
-    with pytest.raises(ClaimRefused, match=r"^CardFull: .* 0 are still held by no claim"):
+    with pytest.raises(ClaimRefused, match=r"^CardFull: .* 16000 of its 16000 MiB are free"):
         claims.check_room(twice, [CARD], [])
 
 

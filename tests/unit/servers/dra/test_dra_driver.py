@@ -228,6 +228,55 @@ def test_a_pod_that_holds_more_than_its_claim(
     )
 
 
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_pod_whose_claim_was_removed(
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch, evict: bool
+) -> None:
+    """Its card is tainted, the next pod's Event is true and names nobody, and only with the option it is evicted."""
+    monkeypatch.setattr("gpushare.node.evictions.LASTING_SECONDS", 0.0)
+    monkeypatch.setattr(preparation, "BOOKING_SECONDS", 0.3)
+    monkeypatch.setattr(preparation, "PASSING_SECONDS", 2.0)
+    node = make()
+    if evict:
+        node.cluster.allow({"apiGroups": [""], "resources": ["pods/eviction", "events"], "verbs": ["create"]})
+    node.up(evict=evict)
+    server, pods = node.cluster.server, f"/api/v1/namespaces/{node.cluster.namespace}/pods"
+    body = {
+        "metadata": {"name": "keeps"},
+        "spec": {"nodeName": node.cluster.node, "containers": [{"name": "c", "image": "i"}]},
+    }
+    identity = server.request("POST", pods, body)["metadata"]["uid"]
+    share = {"request": "gpu", "driver": "gpu.kubegpu.share", "pool": node.cluster.node, "device": FIRST.lower()}
+    made = node.cluster.claim("kept", {**share, "consumedCapacity": {"memory": "12Gi"}}, pods=[("keeps", identity)])
+    kept = dra.ClaimRef(node.cluster.namespace, made, "kept")
+    node.kubelet.prepare(kept)
+    node.cluster.release("kept")
+    victim = node.claim(2, (0, "12Gi"))
+    with pytest.raises(Refused) as refused:
+        node.kubelet.prepare(victim)
+    assert str(refused.value).startswith(
+        f"CardFull: claim {node.cluster.namespace}/claim2 is allocated 12288 MiB of card 0, and 4096 of its 16384 MiB "
+        "are free, since claims of pods that haven't ended (1) hold 12288 MiB, 12288 of them without having these in "
+        "the API (any more): the card gets no further pods as long as that is so. Delete this pod if a new one may "
+        "have another card; "
+    )
+    assert "kept" not in str(refused.value) and "keeps" not in str(refused.value)
+    found = [[(each["key"], each["value"]) for each in one.get("taints", [])] for one in node.devices()]
+    assert found == [[("gpu.kubegpu.share/memory-without-claim", "ClaimNotFound")], []]
+    until(lambda: node.metric("gpushare_dra_unbooked_cards") == 1)
+    events = f"/api/v1/namespaces/{node.cluster.namespace}/events?fieldSelector=involvedObject.name%3Dkeeps"
+    if evict:
+        (event,) = until(lambda: server.request("GET", events)["items"])
+        assert event["message"].startswith("MemoryWithoutClaim: this pod is evicted: it holds 12288 MiB of card ")
+        assert node.metric('gpushare_plugin_evictions_total{result="evicted"}') == 1
+    else:
+        assert server.request("GET", events)["items"] == [] and server.request("GET", f"{pods}/keeps")
+    node.kubelet.unprepare(kept)
+    until(lambda: not any("taints" in one for one in node.devices()))
+    assert node.kubelet.prepare(victim)
+    until(lambda: node.metric("gpushare_dra_unbooked_cards") == 0)
+
+
 def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., DriverNode]) -> None:
     node = make()
     (node.root / "nvidia").mkdir()
@@ -277,7 +326,7 @@ def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
     second = node.claim(2, (0, "16Gi"))
     with (
         monkeypatch.context() as patch,
-        pytest.raises(Refused, match=r"^CardFull: .* still held by \S+/claim1; kubelet tries again"),
+        pytest.raises(Refused, match=r"^CardFull: .* haven't ended \(1\) hold 16384 MiB; kubelet tries again"),
     ):
         patch.setattr(preparation, "PASSING_SECONDS", 0)
         node.kubelet.prepare(second)

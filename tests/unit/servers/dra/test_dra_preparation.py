@@ -21,7 +21,7 @@ import pytest
 from dra_kit import NODE, ClaimKube, make_claim, ref, result, uid, until
 from gpushare.api.client import KubeError
 from gpushare.dra import preparation, records
-from gpushare.dra.claims import Claim, ClaimRefused, Code
+from gpushare.dra.claims import Claim, ClaimRefused, Code, Unbooked
 from gpushare.dra.preparation import FORGOTTEN_SECONDS, Preparation
 from gpushare.dra.specifications import Specifications, claim_of
 from gpushare.kubelet import plugin_sockets
@@ -468,6 +468,178 @@ def test_a_claim_that_kubelet_has_forgotten_is_undone(node: Node) -> None:
     node.kube.error = KubeError(0, "Unreachable", "no route")
     node.alive, node.now = set(), node.now + FORGOTTEN_SECONDS
     assert node.driver.observe([], lambda pod: False) == []
+
+
+def gone(node: Node) -> None:
+    del node.kube.claims["claim1"]
+
+
+def replaced(node: Node) -> None:
+    node.kube.put({**make_claim(2, gib(4)), "metadata": {"namespace": "default", "name": "claim1", "uid": uid(2)}})
+
+
+def freed(node: Node) -> None:
+    node.kube.claims["claim1"]["status"] = {}
+
+
+def moved(node: Node) -> None:
+    node.kube.put(make_claim(1, {**gib(4), "pool": "gpu2"}))
+
+
+def shrunk(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(3), gib(5, "gpu-bbbb")))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "mib"),
+    [
+        (gone, "ClaimNotFound", 4096),
+        (replaced, "ClaimReplaced", 4096),
+        (freed, "ClaimNotAllocated", 4096),
+        (moved, "ClaimOfOtherNode", 4096),
+        (shrunk, "ClaimNotAllocated", 1024),
+    ],
+)
+def test_a_prepared_claim_that_has_its_memory_no_more_in_the_api(
+    node: Node, change: t.Callable[[Node], None], code: str, mib: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = list[int]()
+    node.driver.on_changed = lambda: changes.append(1)
+    node.kube.put(make_claim(1, gib(4)))
+    node.prepare(1)
+    before = node.kube.reads
+    # It was read a moment ago.
+    node.driver.check_booking()
+    assert node.kube.reads == before
+    change(node)
+    node.now += 11
+    # Without an answer nobody knows: an unreachable server, a refusal, a version that isn't served, a proxy's 404.
+    for status, reason in ((0, "Unreachable"), (403, "Forbidden"), (404, "NotFound"), (404, "Not Found"), (503, "")):
+        node.kube.error = KubeError(status, reason, "")
+        node.driver.check_booking()
+        assert node.driver.unbooked() == []
+        node.now += 11
+    node.kube.error = None
+    del changes[:]
+    node.driver.check_booking()
+    ((claim, lost),) = node.driver.unbooked()
+    assert (claim.key, lost) == ("default/claim1", Unbooked(code, {"gpu-aaaa": mib})) and changes == [1]
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert (warning.__dict__["data"]["pods"], warning.__dict__["data"]["code"]) == (["pod1"], code)
+    # What was known stays while there is no answer, also for the next process, which asks at once.
+    node.start()
+    assert node.driver.unbooked() == [(claim, lost)]
+    node.kube.error = KubeError(0, "Unreachable", "no route")
+    node.driver.check_booking()
+    assert node.driver.unbooked() == [(claim, lost)]
+    node.kube.error = None
+    # Somebody else gets the memory: the Event of that pod has the numbers, and no name.
+    node.kube.put(make_claim(3, gib(15)))
+    (answer,) = node.prepare(3)
+    assert str(answer).startswith(
+        "CardFull: claim default/claim3 is allocated 15360 MiB of card 0, and 11264 of its 15360 MiB are free, since "
+        f"claims of pods that haven't ended (1) hold 4096 MiB, {mib} of them without having these in the API (any more)"
+    )
+    assert "claim1" not in str(answer) and "pod1" not in str(answer)
+    # kubelet has ended the pod.
+    node.unprepare(1)
+    assert node.driver.unbooked() == [] and not isinstance(node.prepare(3)[0], str)
+
+
+def test_a_claim_is_back_and_a_cache_is_behind(node: Node) -> None:
+    node.kube.put(make_claim(1, gib(4)))
+    node.prepare(1)
+    claim = node.kube.claims.pop("claim1")
+    node.now += 11
+    # The API server's cache doesn't have it yet; its store has.
+    paths = list[str]()
+    get = node.kube.get
+
+    def store(path: str) -> t.Any:
+        paths.append(path.rpartition("/")[2])
+        if "?" not in path:
+            node.kube.put(claim)
+        return get(path)
+
+    node.kube.get = store  # type: ignore[method-assign]
+    node.driver.check_booking()
+    assert node.driver.unbooked() == [] and paths == ["claim1?resourceVersion=0", "claim1"]
+    node.kube.get = get  # type: ignore[method-assign]
+    freed(node)
+    node.now += 11
+    node.driver.check_booking()
+    assert len(node.driver.unbooked()) == 1
+    node.kube.put(make_claim(1, gib(4)))
+    node.now += 11
+    node.driver.check_booking()
+    assert node.driver.unbooked() == []
+
+
+def test_the_claims_on_a_full_card_are_read_at_once(node: Node) -> None:
+    """The API has given the same memory to two, so one of them may be gone."""
+    for number in (1, 2):
+        node.kube.put(make_claim(number, gib(7)))
+    node.prepare(1, 2)
+    gone(node)
+    node.kube.put(make_claim(3, gib(7)))
+    assert "CardFull: " in str(node.prepare(3)[0])
+    for _pass in range(4):
+        node.driver.check_booking()
+    assert [(claim.name, lost.code) for claim, lost in node.driver.unbooked()] == [("claim1", "ClaimNotFound")]
+    assert "7168 of them without having these in the API" in str(node.prepare(3)[0])
+    # Calls that are refused again and again keep no other claim from being read.
+    node.kube.put(make_claim(4, gib(1, "gpu-bbbb")))
+    node.prepare(4)
+    node.now += 11
+    del node.kube.claims["claim4"]
+    for _pass in range(4):
+        node.prepare(3)
+        node.driver.check_booking()
+    assert [claim.name for claim, _lost in node.driver.unbooked()] == ["claim1", "claim4"]
+
+
+def test_many_claims_are_read_in_turn(node: Node) -> None:
+    for number in range(1, 9):
+        node.kube.put(make_claim(number, gib(1)))
+    node.prepare(*range(1, 9))
+    node.now, before = 10.0, node.kube.reads
+    seen = list[str]()
+    node.kube.before = lambda: seen.append("read")
+    for _pass in range(20):
+        node.driver.check_booking()
+    assert node.kube.reads == before + 8
+    del node.kube.claims["claim5"]
+    node.now = 20.0
+    for _pass in range(8):
+        node.driver.check_booking()
+    assert [claim.name for claim, _lost in node.driver.unbooked()] == ["claim5"]
+
+
+def test_a_claim_that_is_gone_and_whose_pod_does_not_start_after_a_reboot(node: Node) -> None:
+    """kubelet lists it as long as the API has the pod, and can't prepare it: no process holds the memory."""
+    node.kube.put(make_claim(1, gib(4)))
+    node.prepare(1)
+    gone(node)
+    node.now += 11
+    node.driver.check_booking()
+    listing, there = node.listing(1), {uid(0x1001)}
+
+    def observe(processes: bool) -> list[str]:
+        return node.driver.observe(listing, lambda pod: pod.uid in there, lambda pod: processes)
+
+    for _pass in range(3):
+        assert observe(True) == []
+        node.now += 61
+    assert observe(False) == [] and len(node.driver.unbooked()) == 1
+    node.now += 61
+    assert observe(False) == [uid(1)] and node.driver.unbooked() == [] and node.files() == []
+    # One that the API has stays, whatever its pod does.
+    node.kube.put(make_claim(2, gib(4)))
+    node.prepare(2)
+    listing = node.listing(2)
+    for _pass in range(3):
+        node.now += 61
+        assert observe(False) == [] and len(node.driver.prepared()) == 1
 
 
 def test_a_second_pod_of_a_claim_is_held_too(node: Node) -> None:

@@ -21,9 +21,11 @@ import gpushare
 import pytest
 from dra_cluster import Cluster
 from dra_kit import CgroupTree, Kubelet, result, tried, uid, until
+from gpushare.dra.claims import DRIVER
 from gpushare.dra.specifications import claim_of
 from gpushare.kubelet import dra
 from limit_fakes import R615
+from real_apiserver import MERGE
 from unix_http import ask_socket
 
 UUIDS = tuple(f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(2))
@@ -199,3 +201,144 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     assert process.specifications() == set() and kubelet.claims == {}
     assert "Traceback" not in process.log
     assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 12, "it was no burst"
+
+
+# --------------------------------------------------------------------------- with kube-scheduler
+
+SCHEDULER = "scheduler-of-shares"
+API = "/apis/resource.k8s.io/v1"
+
+
+@pytest.fixture
+def scheduler(cluster: Cluster, tmp_path: Path) -> t.Iterator[None]:
+    """A real kube-scheduler for the pods that name it, and a node that they fit on."""
+    server, node = cluster.server, f"/api/v1/nodes/{cluster.node}"
+    server.request("PATCH", node, {"metadata": {"labels": {"kubernetes.io/hostname": cluster.node}}}, MERGE)
+    room = {"cpu": "8", "memory": "8Gi", "pods": "50"}
+    ready = {"type": "Ready", "status": "True", "reason": "Simulated", "message": "simulated"}
+    status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+    server.request("PATCH", f"{node}/status", status, MERGE)
+    selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
+    about = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": DRIVER}}
+    server.apply({**about, "spec": {"selectors": selectors}})
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(server.kubeconfig)},
+        "profiles": [{"schedulerName": SCHEDULER}],
+    }
+    (tmp_path / "scheduler.json").write_text(json.dumps(config))
+    with (tmp_path / "scheduler.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                server.programs["kube-scheduler"],
+                f"--config={tmp_path / 'scheduler.json'}",
+                *("--secure-port=0", f"--cert-dir={tmp_path}"),
+            ],
+            stderr=log,
+        )
+    yield
+    process.kill()
+    process.wait()
+
+
+class Tenant:
+    """A user with the role edit in a namespace of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.namespace = cluster, cluster.server.namespace("tenant")
+        self.user = f"user-of-{self.namespace}"
+        group = "rbac.authorization.k8s.io"
+        # The role edit consists of these; no controller aggregates them here.
+        for part in ("view", "edit"):
+            role = {"apiGroup": group, "kind": "ClusterRole", "name": f"system:aggregate-to-{part}"}
+            cluster.server.request(
+                "POST",
+                f"/apis/{group}/v1/namespaces/{self.namespace}/rolebindings",
+                {
+                    "metadata": {"name": part},
+                    "roleRef": role,
+                    "subjects": [{"kind": "User", "name": self.user, "apiGroup": group}],
+                },
+            )
+
+    def ask(self, method: str, path: str, body: t.Any = None, content: str = "application/json") -> t.Any:
+        return self.cluster.server.request(method, path, body, content, user=self.user)
+
+    def run(self, name: str, memory: str) -> None:
+        """Create a claim, and a pod of that name with it."""
+        exactly = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
+        body = {"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
+        self.ask("POST", f"{API}/namespaces/{self.namespace}/resourceclaims", body)
+        spec = {
+            "schedulerName": SCHEDULER,
+            "nodeSelector": {"kubernetes.io/hostname": self.cluster.node},
+            "tolerations": [{"operator": "Exists"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+            "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}],
+        }
+        self.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods", {"metadata": {"name": name}, "spec": spec})
+
+    def placed(self, name: str) -> tuple[dra.ClaimRef, str] | None:
+        """The claim of a bound pod, and its card; None while the pod waits."""
+        claim = self.ask("GET", f"{API}/namespaces/{self.namespace}/resourceclaims/{name}")
+        if "nodeName" not in self.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{name}")["spec"]:
+            return None
+        (found,) = claim["status"]["allocation"]["devices"]["results"]
+        return dra.ClaimRef(self.namespace, claim["metadata"]["uid"], name), str(found["device"])
+
+    def why(self, name: str) -> str:
+        """Why a pod waits, in kube-scheduler's words."""
+        pod = self.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+        found = {one["type"]: one.get("message", "") for one in pod["status"].get("conditions", [])}
+        return str(found.get("PodScheduled", ""))
+
+    def take_away(self, name: str) -> None:
+        """Remove a claim while its pod runs."""
+        path = f"{API}/namespaces/{self.namespace}/resourceclaims/{name}"
+        self.ask("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+        self.ask("DELETE", path)
+        assert self.cluster.server.ask("GET", path)[0] == 404
+
+
+@pytest.mark.usefixtures("scheduler")
+def test_a_claim_that_is_removed_while_its_pod_runs_gives_its_memory_to_nobody(process: Process) -> None:
+    """By a tenant with the role edit: the next pod gets another card, and one for which there is none waits."""
+    cluster, kubelet = process.cluster, process.kubelet
+
+    def taints() -> list[list[str]]:
+        devices = [one for each in cluster.slices() for one in each["spec"].get("devices", [])]
+        assert all(each["effect"] == "NoSchedule" for one in devices for each in one.get("taints", []))
+        return [[f"{each['key']}={each['value']}" for each in one.get("taints", [])] for one in devices]
+
+    kubelet.start()
+    process.start()
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    attacker, victim = Tenant(cluster), Tenant(cluster)
+    attacker.run("keeps", "10Gi")
+    kept, card = until(lambda: attacker.placed("keeps"), 60, lambda: attacker.why("keeps"))
+    assert kubelet.prepare(kept) and card == UUIDS[0].lower() and taints() == [[], []]
+    attacker.take_away("keeps")
+    mark = ["gpu.kubegpu.share/memory-without-claim=ClaimNotFound"]
+    # The claim is read every ten seconds.
+    until(lambda: taints() == [mark, []], 30, lambda: str(taints()))
+    victim.run("first", "10Gi")
+    found, card = until(lambda: victim.placed("first"), 60, lambda: victim.why("first"))
+    assert card == UUIDS[1].lower() and kubelet.prepare(found)
+    victim.run("second", "10Gi")
+    until(lambda: "cannot allocate all claims" in victim.why("second"), 60, lambda: victim.why("second"))
+    # Neither the driver's end nor kubelet's, which wipes the slices, makes the card free for a moment.
+    process.kill()
+    kubelet.stop()
+    kubelet.start()
+    process.start()
+    until(taints, 60, process.ready)
+    assert taints() == [mark, []]
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    assert victim.placed("second") is None
+    # The pod has ended.
+    kubelet.unprepare(kept)
+    until(lambda: taints() == [[], []], 20, lambda: str(taints()))
+    found, card = until(lambda: victim.placed("second"), 60, lambda: victim.why("second"))
+    assert card == UUIDS[0].lower() and kubelet.prepare(found)

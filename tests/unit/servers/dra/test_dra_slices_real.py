@@ -19,6 +19,7 @@ from gpushare.dra.owner import Owner, node_of_token
 from gpushare.dra.publisher import Publisher
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
+from real_apiserver import own_api_server
 
 
 @pytest.fixture
@@ -132,6 +133,27 @@ def test_slices_are_restored_and_changed_as_a_pool(cluster: Cluster, kube: KubeA
         until(lambda: (publisher.step(0.1), [len(one["spec"]["devices"]) for one in cluster.slices()] == [64, 6])[1])
 
 
+def test_where_the_api_drops_taints_the_card_is_left_out(tmp_path: Path) -> None:
+    """The feature DRADeviceTaints is off: a taint would keep no pod away, and the slices would never be as wanted."""
+    with own_api_server("--feature-gates=DRADeviceTaints=false") as server:
+        cluster = Cluster(server, tmp_path / "account", "gpu-node-without-taints")
+        kube = connect(server.url, str(cluster.account))
+        with publishing(cluster, kube) as publisher:
+            first, second = cards(2)
+            healthy = slices.devices([first, second], "GiB", FACTS)
+            held = slices.devices([first, second], "GiB", FACTS, unbooked={first.uuid.lower(): "ClaimNotFound"})
+            sick = slices.devices([dataclasses.replace(first, healthy=False, code="CardLost"), second], "GiB", FACTS)
+            for devices in (healthy, held, healthy, sick, healthy):
+                settled(publisher, devices)
+                names = [one["name"] for each in cluster.slices() for one in each["spec"]["devices"]]
+                assert names == [one["name"] for one in devices if "taints" not in one]
+                done = publisher.written
+                publisher.wake()
+                publisher.step(0.1)
+                assert publisher.written == done
+        kube.close()
+
+
 def test_slices_that_somebody_deletes_at_once_are_no_storm(
     cluster: Cluster, kube: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +185,15 @@ def test_the_owner_is_in_the_token_and_no_right_to_nodes_is_needed(
     admin = connect(cluster.server.url, str(cluster.server.service_account(tmp_path / "admin", cluster.namespace)))
     assert Owner(admin, cluster.node, tmp_path / "admin" / "token")() == cluster.uid
     admin.close()
+
+
+def test_what_the_api_says_of_a_claim_that_is_gone(cluster: Cluster, kube: KubeApi) -> None:
+    """Not what it says of a version that it doesn't serve (any more), with the same status and reason."""
+    path = f"/namespaces/{cluster.namespace}/resourceclaims/none"
+    for version, name in (("v1", "none"), ("v9", "")):
+        with pytest.raises(KubeError) as refused:
+            kube.get(f"/apis/resource.k8s.io/{version}{path}?resourceVersion=0")
+        assert (refused.value.status, refused.value.reason, refused.value.name) == (404, "NotFound", name)
 
 
 @pytest.mark.parametrize("token", ["", "a.b.c", "a.e30.c", "a.bnVsbA.c", "a.!!!.c", "a." + "W10" + ".c"])

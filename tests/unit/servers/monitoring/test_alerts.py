@@ -45,6 +45,7 @@ HEALTHY: Series = {
     # The device plugin's refusals have their own Events.
     f'gpushare_plugin_refusals_total{{reason="UnknownDeviceID",{PLUGIN}}}': rising(1),
     f"gpushare_dra_forgotten_claims_total{{{DRIVER}}}": always(2),
+    f"gpushare_dra_unbooked_cards{{{DRIVER}}}": always(0),
     f'gpushare_mirror_age_seconds{{objects="pods",{EXTENDER}}}': always(30),
     f'gpushare_extender_requests_total{{verb="bind",result="bound",{EXTENDER}}}': rising(9),
     f'gpushare_extender_requests_total{{verb="bind",result="refused",{EXTENDER}}}': rising(3),
@@ -135,6 +136,7 @@ FIRING: dict[str, tuple[Series, dict[str, str]]] = {
         {"instance": "d", "reason": "CardFull"},
     ),
     "GpushareClaimsForgotten": (changed({named("gpushare_dra_forgotten"): rising(1)}), {"instance": "d"}),
+    "GpushareMemoryWithoutClaim": (changed({named("gpushare_dra_unbooked"): always(1)}), {"instance": "d"}),
     "GpushareApiErrors": (
         changed({f'gpushare_api_requests_total{{method="GET",code="503",{PLUGIN}}}': rising(9)}),
         {"instance": "p"},

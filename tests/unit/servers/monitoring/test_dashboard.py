@@ -133,7 +133,7 @@ def test_the_dra_drivers_panels_ask_for_its_metrics() -> None:
     DriverMetrics(registry)
     page = generate_latest(registry).decode()
     asked = {name for _title, text in queries(dashboard()) for name in re.findall(r"gpushare_dra_\w+", text)}
-    assert len(asked) == 3 and all(re.search(rf"^{name} ", page, re.MULTILINE) for name in asked)
+    assert len(asked) == 4 and all(re.search(rf"^{name} ", page, re.MULTILINE) for name in asked)
 
 
 def test_the_dcgm_dashboard_asks_for_metrics_and_labels_that_the_exporter_has(tmp_path: Path) -> None:

@@ -41,14 +41,16 @@ class KubeError(Exception):
     :param status: the HTTP status; 0 without an answer.
     :param reason: the Status object's reason.
     :param causes: the reasons in the Status object's causes.
+    :param name: of the object that the Status object is about; empty for a path that isn't served.
     """
 
-    def __init__(self, status: int, reason: str, message: str, causes: Iterable[str] = ()) -> None:
+    def __init__(self, status: int, reason: str, message: str, causes: Iterable[str] = (), name: str = "") -> None:
         super().__init__(message or reason)
         self.status = status
         self.reason = reason
         self.message = message or reason
         self.causes = frozenset(causes)
+        self.name = name
 
     @property
     def outcome_unknown(self) -> bool:
@@ -265,10 +267,10 @@ def _refusal(status: int, reason: str, data: bytes) -> KubeError:
     """Convert a Kubernetes ``Status`` object, or any other body of an error, to an exception."""
     try:
         body = json.loads(data)
-        causes = (body.get("details") or {}).get("causes") or []
-        codes = [str(cause.get("reason") or "") for cause in causes]
-        message = str(body.get("message") or reason)[:MESSAGE_LENGTH]
-        return KubeError(status, str(body.get("reason") or reason), message, codes)
+        details = body.get("details") or {}
+        codes = [str(cause.get("reason") or "") for cause in details.get("causes") or []]
+        message, name = str(body.get("message") or reason)[:MESSAGE_LENGTH], str(details.get("name") or "")
+        return KubeError(status, str(body.get("reason") or reason), message, codes, name)
     except (ValueError, AttributeError, TypeError, RecursionError):
         text = data[:300].decode("utf-8", "replace").strip()
         return KubeError(status, reason, text or f"HTTP status {status} {reason}")

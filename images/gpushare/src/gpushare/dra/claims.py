@@ -42,12 +42,24 @@ class Code(enum.StrEnum):
 class ClaimRefused(Exception):
     """A claim isn't prepared; the message begins with the code, since kubelet transports a string only.
 
+    It becomes an Event of the claim's pod, so it names nothing of other namespaces.
+
     :param code: one of ours, or a card's.
+    :param holders: with ``CardFull``, the UIDs of the prepared claims that hold the card's memory.
+    :param fields: for the driver's own log.
     """
 
-    def __init__(self, code: Code | contract.Reason, text: str) -> None:
+    def __init__(
+        self,
+        code: Code | contract.Reason,
+        text: str,
+        holders: t.Iterable[str] = (),
+        fields: t.Mapping[str, t.Any] | None = None,
+    ) -> None:
         super().__init__(f"{code}: {text}")
         self.code = code
+        self.holders = frozenset(holders)
+        self.fields = fields or {}
 
 
 class Pod(t.NamedTuple):
@@ -101,6 +113,18 @@ class Claim:
             if not request or container_of(request) == container_of(one.request):
                 found[one.device] = found.get(one.device, 0) + one.mib
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbooked:
+    """What a prepared claim holds of cards without having it in the API: kube-scheduler gives that memory to others.
+
+    :param code: what became of the claim there.
+    :param mib: by device.
+    """
+
+    code: str
+    mib: t.Mapping[str, int]
 
 
 def device_name(uuid: str) -> str:
@@ -187,15 +211,39 @@ def check_there(claim: Claim, cards: t.Iterable[contract.Card]) -> None:
             raise ClaimRefused(contract.Reason.CARD_LOST, text)
 
 
-def check_room(claim: Claim, cards: t.Iterable[contract.Card], others: t.Iterable[Claim]) -> None:
+def unbooked(claim: Claim, obj: JsonObject | None, node: str) -> Unbooked | None:
+    """Return what a prepared claim holds and doesn't have in the API; None if it has all of it there.
+
+    :param obj: the claim of its name in the API; None if there is none.
+    :param node: this node's name.
+    """
+    try:
+        if obj is None:
+            raise ClaimRefused(Code.CLAIM_NOT_FOUND, "")
+        booked = parse(obj, claim.uid, node).mib()
+    except ClaimRefused as refused:
+        return Unbooked(str(refused.code), claim.mib())
+    lacking = {device: mib - booked.get(device, 0) for device, mib in claim.mib().items()}
+    lacking = {device: mib for device, mib in lacking.items() if mib > 0}
+    return Unbooked(str(Code.CLAIM_NOT_ALLOCATED), lacking) if lacking else None
+
+
+def check_room(
+    claim: Claim,
+    cards: t.Iterable[contract.Card],
+    others: t.Iterable[Claim],
+    without_booking: t.Mapping[str, Unbooked] | None = None,
+) -> None:
     """Check that this node's cards have room for a claim that isn't prepared yet.
 
-    The scheduler gives memory away again when the API has lost a pod; kubelet may still be ending its processes then.
+    The scheduler gives memory away again when the API has lost a pod or its claim; the pod may still run then.
 
     :param cards: of this node, which has those of the claim.
     :param others: the claims that are prepared, without an earlier state of this one.
+    :param without_booking: those of them, by UID, that hold memory which they don't have in the API.
     :raises ClaimRefused: a card isn't given to pods, or has no room yet.
     """
+    lost = without_booking or {}
     by_device = {device_name(card.uuid): card for card in cards}
     prepared = list(others)
     for device, mib in claim.mib().items():
@@ -206,12 +254,29 @@ def check_room(claim: Claim, cards: t.Iterable[contract.Card], others: t.Iterabl
         holders = [one for one in prepared if device in one.mib()]
         held = sum(one.mib()[device] for one in holders)
         if held + mib > card.shared_mib:
-            names = ", ".join(sorted(one.key for one in holders)) or "no claim"
+            taken = {one.key: lost[one.uid].mib.get(device, 0) for one in holders if one.uid in lost}
+            free, count = max(0, card.shared_mib - held), len(holders)
             text = (
-                f"claim {claim.key} is allocated {mib} MiB of card {card.index}, of whose {card.shared_mib} MiB "
-                f"{held} are still held by {names}; kubelet tries again until those pods have ended"
+                f"claim {claim.key} is allocated {mib} MiB of card {card.index}, and {free} of its {card.shared_mib} "
+                f"MiB are free, since claims of pods that haven't ended ({count}) hold {held} MiB"
             )
-            raise ClaimRefused(Code.CARD_FULL, text)
+            if any(taken.values()):
+                text += (
+                    f", {sum(taken.values())} of them without having these in the API (any more): the card gets no "
+                    "further pods as long as that is so. Delete this pod if a new one may have another card"
+                )
+            text += "; kubelet tries again until those pods have ended"
+            raise ClaimRefused(
+                Code.CARD_FULL,
+                text,
+                (one.uid for one in holders),
+                {
+                    "card": card.index,
+                    "free_mib": free,
+                    "holders": sorted(one.key for one in holders),
+                    "without_booking": sorted(key for key, number in taken.items() if number),
+                },
+            )
 
 
 # --------------------------------------------------------------------------- JSON

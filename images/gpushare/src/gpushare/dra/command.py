@@ -50,6 +50,7 @@ from gpushare.node.cgroups import NodeCgroups, PodCgroups
 from gpushare.node.evictions import Evictions
 from gpushare.node.injection import FOLDERS, Injection
 from gpushare.node.limit_enforcer import Enforcer
+from gpushare.node.limits import Violation
 from gpushare.node.metrics_server import serve_metrics
 from gpushare.node.serving import NodeOptions, serve, settings
 from gpushare.node.workers import NO_CARDS_SECONDS, Workers
@@ -71,6 +72,8 @@ LIMIT_SECONDS = 30.0
 # A container's cgroup appears within seconds after its claim is prepared.
 PREPARED_SECONDS = 3.0
 LISTING_SECONDS = 15.0
+# Between two prepared claims that are read again from the API: 5 a second of one node at the most.
+READ_PAUSE_SECONDS = 0.2
 # Without the API's answer after this time, the cards are numbered in NVML's order.
 SYNC_SECONDS = 5.0
 # Between two refreshes that are caused by errors of cards.
@@ -213,6 +216,7 @@ class Driver:
             ("slices", self._publish, 0.05),
             ("limits", self._enforce_limits, 1.0),
             ("claims", self._observe, LISTING_SECONDS),
+            ("bookings", self.preparation.check_booking, READ_PAUSE_SECONDS),
         ):
             self.workers.repeat(name, work, pause)
 
@@ -279,7 +283,11 @@ class Driver:
             cards, facts = self._announced
             is_spread = self.options.placement == "spread"
             held = mib_by_card(cards, self.preparation.prepared()) if is_spread else None
-            self.publisher.publish(slices.devices(cards, self.options.unit, facts, held))
+            self.publisher.publish(slices.devices(cards, self.options.unit, facts, held, self._unbooked()))
+
+    def _unbooked(self) -> dict[str, str]:
+        """Return codes by the devices of which pods hold memory that their claims don't have in the API."""
+        return {device: lost.code for _claim, lost in self.preparation.unbooked() for device in lost.mib}
 
     def _claims_changed(self) -> None:
         self._work.set()
@@ -370,14 +378,27 @@ class Driver:
         violations = self.enforcer.violations
         self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, violations)
         if self.options.evict:
-            self.evictions.once([one for one in violations if one.holds], self.limits.pods())
+            holders = [one for one in violations if one.holds]
+            self.evictions.once([*holders, *self._without_claims()], self.limits.pods())
+
+    def _without_claims(self) -> list[Violation]:
+        code = contract.Reason.MEMORY_WITHOUT_CLAIM
+        return [
+            Violation(
+                code, f"it holds {mib} MiB of card {device}, and its claim {claim.key} is gone", pod.uid, "", device
+            )
+            for claim, lost in self.preparation.unbooked()
+            for device, mib in lost.mib.items()
+            for pod in claim.pods
+        ]
 
     def _observe(self) -> None:
         if not self.preparation.restored:
             return
         listing = self._listing()
         if listing is not None:
-            self.metrics.forgotten(len(self.preparation.observe(listing, self._is_alive)))
+            undone = self.preparation.observe(listing, self._is_alive, self.limits.has_processes)
+            self.metrics.forgotten(len(undone))
 
     def _listing(self) -> list[PodClaims] | None:
         try:
@@ -430,7 +451,7 @@ class Driver:
         unit = contract.MIB_PER_UNIT[self.options.unit]
         held = {uuid: mib // unit for uuid, mib in mib_by_card(cards, prepared).items()}
         self.metrics.cards(cards, held)
-        self.metrics.claims(len(prepared))
+        self.metrics.claims(len(prepared), len(self._unbooked()))
 
 
 FLAGS: Flags = {

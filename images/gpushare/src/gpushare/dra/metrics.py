@@ -21,12 +21,18 @@ class Metrics(NodeMetrics):
             "Prepared claims that kubelet had forgotten and that were undone",
             registry=registry,
         )
+        self._unbooked = Gauge(
+            "gpushare_dra_unbooked_cards",
+            "Cards of which pods hold memory that their claims don't have in the API",
+            registry=registry,
+        )
         self._generation = Gauge(
             "gpushare_dra_pool_generation", "Generation of the node's ResourceSlices", registry=registry
         )
 
-    def claims(self, number: int) -> None:
+    def claims(self, number: int, unbooked_cards: int) -> None:
         self._claims.set(number)
+        self._unbooked.set(unbooked_cards)
 
     def forgotten(self, number: int) -> None:
         self._forgotten.inc(number)

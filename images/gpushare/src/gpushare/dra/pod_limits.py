@@ -18,7 +18,7 @@ import logging
 import os
 import typing as t
 
-from gpushare.dra.claims import Claim, ClaimRefused, device_name
+from gpushare.dra.claims import Claim, ClaimRefused, Pod, device_name
 from gpushare.dra.specifications import claim_of
 from gpushare.kubelet.dra import PodClaims
 from gpushare.node.cgroups import PodCgroups
@@ -181,6 +181,11 @@ class PodLimits:
         """Return whether a pod has a cgroup."""
         folder = self._cgroups.pods([uid]).get(uid)
         return folder is not None and os.path.isdir(folder)
+
+    def has_processes(self, pod: Pod) -> bool:
+        """Return whether a pod has processes, its sandbox's among them."""
+        folder = self._cgroups.pods([pod.uid]).get(pod.uid)
+        return folder is not None and self._cgroups.populated(folder)
 
     def _hold(self, uid: str, key: str, claims: t.Sequence[Claim]) -> str:
         """Limit a pod; return the problem, or an empty string."""

@@ -9,8 +9,10 @@ the record. One claim's failure is the answer to that claim only.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
+import math
 import threading
 import time
 import typing as t
@@ -18,12 +20,13 @@ from urllib.parse import quote
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.dra import claims, specifications
-from gpushare.dra.claims import Claim, ClaimRefused, Code, Pod
+from gpushare.dra.claims import Claim, ClaimRefused, Code, Pod, Unbooked
 from gpushare.dra.records import Record, Records
 from gpushare.dra.specifications import Specifications
 from gpushare.kubelet.dra import ClaimRef, Device, PodClaims
 from gpushare.kubelet.errors import RequestRefused
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.types import JsonObject
 
 log = logging.getLogger("gpushare.dra")
 
@@ -31,6 +34,8 @@ log = logging.getLogger("gpushare.dra")
 _LOCKS = 64
 # A claim that kubelet doesn't list for so many seconds may be forgotten: a pod is listed from its admission to its end.
 FORGOTTEN_SECONDS = 60.0
+# A prepared claim is read again so often, and one that lacks the memory of a card at once.
+BOOKING_SECONDS = 10.0
 # kubelet repeats a refused call after more than a minute, while these reasons mostly end within seconds.
 PASSING_SECONDS = 10.0
 # Calls that wait at a time, so that threads are left for the calls that unprepare claims.
@@ -83,6 +88,8 @@ class Preparation:
         self._unrecorded = frozenset[str]()
         # The listed pods for which claims were read again, with the pods that were known then.
         self._reread_for: dict[str, tuple[frozenset[str], tuple[Pod, ...]]] = {}
+        # When each prepared claim was read last from the API.
+        self._booked_at: dict[str, float] = {}
         self.cards: t.Callable[[], t.Sequence[contract.Card]] = lambda: ()
         self.injected: t.Callable[[t.Sequence[str]], t.Mapping[str, str]] = lambda uuids: {}
         self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda mib: {}
@@ -172,7 +179,7 @@ class Preparation:
                 raise ClaimRefused(Code.INVALID_REQUEST, f"kubelet names claim {ref.name} with the UID {ref.uid!r}")
             return work()
         except ClaimRefused as error:
-            log.error("%s", error, extra={"data": {**fields, "code": str(error.code)}})
+            log.error("%s", error, extra={"data": {**fields, "code": str(error.code), **error.fields}})
             self.on_refused(str(error.code))
             return str(error)
         except Exception as error:
@@ -182,10 +189,15 @@ class Preparation:
             return f"{Code.NOT_READY}: {error!r}; the driver's log has more"
 
     def _prepare_until(self, ref: ClaimRef, is_wanted: t.Callable[[], bool], until: float) -> tuple[Device, ...]:
+        rechecked = False
         while True:
             try:
                 return self._prepare(ref, is_wanted)
             except ClaimRefused as refused:
+                if not rechecked and refused.holders:
+                    # The API has given their memory away, so it may not have them any more.
+                    rechecked = True
+                    self._recheck(refused.holders)
                 if refused.code not in PASSING or not self._await_unprepared(until):
                     raise
 
@@ -218,6 +230,7 @@ class Preparation:
                     with _written(f"the record of claim {claim.key}"):
                         self._records.put(record)
                     self._known()[claim.uid] = record
+                self._booked_at[claim.uid] = self._clock()
                 with _written(f"the CDI specification of claim {claim.key}"):
                     self._specs.put(claim.uid, record.specification)
             self.hold(claim)
@@ -239,7 +252,8 @@ class Preparation:
             # kubelet keeps the devices of the first answer, so the answer stays; only the pods may be others.
             return known, Record(claim, known.devices, known.specification)
         others = [one.claim for uid, one in self._known().items() if uid != claim.uid]
-        claims.check_room(claim, cards, others)
+        lost = {uid: one.unbooked for uid, one in self._known().items() if one.unbooked}
+        claims.check_room(claim, cards, others, lost)
         mib = claim.mib()
         uuids = {card.uuid: mib[device] for card in cards if (device := claims.device_name(card.uuid)) in mib}
         try:
@@ -250,14 +264,25 @@ class Preparation:
             specifications.check_variable(claim, others)
         return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits)
 
-    def _read(self, ref: ClaimRef) -> t.Any:
+    def _read(self, ref: ClaimRef) -> JsonObject:
+        found = self._find(ref)
+        if found is None:
+            raise ClaimRefused(Code.CLAIM_NOT_FOUND, f"claim {ref.namespace}/{ref.name} doesn't exist any more")
+        return found
+
+    def _find(self, ref: ClaimRef, query: str = "") -> JsonObject | None:
+        """Return the claim of a name; None if the API server says that there is none.
+
+        :raises ClaimRefused: it gives no answer to that.
+        """
         namespace, name = quote(ref.namespace, safe=""), quote(ref.name, safe="")
         try:
-            return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}")
+            return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}{query}")
         except KubeError as error:
+            # A proxy's 404, or that of a version which the API server doesn't serve, names no claim.
+            if error.status == 404 and error.name == ref.name:
+                return None
             what = f"claim {ref.namespace}/{ref.name}"
-            if error.status == 404:
-                raise ClaimRefused(Code.CLAIM_NOT_FOUND, f"{what} doesn't exist any more") from error
             raise ClaimRefused(Code.API_ERROR, f"{what} can't be read from the API: {error}") from error
 
     def _unprepare(self, uid: str) -> tuple[Device, ...]:
@@ -269,20 +294,89 @@ class Preparation:
             self._known().pop(uid, None)
             self._unlisted.pop(uid, None)
             self._reread_for.pop(uid, None)
+            self._booked_at.pop(uid, None)
             self._unprepared.notify_all()
         if known is not None:
             log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
             self.on_changed()
         return ()
 
+    # ----------------------------------------------------------------------- the API's state
+
+    def unbooked(self) -> list[tuple[Claim, Unbooked]]:
+        """Return the prepared claims that hold memory which they don't have in the API, as far as that is known."""
+        with self._lock:
+            return [(one.claim, one.unbooked) for one in (self._prepared or {}).values() if one.unbooked]
+
+    def check_booking(self) -> None:
+        """Read one prepared claim from the API, if one is due: the one that was read longest ago.
+
+        Who may write a claim can delete it while its pod runs, and a pod that is deleted by force frees its claim
+        before kubelet has ended it; kube-scheduler gives that memory to others then. Only the API server's answer
+        counts: while it can't be asked, what was known stays.
+        """
+        now = self._clock()
+        with self._lock:
+            known = self._prepared or {}
+            uid = min(known, key=lambda one: self._booked_at.get(one, -math.inf), default="")
+            if not uid or now - self._booked_at.get(uid, -math.inf) < BOOKING_SECONDS:
+                return
+            self._booked_at[uid] = now
+            claim = known[uid].claim
+        with contextlib.suppress(ClaimRefused):
+            # Mostly the API server's cache is enough; where that is behind, the claim may seem to be gone.
+            for query in ("?resourceVersion=0", ""):
+                lost = claims.unbooked(claim, self._find(_ref(claim), query), self._node)
+                if lost is None:
+                    break
+            self._note(claim, lost)
+
+    def _recheck(self, uids: frozenset[str]) -> None:
+        """Have claims read again now, after those whose turn it is already."""
+        due = self._clock() - BOOKING_SECONDS
+        with self._lock:
+            for uid in self._known().keys() & uids:
+                self._booked_at[uid] = min(due, self._booked_at.get(uid, due))
+
+    def _note(self, claim: Claim, lost: Unbooked | None) -> None:
+        """Keep what a claim lacks in the API, for the next process, too."""
+        with self._lock:
+            record = self._known().get(claim.uid)
+            if record is None or record.claim.shares != claim.shares or record.unbooked == lost:
+                return
+            record = self._known()[claim.uid] = dataclasses.replace(record, unbooked=lost)
+            try:
+                self._records.put(record)
+            except OSError as error:
+                log.error("the record of claim %s can't be written: %s", claim.key, error)
+        data = {"claim": claim.key, "uid": claim.uid, "pods": [pod.name for pod in claim.pods]}
+        if lost is None:
+            log.info("claim %s has its memory in the API again", claim.key, extra={"data": data})
+        else:
+            log.warning(
+                "claim %s is prepared, and doesn't have its memory in the API (any more), which gives it to others: "
+                "its cards are tainted until kubelet has ended its pods",
+                claim.key,
+                extra={"data": {**data, "code": lost.code, "mib": dict(lost.mib)}},
+            )
+        self.on_changed()
+
     # ----------------------------------------------------------------------- kubelet's state
 
-    def observe(self, listing: t.Sequence[PodClaims], is_alive: t.Callable[[Pod], bool]) -> list[str]:
+    def observe(
+        self,
+        listing: t.Sequence[PodClaims],
+        is_alive: t.Callable[[Pod], bool],
+        has_processes: t.Callable[[Pod], bool] | None = None,
+    ) -> list[str]:
         """Compare the prepared claims with what kubelet lists, and undo those that it has forgotten.
 
         kubelet unprepares each claim that its own checkpoint has. It forgets one only if that was lost, for example
         when the node was set up again. A claim counts as forgotten if it isn't listed for ``FORGOTTEN_SECONDS``, none
-        of its pods has a process, and the API has it no more, or not on this node.
+        of its pods is there, and the API has it no more, or not on this node.
+
+        kubelet lists a claim that has left the API as long as the API has its pod, also when it can't start that any
+        more, after a reboot. It is undone when its pods had no process for ``FORGOTTEN_SECONDS``.
 
         A claim that is listed with a pod which we don't know is read again, and so is one of several pods of which one
         has ended, since each has a part of it. One that isn't prepared in two calls, since its record was damaged or of
@@ -291,7 +385,8 @@ class Preparation:
 
         A specification that somebody has removed is written again, since kubelet doesn't ask for it.
 
-        :param is_alive: whether a pod has processes.
+        :param is_alive: whether a pod has a cgroup.
+        :param has_processes: whether it has processes; as ``is_alive`` by default.
         :returns: the UIDs of the claims that were undone.
         """
         now = self._clock()
@@ -307,8 +402,10 @@ class Preparation:
                 listed.setdefault(uid, set()).add(pod.name)
         prepared, undone = self.prepared(), []
         self._restore_listed(listing, {claim.uid for claim in prepared})
+        lost = {claim.uid for claim, _lost in self.unbooked()}
         for claim in prepared:
-            if claim.uid in listed:
+            is_running = is_alive if claim.uid not in lost else has_processes or is_alive
+            if claim.uid in listed and (claim.uid not in lost or any(is_running(pod) for pod in claim.pods)):
                 self._unlisted.pop(claim.uid, None)
                 alive = {pod.name for pod in claim.pods if is_alive(pod)}
                 strangers = frozenset(listed[claim.uid] - alive)
@@ -322,8 +419,10 @@ class Preparation:
                 continue
             if now - self._unlisted.setdefault(claim.uid, now) < FORGOTTEN_SECONDS:
                 continue
-            if not any(is_alive(pod) for pod in claim.pods) and self._is_gone(claim):
-                log.warning("kubelet has forgotten claim %s (%s): what was prepared is removed", claim.key, claim.uid)
+            if not any(is_running(pod) for pod in claim.pods) and self._is_gone(claim):
+                log.warning(
+                    "claim %s (%s) has no pod any more: what was prepared for it is removed", claim.key, claim.uid
+                )
                 with contextlib.suppress(ClaimRefused):
                     self._unprepare(claim.uid)
                     undone.append(claim.uid)
@@ -361,14 +460,10 @@ class Preparation:
 
     def _is_gone(self, claim: Claim) -> bool:
         try:
-            return claims.parse(self._read(_ref(claim)), claim.uid, self._node).shares != claim.shares
-        except ClaimRefused as error:
-            return error.code in (
-                Code.CLAIM_NOT_FOUND,
-                Code.CLAIM_REPLACED,
-                Code.CLAIM_NOT_ALLOCATED,
-                Code.CLAIM_OF_OTHER_NODE,
-            )
+            return claims.unbooked(claim, self._find(_ref(claim)), self._node) is not None
+        except ClaimRefused:
+            # Nobody knows.
+            return False
 
     def _known(self) -> dict[str, Record]:
         if self._prepared is None:

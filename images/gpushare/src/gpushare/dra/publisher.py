@@ -58,6 +58,8 @@ class Publisher:
         self._version = 0
         self._done = False
         self._is_held = False
+        # Whether the API server leaves taints out: its feature DRADeviceTaints is off.
+        self._drops_taints = False
         self._bucket = Bucket(WRITES_PER_SECOND, WRITES_AT_ONCE, time.monotonic())
         self.written = 0
         self.error: str | None = None
@@ -107,6 +109,8 @@ class Publisher:
             self._version = 0
             self.wake()
             return
+        if self._drops_taints:
+            wanted = [one for one in wanted if "taints" not in one]
         try:
             plan = slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation)
             if not plan.empty and not self._bucket.take(time.monotonic()):
@@ -143,9 +147,9 @@ class Publisher:
             return
         self._generation = plan.generation
         for body in plan.create:
-            self._wrote(self._kube.post(slices.PATH, body))
+            self._wrote(body, self._kube.post(slices.PATH, body))
         for body in plan.replace:
-            self._wrote(self._kube.put(_path(body["metadata"]["name"]), body))
+            self._wrote(body, self._kube.put(_path(body["metadata"]["name"]), body))
         for name in plan.delete:
             self._kube.delete(_path(name))
             self.written += 1
@@ -163,9 +167,19 @@ class Publisher:
         # Once more, against what the API has made of it.
         self.wake()
 
-    def _wrote(self, answer: JsonObject) -> None:
+    def _wrote(self, body: JsonObject, answer: JsonObject) -> None:
         self.written += 1
+        if _has_taints(body) and not _has_taints(answer) and not self._drops_taints:
+            self._drops_taints = True
+            log.warning(
+                "the API server drops taints of devices (its feature DRADeviceTaints is off): a card with a taint is "
+                "left out of the slices instead"
+            )
         self._version = max(self._version, int((answer.get("metadata") or {}).get("resourceVersion") or 0))
+
+
+def _has_taints(one: JsonObject) -> bool:
+    return any(each.get("taints") for each in (one.get("spec") or {}).get("devices") or [])
 
 
 def _path(name: str) -> str:

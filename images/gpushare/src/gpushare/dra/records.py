@@ -15,7 +15,7 @@ import os
 import typing as t
 from pathlib import Path
 
-from gpushare.dra.claims import Claim, from_json, to_json, valid_uid
+from gpushare.dra.claims import Claim, Unbooked, from_json, to_json, valid_uid
 from gpushare.kubelet.dra import Device
 from gpushare.shared._core.types import JsonObject
 
@@ -32,11 +32,13 @@ class Record:
 
     :param devices: as kubelet was told.
     :param specification: the claim's own CDI devices.
+    :param unbooked: what it holds without having it in the API, as far as that is known.
     """
 
     claim: Claim
     devices: tuple[Device, ...]
     specification: JsonObject
+    unbooked: Unbooked | None = None
 
 
 def write(path: Path, text: str) -> None:
@@ -132,11 +134,13 @@ class Records:
 
 
 def _encode(record: Record) -> JsonObject:
+    lost = record.unbooked
     return {
         "version": VERSION,
         "claim": to_json(record.claim),
         "devices": [dataclasses.asdict(one) for one in record.devices],
         "specification": record.specification,
+        **({"unbooked": {"code": lost.code, "mib": dict(lost.mib)}} if lost else {}),
     }
 
 
@@ -157,6 +161,8 @@ def _decode(value: t.Any) -> Record:
         specification = value["specification"]
         if not isinstance(specification, dict):
             raise ValueError("its specification is no object")
-        return Record(from_json(value["claim"]), devices, specification)
+        lost = value.get("unbooked")
+        unbooked = Unbooked(str(lost["code"]), {str(k): int(v) for k, v in lost["mib"].items()}) if lost else None
+        return Record(from_json(value["claim"]), devices, specification, unbooked)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no record: {error!r}") from error

@@ -25,6 +25,8 @@ PATH = "/apis/resource.k8s.io/v1/resourceslices"
 DEVICES_PER_SLICE = 64
 # On a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
+# On a card of which a pod holds memory that its claim doesn't have in the API; its value is what became of the claim.
+UNBOOKED = f"{DRIVER}/memory-without-claim"
 PCI_BUS, PCIE_ROOT = "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot"
 # Of an attribute's value, and of an object's name.
 VALUE_LENGTH, NAME_LENGTH = 64, 253
@@ -61,10 +63,11 @@ def semantic_version(text: str) -> str:
     return ".".join(str(int(part or 0)) for part in found.groups()) if found else ""
 
 
-def device(card: contract.Card, unit: str, facts: Facts) -> JsonObject:
+def device(card: contract.Card, unit: str, facts: Facts, unbooked: str = "") -> JsonObject:
     """Return a card as a device; it has one whole unit at the least.
 
     :param unit: of the cluster's shares, GiB or MiB.
+    :param unbooked: the code, if a pod holds memory of it that its claim doesn't have in the API.
     """
     attributes: dict[str, JsonObject] = {
         "uuid": {"string": card.uuid[:VALUE_LENGTH]},
@@ -86,26 +89,33 @@ def device(card: contract.Card, unit: str, facts: Facts) -> JsonObject:
         "capacity": {MEMORY: {"value": whole, "requestPolicy": {"default": whole, **policy}}},
         "allowMultipleAllocations": True,
     }
-    if not card.healthy:
-        made["taints"] = [{"key": UNHEALTHY, "value": card.code or "Unknown", "effect": "NoSchedule"}]
+    reasons = {UNHEALTHY: "" if card.healthy else card.code or "Unknown", UNBOOKED: unbooked}
+    if taints := [{"key": key, "value": code, "effect": "NoSchedule"} for key, code in reasons.items() if code]:
+        made["taints"] = taints
     return made
 
 
 def devices(
-    cards: t.Iterable[contract.Card], unit: str, facts: Facts, spread_over: t.Mapping[str, int] | None = None
+    cards: t.Iterable[contract.Card],
+    unit: str,
+    facts: Facts,
+    spread_over: t.Mapping[str, int] | None = None,
+    unbooked: t.Mapping[str, str] | None = None,
 ) -> list[JsonObject]:
     """Return the node's devices, in the order in which the scheduler takes them.
 
     :param unit: of the cluster's shares, GiB or MiB.
     :param spread_over: the MiB that claims hold by card (UUID), where the emptiest card comes first; None for the order
         of the index.
+    :param unbooked: codes by the devices of which pods hold memory that their claims don't have in the API.
     """
-    held, mib = spread_over or {}, contract.MIB_PER_UNIT[unit]
+    held, lost, mib = spread_over or {}, unbooked or {}, contract.MIB_PER_UNIT[unit]
 
     def place(card: contract.Card) -> tuple[int, int]:
         return (0 if spread_over is None else held.get(card.uuid, 0) - card.units * mib, card.index)
 
-    return [device(card, unit, facts) for card in sorted(cards, key=place) if card.units > 0]
+    placed = (card for card in sorted(cards, key=place) if card.units > 0)
+    return [device(card, unit, facts, lost.get(device_name(card.uuid), "")) for card in placed]
 
 
 def trimmed(one: JsonObject) -> JsonObject:
