@@ -316,7 +316,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
-    found["releases"] = {}
+    found |= {"releases": {}, "server": kube.server}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
         found |= {"backends": made, "given": wanted["values"]}

@@ -15,11 +15,23 @@ from ansible.plugins.action import ActionBase
 
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
+from .results import clean_result
 
 
 def untagged(value: t.Any) -> t.Any:
     """Return a copy without the tags of Ansible's values, which the libraries for configuration files don't support."""
     return json.loads(json.dumps(value))
+
+
+class NodeModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+    """Executes the module of the same name, and returns its result with printable texts.
+
+    Whoever took a node chooses what a module returns there, and the API and its tenants what one returns that reads it.
+    """
+
+    def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
+        result: JsonObject = super().run(tmp, task_vars)
+        return clean_result({**result, **self._execute_module(task_vars=task_vars)})
 
 
 class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -57,7 +69,7 @@ class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no 
             result.update(self.ensure(params, task_vars))
         except ShareError as error:
             result.update(error.details, failed=True, msg=str(error))
-        return result
+        return clean_result(result)
 
     def execute_module(self, arguments: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         """Execute the module of the same name."""
