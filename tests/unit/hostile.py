@@ -36,7 +36,14 @@ TEXTS = (
     "x" * 100_000,
 )
 # Nothing of these may change.
-HONEST = ("Grüße aus Köln", "显卡内存不足", "می\u200cخواهم", "👩\u200d💻 ok", "naïve — “quoted” 1 °C", "/dev/nvidia0: a=b, 'c'")
+HONEST = (
+    "Grüße aus Köln",
+    "显卡内存不足",
+    "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+    "👩\u200d💻 ok",
+    "naïve — “quoted” 1 °C",
+    "/dev/nvidia0: a=b, 'c'",
+)
 
 # No address of a machine.
 ADDRESSES = (
@@ -63,7 +70,21 @@ NOT_OTHERS = (
 )
 # No names of nodes.
 NAMES = (
-    *("", "-oProxyCommand=x", "a[1:3]", "a,b", "a b", "../../etc/passwd", "a/b", "..", ".", "A", "a_b", "a.", "x" * 254),
+    *(
+        "",
+        "-oProxyCommand=x",
+        "a[1:3]",
+        "a,b",
+        "a b",
+        "../../etc/passwd",
+        "a/b",
+        "..",
+        ".",
+        "A",
+        "a_b",
+        "a.",
+        "x" * 254,
+    ),
     *("a\n  b:", "{{ x }}", "a\x1b[31m", "gpu_nodes", "a:22", "über"),
 )
 # Names of nodes that mean something else to Ansible.

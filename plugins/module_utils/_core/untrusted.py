@@ -17,6 +17,10 @@ import typing as t
 Address = t.NewType("Address", str)
 # The name of a Node object, which is a DNS subdomain.
 NodeName = t.NewType("NodeName", str)
+# The value of a label, which may be empty.
+LabelValue = t.NewType("LabelValue", str)
+# The version of a component, such as v1.36.3 or v1.30.1+k3s1.
+Version = t.NewType("Version", str)
 # One component of a URL's path, with everything quoted that isn't a letter, a digit or one of ``-._~``.
 Component = t.NewType("Component", str)
 # Printable text without a line break.
@@ -36,6 +40,8 @@ _DNS_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 # Kubernetes limits the whole name only.
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 LONGEST_NAME = 253
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_VERSION = re.compile(r"v?[0-9][-+.~\w]{0,127}", re.ASCII)
 # What the C library resolves as an IPv4 address in one of its old forms: 127.1, 0x7f.1, 2130706433.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 # Names of the machine itself in usual files of hosts.
@@ -73,6 +79,8 @@ REFUSALS: t.Mapping[str, str] = {
     "no-machine": "is no address of a single machine that others reach (multicast, link-local or reserved)",
     "not-a-node-name": "isn't the name of a node (a DNS subdomain)",
     "reserved-name": "is a name that has a meaning of its own in an inventory",
+    "not-a-label-value": "isn't the value of a label",
+    "not-a-version": "isn't a version",
     "no-name": "is empty, or is a step in a path",
 }
 
@@ -142,6 +150,26 @@ def host_name(value: t.Any) -> NodeName:
     if name in _RESERVED or _OWN_NAMES.fullmatch(name):
         raise Refused("reserved-name")
     return name
+
+
+def label_value(value: t.Any) -> LabelValue:
+    """Return the value of a label.
+
+    :raises Refused: no label can have it.
+    """
+    if not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
+        raise Refused("not-a-label-value")
+    return LabelValue(value)
+
+
+def version(value: t.Any) -> Version:
+    """Return the version of a component.
+
+    :raises Refused: it isn't one.
+    """
+    if not isinstance(value, str) or not _VERSION.fullmatch(value):
+        raise Refused("not-a-version")
+    return Version(value)
 
 
 def component(value: t.Any) -> Component:

@@ -41,10 +41,13 @@ class Request(t.NamedTuple):
 
 
 class Kube(t.Protocol):
-    """The requests to a cluster; ``server`` is the API server's URL."""
+    """The requests to a cluster."""
 
-    server: str
     requests: collections.Counter[str]
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
 
     def get(self, ref: Ref) -> JsonObject | None:
         """Return an object; None if it, or its kind, does not exist."""

@@ -87,11 +87,11 @@ class _Machines:
         :param server: the API server's URL.
         """
         found = []
-        for node in nodes:
+        for one in nodes:
             try:
-                found.append(_Node(untrusted.host_name(node["name"]), node))
+                found.append(_Node(untrusted.host_name(one["name"]), one))
             except untrusted.Refused as error:
-                self.leave(str(node["name"]), "metadata.name", error.code, f"{error}")
+                self.leave(str(one["name"]), "metadata.name", error.code, f"{error}")
         shared = collections.Counter(address for node in found for address in node.announced)
         host = urlsplit(server).hostname or ""
         for node in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What init writes of a cluster in which somebody took nodes: kubelet writes the addresses in its node's status itself."""
+"""What init writes of a cluster in which somebody took nodes: kubelet writes its node's addresses itself."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ PIPE = "{{{{ lookup('pipe', 'touch {0}; echo 192.0.2.66') }}}}"
 
 def codes(found) -> dict[str, str]:
     return {one["node"]: one["code"] for one in found["left_out"]}
+
+
+def evaluated(folder: Path, hosts: str, what: str):
+    """Evaluate variables of the written inventory by the module debug."""
+    return ansible(folder, "ansible", "-i", "inventory", hosts, "-c", "local", "-m", "debug", "-a", what)
 
 
 def names(found) -> set[str]:
@@ -105,7 +110,7 @@ def test_the_written_inventory_evaluates_nothing(tmp_path: Path) -> None:
             api.request("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
         rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}")
         assert rc == 0, text
-    asked = ansible(tmp_path, "ansible", "-i", "inventory", "all", "-c", "local", "-m", "debug", "-a", "var=ansible_host")
+    asked = evaluated(tmp_path, "all", "var=ansible_host")
     assert not marker.exists(), "a node's address ran as a template on the controller"
     assert asked.rc == 0, asked.text
     hosts = yaml.safe_load((tmp_path / "inventory/hosts.yml").read_text())
@@ -124,7 +129,7 @@ def test_whatever_is_written_stays_text(tmp_path: Path) -> None:
     rc, text = init(tmp_path, json.dumps(unsafe))
     assert rc == 0, text
     variables = "ansible_user ~ '|' ~ ansible_ssh_private_key_file"
-    asked = ansible(tmp_path, "ansible", "-i", "inventory", "gpu1", "-c", "local", "-m", "debug", "-a", f"msg={{{{ {variables} }}}}")
+    asked = evaluated(tmp_path, "gpu1", f"msg={{{{ {variables} }}}}")
     assert not marker.exists() and asked.rc == 0, asked.text
     assert "lookup('pipe'" in asked.text
 
@@ -144,5 +149,7 @@ def test_machines_that_the_user_names_are_checked(tmp_path: Path) -> None:
     found = initial_inventory([], "gpu1=192.0.2.1", "cp1=192.0.2.1")
     assert codes(found) == {"cp1": "same-address"}
     rc, text = init(tmp_path, json.dumps({"init_gpu_nodes": ["gpu1=a b"]}))
-    assert rc != 0 and "gpu1: init_gpu_nodes 'a b' is neither an IP address nor a DNS name" in " ".join(text.split()), text
+    assert rc != 0 and "gpu1: init_gpu_nodes 'a b' is neither an IP address nor a DNS name" in " ".join(text.split()), (
+        text
+    )
     assert not (tmp_path / "inventory").exists()

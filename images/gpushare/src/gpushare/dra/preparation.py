@@ -14,8 +14,8 @@ import logging
 import threading
 import time
 import typing as t
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.dra import claims, specifications
 from gpushare.dra.claims import Claim, ClaimRefused, Code, Pod
@@ -251,9 +251,9 @@ class Preparation:
         return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits)
 
     def _read(self, ref: ClaimRef) -> t.Any:
-        namespace, name = quote(ref.namespace, safe=""), quote(ref.name, safe="")
         try:
-            return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}")
+            path = paths.under("/apis/resource.k8s.io/v1", "namespaces", ref.namespace, "resourceclaims", ref.name)
+            return self._kube.get(path)
         except KubeError as error:
             what = f"claim {ref.namespace}/{ref.name}"
             if error.status == 404:

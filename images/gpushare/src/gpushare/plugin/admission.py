@@ -12,6 +12,7 @@ import threading
 import time
 import typing as t
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
@@ -258,10 +259,10 @@ class Admission:
         subject = steering.listed(size, pods, listing)
         doubtful = pod_facts.started(subject.pod) if subject else not missing
         if doubtful or len(missing) > 1:
-            path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._node}"
+            path = paths.pods_of_node(self._node)
         elif missing:
             namespace, _slash, name = missing[0].partition("/")
-            path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+            path = paths.pod(namespace, name)
         else:
             return pods, subject
         answer = call_within(LOOKUP_SECONDS, lambda: self._kube.get(path))

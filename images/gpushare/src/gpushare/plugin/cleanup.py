@@ -12,6 +12,7 @@ import socket
 import typing as t
 from pathlib import Path
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.kubelet.pod_resources import PodResources, Unreadable
 from gpushare.kubelet.server import SOCKET
@@ -68,11 +69,11 @@ def clean(
         )
     path.unlink(missing_ok=True)
     try:
-        node = kube.get(f"/api/v1/nodes/{name}")
+        node = kube.get(paths.node(name))
         problem = _release(name, kube, nvml, unit, podresources, enforcer, node)
         body = node_patch(node)
         if body:
-            kube.patch(f"/api/v1/nodes/{name}/status", body)
+            kube.patch(paths.node(name, "status"), body)
             log.info("node %s: annotations and resources removed", name, extra={"data": {"body": body}})
     except KubeError as error:
         raise CleanupError(f"--cleanup: node {name} can't be read or written: {error}") from error
@@ -104,6 +105,6 @@ def _release(
     except (NvmlError, Unreadable) as error:
         # Without enforced limits there is nothing to remove.
         return str(error) if state == contract.LIMIT_ENFORCED else ""
-    answer = kube.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")
+    answer = kube.get(paths.pods_of_node(name))
     enforcer.release(cards, [trim_pod(pod) for pod in answer.get("items") or []], listing)
     return ""

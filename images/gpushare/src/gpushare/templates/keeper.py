@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from urllib.parse import urlencode
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.mirror import Mirror
@@ -271,7 +272,7 @@ class Keeper:
         """
         query, found = {"limit": str(PAGE)}, set[str]()
         while True:
-            page = self._kube.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}")
+            page = self._kube.get(f"{paths.under('/api/v1', 'namespaces', namespace, 'pods')}?{urlencode(query)}")
             for pod in page.get("items") or []:
                 found.update(contract.templates_of_pod(pod))
             query["continue"] = str((page.get("metadata") or {}).get("continue") or "")
@@ -280,7 +281,7 @@ class Keeper:
 
     def _delete(self, key: tuple[str, str], why: str) -> None:
         try:
-            self._kube.delete(f"{_path(key[0])}/{key[1]}")
+            self._kube.delete(_path(*key))
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -288,5 +289,5 @@ class Keeper:
         log.info("deleted", extra={"data": {"template": "/".join(key), "reason": why}})
 
 
-def _path(namespace: str) -> str:
-    return f"/apis/{contract.API_VERSION}/namespaces/{namespace}/resourceclaimtemplates"
+def _path(namespace: str, *name: str) -> str:
+    return paths.under(f"/apis/{contract.API_VERSION}", "namespaces", namespace, "resourceclaimtemplates", *name)
