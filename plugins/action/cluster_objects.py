@@ -7,14 +7,14 @@ from __future__ import annotations
 import functools
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import CleanAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(CleanAction):
     """Executes the module, and prints every ten seconds what it waits for."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:

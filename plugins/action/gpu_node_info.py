@@ -10,11 +10,11 @@ import typing as t
 from ansible.errors import AnsibleError
 from ansible.module_utils import basic
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as core
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import python_probe
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import CleanAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
 
 # ansible-core's message where Python is too old for it; even older ones fail on its syntax, or on this collection's.
@@ -29,7 +29,7 @@ OWN = ("report_trouble", "control_plane", "patches_dir")
 MOST_CHARACTERS = 300
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ActionModule(CleanAction):
     """Executes the module; where the node's Python can't run it, the error names the Python to install."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:

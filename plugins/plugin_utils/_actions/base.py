@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
-from .results import clean_result
+from .results import clean_answer, clean_result
 
 
 def untagged(value: t.Any) -> t.Any:
@@ -23,18 +23,25 @@ def untagged(value: t.Any) -> t.Any:
     return json.loads(json.dumps(value))
 
 
-class NodeModule(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
-    """Executes the module of the same name, and returns its result with printable texts.
+class CleanAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+    """Executes modules whose results may be anybody's words: their texts are made printable before anything reads them.
 
     Whoever took a node chooses what a module returns there, and the API and its tenants what one returns that reads it.
     """
+
+    def _parse_returned_data(self, res: JsonObject, *more: t.Any) -> t.Any:
+        return super()._parse_returned_data({**res, "stdout": clean_answer(str(res.get("stdout", "")))}, *more)
+
+
+class NodeModule(CleanAction):
+    """Executes the module of the same name."""
 
     def run(self, tmp: str | None = None, task_vars: JsonObject | None = None) -> JsonObject:
         result: JsonObject = super().run(tmp, task_vars)
         return clean_result({**result, **self._execute_module(task_vars=task_vars)})
 
 
-class ShareAction(ActionBase):  # type: ignore[misc]  # ansible-core carries no types
+class ShareAction(CleanAction):
     """Runs ``ensure`` with the validated options and turns its ``ShareError`` into a failed result.
 
     :cvar arguments: the module's argument_spec.

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import typing as t
+
+from ansible.module_utils.json_utils import _filter_non_json_lines
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import Line, line, lines
@@ -19,7 +23,11 @@ FILES = frozenset(
 )
 # What callbacks of ansible-core print as it is, without JSON. A line break would begin a line like theirs.
 _SENTENCES = frozenset(("msg", "warnings", "deprecations"))
+# Other keys of a result that may have line breaks.
+_TEXTS = frozenset(("diff", "table", "wide", "exception", "stdout", "stderr", "module_stdout", "module_stderr"))
 _LONGEST_SENTENCE = 64 * 1024
+# In JSON, what may stand for a character that isn't printable; most results have none but line breaks in FILES.
+_SUSPICIOUS = re.compile(r"\\(?:[bfnr]|u(?!00[2-6a-f]|0[1-9a-f]|1|2[1-9a-f]|[3-9a-c]))", re.IGNORECASE)
 
 
 def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:
@@ -33,8 +41,30 @@ def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:
             found[key] = _clean(value, (), _sentence)
         else:
             # --diff prints the texts of files, too.
-            found[_clean(key, (), line)] = _clean(value, () if key == "diff" else FILES, lines)
+            found[_value(key)] = _clean(value, (), lines) if key in _TEXTS else _clean(value, FILES, _value)
     return found
+
+
+def clean_answer(stdout: str) -> str:
+    """Return what a module has printed with the values of its result clean, as ``clean_result`` does.
+
+    Before ansible-core parses it, since that takes the warnings away: a callback gets them beside the result.
+    """
+    text = lines(stdout)
+    if not _SUSPICIOUS.search(text):
+        return text
+    try:
+        result, _warnings = _filter_non_json_lines(text, objects_only=True)
+        return text.replace(result, json.dumps(clean_result(json.loads(result))), 1)
+    except (ValueError, RecursionError, AttributeError):
+        # It is no result, and ansible-core says so.
+        return text
+
+
+def _value(text: str) -> str:
+    """Return a value without line breaks, which would begin a new line in a message or behind a loop's label."""
+    clean = lines(text)
+    return clean.replace("\n", " ") if "\n" in clean else clean
 
 
 def _sentence(text: str) -> Line:
@@ -55,5 +85,6 @@ def _clean(value: t.Any, raw: t.Collection[str], clean: t.Callable[[str], str]) 
         return value if same else found
     if isinstance(value, (list, tuple)):
         each = [_clean(one, raw, clean) for one in value]
-        return value if all(a is b for a, b in zip(value, each, strict=True)) else each
+        same = all(a is b for a, b in zip(value, each, strict=True))
+        return value if same else tuple(each) if isinstance(value, tuple) else each
     return value

@@ -10,7 +10,7 @@ import gpushare
 from gpushare.api.mirror import Mirror
 from gpushare.extender.state import NodeView, State
 from gpushare.http.service import Handler, Request, Response
-from gpushare.shared._core.untrusted import line
+from gpushare.shared._core.untrusted import lines
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -138,4 +138,4 @@ def _head(name: str, help_text: str) -> bytearray:
 
 def _escaped(text: str) -> str:
     """Escape a label's value: names and UUIDs come from the API, so they may contain anything."""
-    return line(text, LONGEST_LABEL).replace("\\", r"\\").replace('"', r"\"")
+    return lines(text, LONGEST_LABEL).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
