@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import hostile
 import pytest
 from allocation_snapshots import node, pod
+from ansible_collections.kubegpu.share.plugins.filter.printable import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
@@ -117,3 +118,10 @@ def test_findings_of_preflight_and_steps_of_acceptance(text: str) -> None:
     step = result.StepResult("W1", result.FAIL, text, text, text, 0, text)
     clean(result.table([step], "Steps"))
     clean(result.shorten(text))
+
+
+@EVERY
+def test_texts_of_other_modules_in_messages_of_roles(text: str) -> None:
+    shown = FilterModule().filters()["printable"](text)
+    clean(shown)
+    assert "\n" not in shown and len(shown) <= 2000
