@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 import typing as t
 
 from ansible.errors import AnsibleError
@@ -13,8 +12,10 @@ from ansible.module_utils import basic
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.release import __version__ as core
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import python_probe
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
 
 # ansible-core's message where Python is too old for it; even older ones fail on its syntax, or on this collection's.
 TOO_OLD = re.compile(r"requires (?:a minimum of )?Python (?:version )?([\d.]*\d)")
@@ -35,13 +36,13 @@ class ActionModule(GuardedAction):
         result: JsonObject = super().run(tmp, task_vars)
         host = str((task_vars or {}).get("inventory_hostname", "localhost"))
         if not boolean(self._task.args.get("report_trouble", False)):
-            return {**result, **self._collect(host, task_vars)}
+            return clean_result({**result, **self._collect(host, task_vars)})
         try:
             done = self._collect(host, task_vars)
         except AnsibleError as error:
             done = {"failed": True, "msg": str(error)}
         trouble = self._trouble(done)
-        return {**result, "changed": False, "trouble": trouble} if trouble else {**result, **done}
+        return clean_result({**result, "changed": False, "trouble": trouble} if trouble else {**result, **done})
 
     def _collect(self, host: str, task_vars: JsonObject | None) -> JsonObject:
         name, arguments = module_of(self._task.args)
@@ -65,12 +66,12 @@ class ActionModule(GuardedAction):
             asked = self._low_level_execute_command("id -un", sudoable=False)
         except AnsibleError as error:
             user = str(self._get_remote_user() or "")
-            return {"id": "unreachable", "user": user, "reason": _one_line(str(error))}
+            return {"id": "unreachable", "user": user, "reason": line(error, MOST_CHARACTERS)}
         name = str(asked.get("stdout", "")).strip()
         refused = self._refused_root() if self._connection.become is not None else ""
         if refused:
-            return {"id": "no-escalation", "user": name, "reason": _one_line(refused)}
-        return {"id": "no-facts", "user": name, "reason": _one_line(reason)}
+            return {"id": "no-escalation", "user": name, "reason": line(refused, MOST_CHARACTERS)}
+        return {"id": "no-facts", "user": name, "reason": line(reason, MOST_CHARACTERS)}
 
     def _refused_root(self) -> str:
         """Return why the user can't become root; empty where it can."""
@@ -103,7 +104,3 @@ def module_of(args: t.Mapping[str, t.Any]) -> tuple[str, JsonObject]:
     if not boolean(args.get("control_plane", False)):
         return "kubegpu.share.gpu_node_info", node
     return "kubegpu.share.control_plane_info", {"patches_dir": args.get("patches_dir"), "node": node}
-
-
-def _one_line(text: str) -> str:
-    return textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import (
     ARGUMENTS,
@@ -35,7 +37,7 @@ class ActionModule(GuardedAction):
             result.update(text=rendered.text, result=rendered.result)
             if rendered.text and not params["quiet"]:
                 # Before the files, so that it is printed even if one of them can't be written.
-                self._display.display(rendered.text.rstrip("\n"))
+                show(self._display, rendered.text.rstrip("\n"))
             planned = files.plan(rendered.targets)
             result["changed"] = any(one.changed for one in planned)
             result["files"] = [
@@ -49,4 +51,4 @@ class ActionModule(GuardedAction):
                 files.write(planned)
         except ShareError as error:
             result.update(error.details, failed=True, msg=str(error))
-        return result
+        return clean_result(result)

@@ -12,6 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, told
@@ -47,14 +48,14 @@ class ActionModule(ShareAction):
         if plan.empty and not plan.refusals:
             plan = dataclasses.replace(plan, unverified=cluster.unverified(params))
         data = plan.result()
-        self._display.display(plan.text().rstrip("\n"))
+        show(self._display, plan.text().rstrip("\n"))
         stats = {name: value for name, value in data.items() if name != "patterns"}
         result: JsonObject = {"changed": False, "plan": data}
         # As set_stats has it: AWX keeps it as an artifact.
         result["ansible_stats"] = {"data": {"gpu_plan": stats}, "per_host": False, "aggregate": False}
         if params["output"]:
             result["output"] = _write(params["output"], stats)
-            self._display.display(f"The plan is in {result['output']}.")
+            show(self._display, f"The plan is in {result['output']}.")
         if plan.refusals:
             # Without the data, which Ansible would print.
             refused = "; ".join(dict.fromkeys(f"{one['role']}: {one['reason']}" for _name, one in plan.refusals))

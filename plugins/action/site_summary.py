@@ -9,6 +9,7 @@ import dataclasses
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import Summary, summary
 
@@ -28,14 +29,14 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         planned = untagged(params["planned"] or {})
         if planned.get("summary"):
-            self._display.display(Summary(**planned["summary"]).text())
+            show(self._display, Summary(**planned["summary"]).text())
             return {"changed": False, "summary": planned["summary"]}
         cluster = ClusterTasks()
         nodes = cluster.nodes(params)
         if nodes is None:
-            self._display.display(f"The nodes weren't read: {cluster.missing}")
+            show(self._display, f"The nodes weren't read: {cluster.missing}")
             return {"changed": False, "summary": None}
         slices = cluster.slices(params) if params["claims"] else None
         made = summary(nodes, planned.get("plan"), bool(self._task.check_mode), slices)
-        self._display.display(made.text())
+        show(self._display, made.text())
         return {"changed": False, "summary": dataclasses.asdict(made)}

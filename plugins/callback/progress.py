@@ -43,6 +43,7 @@ import typing as t
 
 from ansible.plugins.callback import CallbackBase
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.running_tasks import RunningTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core carries no types
@@ -80,4 +81,4 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core carrie
         while not self._ended.wait(min(1.0, tasks.interval)):
             for line in tasks.due(time.monotonic()):
                 # Standard output may be JSON.
-                self._display.display(line, stderr=True)
+                show(self._display, line, stderr=True)

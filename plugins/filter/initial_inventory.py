@@ -16,6 +16,8 @@ description:
   - In a cluster, nodes with GPUs are those that labels of NVIDIA or of the Node Feature Discovery show, or resources.
     Where no node has any of these, all but the control plane's nodes are taken.
   - Nodes whose system must not be changed over SSH, as OpenShift's CoreOS, are named in C(gpushare_nodes) instead.
+  - A node may announce any text as its address. Machines whose name or address is none, or would lead to another
+    machine, are left out.
 options:
   _input:
     description: Nodes of the cluster, from M(kubegpu.share.cluster_info). Not read if O(gpu_nodes) isn't empty.
@@ -36,6 +38,10 @@ options:
     description: Whether the machines are reached over SSH.
     type: bool
     default: true
+  server:
+    description: URL of the API server; a node that isn't of the control plane and announces its address is left out.
+    type: str
+    default: ""
 author:
   - The kubegpu.share authors (@kubegpu)
 """
@@ -51,6 +57,7 @@ _value:
   description:
     - C(gpu_nodes) and C(control_plane), the address of each machine by its name, empty if its name is to be resolved.
     - C(gpushare_nodes), names of nodes that aren't reached over SSH.
+    - C(left_out), the machines that are left out, each with C(node), C(field), C(code) and C(text).
     - C(assumed), whether nothing showed which nodes have GPUs.
   type: dict
 """
@@ -63,10 +70,11 @@ def initial_inventory(
     gpu_nodes: str | t.Sequence[str] = (),
     control_plane: str | t.Sequence[str] = (),
     ssh: bool = True,
+    server: str = "",
 ) -> dict[str, t.Any]:
     from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import initial_inventory as preflight
 
-    return preflight.initial_inventory(nodes, gpu_nodes, control_plane, ssh)
+    return preflight.initial_inventory(nodes, gpu_nodes, control_plane, ssh, server)
 
 
 class FilterModule:

@@ -124,6 +124,11 @@ version:
   type: str
   returned: success
   sample: v1.36.3
+server:
+  description: URL of the API server.
+  type: str
+  returned: success
+  sample: https://192.0.2.1:6443
 nodes:
   description: The nodes.
   type: list

@@ -9,7 +9,9 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._contracts.claim_templates import templates_of_pod
+from .._core import untrusted
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .._kube.refs import is_ready
 from . import foreign
 from .nodes import node_unit
@@ -132,8 +134,9 @@ def _node(node: JsonObject) -> ClusterNode:
     annotations: dict[str, str] = metadata.get("annotations") or {}
     addresses = {one.get("type"): one.get("address") for one in status.get("addresses") or []}
     return {
-        "name": str(metadata["name"]),
-        "address": str(addresses.get("InternalIP") or ""),
+        "name": line(metadata["name"]),
+        # Whoever connects to it parses it: ``untrusted.other_machine``.
+        "address": line(addresses.get("InternalIP") or ""),
         "labels": metadata.get("labels") or {},
         "annotations": {key: value for key, value in annotations.items() if key.startswith(ANNOTATIONS)},
         "taints": spec.get("taints") or [],
@@ -141,11 +144,19 @@ def _node(node: JsonObject) -> ClusterNode:
         "ready": is_ready(node),
         "capacity": status.get("capacity") or {},
         "allocatable": status.get("allocatable") or {},
-        "runtime": str(info.get("containerRuntimeVersion", "")),
-        "kubelet": str(info.get("kubeletVersion", "")),
-        "os": str(info.get("osImage", "")),
-        "arch": str(info.get("architecture", "")),
+        "runtime": line(info.get("containerRuntimeVersion", "")),
+        "kubelet": known_version(info.get("kubeletVersion")),
+        "os": line(info.get("osImage", "")),
+        "arch": line(info.get("architecture", "")),
     }
+
+
+def known_version(value: t.Any) -> str:
+    """Return a version that a node or a server reports; empty where it isn't one."""
+    try:
+        return untrusted.version(value)
+    except untrusted.Refused:
+        return ""
 
 
 def node_cards(node: t.Mapping[str, t.Any]) -> list[contract.Card]:

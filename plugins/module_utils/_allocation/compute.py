@@ -13,6 +13,7 @@ import re
 import typing as t
 
 from .._contracts import claims as dra
+from .._core.untrusted import line
 from .claims import Read, add_cards, resolve
 from .nodes import Node, Part, read_node
 from .pods import DRA, GPUSHARE, HAMI, NVIDIA, Claim, PodReader
@@ -81,14 +82,15 @@ def percent(used: int, total: int) -> int:
 
 
 def columns(rows: t.Sequence[t.Sequence[str]], right: t.Container[int] = ()) -> str:
-    """Align the cells of rows.
+    """Align the cells of rows, each of which is made one printable line.
 
     :param right: columns whose cells are aligned to the right.
     """
+    rows = [[line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     justify = [str.rjust if at in right else str.ljust for at in range(len(widths))]
-    lines = ("  ".join([side(cell, width) for side, cell, width in zip(justify, row, widths)]) for row in rows)
-    return "".join([f"{line.rstrip()}\n" for line in lines])
+    joined = ("  ".join([side(cell, width) for side, cell, width in zip(justify, row, widths)]) for row in rows)
+    return "".join([f"{one.rstrip()}\n" for one in joined])
 
 
 def _add(node: Node, claim: Claim) -> None:

@@ -9,6 +9,7 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._core.types import JsonObject
+from .._core.untrusted import line
 
 
 def mode(value: t.Any) -> str:
@@ -20,7 +21,7 @@ def mode(value: t.Any) -> str:
 def announced_limit(node: JsonObject) -> str:
     """Return what a node's device plugin announces about limits; empty if nothing, as upstream's."""
     text = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_LIMIT)
-    return str(text) if text else ""
+    return line(text or "")
 
 
 def limit_of_cards(limits: t.Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .types import ContainerUnits, PodEntry
 
 GPUSHARE, DRA, HAMI, NVIDIA = "gpushare", "dra", "hami", "nvidia"
@@ -256,5 +257,5 @@ def _unscheduled(pod: JsonObject, node: str) -> str:
         return ""
     for one in (pod.get("status") or {}).get("conditions") or []:
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return " ".join(str(one.get("message") or one.get("reason") or "").split())
+            return line(one.get("message") or one.get("reason") or "")
     return ""

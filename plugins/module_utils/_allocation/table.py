@@ -9,6 +9,7 @@ import datetime
 import typing as t
 
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .._kube.stream import Streams, Wanted, listed, uncollected
 from . import claim_lists, claims
 from .cluster import UNFINISHED
@@ -96,13 +97,13 @@ def draw_bar(used: int, total: int) -> str:
 
 
 def _blocks(node: NodeEntry, wide: bool) -> t.Iterator[str]:
-    yield f"NAME:       {node['name']}\nIPADDRESS:  {node['address'] or '-'}\n"
+    yield f"NAME:       {line(node['name'])}\nIPADDRESS:  {line(node['address'] or '-')}\n"
     if node["memory_limit"]:
         yield f"LIMIT:      {node['memory_limit']}\n"
     if wide or node["backend"] not in ("gpushare", "gpushare-upstream"):
         yield f"BACKEND:    {', '.join(node['backends']) or 'none'}\n"
     if node["problem"]:
-        yield f"PROBLEM:    {node['problem']}\n"
+        yield f"PROBLEM:    {line(node['problem'])}\n"
     yield _part(node, wide, node["unit"])
     for part in node["also"]:
         yield f"\nAlso {part['backend']}:\n"
@@ -125,10 +126,10 @@ def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
     for place, pods in enumerate([*(card["pods"] for card in cards), pending]):
         for pod in pods:
             key = (pod["namespace"], pod["name"])
-            line = lines.get(key)
-            if line is None:
-                line = lines[key] = _pod(pod, len(header), wide)
-            line[first + place] = str(pod["units"])
+            cells = lines.get(key)
+            if cells is None:
+                cells = lines[key] = _pod(pod, len(header), wide)
+            cells[first + place] = str(pod["units"])
             if pod["problem"]:
                 problems[key] = pod["problem"]
     rows += lines.values()
@@ -137,9 +138,9 @@ def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
         rows[-1].append(f"{part['used']}/{part['total']}")
     elif pending:
         rows[-1].append(str(sum(pod["units"] for pod in pending)))
-    text = "".join(f"{line}\n" for line in _cards(part, wide))
+    text = "".join(f"{one}\n" for one in _cards(part, wide))
     text += f"\n{columns(rows)}"
-    text += "".join(f"{space}/{name}: {problem}\n" for (space, name), problem in problems.items())
+    text += "".join(f"{line(f'{space}/{name}: {problem}')}\n" for (space, name), problem in problems.items())
     share = f"{part['used']}/{part['total']} ({percent(part['used'], part['total'])}%)"
     return f"{text}\nAllocated/Total of the node{_of(unit)}: {share}\n"
 
@@ -158,11 +159,11 @@ def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
                 about += [f"slots {card['slots_used']}/{card['slots']}", f"cores {card['cores_used']}/{card['cores']}"]
         if not card["healthy"]:
             about.append(f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY")
-        tail = ", ".join(text for text in about if text)
+        tail = line(", ".join(text for text in about if text))
         yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
     for one in part.get("resources") or []:
         share = f"{one['used']}/{one['capacity']}{_kind(part['gpus'])}"
-        yield f"{one['name']} {draw_bar(one['used'], one['capacity'])} {share}"
+        yield f"{line(one['name'])} {draw_bar(one['used'], one['capacity'])} {share}"
 
 
 def _kind(gpus: JsonObject) -> str:
@@ -173,7 +174,7 @@ def _kind(gpus: JsonObject) -> str:
         f"{gpus['count']} cards" if gpus["count"] is not None else "",
         f"{gpus['sharing']}, {gpus['replicas']} replicas" if gpus["sharing"] not in (None, "none") else "",
     ]
-    text = ", ".join(one for one in about if one)
+    text = line(", ".join(one for one in about if one))
     return f"  {text}" if text else ""
 
 
@@ -195,12 +196,12 @@ def _status(pod: PodEntry) -> str:
 def _waiting(pods: t.Sequence[PodEntry]) -> str:
     if not pods:
         return ""
-    lines = [
-        f"  {pod['namespace']}/{pod['name']} requests {pod['units'] or 'a GPU'}: "
-        f"{pod['reason'] or pod['problem'] or 'not scheduled yet'}\n"
+    rows = [
+        f"{pod['namespace']}/{pod['name']} requests {pod['units'] or 'a GPU'}: "
+        f"{pod['reason'] or pod['problem'] or 'not scheduled yet'}"
         for pod in pods
     ]
-    return "Waiting for a card:\n" + "".join(lines)
+    return "Waiting for a card:\n" + "".join(f"  {line(one)}\n" for one in rows)
 
 
 def _totals(found: Allocation) -> t.Iterator[str]:

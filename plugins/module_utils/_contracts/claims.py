@@ -12,8 +12,9 @@ import dataclasses
 import typing as t
 
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .claim_templates import CAPACITY, DRIVER, container_of, shape_of
-from .gpushare import ContractError, quantity
+from .gpushare import MOST_CHARACTERS, ContractError, quantity
 
 # Of the driver, on a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
@@ -177,7 +178,7 @@ def _device(raw: t.Any) -> Device:
     attributes = raw.get("attributes") or {}
     capacity = raw["capacity"][CAPACITY]
     step = ((capacity.get("requestPolicy") or {}).get("validRange") or {}).get("step")
-    taints = {one["key"]: str(one.get("value") or "Unknown") for one in raw.get("taints") or []}
+    taints = {one["key"]: line(one.get("value") or "Unknown") for one in raw.get("taints") or []}
     index = (attributes.get("index") or {}).get("int")
     return Device(
         name=str(raw["name"]),
@@ -193,7 +194,7 @@ def _device(raw: t.Any) -> Device:
 
 
 def _string(attributes: JsonObject, name: str) -> str:
-    return str((attributes.get(name) or {}).get("string") or "")
+    return line((attributes.get(name) or {}).get("string") or "", MOST_CHARACTERS)
 
 
 def claim_of(raw: t.Any) -> Claim:

@@ -4,7 +4,7 @@
 """gpushare's contract: names and meaning of its resources, annotations and device IDs, and how memory is counted.
 
 The servers' image contains this very file, so that server and verifier can't drift apart. It imports only the standard
-library and ``_core/types.py``, and does no I/O.
+library and two files of ``_core``, and does no I/O.
 
 Objects are Kubernetes objects as plain JSON (``dict``). Memory of a card is in MiB; a share is in units, and a unit is
 1 GiB or 1 MiB for the whole cluster. The names are those of AliyunContainerService/gpushare-scheduler-extender, kept so
@@ -20,6 +20,7 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
+from .._core.untrusted import line
 
 RESOURCE_MEMORY = "aliyun.com/gpu-mem"
 RESOURCE_COUNT = "aliyun.com/gpu-count"
@@ -94,6 +95,9 @@ POD_RETRY = "kubegpu.share/retry"
 ANNOTATIONS_POLICY = "gpushare-annotations"
 
 MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
+
+# Of a card's UUID, model and code.
+MOST_CHARACTERS = 256
 
 # kubelet receives gRPC messages of at most this many bytes from a device plugin.
 KUBELET_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -406,7 +410,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
 
 
 def cards_from_annotation(text: str) -> list[Card]:
-    """Parse a node annotation.
+    """Parse a node annotation, whose texts may be anything that whoever took the node wrote there.
 
     :raises ContractError: it is malformed, or larger than that of any machine.
     """
@@ -416,18 +420,18 @@ def cards_from_annotation(text: str) -> list[Card]:
         cards = [
             Card(
                 index=int(row["index"]),
-                uuid=str(row["uuid"]),
+                uuid=line(row["uuid"], MOST_CHARACTERS),
                 minor=int(row["minor"]),
                 memory_mib=int(row["memoryMiB"]),
                 units=int(row["units"]),
                 healthy=row["healthy"] is True,
-                model=str(row.get("model", "")),
-                reason=str(row.get("reason", "")),
-                code=str(row.get("code", "")),
+                model=line(row.get("model", ""), MOST_CHARACTERS),
+                reason=line(row.get("reason", "")),
+                code=line(row.get("code", ""), MOST_CHARACTERS),
                 xid=int(row.get("xid", 0)),
                 reserved_mib=int(row.get("reservedMiB", 0)),
-                limit=str(row.get("limit", "")),
-                limit_reason=str(row.get("limitReason", "")),
+                limit=line(row.get("limit", ""), MOST_CHARACTERS),
+                limit_reason=line(row.get("limitReason", "")),
                 unreleased=int(row.get("unreleasedUnits", 0)),
             )
             for row in json.loads(text)

@@ -17,6 +17,7 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .gpushare import quantity
 
 NODE_REGISTER = "hami.io/node-nvidia-register"
@@ -135,9 +136,9 @@ def _from_text(text: str) -> list[Gpu]:
                 count=_digits(fields[1], "count"),
                 devmem=_digits(fields[2], "devmem"),
                 devcore=_digits(fields[3], "devcore"),
-                model=fields[4],
+                model=line(fields[4]),
                 numa=_digits(fields[5], "numa"),
-                mode=fields[8] if len(fields) == 9 else "",
+                mode=line(fields[8]) if len(fields) == 9 else "",
                 healthy=fields[6] == "true",
             )
         )
@@ -149,7 +150,7 @@ def _word(value: t.Any, name: str, needed: bool = False) -> str:
         return ""
     if not isinstance(value, str) or (needed and not value):
         raise HamiError(f"node annotation {NODE_REGISTER}: {name} isn't text")
-    return value
+    return line(value)
 
 
 def _number(value: t.Any, name: str) -> int:

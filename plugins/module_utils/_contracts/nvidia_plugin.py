@@ -13,6 +13,7 @@ import posixpath
 import typing as t
 
 from .._core.types import JsonObject
+from .._core.untrusted import LabelValue, Refused, label_value
 from .gpushare import quantity
 
 RESOURCE = "nvidia.com/gpu"
@@ -122,5 +123,8 @@ def cards(node: JsonObject) -> tuple[JsonObject, str]:
     return found, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
 
 
-def _text(value: t.Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _text(value: t.Any) -> LabelValue | None:
+    try:
+        return label_value(value)
+    except Refused:
+        return None

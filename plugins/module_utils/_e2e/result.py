@@ -9,6 +9,7 @@ import dataclasses
 import typing as t
 
 from .._allocation.compute import columns
+from .._core.untrusted import line
 
 PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
 
@@ -162,9 +163,8 @@ class StepResult:
 
 
 def shorten(text: str) -> str:
-    """Return the text as one line of at most 400 characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= 400 else line[:400] + "…"
+    """Return the text as one printable line of at most 400 characters."""
+    return line(text, 400)
 
 
 def overall_result(steps: t.Sequence[StepResult]) -> str:

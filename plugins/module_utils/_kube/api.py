@@ -45,6 +45,10 @@ class Kube(t.Protocol):
 
     requests: collections.Counter[str]
 
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+
     def get(self, ref: Ref) -> JsonObject | None:
         """Return an object; None if it, or its kind, does not exist."""
 
@@ -132,11 +136,11 @@ class Client(Reads):
         query = [("fieldManager", manager), ("force", "true"), ("fieldValidation", "Strict")]
         ref = ref_of(definition)
         self._demand(ref)
-        return self._ask(Request("PATCH", self._path(ref), query, json.dumps(definition), APPLY, str(ref)))
+        return self._ask(Request("PATCH", self._object_path(ref), query, json.dumps(definition), APPLY, str(ref)))
 
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         self._demand(ref)
-        path = self._path(ref) + (f"/{subresource}" if subresource else "")
+        path = self._object_path(ref) + (f"/{subresource}" if subresource else "")
         return self._ask(Request("PATCH", path, (), body, "application/merge-patch+json", str(ref)))
 
     def try_create(self, definition: JsonObject) -> JsonObject:
@@ -149,7 +153,7 @@ class Client(Reads):
         if self._known(ref):
             query = [("propagationPolicy", "Foreground")]
             try:
-                self._ask(Request("DELETE", self._path(ref), query, subject=str(ref)))
+                self._ask(Request("DELETE", self._object_path(ref), query, subject=str(ref)))
             except KubeError as error:
                 if error.status != 404:
                     raise
@@ -170,11 +174,11 @@ class Client(Reads):
 
         :param subject: for messages.
         """
-        return self._ask(Request("POST", f"{self._path(ref)}/{subresource}", (), body, subject=subject))
+        return self._ask(Request("POST", f"{self._object_path(ref)}/{subresource}", (), body, subject=subject))
 
     def log(self, namespace: str, pod: str, container: str, lines: int) -> str:
         query = [("container", container), ("tailLines", str(lines))]
-        return self.send(Request("GET", self._path(Ref("v1", "Pod", namespace, pod)) + "/log", query))
+        return self.send(Request("GET", self._object_path(Ref("v1", "Pod", namespace, pod)) + "/log", query))
 
     def _ask(self, request: Request) -> JsonObject:
         return self._object(self.send(request))

@@ -9,6 +9,7 @@ import json
 import typing as t
 
 from .._core.errors import BadInput, ShareError
+from .._core.untrusted import line
 
 # Time limits in seconds to connect and to get a response.
 TIMEOUT = (5.0, 30.0)
@@ -94,6 +95,5 @@ def cause_of(error: BaseException, timed_out: bool) -> str:
 
 
 def one_line(value: t.Any) -> str:
-    """Return any value as one short line."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= 400 else text[:400] + "…"
+    """Return any value as one short line, which is printable."""
+    return line(value, 400)

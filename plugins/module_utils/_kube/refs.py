@@ -8,9 +8,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
-import re
 import typing as t
 
+from .._core import untrusted
+from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .errors import KubeError, not_kubernetes
 
@@ -96,7 +97,7 @@ class Reads(abc.ABC):
         """Return the answer to a GET as text, or raise ``KubeError``."""
 
     def get(self, ref: Ref) -> JsonObject | None:
-        return self._found(self._path(ref)) if self._known(ref) else None
+        return self._found(self._object_path(ref)) if self._known(ref) else None
 
     def list_all(
         self, api_version: str, kind: str, namespace: str = "", field_selector: str = "", label_selector: str = ""
@@ -155,13 +156,27 @@ class Reads(abc.ABC):
     def _path(self, ref: Ref) -> str:
         plural, namespaced = self._kinds[(ref.api_version, ref.kind)]
         where = ["namespaces", ref.namespace] if namespaced and ref.namespace else []
-        words = [*where, plural, *([ref.name] if ref.name else [])]
-        quoted = (re.sub(rb"[^\w.~-]", lambda one: b"%%%02X" % one[0][0], word.encode()).decode() for word in words)
-        return "/".join([_group(ref.api_version), *quoted])
+        return _group(ref.api_version) + _url_path(ref, *where, plural, *([ref.name] if ref.name else []))
+
+    def _object_path(self, ref: Ref) -> str:
+        """Return the path of one object; without a name it would be that of all objects of its kind.
+
+        :raises BadInput: the name is empty, or can't be a path's component.
+        """
+        if not ref.name:
+            raise BadInput(f"{ref.kind}: the name of the object is empty")
+        return self._path(ref)
+
+
+def _url_path(about: object, *words: str) -> str:
+    try:
+        return untrusted.path(*words)
+    except untrusted.Refused as error:
+        raise BadInput(f"{about}: a part of its name {error}") from error
 
 
 def _group(api_version: str) -> str:
-    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    return _url_path(api_version, "apis" if "/" in api_version else "api", *api_version.split("/"))
 
 
 def is_ready(item: JsonObject) -> bool:

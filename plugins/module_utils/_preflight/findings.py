@@ -11,6 +11,7 @@ import typing as t
 
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._core.untrusted import line
 
 PROBLEM, WARNING, NOTE, IGNORED = "problem", "warning", "note", "ignored"
 ORDER = (PROBLEM, WARNING, NOTE, IGNORED)
@@ -53,7 +54,7 @@ class Finding:
             name: ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
             for name, value in self.fields.items()
         }
-        return template.format(host=self.host, **values)
+        return line(template.format(host=self.host, **values))
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from .._contracts import claims as dra
 from .._contracts.gpushare import ContractError
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from .._kube import helm
 from .._kube.api import Kube
 from .._kube.errors import KubeError
@@ -304,7 +305,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
 
     :raises BadInput: the scheduler can't be used in the requested mode.
     """
-    version = str(kube.version().get("gitVersion", ""))
+    version = cluster.known_version(kube.version().get("gitVersion"))
     nodes = kube.list_all("v1", "Node")
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
@@ -316,7 +317,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
     found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
-    found["releases"] = {}
+    found |= {"releases": {}, "server": kube.server}
     if wanted is not None:
         made = _backends(kube, wanted, found, options)
         found |= {"backends": made, "given": wanted["values"]}
@@ -481,7 +482,7 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
         "on_machines": on_machines,
         "openshift": state.openshift,
         "takes_policy": policy,
-        "versions": sorted({image.rpartition(":")[2] for image in state.schedulers.values() if ":" in image}),
+        "versions": sorted({line(image.rpartition(":")[2]) for image in state.schedulers.values() if ":" in image}),
         "version": version,
         "leftovers": leftovers,
         "namespace": {"name": namespace, "metadata": _ownership(kube.get(Ref("v1", "Namespace", "", namespace)))},
@@ -572,7 +573,7 @@ def _node(node: JsonObject) -> Node:
     labels = metadata.get("labels") or {}
     names = [one.get("address") for one in status.get("addresses") or [] if one.get("type") == "Hostname"]
     names.append(labels.get("kubernetes.io/hostname"))
-    kubelet = str(info.get("kubeletVersion", ""))
+    kubelet = cluster.known_version(info.get("kubeletVersion"))
     annotations = metadata.get("annotations") or {}
     marks = {
         "k0s": K0S in kubelet,
@@ -583,7 +584,7 @@ def _node(node: JsonObject) -> Node:
         str(metadata["name"]),
         labels,
         kubelet,
-        str(info.get("osImage", "")),
+        line(info.get("osImage", "")),
         tuple(str(one) for one in names if one),
         next((title for title, marked in marks.items() if marked), ""),
     )

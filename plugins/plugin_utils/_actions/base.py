@@ -16,6 +16,7 @@ from ansible.plugins.action import ActionBase
 from ...module_utils._core.errors import ShareError
 from ...module_utils._core.types import JsonObject
 from . import node_results
+from .results import clean_result
 
 
 def untagged(value: t.Any) -> t.Any:
@@ -67,7 +68,7 @@ class ShareAction(GuardedAction):
             result.update(self.ensure(params, task_vars))
         except ShareError as error:
             result.update(error.details, failed=True, msg=str(error))
-        return result
+        return clean_result(result)
 
     def execute_module(self, arguments: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         """Execute the module of the same name."""

@@ -25,6 +25,7 @@ SHARED = (
     "plugins/module_utils/_contracts/pod_resources.py",
     "plugins/module_utils/_contracts/protobuf.py",
     "plugins/module_utils/_core/types.py",
+    "plugins/module_utils/_core/untrusted.py",
 )
 # Files that builds and tests leave behind. Wheels are packed: an image can be built from them without a package index.
 EXCLUDED = ("__pycache__", ".egg-info", "_cache", "bdist.", "/build/lib")

@@ -49,6 +49,7 @@ class ReadOnce:
         self._kube = kube
         self._known: dict[tuple[t.Any, ...], t.Any] = {}
         self.requests: collections.Counter[str] = kube.requests
+        self.server = kube.server
 
     def get(self, ref: Ref) -> JsonObject | None:
         return t.cast("JsonObject | None", self._once(("get", ref), lambda: self._kube.get(ref)))

@@ -6,22 +6,14 @@
 from __future__ import annotations
 
 import shutil
-import typing as t
 
 from ansible import constants
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import PROBLEM, WARNING, Findings
+from .._actions.terminal import Display, show
 
 COLOURS = {PROBLEM: constants.COLOR_ERROR, WARNING: constants.COLOR_WARN}
-
-
-class Display(t.Protocol):
-    """Ansible's."""
-
-    columns: int
-
-    def display(self, msg: str, color: str | None = None) -> None: ...
 
 
 def report(display: Display, found: Findings) -> JsonObject:
@@ -30,6 +22,6 @@ def report(display: Display, found: Findings) -> JsonObject:
     width = shutil.get_terminal_size((display.columns, 24)).columns
     entries = list(found.entries(width))
     for severity, text in entries:
-        display.display(text, color=COLOURS.get(severity))
+        show(display, text, color=COLOURS.get(severity))
     problems = sum(severity == PROBLEM for severity, _text in entries)
     return {"changed": False, "problems": problems, "findings": [one.result() for one in found]}

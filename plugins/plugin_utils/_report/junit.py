@@ -13,8 +13,8 @@ import collections
 import typing as t
 from xml.etree import ElementTree
 
+from ...module_utils._core.untrusted import line
 from .model import NOTHING, Check, Finding, View, worst
-from .values import text
 
 # The name of cases without a node.
 CLUSTER = "cluster"
@@ -112,7 +112,7 @@ def _add_outcome(element: ElementTree.Element, case: _Case) -> None:
     if case.result == "PASS":
         return
     same = [finding for finding in case.findings if finding.level == case.result]
-    message = text("; ".join(finding.what for finding in same), 500) or case.text
+    message = line("; ".join(finding.what for finding in same), 500) or case.text
     body = "\n\n".join([_finding_text(finding) for finding in case.findings] or [case.text])
     if case.result == "FAIL":
         ElementTree.SubElement(element, "failure", {"type": "FAIL", "message": message}).text = body

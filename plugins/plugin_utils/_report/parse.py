@@ -16,8 +16,9 @@ import typing as t
 from ...module_utils._allocation.compute import natural
 from ...module_utils._contracts import gpushare as contract
 from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import line as text
 from . import model
-from .values import amount, flag, items, mapping, mib, plural, text, whole
+from .values import amount, flag, items, mapping, mib, plural, whole
 
 # The name of an unknown back end.
 ANY_BACKEND = "common"

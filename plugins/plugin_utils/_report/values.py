@@ -1,40 +1,17 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of an untrusted cluster made safe to show: printable texts, whole numbers, lists and dictionaries."""
+"""Values of an untrusted cluster made safe to show: whole numbers, lists and dictionaries; texts by ``untrusted``."""
 
 from __future__ import annotations
 
 import math
-import re
 import typing as t
 
 from ...module_utils._core.types import JsonObject
 
-# Characters. A longer text is a log or an attack; its start is enough.
-LONGEST = 2000
 # Beyond it no number of MiB, pods or findings is to be believed.
 MOST = 10**12
-INSTEAD = "\N{REPLACEMENT CHARACTER}"
-
-# Terminal sequences: CSI (colors, cursor), OSC and similar (titles, links; up to their end), short sequences.
-_SEQUENCES = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b[\\]PX^_].*?(?:\x07|\x1b\\\\|$)|\x1b[ -/]*[0-~]", re.DOTALL)
-# Controls, characters that reorder or hide text (bidirectional marks), and those that XML forbids (surrogates, U+FFFE).
-_UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb\ufffe\uffff"
-    "\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-
-
-def text(value: t.Any, longest: int = LONGEST) -> str:
-    """Return any value as one printable line; empty for None."""
-    if value is None:
-        return ""
-    raw = value if isinstance(value, str) else str(value)
-    # Truncated first, so that megabytes of junk cost nothing.
-    cut = _SEQUENCES.sub("", raw[: longest * 4])
-    line = _UNPRINTABLE.sub(INSTEAD, " ".join(cut.split()))
-    return line if len(line) <= longest and len(raw) <= longest * 4 else line[: longest - 1] + "…"
 
 
 def whole(value: t.Any) -> int | None:

@@ -116,6 +116,8 @@ def canonical(value):
 
 
 class FakeKube:
+    server = "https://192.0.2.1:6443"
+
     def __init__(self, *objects):
         self.requests = collections.Counter()
         self.calls = []

@@ -7,6 +7,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report import (
     html,
     json_output,
@@ -15,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._report import (
     text_output,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.values import mib, text, whole
+from ansible_collections.kubegpu.share.plugins.plugin_utils._report.values import mib, whole
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,9 +29,9 @@ from report_samples import ALLOCATION, NVIDIA, TROUBLE, card, check, finding, no
         (None, ""),
         (" two\n lines\t", "two lines"),
         ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "link"),
-        ("\x1b]0;title\x07rest", "rest"),
-        ("\x1b]0;never ends", ""),
+        # Visible, so that nothing behind the beginning of a sequence is hidden.
+        ("\x1b]0;title\x07rest", "\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}rest"),
+        ("\x1b]0;never ends", "\N{REPLACEMENT CHARACTER}]0;never ends"),
         ("a\x00b\x08c\x9bd", "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c\N{REPLACEMENT CHARACTER}d"),
         ("user\u202egpj", "user\N{REPLACEMENT CHARACTER}gpj"),
         ("\ud800", "\N{REPLACEMENT CHARACTER}"),
@@ -42,13 +43,13 @@ from report_samples import ALLOCATION, NVIDIA, TROUBLE, card, check, finding, no
     ids=str,
 )
 def test_texts_are_one_printable_line(given_text, shown):
-    assert text(given_text) == shown
+    assert line(given_text) == shown
 
 
 def test_long_texts_are_truncated_visibly():
-    assert text("x" * 5000) == "x" * 1999 + "…"
-    assert text(" " * 100000 + "y") == "…"
-    assert text("x" * 2000) == "x" * 2000
+    assert line("x" * 5000) == "x" * 1999 + "…"
+    assert line(" " * 100000 + "y") == "…"
+    assert line("x" * 2000) == "x" * 2000
 
 
 @pytest.mark.parametrize(

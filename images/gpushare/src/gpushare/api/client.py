@@ -22,6 +22,7 @@ from gpushare.api.account import Account
 from gpushare.api.fields import EVENT, OBJECT
 from gpushare.http.client import Answer, HttpError
 from gpushare.shared._core.types import JsonObject
+from gpushare.shared._core.untrusted import line
 
 CONNECT_SECONDS = 5.0
 # A scheduler waits 30 s for a bind, which is two or three requests.
@@ -45,10 +46,11 @@ class KubeError(Exception):
     """
 
     def __init__(self, status: int, reason: str, message: str, causes: Iterable[str] = (), name: str = "") -> None:
-        super().__init__(message or reason)
+        # Others' words: of admission webhooks and kubelets, for example.
+        self.message = line(message or reason)
+        super().__init__(self.message)
         self.status = status
-        self.reason = reason
-        self.message = message or reason
+        self.reason = line(reason)
         self.causes = frozenset(causes)
         self.name = name
 

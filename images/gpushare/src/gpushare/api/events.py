@@ -12,11 +12,13 @@ import time
 import uuid
 from collections.abc import Callable
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.rate import Bucket
 from gpushare.shared._core.types import JsonObject
+from gpushare.shared._core.untrusted import line
 
-# The API server refuses longer ones.
+# Bytes; the API server refuses longer ones.
 MESSAGE_LENGTH = 1024
 log = logging.getLogger("gpushare.events")
 
@@ -94,7 +96,7 @@ class Events:
             "involvedObject": about,
             "type": kind,
             "reason": reason,
-            "message": message[:MESSAGE_LENGTH],
+            "message": _bounded(message),
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host or self._component,
@@ -123,8 +125,13 @@ class Events:
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
             try:
-                self._kube.post(f"/api/v1/namespaces/{event['metadata']['namespace']}/events", event)
+                self._kube.post(paths.under("/api/v1", "namespaces", event["metadata"]["namespace"], "events"), event)
             except KubeError as error:
                 log.info("an event couldn't be written: %s", error)
             except Exception:
                 log.exception("an event couldn't be written")
+
+
+def _bounded(message: str) -> str:
+    """Return a message as one printable line that the API server takes."""
+    return line(message, MESSAGE_LENGTH).encode()[:MESSAGE_LENGTH].decode(errors="ignore")

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.shared._core.types import JsonObject
 
@@ -28,7 +27,7 @@ def evict(kube: Kube, namespace: str, name: str, uid: str, dry: bool = False) ->
         "metadata": {"name": name, "namespace": namespace},
         "deleteOptions": options,
     }
-    kube.post(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction", body)
+    kube.post(paths.pod(namespace, name, "eviction"), body)
 
 
 def refused_by_budget(error: KubeError) -> bool:

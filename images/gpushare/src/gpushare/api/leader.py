@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.shared._core.types import JsonObject
 
@@ -39,7 +40,8 @@ class Leader:
         on_lead: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube, self._seconds, self._on_lead = kube, seconds, on_lead
-        self._parent = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._parent = paths.under("/apis/coordination.k8s.io/v1", "namespaces", namespace, "leases")
+        self._path = paths.under(self._parent, name)
         self._name, self.identity = name, identity
         # What was last seen of the Lease, and since when.
         self._seen: tuple[str, str] = ("", "")
@@ -73,9 +75,9 @@ class Leader:
         if self.leading:
             self._until = float("-inf")
             try:
-                lease = self._kube.get(f"{self._parent}/{self._name}")
+                lease = self._kube.get(self._path)
                 if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
-                    self._kube.put(f"{self._parent}/{self._name}", self._filled(lease, ""))
+                    self._kube.put(self._path, self._filled(lease, ""))
             except KubeError as error:
                 log.info("the Lease isn't given back, and others wait for its end: %s", error)
 
@@ -102,7 +104,7 @@ class Leader:
         :raises KubeError: it can't be read or written.
         """
         try:
-            lease = self._kube.get(f"{self._parent}/{self._name}")
+            lease = self._kube.get(self._path)
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -115,7 +117,7 @@ class Leader:
         if holder not in ("", self.identity) and now - self._since < self._seconds:
             self._until = float("-inf")
             return False
-        self._kube.put(f"{self._parent}/{self._name}", self._filled(lease, self.identity))
+        self._kube.put(self._path, self._filled(lease, self.identity))
         return True
 
     def _filled(self, lease: JsonObject, holder: str) -> JsonObject:

@@ -11,8 +11,8 @@ import binascii
 import json
 import typing as t
 from pathlib import Path
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube
 
 
@@ -50,5 +50,5 @@ class Owner:
             name = uid = ""
         if name == self._node and uid:
             return uid
-        node = self._kube.get(f"/api/v1/nodes/{quote(self._node, safe='')}")
+        node = self._kube.get(paths.node(self._node))
         return str(node["metadata"]["uid"])

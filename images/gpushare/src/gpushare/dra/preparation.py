@@ -16,8 +16,8 @@ import math
 import threading
 import time
 import typing as t
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.dra import claims, specifications
 from gpushare.dra.claims import Claim, ClaimRefused, Code, Pod, Unbooked
@@ -275,9 +275,9 @@ class Preparation:
 
         :raises ClaimRefused: it gives no answer to that.
         """
-        namespace, name = quote(ref.namespace, safe=""), quote(ref.name, safe="")
         try:
-            return self._kube.get(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}{query}")
+            path = paths.under("/apis/resource.k8s.io/v1", "namespaces", ref.namespace, "resourceclaims", ref.name)
+            return self._kube.get(f"{path}{query}")
         except KubeError as error:
             # A proxy's 404, or that of a version which the API server doesn't serve, names no claim.
             if error.status == 404 and error.name == ref.name:

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 import typing as t
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.mirror import Mirror
 from gpushare.api.rate import Bucket
@@ -183,4 +183,4 @@ def _has_taints(one: JsonObject) -> bool:
 
 
 def _path(name: str) -> str:
-    return f"{slices.PATH}/{quote(name, safe='')}"
+    return paths.under(slices.PATH, name)

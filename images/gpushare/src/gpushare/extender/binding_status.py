@@ -13,8 +13,8 @@ import json
 import time
 from collections.abc import Callable
 from typing import NamedTuple
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -64,7 +64,7 @@ def now_ms() -> int:
 
 def pod_path(namespace: str, name: str) -> str:
     """Return a pod's path in the API."""
-    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+    return paths.pod(namespace, name)
 
 
 def patch_pod(kube: Kube, namespace: str, name: str, metadata: JsonObject) -> JsonObject:

@@ -52,8 +52,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
-from urllib.parse import quote
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, now_ms
 from gpushare.extender.register import LedgerError, Register
@@ -578,8 +578,7 @@ class Ledger:
         return now - self._seen.get(entry, now) > STALE_SECONDS
 
     def _path(self, name: str = "") -> str:
-        path = f"/apis/{API_VERSION}/namespaces/{quote(self._namespace, safe='')}/leases"
-        return f"{path}/{name}" if name else path
+        return paths.under(f"/apis/{API_VERSION}", "namespaces", self._namespace, "leases", *([name] if name else []))
 
     @property
     def _lease_name(self) -> str:

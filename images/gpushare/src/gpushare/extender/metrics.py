@@ -10,12 +10,15 @@ import gpushare
 from gpushare.api.mirror import Mirror
 from gpushare.extender.state import NodeView, State
 from gpushare.http.service import Handler, Request, Response
+from gpushare.shared._core.untrusted import lines
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 # For clients without the right to bind pods; 9445 is the device plugin's, the next ones are used on OpenShift.
 METRICS_PORT = 9456
+# Characters of a label's value.
+LONGEST_LABEL = 256
 
 
 class Work:
@@ -135,4 +138,4 @@ def _head(name: str, help_text: str) -> bytearray:
 
 def _escaped(text: str) -> str:
     """Escape a label's value: names and UUIDs come from the API, so they may contain anything."""
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return lines(text, LONGEST_LABEL).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

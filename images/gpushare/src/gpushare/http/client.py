@@ -129,9 +129,11 @@ class HttpClient:
         :param path: with its query.
         :param seconds: how long the server may send nothing.
         :returns: the answer, whose body isn't read yet.
-        :raises HttpError: there is no answer.
+        :raises HttpError: there is no answer, or the path has a character that would end it.
         :raises OSError: the file of CA certificates can't be read.
         """
+        if not path.isascii() or not path.isprintable() or " " in path:
+            raise HttpError("the path of a request has a space, a control character, or one that isn't ASCII")
         head = [f"{method} {path} HTTP/1.1", f"Host: {self._name}"]
         head += [f"{name}: {value}" for name, value in headers.items()]
         if body is not None:

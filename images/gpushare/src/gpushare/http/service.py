@@ -26,6 +26,7 @@ from urllib.parse import unquote
 import gpushare
 from gpushare.http.limits import ANONYMOUS, BODY_BYTES, SMALL_BODY_BYTES, Limits
 from gpushare.http.server import CHUNK, Endpoint, HttpServer, Message, Reply
+from gpushare.shared._core.untrusted import line, lines
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 JSON = "application/json"
@@ -44,6 +45,8 @@ METRICS_LIMITS = Limits(connections=64, anonymous=32, peer=8)
 STOP_SECONDS = 8.0
 # The longest time slice of a thread; Python's default of 5 ms would be longer than most requests take.
 SWITCH_SECONDS = 0.0005
+# Characters of a message in the log, and of a field.
+LONGEST_RECORD = 8000
 # malloc.h's number of this parameter.
 _M_MMAP_THRESHOLD = -3
 
@@ -319,24 +322,39 @@ def end_process(stopped: bool) -> int:
 
 
 class _JsonFormatter(logging.Formatter):
+    """In ASCII, so that it contains no terminal sequences."""
+
     def format(self, record: logging.LogRecord) -> str:
         row: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": line(record.getMessage(), LONGEST_RECORD),
         }
-        row.update(cast(Mapping[str, Any], getattr(record, "data", {})))
+        data = cast(Mapping[str, Any], getattr(record, "data", {}))
+        for key, value in data.items():
+            row[key] = line(value, LONGEST_RECORD) if isinstance(value, str) else value
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
         return json.dumps(row, separators=(",", ":"), default=str)
 
 
 class _TextFormatter(logging.Formatter):
+    """One line for each record, whatever its values contain; a traceback follows, indented."""
+
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
         data = cast(Mapping[str, Any], getattr(record, "data", {}))
-        return line + "".join(f" {key}={value}" for key, value in data.items())
+        fields = "".join(f" {key}={_field(value)}" for key, value in data.items())
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        message = line(record.getMessage(), LONGEST_RECORD)
+        head = f"{self.formatTime(record)} {record.levelname} {record.name}: {message}{fields}"
+        return head + lines(trace).replace("\n", "\n  ")
+
+
+def _field(value: Any) -> str:
+    """Return a field's value; in quotes where it would look like several fields."""
+    text = line(value, LONGEST_RECORD)
+    return json.dumps(text, ensure_ascii=False) if " " in text and ("=" in text or '"' in text) else text
 
 
 def logger(name: str, log_format: str = "text", level: str = "info", stream: TextIO | None = None) -> logging.Logger:
@@ -351,7 +369,7 @@ def logger(name: str, log_format: str = "text", level: str = "info", stream: Tex
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
     else:
-        handler.setFormatter(_TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

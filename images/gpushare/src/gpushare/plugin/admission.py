@@ -13,6 +13,7 @@ import threading
 import time
 import typing as t
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
@@ -281,11 +282,10 @@ class Admission:
 
         def read() -> list[JsonObject]:
             if is_list:
-                of_node = {"fieldSelector": f"spec.nodeName={self._node}"}
-                listed = Pages(self._kube, "/api/v1/pods", of_node)
+                listed = Pages(self._kube, "/api/v1/pods", paths.of_node(self._node))
                 return [trim_pod(pod) for pod in itertools.islice(listed, MOST_PODS)]
             namespace, _slash, name = missing[0].partition("/")
-            return [trim_pod(self._kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))]
+            return [trim_pod(self._kube.get(paths.pod(namespace, name)))]
 
         found = call_within(LOOKUP_SECONDS, read)
         if found is not None:

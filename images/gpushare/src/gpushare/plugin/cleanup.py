@@ -68,11 +68,11 @@ def clean(
         )
     path.unlink(missing_ok=True)
     try:
-        node = kube.get(f"/api/v1/nodes/{name}")
+        node = kube.get(paths.node(name))
         problem = _release(name, kube, nvml, unit, podresources, enforcer, node)
         body = node_patch(node)
         if body:
-            kube.patch(f"/api/v1/nodes/{name}/status", body)
+            kube.patch(paths.node(name, "status"), body)
             log.info("node %s: annotations and resources removed", name, extra={"data": {"body": body}})
     except KubeError as error:
         raise CleanupError(f"--cleanup: node {name} can't be read or written: {error}") from error
@@ -104,6 +104,6 @@ def _release(
     except (NvmlError, Unreadable) as error:
         # Without enforced limits there is nothing to remove.
         return str(error) if state == contract.LIMIT_ENFORCED else ""
-    pods = Pages(kube, "/api/v1/pods", {"fieldSelector": f"spec.nodeName={name}"})
+    pods = Pages(kube, "/api/v1/pods", paths.of_node(name))
     enforcer.release(cards, [trim_pod(pod) for pod in pods], listing)
     return ""

@@ -13,6 +13,7 @@ import threading
 import time
 import typing as t
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable, by_pod
@@ -347,7 +348,7 @@ class Reconciler:
         body: JsonObject = {"metadata": {"uid": uid, "annotations": dict(correction.annotations)}}
         try:
             # By its status the API server changes no specification.
-            self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", body)
+            self._kube.patch(paths.pod(namespace, name, "status"), body)
         except KubeError as error:
             if error.status == 404:
                 log.info("%s: gone before it could be corrected", key)
@@ -374,7 +375,7 @@ class Reconciler:
             limit, why = self.card_limit(card.uuid)
             unreleased = self.unreleased(card.uuid)
             shown.append(dataclasses.replace(card, limit=limit, limit_reason=why, unreleased=unreleased))
-        path, body = f"/api/v1/nodes/{self._node}/status", node_patch(shown, self.limit(), node)
+        path, body = paths.node(self._node, "status"), node_patch(shown, self.limit(), node)
         if not body or not self._is_due(path, body, node):
             return True
         try:

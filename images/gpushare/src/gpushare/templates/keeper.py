@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.api.events import Events
 from gpushare.api.mirror import Mirror
@@ -268,13 +269,13 @@ class Keeper:
         :raises KubeError: they can't be read.
         """
         found = set[str]()
-        for pod in Pages(self._kube, f"/api/v1/namespaces/{namespace}/pods"):
+        for pod in Pages(self._kube, paths.under("/api/v1", "namespaces", namespace, "pods")):
             found.update(contract.templates_of_pod(pod))
         return found
 
     def _delete(self, key: tuple[str, str], why: str) -> None:
         try:
-            self._kube.delete(f"{_path(key[0])}/{key[1]}")
+            self._kube.delete(_path(*key))
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -282,5 +283,5 @@ class Keeper:
         log.info("deleted", extra={"data": {"template": "/".join(key), "reason": why}})
 
 
-def _path(namespace: str) -> str:
-    return f"/apis/{contract.API_VERSION}/namespaces/{namespace}/resourceclaimtemplates"
+def _path(namespace: str, *name: str) -> str:
+    return paths.under(f"/apis/{contract.API_VERSION}", "namespaces", namespace, "resourceclaimtemplates", *name)

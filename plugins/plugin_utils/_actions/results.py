@@ -1,0 +1,90 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Results of actions with printable texts: Ansible prints messages as they are, and roles put other texts into them."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing as t
+
+from ansible.module_utils.json_utils import _filter_non_json_lines
+
+from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import Line, line, lines
+
+# The texts of files in results: a user's bytes, which are compared and edited. Ansible shows them as JSON, with -v.
+FILES = frozenset(
+    (
+        *("text", "files", "dump", "drop_in", "record", "toolkit_config", "refresh_env"),
+        *("manifest", "others", "config", "policy", "ours", "ours_policy", "merged", "patches"),
+    )
+)
+# What callbacks of ansible-core print as it is, without JSON. A line break would begin a line like theirs.
+_SENTENCES = frozenset(("msg", "warnings", "deprecations"))
+# Other keys of a result that may have line breaks.
+_TEXTS = frozenset(("diff", "table", "wide", "exception", "stdout", "stderr", "module_stdout", "module_stderr"))
+_LONGEST_SENTENCE = 64 * 1024
+# In JSON, what may stand for a character that isn't printable; most results have none but line breaks in FILES.
+_SUSPICIOUS = re.compile(r"\\(?:[bfnr]|u(?!00[2-6a-f]|0[1-9a-f]|1|2[1-9a-f]|[3-9a-c]))", re.IGNORECASE)
+
+
+def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:
+    """Return the result of a module or an action with printable texts, except for those of ``FILES``.
+
+    Whoever took a node chooses what a module returns there.
+    """
+    found: JsonObject = {}
+    for key, value in result.items():
+        if key in _SENTENCES:
+            found[key] = _clean(value, (), _sentence)
+        else:
+            # --diff prints the texts of files, too.
+            found[_value(key)] = _clean(value, (), lines) if key in _TEXTS else _clean(value, FILES, _value)
+    return found
+
+
+def clean_answer(stdout: str) -> str:
+    """Return what a module has printed with the values of its result clean, as ``clean_result`` does.
+
+    Before ansible-core parses it, since that takes the warnings away: a callback gets them beside the result.
+    """
+    text = lines(stdout)
+    if not _SUSPICIOUS.search(text):
+        return text
+    try:
+        result, _warnings = _filter_non_json_lines(text, objects_only=True)
+        return text.replace(result, json.dumps(clean_result(json.loads(result))), 1)
+    except (ValueError, RecursionError, AttributeError):
+        # It is no result, and ansible-core says so.
+        return text
+
+
+def _value(text: str) -> str:
+    """Return a value without line breaks, which would begin a new line in a message or behind a loop's label."""
+    clean = lines(text)
+    return clean.replace("\n", " ") if "\n" in clean else clean
+
+
+def _sentence(text: str) -> Line:
+    return line(text, _LONGEST_SENTENCE)
+
+
+def _clean(value: t.Any, raw: t.Collection[str], clean: t.Callable[[str], str]) -> t.Any:
+    """Return a value with printable texts; the same object where all of them are.
+
+    :param raw: the keys whose values stay as they are.
+    """
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        found = {_clean(key, (), clean): one if key in raw else _clean(one, raw, clean) for key, one in value.items()}
+        pairs = zip(value.items(), found.items(), strict=False)
+        same = len(value) == len(found) and all(a is b and one is two for (a, one), (b, two) in pairs)
+        return value if same else found
+    if isinstance(value, (list, tuple)):
+        each = [_clean(one, raw, clean) for one in value]
+        same = all(a is b for a, b in zip(value, each, strict=True))
+        return value if same else tuple(each) if isinstance(value, tuple) else each
+    return value
