@@ -35,7 +35,10 @@ MANAGER = "kubegpu.share"
 MOST_REQUESTS = MOST_CARDS = 32
 # For several containers kube-scheduler tries the cards in every order before it knows that they don't fit.
 MOST_CARDS_TOGETHER = 4
-MOST_UNITS = 999_999_999
+# Of one card, in the cluster's unit: a TiB where that is MiB.
+MOST_UNITS = 1 << 20
+# Of models, in one list: how many patterns, and the characters of one.
+MOST_PATTERNS, PATTERN_LENGTH = 16, 128
 # An object's name.
 NAME_LENGTH = 253
 
@@ -44,6 +47,7 @@ _OF_CARD = re.compile(f"({REQUEST}[0-9]+)-[0-9]+")
 _PLAIN = re.compile(r"[a-wyz0-9]")
 # What a pattern of models may hold besides: these, and wildcards.
 PUNCTUATION = " *?-._/()+"
+_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789" + PUNCTUATION)
 _NUMBER = "[1-9][0-9]{0,8}"
 _PATTERNS = r"(?:[a-wyz0-9]|x[0-9a-f]{2})+(?:-(?:[a-wyz0-9]|x[0-9a-f]{2})+)*"
 _NAME = re.compile(
@@ -70,7 +74,9 @@ class Shape:
     def possible(self) -> bool:
         """Whether a claim can say it."""
         containers = len(self.shares)
-        if not containers or any(share % self.cards for share in self.shares):
+        if not containers or any(share % self.cards or share // self.cards > MOST_UNITS for share in self.shares):
+            return False
+        if not (_can_be_said(self.models) and _can_be_said(self.excluded)):
             return False
         if containers == 1:
             return self.cards <= MOST_CARDS
@@ -110,6 +116,13 @@ def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
     claims = (pod.get("spec") or {}).get("resourceClaims") or []
     names = [str(one.get("resourceClaimTemplateName") or "") for one in claims]
     return tuple(dict.fromkeys(name for name in names if name.startswith(PREFIX) and shape_of(name) is not None))
+
+
+def _can_be_said(patterns: tuple[str, ...]) -> bool:
+    """Whether admission accepts the patterns of one list."""
+    return len(patterns) <= MOST_PATTERNS and all(
+        len(one) <= PATTERN_LENGTH and set(one) <= _CHARACTERS for one in patterns
+    )
 
 
 def _escaped(pattern: str) -> str:
