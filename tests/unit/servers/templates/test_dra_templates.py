@@ -206,7 +206,10 @@ def test_an_event_on_the_pod_says_why_there_is_no_template(
     start()
     create(server, space, pod("p", 4))
     [message] = until(lambda: events(server, space, EVENT), 30)
-    assert re.match("KubernetesAPIError: template gpu-mem-4 of its claim can't be made, and it waits for it: .*exceeded quota", message)
+    assert re.match(
+        "KubernetesAPIError: template gpu-mem-4 of its claim can't be made, and it waits for it: .*exceeded quota",
+        message,
+    )
     server.request("DELETE", path)
     until(lambda: names(server, space) == {"gpu-mem-4"}, 30)
 

@@ -37,7 +37,7 @@ FORGET_SECONDS = BURST / RATE
 SPACE_BYTES, SHARED_BYTES, SMALL_BYTES, MOST_BYTES = 8 << 20, 64 << 20, 64 << 10, 96 << 20
 # What a pod's row takes with all that refers to it, and each of its names; what a name or a template takes. An upper
 # bound, as measured; the characters of names come in addition.
-ROW_BYTES, EACH_BYTES, NAME_BYTES = 600, 120, 900
+ROW_BYTES, EACH_BYTES, NAME_BYTES = 450, 16, 400
 NEVER = float("inf")
 
 
@@ -101,7 +101,7 @@ class _Space:
         self.bucket, self.events = Bucket(RATE, BURST, now), Bucket(EVENT_RATE, EVENT_BURST, now)
         # The time of its last request, by which namespaces take turns; whether it waits for one; its next timer.
         self.served, self.is_queued, self.timer = -NEVER, False, NEVER
-        # Whether a template was deleted to make room for one of this namespace in the cluster.
+        # Whether a template was deleted to make room in the cluster for one of this namespace.
         self.has_room = False
         # The limit that keeps it from making the next one, and the API server's last refusal.
         self.limit: Code | None = None
@@ -135,6 +135,8 @@ class State:
         # Namespaces with something to do, by the time of their last request; namespaces that the cluster's limit stops.
         self._queue: list[tuple[float, int, str]] = []
         self._stopped: set[str] = set()
+        # Namespaces that have room for one.
+        self._reserved = 0
         # When to look at a name again, or without a name at a namespace.
         self._timers: list[tuple[float, int, str, str]] = []
         self._number = self._size = 0
@@ -261,6 +263,10 @@ class State:
         space.size += change
         self._size += change
 
+    def _reserve(self, space: _Space, has_room: bool) -> None:
+        self._reserved += has_room - space.has_room
+        space.has_room = has_room
+
     def _look(self, space: _Space, text: str, at: float) -> None:
         """Sort a name into the queues of its namespace; it keeps its place where that is right."""
         name, there = space.names.get(text), space.made.get(text)
@@ -301,6 +307,7 @@ class State:
         if space.size:
             self._schedule(space)
         elif at - space.served >= FORGET_SECONDS:
+            self._reserve(space, False)
             self._spaces.pop(space.name, None)
         else:
             self._wake_at(space, space.served + FORGET_SECONDS)
@@ -399,6 +406,8 @@ class State:
                     del queue[text]
                     return Step(Do.CREATE, space.name, text)
                 self._wake_at(space, at + 1 / RATE)
+        else:
+            self._reserve(space, False)
         if space.idle:
             text, since = next(iter(space.idle.items()))
             if at - since >= self._unused or len(space.made) > self._per_namespace:
@@ -418,7 +427,7 @@ class State:
                 space.limit = Code.NAMESPACE
                 return None
             return Step(Do.DELETE, space.name, text, "the namespace has no room for another one")
-        if self.existing < self._most or space.has_room:
+        if space.has_room or self.existing + self._reserved < self._most:
             return None
         largest, text = space, self._less_needed(space, is_needed)
         if text is None and is_needed:
@@ -480,7 +489,8 @@ class State:
         """A template was made."""
         with self._lock:
             at, space = self._clock(), self._space(step.namespace)
-            space.has_room, space.refusal = False, ""
+            self._reserve(space, False)
+            space.refusal = ""
             if (name := space.names.get(step.name)) is not None:
                 name.pause, name.is_theirs = FIRST_PAUSE / 2, False
             if step.name not in space.made:
@@ -492,7 +502,7 @@ class State:
         """A template was deleted, or was gone already."""
         with self._lock:
             if step.behalf in self._spaces:
-                self._spaces[step.behalf].has_room = True
+                self._reserve(self._spaces[step.behalf], True)
             space = self._space(step.namespace)
             space.unseen.pop(step.name, None)
             self._set(space, step.name, None, self._clock())
