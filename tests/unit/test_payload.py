@@ -25,7 +25,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (14, 60),
     "backend_objects": (26, 170),
-    "cluster_info": (29, 200),
+    "cluster_info": (29, 201),
     "cluster_objects": (16, 118),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 import tracemalloc
 import types
 import typing as t
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from gpushare.api.client import KubeError
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._core.types import JsonObject
 from gpushare.templates import keeper, rows, state
+from gpushare.templates.command import parse
 from gpushare.templates.keeper import Keeper
 from gpushare.templates.rows import Waiting
 from gpushare.templates.state import Code, State
@@ -432,3 +435,32 @@ def test_the_largest_template() -> None:
 
 def size(template: JsonObject) -> int:
     return len(json.dumps(template, separators=(",", ":")))
+
+
+def test_the_pages_say_the_numbers_and_the_codes() -> None:
+    docs = Path(__file__).parents[4] / "docs"
+    claims, servers = (docs / "claims.md").read_text(), (docs / "gpushare.md").read_text()
+    section = claims.split("\n## Limits of templates\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.M) == [code.value for code in Code]
+    for text in (
+        f"A pod may name {rows.MOST_PER_POD} different",
+        f"A namespace has {state.PER_NAMESPACE} at one time",
+        f"The cluster has {state.MOST_TEMPLATES}.",
+        f"makes {state.RATE:.0f} templates of a namespace a second, and {state.BURST} at once",
+        f"sends {keeper.RATE:.0f} requests for templates a second, and {keeper.BURST} at once",
+        f"at most {contract.MOST_UNITS} units of a card and at most {contract.MOST_PATTERNS} patterns",
+        f"take {state.MOST_BYTES >> 20} MiB of memory at most; those of one namespace {state.SPACE_BYTES >> 20} MiB",
+        f"waits for {state.REPORT_SECONDS:.0f} seconds",
+        f"{state.EVENT_BURST} Events at once, then one in {1 / state.EVENT_RATE:.0f} seconds",
+    ):
+        assert text in section, text
+    for text in (f"at most {LARGEST_STORED_KIB} KiB in etcd", f"at most {ETCD_MIB} MiB"):
+        assert text in servers, text
+
+
+def test_a_wrong_number_of_templates_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse([]).templates_per_namespace == state.PER_NAMESPACE
+    for value in ("0", "2049"):
+        with pytest.raises(SystemExit):
+            parse(["--templates-per-namespace", value])
+        assert f"--templates-per-namespace: {value} isn't from 1 to 2048" in capsys.readouterr().err
