@@ -8,9 +8,11 @@ Every run is verified: each pod has a card, and no card is overbooked.
 
 Then the real ``gpushare-dra-driver`` prepares and unprepares claims on a full node: 8 cards of 80 GiB by the lab's
 simulated NVIDIA library, a stand-in for kubelet with real gRPC, the same API server. ``device_plugin.py`` has the time
-of the device plugin's Allocate.
+of the device plugin's Allocate. Last, how long the server of templates takes for a pod while pods of another namespace
+name very many templates; that is of its own code alone, whose requests do nothing.
 
-    python bench/dra.py [--nodes N] [--pods N] [--rounds N] [--qps N] [--claims N] [--turns N]
+    python bench/dra.py [--nodes N] [--pods N] [--rounds N] [--qps N] [--claims N] [--turns N] [--names N]
+    python bench/dra.py --only-names
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from gpushare.dra.claims import device_name
 from gpushare.kubelet import dra
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._core.types import JsonObject
+from gpushare.templates.keeper import Keeper
+from gpushare.templates.rows import MOST_PER_POD
 from plugin_fakes import seen
 from real_apiserver import ApiServer, Missing
 
@@ -200,6 +204,54 @@ def prepare(api: ApiServer, folder: Path, options: argparse.Namespace) -> None:
     kubelet.stop()
 
 
+def name_many(names: int) -> None:
+    """Measure the server of templates with so many different names that pods of one namespace wait for."""
+
+    class Silent:
+        """An API that makes every template; a pod's Events go nowhere."""
+
+        def __init__(self) -> None:
+            self.made: dict[str, float] = {}
+
+        def post(self, path: str, body: JsonObject) -> JsonObject:
+            self.made.setdefault(path.split("/")[5], time.perf_counter())
+            return body
+
+        def pod(self, *_event: str) -> bool:
+            return True
+
+    def pod(space: str, number: int, *units: int) -> JsonObject:
+        claims = [{"name": f"c{at}", "resourceClaimTemplateName": f"gpu-mem-{one}"} for at, one in enumerate(units)]
+        metadata = {"namespace": space, "name": f"pod-{number}", "uid": f"{number:036}", "resourceVersion": "1"}
+        return {"metadata": metadata, "spec": {"resourceClaims": claims}}
+
+    api: Any = Silent()
+    keeper = Keeper(api, "MiB", lambda: True, api)
+    for mirror in (keeper.pods, keeper.templates):
+        mirror._synced.set()
+    pods = [pod("many", at, *range(at + 1, at + 1 + MOST_PER_POD)) for at in range(0, names, MOST_PER_POD)]
+    began = time.perf_counter()
+    for one in pods:
+        keeper.pods._upsert(one)
+    taken, turns = time.perf_counter() - began, []
+    keeper.work()
+    for number in range(200):
+        began = time.perf_counter()
+        keeper.pods._upsert(pod("many", number, *range(number + 1, number + MOST_PER_POD)))
+        keeper.work()
+        turns.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    keeper.pods._upsert(pod("victim", 0, 4))
+    keeper.work()
+    waited = api.made["victim"] - began
+    print(
+        f"\nthe server of templates, {names} names of {len(pods)} pods in one namespace, {len(keeper.pods)} pods kept:"
+    )
+    print(f"to take them over        {taken:.1f} s, {taken / len(pods) * 1e6:.0f} us for a pod")
+    print(f"a pass after a change    {percentiles(turns)}")
+    print(f"another namespace's pod  {waited * 1000:.1f} ms until its template is made")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
@@ -208,7 +260,12 @@ def main() -> int:
     parser.add_argument("--qps", type=int, default=5000, help="of the clients of scheduler and controller")
     parser.add_argument("--claims", type=int, default=110, help="that the node holds while its driver is measured")
     parser.add_argument("--turns", type=int, default=500, help="claims that are prepared on the full node")
+    parser.add_argument("--names", type=int, default=200_000, help="that pods name of templates")
+    parser.add_argument("--only-names", action="store_true", help="measure the server of templates alone")
     options = parser.parse_args()
+    if options.only_names:
+        name_many(options.names)
+        return 0
     options.flag, options.preload = [], 0
     rates: dict[bool, list[float]] = {False: [], True: []}
     costs: dict[bool, list[float]] = {False: [], True: []}
@@ -235,6 +292,7 @@ def main() -> int:
             own = folder / "node"
             own.mkdir()
             prepare(api, own, options)
+        name_many(options.names)
     except (NoResult, KubeError, Missing, LabError, OSError, subprocess.SubprocessError) as error:
         print(f"no result: {error}", file=sys.stderr)
         return 2

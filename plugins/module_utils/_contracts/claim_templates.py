@@ -35,7 +35,10 @@ MANAGER = "kubegpu.share"
 MOST_REQUESTS = MOST_CARDS = 32
 # For several containers kube-scheduler tries the cards in every order before it knows that they don't fit.
 MOST_CARDS_TOGETHER = 4
-MOST_UNITS = 999_999_999
+# Of one card, in the cluster's unit: a TiB where that is MiB.
+MOST_UNITS = 1 << 20
+# Of models, in one list.
+MOST_PATTERNS = 16
 # An object's name.
 NAME_LENGTH = 253
 
@@ -45,7 +48,9 @@ _PLAIN = re.compile(r"[a-wyz0-9]")
 # What a pattern of models may hold besides: these, and wildcards.
 PUNCTUATION = " *?-._/()+"
 _NUMBER = "[1-9][0-9]{0,8}"
-_PATTERNS = r"(?:[a-wyz0-9]|x[0-9a-f]{2})+(?:-(?:[a-wyz0-9]|x[0-9a-f]{2})+)*"
+# As admission writes them.
+_PATTERN = f"(?:[a-wyz0-9]|x(?:{'|'.join(f'{ord(one):02x}' for one in 'x' + PUNCTUATION)})){{1,128}}"
+_PATTERNS = f"{_PATTERN}(?:-{_PATTERN}){{0,{MOST_PATTERNS - 1}}}"
 _NAME = re.compile(
     rf"{PREFIX}({_NUMBER}(?:-{_NUMBER})*)(?:\.cards-({_NUMBER}))?(?:\.models-({_PATTERNS}))?(?:\.without-({_PATTERNS}))?"
 )
@@ -70,7 +75,7 @@ class Shape:
     def possible(self) -> bool:
         """Whether a claim can say it."""
         containers = len(self.shares)
-        if not containers or any(share % self.cards for share in self.shares):
+        if not containers or any(share % self.cards or share // self.cards > MOST_UNITS for share in self.shares):
             return False
         if containers == 1:
             return self.cards <= MOST_CARDS

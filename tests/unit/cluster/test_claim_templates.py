@@ -51,6 +51,19 @@ def test_a_name_stands_for_its_shape(shape):
         ),
         "gpu-mem-" + "-".join("1" * 33),
         "gpu-mem-4.models-" + "a" * 250,
+        *(
+            "gpu-mem-007",
+            "gpu-mem-7.0",
+            "gpu-mem-+7",
+            "gpu-mem-7 ",
+            "gpu-mem-7\n",
+            "gpu-mem-\u0667",
+            "gpu-mem-7.cards-02",
+        ),
+        # Of more than a card has, and of models as admission never writes them.
+        *("gpu-mem-1048577", "gpu-mem-1-1048577", "gpu-mem-2097154.cards-2"),
+        *("gpu-mem-4.models-" + "-".join("a" * 17), "gpu-mem-4.models-" + "a" * 129, "gpu-mem-4.models-x0a"),
+        *("gpu-mem-4.without-x22", "gpu-mem-4.models-xe9", "gpu-mem-4.models-x41"),
     ],
 )
 def test_other_names_stand_for_nothing(name):

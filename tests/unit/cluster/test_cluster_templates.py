@@ -13,6 +13,7 @@ from gpushare.dra import command as dra_command
 from gpushare.extender import command as extender_command
 from gpushare.node import limits
 from gpushare.plugin import command as plugin_command
+from gpushare.templates import command as templates_command
 from gpushare_objects import DEFAULTS, rendered
 from role_templates import one
 
@@ -116,6 +117,14 @@ def test_probes_share_no_port_with_other_clients(name, command, monkeypatch):
     for probe in ("livenessProbe", "readinessProbe"):
         assert socket in container[probe]["exec"]["command"][-1] and "httpGet" not in container[probe]
     assert "ports" not in container or [one["hostIP"] for one in container["ports"]] == ["127.0.0.1"]
+
+
+def test_the_server_of_templates_accepts_its_command_line():
+    deployed = one(rendered("dra", gpushare_templates_per_namespace=7, gpushare_memory_unit="MiB"), "Deployment")
+    (container,) = deployed["spec"]["template"]["spec"]["containers"]
+    options = templates_command.parse(container["command"][1:])
+    assert container["command"][0] == "gpushare-dra-templates"
+    assert (options.templates_per_namespace, options.memory_unit) == (7, "MiB")
 
 
 @pytest.mark.parametrize("namespaces", [[], ["monitoring"]])

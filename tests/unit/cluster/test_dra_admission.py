@@ -215,6 +215,8 @@ REFUSED = {
         "the pod has a claim of the name gpu-mem already",
     ),
     "more units than any card": (pod(container("c", "1G")), "the quantity is no whole number from 1 to 999999999"),
+    "more units than fit on a card": (pod(container("c", (1 << 20) + 1)), "no card has more than 1048576 units"),
+    "more units than fit on two cards": (wishing((1 << 21) + 2, card_count="2"), "no card has more than 1048576 units"),
     "units beyond 64 bits": (pod(container("c", "16E")), "the quantity is no whole number from 1 to 999999999"),
     "a large init container before two": (
         pod(container("c", 4), container("d", 4), initContainers=[container("i", 6)]),

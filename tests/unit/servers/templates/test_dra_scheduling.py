@@ -201,6 +201,12 @@ def test_models_select_cards(server: ApiServer, place: Any) -> None:
     }
     # A card of unknown model is never accepted by a list.
     assert found == {"h": "gpu-a-2", "a": "gpu-a-1", "not-a": "gpu-a-2", "not-h": "gpu-a-1"}
+    # The condition stands in the requests of the first container only.
+    both = run(server, space, pod("both", 2, 1, annotations={"kubegpu.share/models": "*h100*"}))
+    assert {device for _request, device, _memory in got(server, space, both)} == {"gpu-a-2"}
+    cards = {"kubegpu.share/models": "*100*", "kubegpu.share/card-count": "2"}
+    each = run(server, space, pod("each", 2, 4, annotations=cards))
+    assert [device for _request, device, _memory in got(server, space, each)] == ["gpu-a-1", "gpu-a-2"] * 2
     none = run(server, space, pod("none", 2, annotations={"kubegpu.share/models": "NVIDIA A100"}))
     assert "cannot allocate all claims" in unschedulable(server, space, none)
 

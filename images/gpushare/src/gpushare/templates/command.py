@@ -30,12 +30,15 @@ from gpushare.http.service import (
     termination_signals,
 )
 from gpushare.shared._contracts.gpushare import MIB_PER_UNIT
-from gpushare.templates.keeper import UNUSED_SECONDS, Keeper
+from gpushare.templates.keeper import Keeper
+from gpushare.templates.state import MOST_TEMPLATES, PER_NAMESPACE, UNUSED_SECONDS
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Info
 
 COMPONENT = LEASE = "gpushare-dra-templates"
 # If the namespace of the service account isn't known.
 NAMESPACE = "kube-system"
+# The API server keeps Events for an hour, and so many a second take 4 MB by then.
+EVENT_RATE = 1.0
 
 log = logging.getLogger("gpushare.templates")
 
@@ -54,6 +57,7 @@ class Templates:
         status_socket: str = "",
         unused: float = UNUSED_SECONDS,
         lease_seconds: int = LEASE_SECONDS,
+        per_namespace: int = PER_NAMESPACE,
     ) -> None:
         """
         :param kube: the client of the API.
@@ -62,8 +66,9 @@ class Templates:
         :param identity: this server's name in it; by default made of the host's name.
         :param backoff: the first and the longest pause of a watch after errors, in seconds.
         :param status_socket: path of a Unix socket for probes and metrics; empty for none.
-        :param unused: seconds after which a template that no pod names is deleted.
+        :param unused: seconds after which a template that no waiting pod names is deleted.
         :param lease_seconds: after which another server takes the place of a leader that is gone.
+        :param per_namespace: how many templates a namespace has at most.
         """
         kube, host = MeasuredKube(kube, registry), socket.gethostname()
         done = Counter("gpushare_templates", "Claim templates that were made, by result", ["result"], registry=registry)
@@ -71,7 +76,7 @@ class Templates:
         Info("gpushare_build", "Server and version", registry=registry).info(build)
         leads = Gauge("gpushare_templates_leader", "1 while this server leads", registry=registry)
         leads.set_function(lambda: float(self.leader.leading))
-        self.events = Events(kube, COMPONENT, host)
+        self.events = Events(kube, COMPONENT, host, rate=EVENT_RATE)
         self.keeper = Keeper(
             kube,
             unit,
@@ -80,7 +85,14 @@ class Templates:
             lambda result: done.labels(result).inc(),
             backoff,
             unused,
+            per_namespace,
         )
+        for name, text, value in (
+            ("existing", "Claim templates of this server that exist", lambda: self.keeper.state.existing),
+            ("missing", "Claim templates that are still to be made", lambda: self.keeper.state.missing),
+            ("overlooked", "Times that a pod or template wasn't kept in memory", lambda: self.keeper.state.overlooked),
+        ):
+            Gauge(f"gpushare_templates_{name}", text, registry=registry).set_function(value)
         identity = identity or f"{host}_{uuid.uuid4().hex[:12]}"
         self.leader = Leader(kube, namespace, LEASE, identity, lease_seconds, self.keeper.wake)
         self.servers = []
@@ -123,12 +135,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             "where the Lease is by which one of several servers leads; "
             f"unset: the service account's namespace, else {NAMESPACE}",
         ),
+        "templates-per-namespace": (
+            int,
+            str(PER_NAMESPACE),
+            f"the most that a namespace has at one time, from 1 to {MOST_TEMPLATES}",
+        ),
     }
     add(parser, own)
     add_common(parser)
     options = parser.parse_args(arguments)
     check_common(parser, options)
     check_choice(parser, options, "memory-unit", tuple(MIB_PER_UNIT))
+    if not 1 <= options.templates_per_namespace <= MOST_TEMPLATES:
+        parser.error(f"--templates-per-namespace: {options.templates_per_namespace} isn't from 1 to {MOST_TEMPLATES}")
     return options
 
 
@@ -142,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.memory_unit,
             options.lease_namespace or default_namespace() or NAMESPACE,
             status_socket=options.status_socket,
+            per_namespace=options.templates_per_namespace,
         )
         server.start()
     except KubeError as error:

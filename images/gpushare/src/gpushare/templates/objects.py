@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import typing as t
 
 from gpushare.shared._contracts.claim_templates import (
@@ -35,12 +34,12 @@ def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
     # A card's requests follow one another: whether they fit is known before the next card is chosen.
     named = (
         [
-            (f"{REQUEST}{number}-{card}", share)
+            (f"{REQUEST}{number}-{card}", share, number == 0)
             for card in range(shape.cards)
             for number, share in enumerate(shape.shares)
         ]
         if together
-        else [(f"{REQUEST}{number}", share) for number, share in enumerate(shape.shares)]
+        else [(f"{REQUEST}{number}", share, number == 0) for number, share in enumerate(shape.shares)]
     )
     requests = [
         {
@@ -49,11 +48,12 @@ def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
                 "deviceClassName": DRIVER,
                 "allocationMode": "ExactCount",
                 "count": 1 if together else shape.cards,
-                **({"selectors": selectors} if selectors else {}),
+                # The other containers' requests get the same cards as the first one's, so they needn't say it again.
+                **({"selectors": selectors} if selectors and of_first else {}),
                 "capacity": {"requests": {CAPACITY: f"{share // shape.cards}{SUFFIXES[unit]}"}},
             },
         }
-        for request, share in named
+        for request, share, of_first in named
     ]
     constraints = {"constraints": found} if (found := list(_constraints(shape))) else {}
     return {
@@ -90,6 +90,7 @@ def _selectors(shape: Shape) -> t.Iterator[str]:
 
 def _expression(patterns: t.Iterable[str]) -> str:
     """Return a regular expression that matches what one of the patterns does, as text in CEL."""
-    wild = {"*": ".*", "?": "."}
-    texts = ("".join(wild.get(one) or re.escape(one) for one in pattern) for pattern in patterns)
+    # A class of one character instead of a backslash, which would be doubled in CEL and once more in JSON.
+    meant = {"*": ".*", "?": ".", **{one: f"[{one}]" for one in ".()+"}}
+    texts = ("".join(meant.get(one, one) for one in pattern) for pattern in patterns)
     return json.dumps(f"(?i)^({'|'.join(texts)})$")
