@@ -1,7 +1,8 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a machine's module returns is data: it becomes no variable, and has the types that the module promises.
+"""What a machine's module returns is data: it becomes no variable, has the types that the module promises, and printable
+texts.
 
 By default (``INJECT_FACTS_AS_VARS``) ansible-core makes a variable of each key of ``ansible_facts`` in any module's
 result. It outranks the inventory's variables, and comes back from the fact cache in later runs. So a machine that was
@@ -28,6 +29,7 @@ from ansible.release import __version__ as core
 from ansible.utils.display import Display
 
 from ...module_utils._core.types import JsonObject
+from .results import clean_answer, clean_result, clean_sentences
 
 COLLECTION = "kubegpu.share"
 SETTING = "INJECT_FACTS_AS_VARS"
@@ -61,6 +63,7 @@ def enforce() -> None:
     _State.given = not constants.config.get_config_value(SETTING)
     # Installed whatever the setting: stats become variables with it off, too.
     ActionBase._execute_module = _bounded(ActionBase._execute_module)
+    ActionBase._parse_returned_data = _printable(ActionBase._parse_returned_data)
     if _State.given or _release() not in RELEASES:
         return
     # Without its sources in files and the environment; ansible-core 2.20 asks for it again for each host and task.
@@ -122,6 +125,23 @@ def _bounded(execute: Execute) -> Execute:
         return done
 
     return bounded
+
+
+def _printable(parse: Execute) -> Execute:
+    """Return ``ActionBase._parse_returned_data``, which also takes a result's warnings, with printable texts.
+
+    Of other collections' modules in the roles only the messages: the rest may be a user's bytes.
+    """
+
+    @functools.wraps(parse)
+    def printable(self: ActionBase, answer: JsonObject, *more: t.Any) -> JsonObject:
+        own = str(self._task.action).startswith(f"{COLLECTION}.")
+        if own or _is_ours(self._task):
+            said = clean_answer(str(answer.get("stdout", "")), clean_result if own else clean_sentences)
+            answer = {**answer, "stdout": said}
+        return parse(self, answer, *more)
+
+    return printable
 
 
 def _is_ours(task: t.Any) -> bool:

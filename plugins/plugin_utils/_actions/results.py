@@ -45,17 +45,24 @@ def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:
     return found
 
 
-def clean_answer(stdout: str) -> str:
-    """Return what a module has printed with the values of its result clean, as ``clean_result`` does.
+def clean_sentences(result: t.Mapping[str, t.Any]) -> JsonObject:
+    """Return the result of another collection's module with printable messages; its other values may be anything."""
+    return {key: _clean(value, (), _sentence) if key in _SENTENCES else value for key, value in result.items()}
+
+
+def clean_answer(stdout: str, clean: t.Callable[[t.Mapping[str, t.Any]], JsonObject]) -> str:
+    """Return what a module has printed with a clean result.
 
     Before ansible-core parses it, since that takes the warnings away: a callback gets them beside the result.
+
+    :param clean: of this file.
     """
-    text = lines(stdout)
-    if not _SUSPICIOUS.search(text):
+    text = lines(stdout) if clean is clean_result else stdout
+    if text.isascii() and not _SUSPICIOUS.search(text):
         return text
     try:
         result, _warnings = _filter_non_json_lines(text, objects_only=True)
-        return text.replace(result, json.dumps(clean_result(json.loads(result))), 1)
+        return text.replace(result, json.dumps(clean(json.loads(result))), 1)
     except (ValueError, RecursionError, AttributeError):
         # It is no result, and ansible-core says so.
         return text

@@ -10,10 +10,12 @@ import select
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import hostile
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import node_results
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import FILES, clean_result
 from ansible_runs import BIN, ROOT
 
@@ -113,12 +115,22 @@ def test_a_report_controls_no_terminal(tmp_path: Path) -> None:
         assert text in shown
 
 
-def test_every_module_has_an_action_that_cleans_its_result() -> None:
-    plugins = ROOT / "plugins"
-    for path in (plugins / "modules").glob("*.py"):
-        text = (plugins / "action" / path.name).read_text()
-        cleaning = ("ShareAction", "NodeModule", "PlannedAction", "ControllerPlan", "clean_result(")
-        assert any(one in text for one in cleaning), path.name
+@pytest.mark.parametrize(
+    ("action", "collection", "kept"),
+    [
+        ("ansible.builtin.command", "kubegpu.share", {"msg": False, "content": True}),
+        ("kubegpu.share.kernel_driver", None, {"msg": False, "content": False}),
+        ("ansible.builtin.command", "somebody.else", {"msg": True, "content": True}),
+    ],
+)
+def test_other_modules_of_the_roles_have_printable_messages(
+    action: str, collection: str, kept: dict[str, bool]
+) -> None:
+    words = {"msg": "a\x1b[2J\nok: [forged]", "content": "raw \x0c\n"}
+    task = SimpleNamespace(action=action, _role=SimpleNamespace(_role_collection=collection))
+    parsed = node_results._printable(lambda _self, answer: json.loads(answer["stdout"]))
+    found = parsed(SimpleNamespace(_task=task), {"stdout": json.dumps(words)})
+    assert {key: found[key] == words[key] for key in words} == kept
 
 
 def test_only_one_function_prints() -> None:

@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from api_double import ListingDouble
 from gpushare.api.client import KubeError
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.shared._core.types import JsonObject

@@ -12,6 +12,7 @@ import socket
 import typing as t
 from pathlib import Path
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError, Pages
 from gpushare.kubelet.pod_resources import PodResources, Unreadable
 from gpushare.kubelet.server import SOCKET
