@@ -114,7 +114,11 @@ def test_too_many_device_ids_name_the_variable() -> None:
         contract.check_device_list([card(0, units=81920), card(1, units=81920)], "MiB")
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.booleans(), st.text(max_size=20)), max_size=6))
+# Control characters, and what reorders text, are replaced.
+shown = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")), max_size=20)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.booleans(), shown), max_size=6))
 def test_cards_survive_the_annotation(rows: list[tuple[int, bool, str]]) -> None:
     cards = [
         contract.Card(n, f"GPU-{n}", n + 2, units * 1024, units, healthy, model)

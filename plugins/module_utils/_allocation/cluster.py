@@ -152,11 +152,11 @@ def _node(node: JsonObject) -> ClusterNode:
 
 
 def known_version(value: t.Any) -> str:
-    """Return a version that a node or a server reports; empty where it isn't one."""
+    """Return a version that a node or a server reports; ``unknown`` where it isn't one, and empty where it has none."""
     try:
         return untrusted.version(value)
     except untrusted.Refused:
-        return ""
+        return "unknown" if value else ""
 
 
 def node_cards(node: t.Mapping[str, t.Any]) -> list[contract.Card]:

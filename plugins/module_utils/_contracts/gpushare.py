@@ -20,7 +20,7 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
-from .._core.untrusted import line
+from .._core.untrusted import exact
 
 RESOURCE_MEMORY = "aliyun.com/gpu-mem"
 RESOURCE_COUNT = "aliyun.com/gpu-count"
@@ -420,18 +420,18 @@ def cards_from_annotation(text: str) -> list[Card]:
         cards = [
             Card(
                 index=int(row["index"]),
-                uuid=line(row["uuid"], MOST_CHARACTERS),
+                uuid=exact(row["uuid"], MOST_CHARACTERS),
                 minor=int(row["minor"]),
                 memory_mib=int(row["memoryMiB"]),
                 units=int(row["units"]),
                 healthy=row["healthy"] is True,
-                model=line(row.get("model", ""), MOST_CHARACTERS),
-                reason=line(row.get("reason", "")),
-                code=line(row.get("code", ""), MOST_CHARACTERS),
+                model=exact(row.get("model", ""), MOST_CHARACTERS),
+                reason=exact(row.get("reason", "")),
+                code=exact(row.get("code", ""), MOST_CHARACTERS),
                 xid=int(row.get("xid", 0)),
                 reserved_mib=int(row.get("reservedMiB", 0)),
-                limit=line(row.get("limit", ""), MOST_CHARACTERS),
-                limit_reason=line(row.get("limitReason", "")),
+                limit=exact(row.get("limit", ""), MOST_CHARACTERS),
+                limit_reason=exact(row.get("limitReason", "")),
                 unreleased=int(row.get("unreleasedUnits", 0)),
             )
             for row in json.loads(text)

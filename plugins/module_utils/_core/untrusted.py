@@ -205,6 +205,14 @@ def line(value: t.Any, longest: int = LONGEST) -> Line:
     return Line(cut if whole else cut[: longest - 1] + ENDING)
 
 
+def exact(value: t.Any, longest: int = LONGEST) -> Line:
+    """Return any value as printable text without a line break, of which every other character stays.
+
+    :param longest: characters.
+    """
+    return Line(_OF_A_LINE.sub(INSTEAD, _text(value)[:longest]))
+
+
 def lines(value: t.Any, longest: int = LONGEST_LINES) -> Lines:
     """Return any value as printable text that keeps its line breaks and tabs; empty for None.
 

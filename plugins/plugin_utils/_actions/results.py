@@ -24,7 +24,7 @@ FILES = frozenset(
 # What callbacks of ansible-core print as it is, without JSON. A line break would begin a line like theirs.
 _SENTENCES = frozenset(("msg", "warnings", "deprecations"))
 # Other keys of a result that may have line breaks.
-_TEXTS = frozenset(("diff", "table", "wide", "exception", "stdout", "stderr", "module_stdout", "module_stderr"))
+_TEXTS = frozenset(("diff", "table", "wide", "text", "exception", "stdout", "stderr", "module_stdout", "module_stderr"))
 _LONGEST_SENTENCE = 64 * 1024
 # In JSON, what may stand for a character that isn't printable; most results have none but line breaks in FILES.
 _SUSPICIOUS = re.compile(r"\\(?:[bfnr]|u(?!00[2-6a-f]|0[1-9a-f]|1|2[1-9a-f]|[3-9a-c]))", re.IGNORECASE)
