@@ -12,7 +12,8 @@ from .._allocation import foreign, server_nodes
 from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
-from .._contracts import hami
+from .._contracts import backends as backend_contract
+from .._contracts import gpushare, hami
 from .._core.types import JsonObject
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
@@ -261,8 +262,8 @@ def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
             variable="gpushare_nodes",
             fields={
                 "nodes": names,
-                "label": backends.contract.NODE_LABEL,
-                "restricted": backends.backends.RESTRICTED,
+                "label": gpushare.NODE_LABEL,
+                "restricted": backend_contract.RESTRICTED,
                 "has": "have" if len(names) > 1 else "has",
                 "is_": "are" if len(names) > 1 else "is",
             },

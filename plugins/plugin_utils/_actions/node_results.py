@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a machine's module returns is data: it becomes no variable, has the types that the module promises, and printable
-texts.
+"""What a machine's module returns is data: no variable, of the types that the module promises, with printable texts.
 
 By default (``INJECT_FACTS_AS_VARS``) ansible-core makes a variable of each key of ``ansible_facts`` in any module's
 result. It outranks the inventory's variables, and comes back from the fact cache in later runs. So a machine that was

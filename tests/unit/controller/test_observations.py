@@ -118,7 +118,12 @@ def test_only_the_machine_that_answers_otherwise_fails(tmp_path):
     ],
 )
 def test_a_build_machine_chooses_no_names_of_files_on_the_controller(monkeypatch, archives, refused):
-    params = {"reference": "localhost/x/y:1", "folder": "/srv/images", "platforms": ["linux/amd64"]}
+    params = {
+        "reference": "localhost/x/y:1",
+        "folder": "/srv/images",
+        "platforms": ["linux/amd64"],
+        "base": "localhost/b:1",
+    }
     right = {"linux/amd64": archive_of(params, "linux/amd64")}
     answer = {
         "changed": False,

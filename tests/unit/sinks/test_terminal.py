@@ -123,9 +123,7 @@ def test_a_report_controls_no_terminal(tmp_path: Path) -> None:
         ("ansible.builtin.command", "somebody.else", {"msg": True, "content": True}),
     ],
 )
-def test_other_modules_of_the_roles_have_printable_messages(
-    action: str, collection: str, kept: dict[str, bool]
-) -> None:
+def test_other_modules_in_roles_have_printable_messages(action: str, collection: str, kept: dict[str, bool]) -> None:
     words = {"msg": "a\x1b[2J\nok: [forged]", "content": "raw \x0c\n"}
     task = SimpleNamespace(action=action, _role=SimpleNamespace(_role_collection=collection))
     parsed = node_results._printable(lambda _self, answer: json.loads(answer["stdout"]))
