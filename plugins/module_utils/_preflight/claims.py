@@ -13,6 +13,8 @@ from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
 from .._contracts import hami
+from .._contracts.backends import RESTRICTED
+from .._contracts.gpushare import NODE_LABEL
 from .._core.types import JsonObject
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
@@ -261,8 +263,8 @@ def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
             variable="gpushare_nodes",
             fields={
                 "nodes": names,
-                "label": backends.contract.NODE_LABEL,
-                "restricted": backends.backends.RESTRICTED,
+                "label": NODE_LABEL,
+                "restricted": RESTRICTED,
                 "has": "have" if len(names) > 1 else "has",
                 "is_": "are" if len(names) > 1 else "is",
             },
