@@ -12,8 +12,9 @@ from .._allocation import foreign, server_nodes
 from .._allocation import node_backends as backends
 from .._allocation.cluster import ClusterNode, ClusterState
 from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
-from .._contracts import backends as backend_contract
-from .._contracts import gpushare, hami
+from .._contracts import hami
+from .._contracts.backends import RESTRICTED
+from .._contracts.gpushare import NODE_LABEL
 from .._core.types import JsonObject
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
@@ -262,8 +263,8 @@ def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
             variable="gpushare_nodes",
             fields={
                 "nodes": names,
-                "label": gpushare.NODE_LABEL,
-                "restricted": backend_contract.RESTRICTED,
+                "label": NODE_LABEL,
+                "restricted": RESTRICTED,
                 "has": "have" if len(names) > 1 else "has",
                 "is_": "are" if len(names) > 1 else "is",
             },
