@@ -9,6 +9,7 @@ import typing as t
 
 # Texts that choose a file or a program on other machines, too: observations.py holds the forms on the controller.
 Word = t.Annotated[str, r"[A-Za-z0-9][A-Za-z0-9._+-]*"]
+Number = t.Annotated[str, r"[A-Za-z0-9 ._+~-]*"]
 Folder = t.Annotated[str, r"/|(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+"]
 
 
@@ -17,7 +18,7 @@ class Distribution(t.TypedDict):
 
     id: Word
     name: str
-    version: str
+    version: Number
     major: int
     codename: str
     family: Word

@@ -48,6 +48,7 @@ def nested(levels):
         ("driver", None, "gpu_node.driver is null, not a dictionary"),
         ("distribution.id", {"a": 1}, "gpu_node.distribution.id is a dictionary, not text"),
         ("distribution.id", "../../../../tmp/x", "gpu_node.distribution.id is '../../../../tmp/x', which doesn't have"),
+        ("distribution.version", "/tmp/x.1", "gpu_node.distribution.version is '/tmp/x.1', which"),
         ("distribution.family", "debian\n", "gpu_node.distribution.family is 'debian\\n', which doesn't have the form"),
         ("distribution.major", "24", "gpu_node.distribution.major is text, not int"),
         ("distribution.major", True, "gpu_node.distribution.major is a truth value, not int"),

@@ -133,7 +133,8 @@ def played(tmp_path_factory):
     (collections / "kubernetes/core/meta/runtime.yml").write_text(yaml.safe_dump(group))
     roles = collections / "kubegpu/share/roles"
     roles.mkdir()
-    (roles / "maintenance").symlink_to(ROOT / "roles/maintenance")
+    for name in ("__init__.py", "maintenance"):
+        (roles / name).symlink_to(ROOT / "roles" / name)
     for name, tasks in ROLES.items():
         (roles / name / "tasks").mkdir(parents=True)
         (roles / name / "tasks/main.yml").write_text(yaml.safe_dump(tasks))
