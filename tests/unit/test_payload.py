@@ -25,7 +25,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (15, 70),
     "backend_objects": (27, 180),
-    "cluster_info": (30, 210),
+    "cluster_info": (30, 215),
     "cluster_objects": (17, 128),
     "container_runtime": (28, 140),
     # With the facts of the machine, which preflight wants of a control plane, too.
