@@ -322,18 +322,16 @@ def end_process(stopped: bool) -> int:
 
 
 class _JsonFormatter(logging.Formatter):
-    """In ASCII, so that it contains no terminal sequences."""
+    """One line of ASCII for each record; whoever shows its values decides how."""
 
     def format(self, record: logging.LogRecord) -> str:
         row: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": line(record.getMessage(), LONGEST_RECORD),
+            "message": record.getMessage(),
         }
-        data = cast(Mapping[str, Any], getattr(record, "data", {}))
-        for key, value in data.items():
-            row[key] = line(value, LONGEST_RECORD) if isinstance(value, str) else value
+        row.update(cast(Mapping[str, Any], getattr(record, "data", {})))
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
         return json.dumps(row, separators=(",", ":"), default=str)
