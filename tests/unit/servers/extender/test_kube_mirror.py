@@ -15,6 +15,7 @@ import pytest
 from api_double import ApiDouble, Failure, make_pod, served
 from extender_kit import eventually
 from gpushare.api import account
+from gpushare.api import mirror as mirror_module
 from gpushare.api.account import Account
 from gpushare.api.client import FIRST_PAGE, WATCH_SILENCE_SECONDS, KubeApi, KubeError, connect
 from gpushare.api.mirror import (
@@ -143,6 +144,39 @@ def test_fault_12_a_page_is_delivered_before_its_callbacks_run(api: ApiDouble, f
         api.compact()
     eventually(lambda: len(delivered) == 4)
     assert all(told >= version for told, version in delivered)
+
+
+def test_no_more_rows_are_kept_than_allowed(api: ApiDouble, follow: Follow) -> None:
+    """By a list, an event and a list beside the watch: the state counts as wrong at once, and comes back by itself."""
+
+    def gpu(pod: JsonObject) -> str | None:
+        return None if pod["metadata"]["name"].startswith("other") else pod["metadata"]["name"]
+
+    for number in range(20):
+        api.put("pods", make_pod(f"other{number}", 1))
+    for number in range(3):
+        api.put("pods", make_pod(f"p{number}", 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirror_module, "TOO_MANY_SECONDS", 0.05)
+        mirror = follow(trim=gpu, most=3)
+        assert (len(mirror), mirror.stale) == (3, "")
+        api.put("pods", make_pod("p3", 1))
+        eventually(lambda: "more than the 3" in mirror.stale)
+        time.sleep(0.3)
+        assert len(mirror) <= 3 and "more than the 3" in mirror.stale
+        api.remove("pods", "p0", "default")
+        eventually(lambda: not mirror.stale)
+        assert sorted(mirror.items()) == ["p1", "p2", "p3"]
+        # All of them replaced while the watch was away.
+        with api.outage():
+            for number in range(1, 4):
+                api.remove("pods", f"p{number}", "default")
+                api.put("pods", make_pod(f"q{number}", 1))
+            api.compact()
+        eventually(lambda: sorted(mirror.items()) == ["q1", "q2", "q3"] and not mirror.stale)
+        late = follow(trim=gpu, most=2, wait=False)
+        eventually(lambda: "more than the 2" in late.stale)
+        assert not late.synced
 
 
 # ----------------------------------------------------------------- failures

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The fields of the API's objects that the servers read. Of a large object nothing else is kept.
 
-One shape for all kinds, since no field has two meanings. A server that reads another field adds it here; the tests of
-the servers run once with nothing decoded whole.
+One shape for all kinds, since no field has two meanings. A server that reads another field adds it here;
+``test_object_fields.py`` compares what the servers make of an object with what they make of these fields.
 """
 
 from __future__ import annotations

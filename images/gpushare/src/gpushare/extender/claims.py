@@ -29,6 +29,8 @@ from gpushare.shared._contracts.gpushare import ContractError
 from gpushare.shared._core.types import JsonObject
 
 LABEL_VALUE = "true"
+# Of the annotation: the UIDs of 400 victims. And the claims that are kept.
+CLAIM_LENGTH, MOST_CLAIMS = 16 * 1024, 5000
 # Pods without a claim aren't sent.
 PODS = ("/api/v1/pods", {"labelSelector": contract.POD_CLAIM, "fieldSelector": "spec.nodeName="})
 POLICY = f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/{contract.ANNOTATIONS_POLICY}"
@@ -47,7 +49,7 @@ def claim_of(pod: JsonObject) -> Claim | None:
     """Read a pod's claim; None without one, or if it isn't one that an extender writes."""
     metadata = pod.get("metadata") or {}
     text = (metadata.get("annotations") or {}).get(contract.POD_CLAIM)
-    if not text or not contract.wants_a_node(pod):
+    if not text or len(text) > CLAIM_LENGTH or not contract.wants_a_node(pod):
         return None
     try:
         value = json.loads(text)
@@ -75,7 +77,9 @@ class Claims:
 
     def __init__(self, kube: Kube, state: State, backoff: tuple[float, float] = (0.2, 10.0)) -> None:
         self._kube, self._state = kube, state
-        self.mirror: Mirror[Claim] = Mirror(kube, *PODS, claim_of, self._changed, backoff, self.check_policy)
+        self.mirror: Mirror[Claim] = Mirror(
+            kube, *PODS, self._row, self._changed, backoff, self.check_policy, most=MOST_CLAIMS
+        )
         # Whether the API server lets the servers alone write claims.
         self._guarded = False
         self._lock = threading.Lock()
@@ -100,9 +104,8 @@ class Claims:
         before, self._guarded = self._guarded, "Deny" in ((binding.get("spec") or {}).get("validationActions") or ())
         if self._guarded != before:
             log.info("claims on freed memory are %s", "exchanged" if self._guarded else "kept from other extenders")
-        if self._guarded and not before:
-            for claim in self.mirror.items():
-                self._state.claim(claim)
+        if self._guarded and not before and self.mirror.synced:
+            self.mirror.relist()
 
     def publish(self, claim: Claim) -> None:
         """Write a claim on its pod, unless that was done or tried before; see ``publish_all``."""
@@ -165,6 +168,10 @@ class Claims:
             "labels": {contract.POD_CLAIM: label},
         }
         patch_pod(self._kube, claim.namespace, claim.name, metadata)
+
+    def _row(self, pod: JsonObject) -> Claim | None:
+        """Return a pod's claim where only servers write claims: of others' there may be any number."""
+        return claim_of(pod) if self._guarded else None
 
     def _changed(self, _key: str, before: Claim | None, after: Claim | None) -> None:
         if not self._guarded:

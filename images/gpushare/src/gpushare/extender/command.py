@@ -53,6 +53,8 @@ COMPONENT = "gpushare-extender"
 # Only these can hold memory; a pod that finishes is a deletion for this watch.
 PODS = ("/api/v1/pods", {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"})
 NODES = ("/api/v1/nodes", dict[str, str]())
+# They take 4 KB each; 150,000 pods take 1 KB each at the most.
+MOST_NODES = 20_000
 # If the namespace of the service account isn't known.
 LEDGER_NAMESPACE = "kube-system"
 
@@ -98,7 +100,9 @@ class Extender:
         """
         kube, work = MeasuredKube(kube, registry), Work(registry)
         self.state = State()
-        self.nodes: Mirror[NodeRow] = Mirror(kube, *NODES, node_row, self.state.node_changed, backoff, page=PAGE)
+        self.nodes: Mirror[NodeRow] = Mirror(
+            kube, *NODES, node_row, self.state.node_changed, backoff, page=PAGE, most=MOST_NODES
+        )
         self.pods: Mirror[PodRow] = Mirror(kube, *PODS, pod_row, self.state.pod_changed, backoff, page=PAGE)
         self.ledger = Ledger(
             kube, self.state, self.pods, namespace, count=lambda result: work.ledger.labels(result).inc()
