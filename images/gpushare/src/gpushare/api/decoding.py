@@ -52,13 +52,14 @@ Shape: TypeAlias = "str | Mapping[str, Shape] | Each | None"
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*+")
-_CHARS = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+# Repeated groups are in atomic ones: possessive ones go wrong in Python 3.11 up to 3.11.4.
+_CHARS = re.compile(r'[^"\\]*+(?>(?:\\.[^"\\]*+)*)', re.DOTALL)
 # Whole characters and escapes.
-_COMPLETE = re.compile(r'[^"\\]*+(?:\\(?:u[0-9a-fA-F]{4}|[^u])[^"\\]*+)*+', re.DOTALL)
+_COMPLETE = re.compile(r'[^"\\]*+(?>(?:\\(?:u[0-9a-fA-F]{4}|[^u])[^"\\]*+)*)', re.DOTALL)
 # What is skipped at once: strings and words, and lists and objects that hold nothing else. Without alternatives, so
 # that nothing is tried twice.
-_PLAIN = r'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+'
-_RUN = re.compile(rf"{_PLAIN}(?:[{{\[]{_PLAIN}[}}\]]{_PLAIN})*+", re.DOTALL)
+_PLAIN = r'[^"{}\[\]]*+(?>(?:"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"[^"{}\[\]]*+)*)'
+_RUN = re.compile(rf"{_PLAIN}(?>(?:[{{\[]{_PLAIN}[}}\]]{_PLAIN})*)", re.DOTALL)
 _decode = json.JSONDecoder().raw_decode
 
 
