@@ -43,6 +43,8 @@ ACCOUNTS = {
     "gpushare-scheduler-account": "system:serviceaccount:gpushare-scheduler:gpushare-scheduler",
 }
 USER = "tenant"
+# Of a policy that looks at nothing.
+NOTHING = "a policy of nothing"
 Body = dict[str, Any]
 
 
@@ -116,6 +118,7 @@ def _amounts(number: int) -> Body:
 
 
 OTHER = container(units=0)
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 # As long as a path is read, and with the name that is looked for at its end.
 SLASHES = ("/./" * 80 + "run/nvidia-container-devices-")[-250:]
 
@@ -151,8 +154,9 @@ OBJECTS = (
     Object("containers of a turned pod", _turned, 64, 90),
     Object("init containers", lambda n: pod(initContainers=_containers(n, 0, "i")), 249, 40),
     Object("env", lambda n: pod([container(env=_env(n))]), 500, 20),
-    Object("env of containers", lambda n: pod(_containers(n, 0, env=_env(500))), 60, 8_000),
-    Object("env of a turned pod", lambda n: pod(_containers(n, 1, env=_env(500))), 60, 8_000),
+    Object("env of containers", lambda n: pod(_containers(n, 0, env=_env(500))), 4, 8_000),
+    Object("env of a turned pod", lambda n: pod(_containers(n, 1, env=_env(500))), 4, 8_000),
+    Object("env that is accepted", lambda n: pod(_containers(n, 0, env=[VOID] * 500)), 4, 30_000),
     Object("envFrom", lambda n: pod([container(envFrom=[{"secretRef": {"name": "s"}}] * n)]), 500, 40),
     Object("mounts", lambda n: _mounting(*(f"/m{k}" for k in range(n))), 500, 40),
     Object("mounts with slashes", lambda n: _mounting(*(f"{SLASHES}{k}" for k in range(n))), 500, 300),
@@ -211,6 +215,19 @@ PATCHES = (
 # --------------------------------------------------------------------------- policies
 
 
+def accepting() -> list[Body]:
+    """Return a policy that looks at nothing: what every policy costs, as the API server converts the object for it."""
+    api, name = "admissionregistration.k8s.io/v1", {"name": "nothing"}
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"]}
+    rules = [{**pods, "resources": ["pods", "pods/status", "pods/ephemeralcontainers", "nodes", "nodes/status"]}]
+    spec = {"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": "true"}]}
+    binding = {"policyName": "nothing", "validationActions": ["Deny"]}
+    return [
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": name, "spec": spec},
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": name, "spec": binding},
+    ]
+
+
 def policies() -> dict[str, list[Body]]:
     """Return the policies of all roles, each with its binding and what it needs, by name."""
     dedicated = {
@@ -222,7 +239,7 @@ def policies() -> dict[str, list[Body]]:
     }
     hami = {"__hami_resource": "nvidia.com/gpu", "__hami_scheduler_name": "hami-scheduler"}
     shares = {"gpushare_admission": "deny", "gpushare_admission_env_from": "deny"}
-    found: dict[str, list[Body]] = {}
+    found: dict[str, list[Body]] = {NOTHING: accepting()}
     for one in (
         *gpushare_objects.rendered("rights", __gpushare_cluster={"version": "v1.36.0"}),
         *gpushare_objects.rendered("admission", **shares),
@@ -410,7 +427,8 @@ def main() -> int:
             for ratio, what, before, cost, status in sorted(rows, reverse=True)[:6]:
                 print(f"{name:28} {what:40} {before:8.1f} ms {cost:8.1f} ms  {ratio:5.1f} times  {status}", flush=True)
             worst = max(rows)
-            goals.append((f"{name}: at most {TIMES} times, {worst[0]:.1f} for {worst[1]}", worst[0] <= TIMES))
+            if name != NOTHING:
+                goals.append((f"{name}: at most {TIMES} times, {worst[0]:.1f} for {worst[1]}", worst[0] <= TIMES))
             for one in reversed(objects):
                 server.request("DELETE", server._path(one))
             time.sleep(1)

@@ -200,6 +200,10 @@ LARGE = {
         pod(container(), container("d", env=[*env(ENTRIES), {"name": "CUDA_VERSION", "value": "1"}])),
         "more than 500 entries in env, envFrom or volumeMounts",
     ),
+    "env of all": (
+        pod(*(container(f"c{n}", env=env(ENTRIES)) for n in range(4)), container("last", env=[ALL])),
+        "more than 2000 entries in env, envFrom and volumeMounts of its containers",
+    ),
     "envFrom": (
         pod(container(envFrom=[{"prefix": f"P{n}", "configMapRef": {"name": "m"}} for n in range(MANY)])),
         "more than 500 entries in env, envFrom or volumeMounts",
@@ -235,6 +239,7 @@ def test_the_largest_pods_that_are_looked_through(shares):
     for one in (
         pod(*(container(f"c{n}") for n in range(CONTAINERS))),
         pod(container(env=env(ENTRIES), volumeMounts=mounts(ENTRIES)), volumes=VOLUMES),
+        pod(*(container(f"c{n}", env=env(ENTRIES)) for n in range(4))),
         pod(metadata={"annotations": keys(ENTRIES)}),
         pod(container(volumeMounts=[{"name": "v", "mountPath": "/" * 3000}]), volumes=VOLUMES),
     ):
