@@ -392,51 +392,12 @@ def one(name: str, units: int = 0, **more: object) -> dict[str, object]:
     ],
 )
 def test_a_pod_with_a_share_has_so_many_containers(containers: list[dict[str, object]], reason: str) -> None:
-    """Also after servers have kept what they need of it."""
-    for kept in (containers, contract.kept_containers(containers)):
-        whole = {"spec": {"containers": kept}}
-        if reason:
-            with pytest.raises(contract.ContractError, match=reason):
-                contract.demand(whole)
-        else:
-            assert contract.demand(whole).units == sum(map(contract.container_units, containers))
-
-
-def test_kept_containers_stay_at_their_places() -> None:
-    """kubectl's plugin counts them."""
-    containers = [one("a"), one("b", 2), one("c", flag=True), one("d"), one("e", 4)]
-    kept = contract.kept_containers(containers, lambda each: "flag" in each)
-    assert kept == [{}, containers[1], containers[2], {}, containers[4]]
-    whole, reduced = ({"spec": {"containers": each}} for each in (containers, kept))
-    cards = [card(0), card(1)]
-    assert contract.booking_annotations(cards, whole, 1, True) == contract.booking_annotations(cards, reduced, 1, True)
-
-
-def test_many_containers_take_little() -> None:
-    """Whatever they are: of those without a share a place, of the others 33 of each kind."""
-    flagged = [one(f"f{at}", flag=True) for at in range(5000)]
-    asking = [one(f"a{at}", 1) for at in range(5000)]
-    kept = contract.kept_containers([*flagged, *asking, *[one("x")] * 5000], lambda each: "flag" in each)
-    assert len([each for each in kept if each]) == 2 * (contract.MOST_SHARES + 1)
-    assert len(kept) <= contract.MOST_CONTAINERS + 1 + 2 * (contract.MOST_SHARES + 1)
-
-
-def test_a_long_annotation_is_kept_in_part_and_stays_invalid() -> None:
-    annotations = {
-        contract.POD_INDEX: "1" * 5000,
-        contract.POD_MODELS: "a," * 5000,
-        contract.POD_CARD_COUNT: "1",
-        "other": "x" * 5000,
-    }
-    kept = contract.kept_annotations(annotations, (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS))
-    assert {name: len(text) for name, text in kept.items()} == {
-        contract.POD_INDEX: contract.ANNOTATION_LENGTH + 1,
-        contract.POD_MODELS: contract.PATTERNS_LENGTH + 1,
-        contract.POD_CARD_COUNT: 1,
-    }
-    for each in (annotations, kept):
-        with pytest.raises(contract.ContractError, match="2200 characters"):
-            contract.demand({"metadata": {"annotations": each}, "spec": {"containers": [one("c", 1)]}})
+    whole = {"spec": {"containers": containers}}
+    if reason:
+        with pytest.raises(contract.ContractError, match=reason):
+            contract.demand(whole)
+    else:
+        assert contract.demand(whole).units == sum(map(contract.container_units, containers))
 
 
 def test_a_node_has_no_more_cards_than_a_machine() -> None:

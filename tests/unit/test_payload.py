@@ -28,10 +28,8 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (31, 221),
     "cluster_objects": (17, 130),
     "container_runtime": (28, 140),
-    # With the facts of the machine, which preflight wants of a control plane, too.
     "control_plane_info": (64, 285),
     "driver_runfile": (11, 30),
-    # With the cases of every back end; it runs once, on the controller.
     "gpu_acceptance": (47, 338),
     "gpu_allocation_check": (68, 573),
     "gpu_allocation_info": (28, 200),

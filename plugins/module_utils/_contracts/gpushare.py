@@ -61,12 +61,10 @@ POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
 # Of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
-MAX_PATTERNS, PATTERN_LENGTH = 16, 128
+MAX_PATTERNS, PATTERN_LENGTH, PATTERNS_LENGTH = 16, 128, 2200
 
 # Of a pod with a share: its containers, and those of them with units. Servers keep what these ask for.
 MOST_CONTAINERS, MOST_SHARES = 1000, 32
-# Of the annotations of pods that servers keep; those that the servers write are shorter.
-ANNOTATION_LENGTH, ALLOCATION_LENGTH, PATTERNS_LENGTH = 600, 8192, 2200
 
 # Of a node: its cards, the length of their annotation, and any number in it.
 MOST_CARDS, CARDS_LENGTH, MOST_UNITS = 128, 64 * 1024, 1 << 31
@@ -633,39 +631,6 @@ def _check_containers(pod: JsonObject) -> None:
         )
     if (number := len(gpu_containers(pod))) > MOST_SHARES:
         raise ContractError(f"{number} of its containers ask for {RESOURCE_MEMORY}, and at most {MOST_SHARES} may")
-
-
-def kept_containers(
-    containers: t.Iterable[JsonObject], is_kept: t.Callable[[JsonObject], bool] = lambda container: False
-) -> list[JsonObject]:
-    """Return the containers of a pod that ask for units, at their places; an empty object stands for each other one.
-
-    Of too many for a pod with a share there are still too many.
-
-    :param is_kept: of a container without units, whether it is returned as well.
-    """
-    found, numbers = list[JsonObject](), {True: 0, False: 0}
-    for one in containers:
-        asks = container_units(one) > 0
-        if (asks or is_kept(one)) and numbers[asks] <= MOST_SHARES:
-            numbers[asks] += 1
-            found.append(one)
-        elif len(found) <= MOST_CONTAINERS:
-            found.append(_NO_CONTAINER)
-    return found
-
-
-_NO_CONTAINER: JsonObject = {}
-
-
-def kept_annotations(annotations: t.Mapping[str, t.Any], names: t.Iterable[str]) -> dict[str, str]:
-    """Return those of a pod's annotations that are kept; of a longer one the beginning, which isn't valid, either."""
-    lengths = {POD_ALLOCATION: ALLOCATION_LENGTH, POD_MODELS: PATTERNS_LENGTH, POD_EXCLUDE_MODELS: PATTERNS_LENGTH}
-    return {
-        name: str(annotations[name])[: lengths.get(name, ANNOTATION_LENGTH) + 1]
-        for name in names
-        if name in annotations
-    }
 
 
 def _check_reuse(pod: JsonObject) -> None:

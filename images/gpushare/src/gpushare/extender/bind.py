@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
+from gpushare.api.kept import kept_annotations, kept_containers
 from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod, pod_path
 from gpushare.extender.filter import refusal
 from gpushare.extender.ledger import BookingRequest, Ledger
@@ -402,9 +403,9 @@ def _trimmed(pod: JsonObject) -> JsonObject | None:
     kept_spec: JsonObject = {key: spec[key] for key in ("nodeName", "priority") if key in spec}
     for kind in ("containers", "initContainers"):
         if spec.get(kind):
-            kept_spec[kind] = [_container(one) for one in contract.kept_containers(spec[kind])]
+            kept_spec[kind] = [_container(one) for one in kept_containers(spec[kind])]
     kept_metadata = {key: metadata[key] for key in METADATA if key in metadata}
-    kept_metadata["annotations"] = contract.kept_annotations(annotations, ANNOTATIONS)
+    kept_metadata["annotations"] = kept_annotations(annotations, ANNOTATIONS)
     return {
         "metadata": kept_metadata,
         "spec": kept_spec,

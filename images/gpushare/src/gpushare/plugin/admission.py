@@ -15,6 +15,7 @@ import typing as t
 
 from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError, Pages
+from gpushare.api.kept import kept_annotations, kept_containers
 from gpushare.kubelet import wire
 from gpushare.kubelet.errors import InvalidIds, NoDevices, RequestRefused
 from gpushare.kubelet.pod_resources import Entry, PodResources, Unreadable
@@ -78,13 +79,13 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
     def containers(field: str) -> list[JsonObject]:
         if contract.finished(pod):
             return []
-        return [trim_container(one) for one in contract.kept_containers(spec.get(field) or [], pod_facts.privileged)]
+        return [trim_container(one) for one in kept_containers(spec.get(field) or [], pod_facts.privileged)]
 
     return pod_facts.MirroredPod(
         {
             "metadata": {
                 **{key: metadata[key] for key in METADATA if key in metadata},
-                "annotations": contract.kept_annotations(annotations, KEPT_ANNOTATIONS),
+                "annotations": kept_annotations(annotations, KEPT_ANNOTATIONS),
             },
             "spec": {
                 "nodeName": spec.get("nodeName", ""),
