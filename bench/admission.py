@@ -286,15 +286,18 @@ class Requests:
         self.server, self.turns = server, turns
         self.pid = pid_of(server.folder)
 
-    def cost(self, method: str, path: str, body: Body, content: str, user: str) -> tuple[float, int]:
-        """Return the milliseconds of CPU of the cheapest try, and the HTTP status."""
+    def cost(self, method: str, path: str, body: Body, content: str, user: str, more: int = 1) -> tuple[float, int]:
+        """Return the milliseconds of CPU of the cheapest try, and the HTTP status.
+
+        :param more: times as many tries as usual.
+        """
         best, status = float("inf"), 0
-        for _turn in range(self.turns):
+        for _turn in range(self.turns * more):
             began = cpu(self.pid)
             status = self.status(method, path, body, content, user)
             best = min(best, cpu(self.pid) - began)
             # A request that takes long needs no further try.
-            if best > 500:
+            if best > 1000:
                 break
         return best, status
 
@@ -409,9 +412,7 @@ def main() -> int:
         requests = Requests(server, given.turns)
         wanted = list(cases(requests, given.object, given.bounds))
         without = {
-            (what, user): requests.cost(method, path, body, content, user)
-            for user in (USER,)
-            for what, method, path, body, content in wanted
+            what: requests.cost(method, path, body, content, USER, 2) for what, method, path, body, content in wanted
         }
         for name, objects in policies().items():
             if given.policy and name not in given.policy:
@@ -421,8 +422,12 @@ def main() -> int:
             time.sleep(2)
             rows = []
             for what, method, path, body, content in wanted:
+                before, _status = without[what]
                 cost, status = requests.cost(method, path, body, content, user_of(name))
-                before, _status = without[what, USER]
+                if cost > TIMES * max(before, NOISE_MS):
+                    # Perhaps others were busy.
+                    time.sleep(1)
+                    cost = min(cost, requests.cost(method, path, body, content, user_of(name), 4)[0])
                 rows.append((cost / max(before, NOISE_MS), what, before, cost, status))
             for ratio, what, before, cost, status in sorted(rows, reverse=True)[:6]:
                 print(f"{name:28} {what:40} {before:8.1f} ms {cost:8.1f} ms  {ratio:5.1f} times  {status}", flush=True)
