@@ -357,7 +357,7 @@ def test_a_token_without_a_node_is_refused_since_every_token_has_one(world):
     """Before Kubernetes 1.32 the claim could be switched off, and then the plugin has to go on."""
     unbound = world.account("gpushare-device-plugin")
     name = world.bound("gpu1")
-    assert "of node  may write this node" in refusal(unbound, world.path(name), INDEX)
+    assert "of node may write this node" in refusal(unbound, world.path(name), INDEX)
     try:
         world.server.apply(*policies("v1.31.4"))
         until(lambda: refusal(unbound, world.path(name), INDEX) == "")

@@ -41,9 +41,11 @@ def test_the_runtime_of_a_node_and_the_pod_that_proves_a_switch_keep_it(name):
     needs = {"namespace": "n", "labels": {}, "node_labels": {"gpu": "on"}, "scheduler": "", "runtime_class": ""}
     needs |= {"image": "i", "command": ["true"], "resources": {}}
     switch = {**variables_of("switch", "vars"), "switch_canary_image": "", "switch_node_name": name}
-    switch |= {"__switch_canary_needs": needs, "__switch_live": {"labels": {"kubernetes.io/hostname": name}}}
-    [pod] = objects("switch", "canary", **switch)
-    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/hostname": name, "gpu": "on"}
+    [pod] = objects("switch", "canary", **switch, __switch_canary_needs=needs)
+    [term] = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchFields"][0]["values"] == [name] and pod["spec"]["nodeSelector"] == {"gpu": "on"}
 
 
 def test_a_name_that_yaml_read_as_a_number_is_the_nodes_name():
