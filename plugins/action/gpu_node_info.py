@@ -47,11 +47,16 @@ class ActionModule(GuardedAction):
     def _collect(self, host: str, task_vars: JsonObject | None) -> JsonObject:
         name, arguments = module_of(self._task.args)
         done: JsonObject = self._execute_module(module_name=name, module_args=arguments, task_vars=task_vars)
+        # This action's own; preflight takes it from the result.
+        done.pop("trouble", None)
         output = " ".join(str(done.get(name, "")) for name in ("msg", "module_stdout", "module_stderr"))
         if done.get("failed") and (TOO_OLD.search(output) or NOT_FOUND.search(output) or SYNTAX.search(output)):
             message = self._message(output, host)
             if message:
                 return {"failed": True, "msg": message}
+        # Without facts a machine would count as one that nobody asked.
+        if done.get("gpu_node") is None and not done.get("failed"):
+            return {**done, "failed": True, "msg": f"the machine's answer to {name} has no facts"}
         return done
 
     def _trouble(self, done: JsonObject) -> JsonObject | None:

@@ -27,6 +27,7 @@ ARGUMENTS: JsonObject = {
     "nodes": {"type": "list", "elements": "str", "default": []},
     "resources": {"type": "list", "elements": "str", "default": []},
     "release": {"type": "str", "default": "hami"},
+    "rendered": {"type": "str", "default": ""},
     "namespace": {"type": "str", "default": "hami-system"},
     "scheduler_name": {"type": "str", "default": hami.SCHEDULER},
     "overwrites": {"type": "bool", "default": True},

@@ -13,14 +13,16 @@ import typing as t
 
 from ansible.module_utils.common.yaml import yaml_load_all
 
+from .._core.errors import BadInput
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._kube import helm, objects
 from .._kube.api import Kube
-from .._kube.refs import KINDS, ref_of
+from .._kube.refs import KINDS, Ref, ref_of
 
 # As in helm's own requests, so that helm goes on with the objects.
 MANAGER = "helm"
+HOOK = "helm.sh/hook"
 
 
 def recorded_objects(secrets: t.Iterable[JsonObject], name: str, namespace: str) -> list[JsonObject]:
@@ -42,6 +44,20 @@ def recorded_objects(secrets: t.Iterable[JsonObject], name: str, namespace: str)
     )
 
 
+def chart_objects(rendered: str, name: str, namespace: str) -> dict[Ref, JsonObject]:
+    """Return the objects of a rendered chart with helm's marks, without hooks, which belong to no release.
+
+    :param rendered: as ``helm template`` prints it.
+    """
+    found = [
+        _marked(one, name, namespace)
+        for one in yaml_load_all(rendered)
+        if isinstance(one, dict) and (one.get("apiVersion"), one.get("kind")) in KINDS
+    ]
+    own = [one for one in found if HOOK not in one["metadata"]["annotations"]]
+    return {ref_of(one): one for one in objects.parse(own)}
+
+
 def _marked(one: JsonObject, name: str, namespace: str) -> JsonObject:
     metadata = one["metadata"]
     return {
@@ -60,22 +76,33 @@ def _marked(one: JsonObject, name: str, namespace: str) -> JsonObject:
 
 
 class ReleaseReconciler:
-    """The objects of a release that are missing."""
+    """The objects of a release that are missing; what is created is the chart's, and not what helm has recorded.
 
-    def __init__(self, kube: Kube, name: str, namespace: str) -> None:
+    :param rendered: the chart; empty to find only what is missing.
+    """
+
+    def __init__(self, kube: Kube, name: str, namespace: str, rendered: str = "") -> None:
         self._kube = kube
+        self._rendered = rendered
         self._name = name
         self._namespace = namespace
 
     def observe(self) -> list[JsonObject]:
         secrets = self._kube.list_all("v1", "Secret", self._namespace, label_selector=helm.selector(self._name))
         recorded = recorded_objects(secrets, self._name, self._namespace)
-        return [one for one in recorded if self._kube.get(ref_of(one)) is None]
+        missing = [one for one in recorded if self._kube.get(ref_of(one)) is None]
+        if not self._rendered:
+            return missing
+        chart = chart_objects(self._rendered, self._name, self._namespace)
+        return [chart[ref_of(one)] for one in missing if ref_of(one) in chart]
 
     def plan(self, missing: list[JsonObject]) -> Plan:
         return Plan(tuple(Change(str(ref_of(one)), *objects.diff_texts(None, one), one) for one in missing))
 
     def apply(self, missing: list[JsonObject], plan: Plan) -> None:
+        if not self._rendered:
+            # Whoever may write Secrets in the namespace has written it.
+            raise BadInput("rendered: without the chart nothing is created; what helm has recorded isn't enough")
         for change in plan.changes:
             self._kube.apply(change.step, MANAGER)
 
@@ -86,5 +113,5 @@ def ensure(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
     :param params: the module's options.
     :param check: predict the changes without applying them.
     """
-    result = run(ReleaseReconciler(kube, params["release"], params["namespace"]), check)
+    result = run(ReleaseReconciler(kube, params["release"], params["namespace"], params["rendered"]), check)
     return {**result, "requests": dict(kube.requests)}

@@ -29,7 +29,7 @@ ARGUMENTS: JsonObject = {
 # Names of all that this collection installs or replaces.
 NVIDIA = re.compile(r"nvidia|nouveau|libcuda|cuda-|libnvsdm|libnv-|nvlsm|kubegpu", re.IGNORECASE)
 OWN = "kubegpu"
-DEFAULT = re.compile(r"""^\s*default_runtime(?:_name)?\s*=\s*["']([^"']*)["']""", re.MULTILINE)
+DEFAULT = re.compile(r"""^[ \t]*default_runtime(?:_name)?[ \t]*=[ \t]*["']([^"'\n]*)["']""", re.MULTILINE)
 RUNTIMES = ("containerd", "docker", "crio", "k3s", "k3s-agent", "rke2-server", "rke2-agent")
 
 

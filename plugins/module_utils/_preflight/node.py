@@ -475,7 +475,7 @@ def _stale_sources(machine: Machine) -> Finding | None:
 def _legacy_mode(machine: Machine) -> Finding | None:
     """Legacy hook, systemd cgroups and no /dev/char links: a daemon-reload takes the GPUs from running containers."""
     config, kubelet = machine.node["toolkit"]["config"], machine.node["kubelet"]
-    mode = re.search(r'(?m)^\s*mode\s*=\s*"([^"]*)"', config["text"] if config else "")
+    mode = re.search(r'(?m)^[ \t]*mode[ \t]*=[ \t]*"([^"\n]*)"', config["text"] if config else "")
     if not mode or mode.group(1) != "legacy" or not kubelet or kubelet["cgroup_driver"] != "systemd":
         return None
     if machine.node["devices"]["char_links"]:

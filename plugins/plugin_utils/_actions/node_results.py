@@ -28,6 +28,7 @@ from ansible.release import __version__ as core
 from ansible.utils.display import Display
 
 from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import lines
 from .results import clean_answer, clean_result, clean_sentences
 
 COLLECTION = "kubegpu.share"
@@ -137,7 +138,8 @@ def _printable(parse: Execute) -> Execute:
         own = str(self._task.action).startswith(f"{COLLECTION}.")
         if own or _is_ours(self._task):
             said = clean_answer(str(answer.get("stdout", "")), clean_result if own else clean_sentences)
-            answer = {**answer, "stdout": said}
+            # Without a result on stdout, ansible-core's error has both.
+            answer = {**answer, "stdout": said, "stderr": lines(answer.get("stderr", ""))}
         return parse(self, answer, *more)
 
     return printable

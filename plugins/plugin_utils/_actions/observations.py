@@ -30,9 +30,16 @@ OBSERVATIONS: t.Mapping[str, t.Mapping[str, t.Any]] = {
 # Of one observation; a machine with eight cards and a thousand packages has some 300,000 characters.
 MOST_CHARACTERS = 16 << 20
 MOST_VALUES = 500_000
+# Of one text; files of configuration and what daemons print have less than 64 Ki.
+LONGEST_TEXT = 256 << 10
+# Of one number: Python converts no text to or from a longer one. Counters of machines have 64 bits.
+MOST_DIGITS = 4000
+LARGEST_NUMBER = 1 << 64
 # Of a value without a type of its own, such as a user's JSON.
 MOST_LEVELS = 30
 SHOWN = 60
+
+_DIGITS = re.compile(r"\d+")
 
 Check = t.Callable[[t.Any, str, "_Budget"], None]
 
@@ -165,6 +172,7 @@ def _scalar(promised: t.Any) -> Check:
         budget.take()
         if not isinstance(value, accepted) or (isinstance(value, bool) and promised is not bool):
             raise _Mistyped(f"{place} is {_named(value)}, not {getattr(promised, '__name__', promised)}")
+        _bounded(value, place)
 
     return check
 
@@ -173,11 +181,21 @@ def _text(value: t.Any, place: str, budget: _Budget) -> None:
     if not isinstance(value, str):
         raise _Mistyped(f"{place} is {_named(value)}, not text")
     budget.take(len(value))
+    if len(value) > LONGEST_TEXT:
+        raise _Mistyped(f"{place} is longer than any machine's")
+    if len(value) > MOST_DIGITS and any(len(one) > MOST_DIGITS for one in _DIGITS.findall(value)):
+        raise _Mistyped(f"{place} has a number that is longer than any machine's")
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
             raise _Mistyped(f"{place} isn't valid text") from None
+
+
+def _bounded(value: t.Any, place: str) -> None:
+    # Not a number compares as false.
+    if isinstance(value, (int, float)) and not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+        raise _Mistyped(f"{place} is a number that no machine has")
 
 
 def _formed(form: str) -> Check:
@@ -198,6 +216,7 @@ def _plain(value: t.Any, place: str, budget: _Budget, levels: int = MOST_LEVELS)
     if isinstance(value, str):
         return _text(value, place, budget)
     budget.take()
+    _bounded(value, place)
     if isinstance(value, dict):
         for name, one in value.items():
             _text(name, place, budget)

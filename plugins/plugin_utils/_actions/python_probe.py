@@ -80,8 +80,7 @@ def question(interpreter: str) -> str:
 
 def node(answer: str) -> Node:
     """Parse the output of the command of ``question``."""
-    parts = re.match(r".*?^VERSION\s*$(.*)^NEWER\s*$(.*)^RELEASE\s*$(.*)", answer, re.MULTILINE | re.DOTALL)
-    version, newer, release = parts.groups() if parts else ("", "", "")
+    version, newer, release = _sections(answer)
     fields = os_release(release)
     words = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
     found = re.search(r"^Python (\d+(?:\.\d+)+)", version, re.MULTILINE)
@@ -94,6 +93,19 @@ def node(answer: str) -> Node:
         version=found.group(1) if found else "",
         newer=next((line for line in newer.split() if line.startswith("/")), ""),
     )
+
+
+def _sections(answer: str) -> tuple[str, str, str]:
+    """Return what follows each heading of ``question``; empty texts unless all are there, in their order."""
+    headings, sections = ["VERSION", "NEWER", "RELEASE"], list[list[str]]()
+    for line in answer.splitlines():
+        if headings and line.rstrip() == headings[0]:
+            sections.append([])
+            del headings[0]
+        elif sections:
+            sections[-1].append(line)
+    version, newer, release = ("", "", "") if headings else ("\n".join(one) for one in sections)
+    return version, newer, release
 
 
 def numbers(version: str) -> Version:

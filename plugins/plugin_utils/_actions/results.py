@@ -27,7 +27,7 @@ _SENTENCES = frozenset(("msg", "warnings", "deprecations"))
 _TEXTS = frozenset(("diff", "table", "wide", "text", "exception", "stdout", "stderr", "module_stdout", "module_stderr"))
 _LONGEST_SENTENCE = 64 * 1024
 # In JSON, what may stand for a character that isn't printable; most results have none but line breaks in FILES.
-_SUSPICIOUS = re.compile(r"\\(?:[bfnr]|u(?!00[2-6a-f]|0[1-9a-f]|1|2[1-9a-f]|[3-9a-c]))", re.IGNORECASE)
+_SUSPICIOUS = re.compile(r"\\(?:[bfnr]|u(?!00[2-6b-f]|0[1-57-9a-f]|1[0-79a-f]|2[1-9a-f]|[3-9a-c]))", re.IGNORECASE)
 
 
 def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:

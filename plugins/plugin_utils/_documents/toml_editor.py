@@ -25,6 +25,8 @@ from .toml_tree import ARRAY, BLANK, HEADER, PAIR, Statement, common, written, w
 Path = toml_tree.Path
 
 MARK = "# kubegpu.share"
+# Levels of tables and arrays.
+DEEPEST = 100
 _MARKED = re.compile(rf"(.*?) ?{re.escape(MARK)}(.*)")
 _WAS = re.compile(r"(?:, was (.+?))?[ \t]*")
 _BOM = "\ufeff"
@@ -400,16 +402,31 @@ def parse(path: str, text: str) -> JsonObject:
     if "\ufffd" in text:
         line = text[: text.index("\ufffd")].count("\n") + 1
         raise Unparsable(f"{path}, line {line}, isn't UTF-8; it is left as it is")
+    too_deep = f"{path} is nested too deeply; it is left as it is"
     try:
-        return tomllib.loads(text.removeprefix(_BOM))
+        tree = tomllib.loads(text.removeprefix(_BOM))
     except RecursionError as error:
-        raise Unparsable(f"{path} is nested too deeply; it is left as it is") from error
+        raise Unparsable(too_deep) from error
     except ValueError as error:
         # Of a number that is too long there is no line.
         found = re.search(r" \(?at line ([0-9]+).*$", str(error))
         reason = str(error)[: found.start()] if found else str(error)
         number = getattr(error, "lineno", None) or (found[1] if found else text.count("\n") + 1)
         raise Unparsable(f"{path}, line {number}, can't be parsed ({reason}); it is left as it is") from error
+    # The parser of dotted keys isn't recursive, and what follows is.
+    if not _is_shallow(tree):
+        raise Unparsable(too_deep)
+    return tree
+
+
+def _is_shallow(tree: t.Any) -> bool:
+    level = [tree]
+    for _depth in range(DEEPEST):
+        inside = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [value for values in inside for value in values if isinstance(value, (dict, list))]
+        if not level:
+            return True
+    return False
 
 
 def _keys(text: str) -> tuple[tuple[Path, ...], int]:

@@ -20,7 +20,7 @@ HANDLER = "nvidia"
 # NVIDIA's tools that write CDI specifications, in the order of preference.
 HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
 _TABLE = re.compile(r"""runtimes\.['"]?nvidia['"]?\]""")
-_CDI = re.compile(r"^\s*enable_cdi\s*=\s*true\s*$", re.MULTILINE)
+_CDI = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*true[ \t\r]*$", re.MULTILINE)
 
 Way = t.Literal["default", "class", "cdi"]
 

@@ -30,9 +30,9 @@ OPERATOR_LABELS: t.Mapping[str, str] = {
     "nvidia.com/gpu.deploy.device-plugin": "true",
     "nvidia.com/gpu.deploy.operator-validator": "true",
 }
-_DEFAULT_RUNTIME = re.compile(r"""(?m)^\s*default_runtime_name\s*=\s*["']([^"']*)["']\s*$""")
-_CDI = re.compile(r"(?m)^\s*enable_cdi\s*=\s*true\s*$")
-_HANDLER = re.compile(r"""(?m)^\s*\[.*\.runtimes\.["']?nvidia["']?\]\s*$""")
+_DEFAULT_RUNTIME = re.compile(r"""(?m)^[ \t]*default_runtime_name[ \t]*=[ \t]*["']([^"'\n]*)["'][ \t\r]*$""")
+_CDI = re.compile(r"(?m)^[ \t]*enable_cdi[ \t]*=[ \t]*true[ \t\r]*$")
+_HANDLER = re.compile(r"""(?m)^[ \t]*\[.*\.runtimes\.["']?nvidia["']?\][ \t\r]*$""")
 
 
 class Options(t.TypedDict):

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
+import time
 
 import action_plugins
 import pytest
@@ -13,12 +15,18 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.action import image_build
 from ansible_collections.kubegpu.share.plugins.module_utils._images.build import archive_of, bill_of
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight import node as preflight_node
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations, python_probe
+from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor
+from ansible_collections.kubegpu.share.plugins.plugin_utils._hami import runtime as hami_runtime
+from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia import plan as nvidia_plan
 from ansible_runs import ROOT, ansible
 from node_trees import TreeSystem, load
 from taken_machine import TakenMachine
 
 TREES = sorted(path.parent.name for path in (ROOT / "tests/unit/node/trees").glob("*/tree.yml"))
+
+TEMPLATE_SEARCH = re.compile(r"is search\('([^']*)'\)")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,11 @@ def nested(levels):
         ("services", {"x": "active"}, "gpu_node.services.'x' is text, not a dictionary"),
         ("driver.runfile", nested(10_000), "is nested too deep"),
         ("more", 1, "gpu_node has the unknown key 'more'"),
-        ("distribution.name", "x" * (17 << 20), "it is larger than any machine's"),
+        ("kernel.installed", ["x" * (200 << 10)] * 100, "it is larger than any machine's"),
+        ("distribution.name", "x" * (300 << 10), "gpu_node.distribution.name is longer than any machine's"),
+        ("driver.module_version", "5" * 5000, "gpu_node.driver.module_version has a number that is longer"),
+        ("distribution.major", 10**400, "gpu_node.distribution.major is a number that no machine has"),
+        ("driver.runfile", {"x": float("nan")}, "is a number that no machine has"),
         ("gpus", [{}] * 600_000, "gpu_node.gpus[0] has no"),
         ("kernel.installed", ["x"] * 600_000, "it is larger than any machine's"),
     ],
@@ -106,6 +118,53 @@ def test_only_the_machine_that_answers_otherwise_fails(tmp_path):
         assert said.count(f"The machine's answer isn't what {name} returns") == 2, done.text
     assert "fatal: [taken]" in said and "Traceback" not in said and "fatal: [good]" not in said
     assert '"msg": "good ' in said and '"msg": "taken ' not in said
+
+
+@pytest.mark.parametrize(
+    ("added", "sentence"),
+    [({"trouble": {"id": "x"}}, ""), ({"replaced": {"gpu_node": None}}, "has no facts")],
+)
+def test_a_machine_says_nothing_of_preflights_own_about_itself(tmp_path, added, sentence):
+    """And one that has no facts isn't left out of what is checked."""
+    taken = TakenMachine(tmp_path)
+    (tmp_path / "added.json").write_text(json.dumps(added))
+    hosts = {
+        "good": {"ansible_python_interpreter": sys.executable},
+        "taken": {"ansible_python_interpreter": str(taken.python)},
+    }
+    given = {"ansible_connection": "local", "preflight_scope": "nodes", "gpushare_image_delivery": "registry"}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_nodes": {"hosts": hosts, "vars": given}}))
+    machines = {"name": "kubegpu.share.preflight", "tasks_from": "machines"}
+    play = {"hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.import_role": machines}]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    (tmp_path / "empty.cfg").touch()
+    done = ansible(tmp_path, "ansible-playbook", "-i", "hosts.yml", "play.yml", ANSIBLE_CONFIG="empty.cfg")
+    said = " ".join(done.text.split())
+    assert "Problems, listed above" in said and sentence in said, done.text
+    assert "no-facts taken" in said if sentence else "no-facts" not in said, done.text
+
+
+@pytest.mark.parametrize("blank", ["\n", " ", "\t\n", "\r\n"])
+def test_texts_of_a_machine_are_searched_in_linear_time(node, blank):
+    """The longest text that is accepted, in which each search could begin anew at each line."""
+    text = blank * (observations.LONGEST_TEXT // len(blank))
+    state = {"dump": text, "default_runtime": None}
+    changed = {**node, "runtimes": {**node["runtimes"], "containerd": state}}
+    changed |= {"kubelet": {"runtime": "containerd", "cgroup_driver": "systemd"}}
+    changed |= {"toolkit": {**node["toolkit"], "config": {**(node["toolkit"]["config"] or {}), "text": text}}}
+    search = TEMPLATE_SEARCH.search((ROOT / "roles/gpushare/templates/node_runtimes.yml.j2").read_text())
+    began = time.process_time()
+    nvidia_plan.injection_of(changed)
+    hami_runtime.node_runtime("gpu1", changed)
+    preflight_node.examine(preflight_node.Machine("gpu1", changed, preflight_node.NodeOptions(), "GiB", "off"))
+    assert re.search(search[1].replace("\\\\", "\\"), text) is None
+    python_probe.node("VERSION\n" * 30_000)
+    assert time.process_time() - began < 5
+
+
+def test_a_deep_key_of_a_machines_file_is_one_sentence():
+    with pytest.raises(toml_editor.Unparsable, match="nested too deeply"):
+        toml_editor.Document("config.toml", "a" + ".a" * 3000 + " = 1")
 
 
 @pytest.mark.parametrize(

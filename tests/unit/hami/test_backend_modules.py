@@ -85,12 +85,50 @@ apiVersion: monitoring.coreos.com/v1
 kind: ServiceMonitor
 metadata: {name: plugin}
 """
+HOOK = """
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: hook, annotations: {helm.sh/hook: test}}
+"""
+FORGED = """
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: forged}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin}
+subjects: [{kind: User, name: tenant, apiGroup: rbac.authorization.k8s.io}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: plugin}
+automountServiceAccountToken: true
+"""
+CHART = """
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: plugin}
+automountServiceAccountToken: false
+"""
+
+
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+def test_who_writes_helms_records_has_nothing_created(backend):
+    """By right of Secrets in one namespace: what is created is as the chart has it, and only what it has."""
+    kube = FakeKube({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}, secret("r", "n", FORGED))
+    given = {"backend": backend, "state": "complete", "release": "r", "namespace": "n"}
+    with pytest.raises(BadInput, match="without the chart nothing is created"):
+        cluster.ensure(kube, params(cluster, **given), False)
+    assert cluster.ensure(kube, params(cluster, **given, rendered=CHART), False)["changed"]
+    assert not kube.list_all("rbac.authorization.k8s.io/v1", "ClusterRoleBinding")
+    [made] = kube.list_all("v1", "ServiceAccount", "n")
+    assert made["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize("backend", ["hami", "nvidia"])
 def test_what_somebody_deleted_of_a_release_is_created_again(backend):
-    def complete(check=False):
-        given = {"backend": backend, "state": "complete", "release": "r", "namespace": "n"}
+    def complete(check=False, rendered=MANIFEST + HOOK):
+        given = {"backend": backend, "state": "complete", "release": "r", "namespace": "n", "rendered": rendered}
         return cluster.ensure(kube, params(cluster, **given), check)
 
     edited = {
@@ -101,7 +139,7 @@ def test_what_somebody_deleted_of_a_release_is_created_again(backend):
     }
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}
     kube = FakeKube(namespace, secret("r", "n", MANIFEST), edited)
-    planned = complete(check=True)
+    planned = complete(check=True, rendered="")
     assert [one["after_header"] for one in planned["diff"]] == ["ClusterRole plugin", "DaemonSet n/plugin"]
     assert complete()["changed"] and not complete()["changed"]
     [made] = kube.list_all("apps/v1", "DaemonSet", "n")

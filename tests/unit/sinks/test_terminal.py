@@ -16,7 +16,7 @@ import hostile
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import node_results
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import FILES, clean_result
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import FILES, clean_answer, clean_result
 from ansible_runs import BIN, ROOT
 
 # Modules whose result a taken node chooses, or that repeat the API's words.
@@ -103,6 +103,23 @@ def test_a_taken_node_controls_no_terminal(taken: Path) -> None:
     assert "cleared" in shown and "forged" in shown
     clean(shown)
     assert not [line for line in shown.splitlines() if line.startswith("ok: [forged]")]
+
+
+def test_a_machine_without_a_result_controls_no_terminal(taken: Path) -> None:
+    """Then ansible-core shows what was printed, of both streams, without -v."""
+    (taken / "words").write_text("\n".join(WORDS))
+    (taken / "python3").write_text(f"#!/bin/sh\ncat {taken}/words\ncat {taken}/words >&2\nexit 1\n")
+    tasks = [{f"kubegpu.share.{name}": OPTIONS.get(name, {}), "ignore_errors": True} for name in MODULES]
+    (taken / "play.yml").write_text(yaml.safe_dump([{"hosts": "taken", "gather_facts": False, "tasks": tasks}]))
+    shown = on_a_terminal(taken, "-i", "hosts.yml", "play.yml")
+    assert shown.count("fatal: [taken]") == len(MODULES) - 1 and "module_stderr" in shown, shown
+    clean(shown)
+
+
+@pytest.mark.parametrize("escaped", ["\\u00ad", "\\u061c", "\\u180e", "\\u202e", "\\u009b", "\\u001b", "\\ufeff"])
+def test_an_escape_of_json_hides_no_character(escaped: str) -> None:
+    shown = json.loads(clean_answer(f'{{"reason": "a{escaped}b"}}', clean_result))["reason"]
+    assert json.loads(f'"{escaped}"') not in shown
 
 
 def test_a_report_controls_no_terminal(tmp_path: Path) -> None:
