@@ -619,7 +619,8 @@ def test_many_claims_elsewhere_do_not_delay_those_on_a_full_card(node: Node) -> 
     before = node.kube.reads
     for _pass in range(200):
         node.driver.check_booking()
-    assert node.kube.reads == before + 198
+    # Three of the others were read meanwhile.
+    assert node.kube.reads == before + 197
 
 
 def test_many_claims_are_read_in_turn(node: Node) -> None:
