@@ -598,6 +598,31 @@ def test_the_claims_on_a_full_card_are_read_at_once(node: Node) -> None:
     assert [claim.name for claim, _lost in node.driver.unbooked()] == ["claim1", "claim4"]
 
 
+def test_many_claims_elsewhere_do_not_delay_those_on_a_full_card(node: Node) -> None:
+    """A claim may be a MiB, so somebody may have thousands: a turn of all takes minutes."""
+    many = range(100, 300)
+    for number in many:
+        node.kube.put(make_claim(number, result("gpu-bbbb", "1Mi")))
+    for number in (1, 2):
+        node.kube.put(make_claim(number, gib(7)))
+    node.prepare(*many)
+    node.now += 1
+    node.prepare(1, 2)
+    gone(node)
+    node.kube.put(make_claim(3, gib(7)))
+    # All others are due, and were read longer ago.
+    node.now += 30
+    assert "CardFull: " in str(node.prepare(3)[0])
+    for _pass in range(5):
+        node.driver.check_booking()
+    assert [claim.name for claim, _lost in node.driver.unbooked()] == ["claim1"]
+    before = node.kube.reads
+    for _pass in range(200):
+        node.driver.check_booking()
+    # Three of the others were read meanwhile.
+    assert node.kube.reads == before + 197
+
+
 def test_many_claims_are_read_in_turn(node: Node) -> None:
     for number in range(1, 9):
         node.kube.put(make_claim(number, gib(1)))

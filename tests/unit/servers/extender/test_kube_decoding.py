@@ -222,3 +222,28 @@ def test_a_large_pod_takes_little_memory(kind: str) -> None:
     print(f"{kind}: {len(pod) / 1e6:.1f} MB of JSON, {most:.1f} MB of memory at the most")
     # Of containers something is kept; here of two pods at once.
     assert most < (20 if kind == "containers" else 5)
+
+
+def test_what_an_object_is_large_by_costs_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each change: its owner makes many. What isn't kept isn't decoded, and plain strings are read at once."""
+    calls = {"decoded": 0, "parts": 0}
+    decode, chars = decoding._decode, decoding._Text._chars
+
+    def counted(text: str, at: int) -> Any:
+        calls["decoded"] += 1
+        return decode(text, at)
+
+    def parts(self: decoding._Text) -> Iterator[str]:
+        calls["parts"] += 1
+        return chars(self)
+
+    monkeypatch.setattr(decoding, "_decode", counted)
+    monkeypatch.setattr(decoding._Text, "_chars", parts)
+    pod = {
+        "metadata": {"name": "p", "labels": {f"l{at}": "" for at in range(20_000)}, "finalizers": ["a/b"] * 20_000},
+        "spec": {"resourceClaims": [{"name": f"c{at}", "resourceClaimName": "x"} for at in range(20_000)]},
+    }
+    found = document(cut(json.dumps(pod).encode(), 16_384), OBJECT)
+    assert (len(found["metadata"]["finalizers"]), len(found["spec"]["resourceClaims"])) == (100, 1000)
+    # Besides the first tries to decode the whole, and what a piece cuts.
+    assert calls["decoded"] < 1100 and calls["parts"] < 200

@@ -13,6 +13,7 @@ of another kind than its shape is kept without its content.
 from __future__ import annotations
 
 import codecs
+import collections
 import dataclasses
 import itertools
 import json
@@ -52,6 +53,9 @@ Shape: TypeAlias = "str | Mapping[str, Shape] | Each | None"
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*+")
+# A string without escapes, and one that is a key: most are.
+_SIMPLE = re.compile(r'"([^"\\]*+)"')
+_KEY = re.compile(r'[ \t\r\n]*+"([^"\\]*+)"[ \t\r\n]*+:')
 # Repeated groups are in atomic ones: possessive ones go wrong in Python 3.11 up to 3.11.4.
 _CHARS = re.compile(r'[^"\\]*+(?>(?:\\.[^"\\]*+)*)', re.DOTALL)
 # Whole characters and escapes.
@@ -135,7 +139,7 @@ class _Text:
             return self._object(shape)
         if first == "[" and isinstance(shape, Each):
             found = list[Any]()
-            for one in self.entries(shape.shape):
+            for one in self.entries(shape.shape, kept=shape.most):
                 if len(found) < shape.most:
                     found.append(one)
             return found
@@ -171,26 +175,33 @@ class _Text:
             self._at += 1
             return
         while True:
-            if self.peek() != '"':
+            simple = _KEY.match(self._text, self._at)
+            if simple is not None and len(simple[1]) <= WORD_LENGTH:
+                key, self._at = simple[1], simple.end()
+            elif self.peek() != '"':
                 raise ValueError("a key is no string")
-            key = self.string(WORD_LENGTH)
-            self.take(":")
+            else:
+                key = self.string(WORD_LENGTH)
+                self.take(":")
             yield key
             if not self._goes_on("}"):
                 return
 
-    def entries(self, shape: Shape, most: int = 0) -> Iterator[Any]:
+    def entries(self, shape: Shape, most: int = 0, kept: int = sys.maxsize) -> Iterator[Any]:
         """Yield the entries of a list.
 
         :param shape: of an entry.
         :param most: characters of an entry that is returned as it is, with all of its fields; by default none is.
+        :param kept: after so many entries the others are only skipped.
         """
         self.take("[")
         if self.peek() == "]":
             self._at += 1
             return
-        while True:
+        for number in itertools.count():
             is_whole = False
+            if number == kept:
+                shape = None
             if shape is not None and self.peek() in ("{", "["):
                 # Short ones within what is held: the standard library's decoder is many times faster than this one.
                 is_whole, value = self.whole(most)
@@ -211,6 +222,10 @@ class _Text:
 
     def string(self, most: int = STRING_LENGTH) -> str:
         """Read a string; of a longer one the beginning."""
+        simple = _SIMPLE.match(self._text, self._at)
+        if simple is not None and len(simple[1]) <= most:
+            self._at = simple.end()
+            return simple[1]
         parts, length = list[str](), 0
         for part in self._chars():
             if length <= most:
@@ -268,8 +283,10 @@ class _Text:
                 depth += 1
                 self._at += 1
             elif first == '"':
-                for _part in self._chars():
-                    pass
+                if simple := _SIMPLE.match(self._text, self._at):
+                    self._at = simple.end()
+                else:
+                    collections.deque(self._chars(), 0)
             elif depth and first in ("}", "]"):
                 depth -= 1
                 self._at += 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The fields of the API's objects that the servers read. Of a large object nothing else is kept.
 
-One shape for all kinds, since no field has two meanings. A server that reads another field adds it here;
-``test_object_fields.py`` compares what the servers make of an object with what they make of these fields.
+One shape for all kinds, since no field has two meanings. A server that reads another field adds it here: otherwise who
+makes an object large hides that field.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ _STATUS: Shape = {
     "startTime": LEAF,
     "conditions": Each(dict.fromkeys(("type", "status", "lastTransitionTime"), LEAF)),
     **dict.fromkeys(("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"), _STATUSES),
+    # Where kube-scheduler has evicted pods for this one.
+    "nominatedNodeName": LEAF,
+    "resourceClaimStatuses": Each({"name": LEAF}, 1000),
     # Of nodes.
     "capacity": _COUNTS,
     "allocatable": _COUNTS,

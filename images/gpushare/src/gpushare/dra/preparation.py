@@ -88,8 +88,10 @@ class Preparation:
         self._unrecorded = frozenset[str]()
         # The listed pods for which claims were read again, with the pods that were known then.
         self._reread_for: dict[str, tuple[frozenset[str], tuple[Pod, ...]]] = {}
-        # When each prepared claim was read last from the API.
+        # When each prepared claim was read last from the API; those to be read first, and whether one was just now.
         self._booked_at: dict[str, float] = {}
+        self._urgent: dict[str, None] = {}
+        self._was_urgent = False
         self.cards: t.Callable[[], t.Sequence[contract.Card]] = lambda: ()
         self.injected: t.Callable[[t.Sequence[str]], t.Mapping[str, str]] = lambda uuids: {}
         self.limits: t.Callable[[t.Mapping[str, int]], t.Mapping[str, str]] = lambda mib: {}
@@ -295,6 +297,7 @@ class Preparation:
             self._unlisted.pop(uid, None)
             self._reread_for.pop(uid, None)
             self._booked_at.pop(uid, None)
+            self._urgent.pop(uid, None)
             self._unprepared.notify_all()
         if known is not None:
             log.info("claim unprepared", extra={"data": {"claim": known.claim.key, "uid": uid}})
@@ -318,9 +321,16 @@ class Preparation:
         now = self._clock()
         with self._lock:
             known = self._prepared or {}
-            uid = min(known, key=lambda one: self._booked_at.get(one, -math.inf), default="")
-            if not uid or now - self._booked_at.get(uid, -math.inf) < BOOKING_SECONDS:
+            due = min(known, key=self._read_before, default="")
+            if due and now - self._read_before(due) < BOOKING_SECONDS:
+                due = ""
+            # By turns, so that neither keeps the other from being read, however many there are.
+            uid = next(iter(self._urgent), "") if not (self._was_urgent and due) else ""
+            self._was_urgent = bool(uid)
+            uid = uid or due
+            if not uid:
                 return
+            self._urgent.pop(uid, None)
             self._booked_at[uid] = now
             claim = known[uid].claim
         with contextlib.suppress(ClaimRefused):
@@ -332,11 +342,12 @@ class Preparation:
             self._note(claim, lost)
 
     def _recheck(self, uids: frozenset[str]) -> None:
-        """Have claims read again now, after those whose turn it is already."""
-        due = self._clock() - BOOKING_SECONDS
+        """Have claims read again now, however many others are due."""
         with self._lock:
-            for uid in self._known().keys() & uids:
-                self._booked_at[uid] = min(due, self._booked_at.get(uid, due))
+            self._urgent |= dict.fromkeys(sorted(self._known().keys() & uids, key=self._read_before))
+
+    def _read_before(self, uid: str) -> float:
+        return self._booked_at.get(uid, -math.inf)
 
     def _note(self, claim: Claim, lost: Unbooked | None) -> None:
         """Keep what a claim lacks in the API, for the next process, too."""
