@@ -208,13 +208,13 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     # Nodes, pods, slices, claims and templates, and what turns pods into claims.
     reader.requests.clear()
     found()
-    assert reader.requests == {"GET": 5 + 11}
+    assert reader.requests == {"GET": 5 + 13}
 
     path = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/gpushare-claims"
     live = api.request("GET", path)
     live["spec"]["failurePolicy"] = "Ignore"
     api.request("PUT", path, live)
-    assert found() == (11, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
+    assert found() == (13, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
     ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
     assert found() == (13, [])
     # A field that somebody adds, and a binding that denies no more.

@@ -21,7 +21,7 @@ NAMESPACE, SCHEDULERS = "gpushare-system", "gpushare-scheduler"
 TENANT, ADMINISTRATOR = "tenant", ""
 PLUGIN = f"system:serviceaccount:{NAMESPACE}:gpushare-device-plugin"
 EXTENDER = f"system:serviceaccount:{NAMESPACE}:gpushare-extender"
-ENTRIES, CONTAINERS = 1000, 250
+ENTRIES, CONTAINERS, TOGETHER = 1000, 250, 2000
 MANY = ENTRIES + 1
 TOO_MANY = "where there are more than 1000 of them: remove some"
 CAPACITY = {f"example.org/{n}": "1" for n in range(MANY)}
@@ -203,6 +203,14 @@ LARGE = {
         pod(container(volumeMounts=mounts(MANY)), volumes=VOLUMES),
         "more than 1000 entries in env, envFrom or volumeMounts",
     ),
+    "env of all": (
+        pod(*(container(f"c{n}", env=env(100)) for n in range(20)), container("last", env=[ALL])),
+        "more than 2000 entries in env, envFrom and volumeMounts of all containers",
+    ),
+    "lists of all": (
+        pod(container(env=env(ENTRIES), volumeMounts=mounts(ENTRIES)), container("last", env=[ALL]), volumes=VOLUMES),
+        "more than 2000 entries in env, envFrom and volumeMounts of all containers",
+    ),
     "annotations": (
         pod(metadata={"annotations": {**keys(ENTRIES), "cdi.k8s.io/x": "a"}}),
         "more than 1000 annotations",
@@ -230,6 +238,7 @@ def test_the_largest_pods_that_are_looked_through(shares):
     for one in (
         pod(*(container(f"c{n}") for n in range(CONTAINERS))),
         pod(container(env=env(ENTRIES), volumeMounts=mounts(ENTRIES)), volumes=VOLUMES),
+        pod(*(container(f"c{n}", env=env(TOGETHER // CONTAINERS)) for n in range(CONTAINERS))),
         pod(metadata={"annotations": keys(ENTRIES)}),
         pod(container(volumeMounts=[{"name": "v", "mountPath": "/" * 3000}]), volumes=VOLUMES),
     ):
@@ -287,6 +296,10 @@ CLAIMS = {
     ),
     "claims": (pod(share(), resourceClaims=nic(65)), "can't be turned into a claim: the pod has more than 64 claims"),
     "env": (pod(share(env=env(MANY))), "a container that asks for it has more than 1000 variables in env"),
+    "env of all": (
+        pod(*(share(f"c{n}", env=env(100)) for n in range(20)), share(env=env(1))),
+        "the containers that ask for it have more than 2000 variables in env together",
+    ),
     "patterns": (
         pod(share(), metadata={"annotations": {"kubegpu.share/models": "," * 100_000}}),
         "kubegpu.share/models has more than 16 patterns",
