@@ -17,11 +17,11 @@ from .servers_needed import needed
 
 ADMISSION = "admissionregistration.k8s.io/v1"
 CLAIMS, ALLOCATED = "gpushare-claims", "gpushare-allocated-claims"
-OF_DRIVER, OF_TEMPLATES = "gpushare-dra-driver", "gpushare-dra-templates"
+SLICES, OF_DRIVER, OF_TEMPLATES = "gpushare-slices", "gpushare-dra-driver", "gpushare-dra-templates"
 DENY = "Deny"
 # Each policy with the kind of its binding, which has its name.
 POLICIES = (
-    *(("ValidatingAdmissionPolicy", name) for name in (CLAIMS, ALLOCATED, OF_DRIVER, OF_TEMPLATES)),
+    *(("ValidatingAdmissionPolicy", name) for name in (CLAIMS, ALLOCATED, SLICES, OF_DRIVER, OF_TEMPLATES)),
     ("MutatingAdmissionPolicy", CLAIMS),
 )
 

@@ -497,14 +497,14 @@ def claims_findings(objects, slices=None, **more):
 def test_a_healthy_cluster_of_claims_needs_neither_extender_nor_device_plugin():
     found, report = claims_findings(BY_CLAIMS, limits="enforced")
     assert found == []
-    # Nodes, pods, slices, claims and templates; a DeviceClass, five policies and their bindings.
-    assert report["requests"] == {"GET": 5 + 11}
+    # Nodes, pods, slices, claims and templates; a DeviceClass, six policies and their bindings.
+    assert report["requests"] == {"GET": 5 + 13}
     compared = {one["id"]: one["n"] for one in report["report"]["checks"]}
     assert {
         "D1": 2,
         "D2": 1,
         "D3": 2,
-        "D10": 11,
+        "D10": 13,
         "S1": 2,
         "S2": 0,
         "S3": 0,
@@ -550,7 +550,7 @@ def test_nodes_of_both_allocations_are_each_checked_by_their_own_servers():
     found, compared = findings_of_both(BOTH)
     assert found == []
     # Extender, device plugin, driver and templates; a scheduler's configuration, and what turns pods into claims.
-    assert {"S1": 4, "S2": 1, "S4": 2, "S5": 2, "D10": 11, "D1": 2, "G1": 2}.items() <= compared.items(), compared
+    assert {"S1": 4, "S2": 1, "S4": 2, "S5": 2, "D10": 13, "D1": 2, "G1": 2}.items() <= compared.items(), compared
     for pod_, expected in (
         ("dra-driver-gpu2", ("FAIL", "S1", "not_running", "gpu2")),
         ("dra-templates-gpu2", ("FAIL", "S1", "not_running_anywhere", "")),

@@ -26,7 +26,8 @@ SPACE, ACCOUNT = "kube-system", "kubegpu-readonly"
 REAL = ("cluster_info", "nvml_info", "kubelet_devices_info", "gpu_allocation_check")
 ACCOUNTS = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
 
-CLAIMS = ("gpushare-claims", "gpushare-allocated-claims", "gpushare-dra-driver", "gpushare-dra-templates")
+OF_ACCOUNTS = ("gpushare-dra-driver", "gpushare-dra-templates")
+CLAIMS = ("gpushare-claims", "gpushare-allocated-claims", "gpushare-slices", *OF_ACCOUNTS)
 POLICIES = ("gpushare-scheduler", *CLAIMS)
 # Every right beyond what each account has, by namespace: group, resource, names, verbs.
 EVERYWHERE = {
@@ -203,19 +204,19 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
         (check,) = [one for one in report["checks"] if one["id"] == "D10"]
         return check["n"], [(one["cause"], one["key"]) for one in report["findings"] if one["check"] == "D10"]
 
-    assert found() == (11, [])
+    assert found() == (13, [])
     # Nodes, pods, slices, claims and templates, and what turns pods into claims.
     reader.requests.clear()
     found()
-    assert reader.requests == {"GET": 5 + 11}
+    assert reader.requests == {"GET": 5 + 13}
 
     path = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/gpushare-claims"
     live = api.request("GET", path)
     live["spec"]["failurePolicy"] = "Ignore"
     api.request("PUT", path, live)
-    assert found() == (11, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
+    assert found() == (13, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
     ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
-    assert found() == (11, [])
+    assert found() == (13, [])
     # A field that somebody adds, and a binding that denies no more.
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/gpushare-claims"
     live = api.request("GET", path)

@@ -297,6 +297,10 @@ CLAIMS = {
     ),
     "claims": (pod(share(), resourceClaims=nic(65)), "can't be turned into a claim: the pod has more than 64 claims"),
     "env": (pod(share(env=env(MANY))), "a container that asks for it has more than 500 variables in env"),
+    "env of all": (
+        pod(*(share(f"c{n}", env=env(100)) for n in range(20)), share(env=env(1))),
+        "the containers that ask for it have more than 2000 variables in env together",
+    ),
     "patterns": (
         pod(share(), metadata={"annotations": {"kubegpu.share/models": "," * 100_000}}),
         "kubegpu.share/models has more than 16 patterns",

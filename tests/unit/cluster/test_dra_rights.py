@@ -110,6 +110,13 @@ def test_a_driver_writes_no_slice_of_another_driver(server, kube):
     refused(lambda: kube.delete(f"{PATH}/nic-0"), text)
 
 
+def test_a_driver_writes_no_pool_of_another_node(kube):
+    text = "may write its own node's pool only"
+    theirs = announced("gpu1-3")
+    theirs["spec"]["pool"]["name"] = "gpu2"
+    refused(lambda: kube.post(PATH, theirs), text)
+
+
 def test_a_token_without_a_node_writes_nothing(server, kube, tmp_path):
     unbound = connect(server.url, str(server.token(tmp_path / "token", NAMESPACE, ACCOUNT)))
     refused(lambda: unbound.post(PATH, announced("gpu1-2")), "of node (unknown) " + ITS_OWN)

@@ -196,6 +196,7 @@ def test_both_kinds_of_all_roles_are_read():
         "Mut gpushare-claims",
         "Val gpushare-claims",
         "Val gpushare-dra-driver",
+        "Val gpushare-slices",
         "Val gpushare-allocated-claims",
         "Val gpushare-dra-templates",
         "Val gpushare-scheduler",
