@@ -19,7 +19,7 @@ ON_THE_API = (Outcome.REFUSED, Outcome.WARNED, Outcome.UNSEEN)
 
 
 def test_the_page_has_the_table_of_the_lab() -> None:
-    section = PAGE.split("\n## What a pod can try\n")[1].split("\n## ")[0]
+    section = PAGE.split("\n## What a pod can try\n")[1].split("\n##")[0]
     assert [line for line in section.splitlines() if line.startswith("|")] == page()
 
 
