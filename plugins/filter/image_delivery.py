@@ -33,7 +33,7 @@ author:
 EXAMPLES = r"""
 - name: Print registry
   ansible.builtin.debug:
-    msg: "{{ 'auto' | kubegpu.share.image_delivery('registry.example.org/kubegpu/gpushare:1.0.0') }}"
+    msg: "{{ 'auto' | kubegpu.share.image_delivery('registry.example.org/kubegpu/gpushare:1.1.0') }}"
 """
 
 RETURN = r"""

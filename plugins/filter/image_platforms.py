@@ -35,7 +35,7 @@ author:
 EXAMPLES = r"""
 - name: Print the platforms of the machines that lack the image, such as linux/amd64
   vars:
-    image: localhost/kubegpu/gpushare:1.0.0
+    image: localhost/kubegpu/gpushare:1.1.0
   ansible.builtin.debug:
     msg: "{{ [gpu_node] | kubegpu.share.image_platforms(image, lookup('kubegpu.share.image_sha256', image)) }}"
 """

@@ -46,11 +46,11 @@ author:
 EXAMPLES = r"""
 - name: Print what identifies the image that is built from this collection
   ansible.builtin.debug:
-    msg: "{{ lookup('kubegpu.share.image_sha256', 'localhost/kubegpu/gpushare:1.0.0') }}"
+    msg: "{{ lookup('kubegpu.share.image_sha256', 'localhost/kubegpu/gpushare:1.1.0') }}"
 
 - name: Print what identifies an archive
   vars:
-    image: localhost/kubegpu/gpushare:1.0.0
+    image: localhost/kubegpu/gpushare:1.1.0
   ansible.builtin.debug:
     msg: "{{ lookup('kubegpu.share.image_sha256', image, delivery='import', archive='/srv/images/gpushare.tar') }}"
 """

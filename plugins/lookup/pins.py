@@ -10,7 +10,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 name: pins
 short_description: Digests of what the collection downloads
-version_added: 1.0.0
+version_added: 1.1.0
 description:
   - Returns sections of the collection's C(meta/pins.yml), which has the digests of keys, charts and images that the
     roles download by default.

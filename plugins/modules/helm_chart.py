@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: helm_chart
 short_description: Download a chart whose digest is known
-version_added: 1.0.0
+version_added: 1.1.0
 description:
   - For the roles of this collection only. Downloads a chart's archive by C(helm pull), compares its SHA-256, and returns the path that helm is
     given, so that what was verified is what is rendered and deployed.

@@ -82,7 +82,7 @@ EXAMPLES = r"""
   vars:
     base: "{{ lookup('kubegpu.share.pins', 'images').base }}"
   kubegpu.share.image_build:
-    reference: localhost/kubegpu/gpushare:1.0.0
+    reference: localhost/kubegpu/gpushare:1.1.0
     base: "{{ base.url }}@{{ base.digest }}"
     platforms: [linux/amd64]
     folder: /srv/images
@@ -91,7 +91,7 @@ EXAMPLES = r"""
   vars:
     base: "{{ lookup('kubegpu.share.pins', 'images').base }}"
   kubegpu.share.image_build:
-    reference: registry.example.org/kubegpu/gpushare:1.0.0
+    reference: registry.example.org/kubegpu/gpushare:1.1.0
     base: "{{ base.url }}@{{ base.digest }}"
     folder: /srv/images
     push: true
@@ -102,12 +102,12 @@ archives:
   description: The archive of each platform.
   returned: success
   type: dict
-  sample: {linux/amd64: /srv/images/gpushare-1.0.0-amd64.tar}
+  sample: {linux/amd64: /srv/images/gpushare-1.1.0-amd64.tar}
 bills:
   description: The bill of materials of each platform.
   returned: success
   type: dict
-  sample: {linux/amd64: /srv/images/gpushare-1.0.0-amd64.cdx.json}
+  sample: {linux/amd64: /srv/images/gpushare-1.1.0-amd64.cdx.json}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -47,7 +47,7 @@ options:
 EXAMPLES = r"""
 - name: Import the image on the node
   kubegpu.share.image_import:
-    reference: localhost/kubegpu/gpushare:1.0.0
+    reference: localhost/kubegpu/gpushare:1.1.0
     archive: /srv/images/gpushare.tar
     observed: "{{ gpu_node }}"
 """

@@ -23,7 +23,7 @@ SETTINGS = {
     "gpushare_nodes": [NODE],
     "scheduler_mode": "dedicated",
     "gpushare_image_delivery": "registry",
-    "gpushare_image": "registry.example.org/kubegpu/gpushare:1.0.0",
+    "gpushare_image": "registry.example.org/kubegpu/gpushare:1.1.0",
 }
 EMPTY = {"gpu_nodes": {"hosts": []}, "control_plane": {"hosts": []}, "all": {"vars": SETTINGS}}
 LOCAL = {"_meta": {"hostvars": {"machine-1": {"ansible_connection": "local"}}}}

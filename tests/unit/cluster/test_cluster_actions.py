@@ -62,7 +62,7 @@ HOSTVARS = {"one": {"gpu_node": GPU_NODE, "gpu_node_name": "gpu1", "driver_versi
 
 
 def test_hosts_are_matched_by_node_name(tmp_path):
-    image = "localhost/kubegpu/gpushare:1.0.0"
+    image = "localhost/kubegpu/gpushare:1.1.0"
     result, printed = act(
         {"hostvars": HOSTVARS},
         cluster={**CLUSTER, "nodes": [node("gpu1"), node("cp1")]},

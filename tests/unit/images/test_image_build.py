@@ -29,7 +29,7 @@ IMAGE = ROOT / "images" / "gpushare"
 sys.path.insert(0, str(IMAGE))
 import lock  # noqa: E402
 
-REFERENCE = "registry.example.org/kubegpu/gpushare:1.0.0"
+REFERENCE = "registry.example.org/kubegpu/gpushare:1.1.0"
 EPOCH = 1767225600
 BASE_IMAGE = f"example.org:5000/base:1@sha256:{'a' * 64}"
 
@@ -187,7 +187,7 @@ def test_a_build_is_idempotent(tmp_path, engine):
     assert work(machine, given, check=True)["changed"] and machine.ran == []
     done = work(machine, given)
     assert done["changed"]
-    out = f"{tmp_path}/out/gpushare-1.0.0"
+    out = f"{tmp_path}/out/gpushare-1.1.0"
     assert done["archives"] == {f"linux/{one}": f"{out}-{one}.tar" for one in ("amd64", "arm64")}
     for path in done["archives"].values():
         images_archive.require(path, REFERENCE)
@@ -206,7 +206,7 @@ def test_a_build_is_idempotent(tmp_path, engine):
             assert f" --platform={platform} --timestamp={EPOCH} " in line
 
 
-OTHER_NAME = "registry.example.org/gpushare:1.0.0"
+OTHER_NAME = "registry.example.org/gpushare:1.1.0"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_new_platform_builds_only_its_archive(tmp_path):
 
 @pytest.mark.parametrize("engine", subject.ENGINES)
 def test_a_failure_is_reported_and_the_next_run_continues(tmp_path, engine):
-    machine, given = Machine(tmp_path, [engine], fails="gpushare-1.0.0-arm64.tar"), params(tmp_path)
+    machine, given = Machine(tmp_path, [engine], fails="gpushare-1.1.0-arm64.tar"), params(tmp_path)
     with pytest.raises(NotInEffect, match=f"{engine} (push|save) failed: second | third | the end"):
         work(machine, given)
     machine.fails = ""
@@ -260,7 +260,7 @@ def test_all_platforms_are_pushed_as_one_reference(tmp_path, engine):
     machine.fails = ""
     machine.ran.clear()
     assert work(machine, given)["changed"], "only the push is missing"
-    name, out = f"{REFERENCE}-list", f"{tmp_path}/out/gpushare-1.0.0"
+    name, out = f"{REFERENCE}-list", f"{tmp_path}/out/gpushare-1.1.0"
     assert machine.ran == [
         f"{engine} manifest rm {name}",
         f"{engine} manifest create {name}",

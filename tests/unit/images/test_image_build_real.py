@@ -26,7 +26,7 @@ from lab import images, rootfs
 from lab.paths import cache_root
 
 BASE = sorted((cache_root() / "rootfs").glob("base-*/rootfs.tar"))
-REFERENCE = "localhost/kubegpu/gpushare:1.0.0"
+REFERENCE = "localhost/kubegpu/gpushare:1.1.0"
 
 pytestmark = [
     pytest.mark.long,

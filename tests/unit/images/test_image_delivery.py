@@ -18,8 +18,8 @@ from own_cluster import run_playbook
 from role_templates import defaults, evaluated, value, variables_of
 from test_image_build import saved
 
-IMAGE = "localhost/kubegpu/gpushare:1.0.0"
-PUSHED = "registry.example.org/kubegpu/gpushare:1.0.0"
+IMAGE = "localhost/kubegpu/gpushare:1.1.0"
+PUSHED = "registry.example.org/kubegpu/gpushare:1.1.0"
 PODMAN = """\
 #!/bin/sh
 echo "$*" >>"{folder}/podman.log"
@@ -136,7 +136,7 @@ def test_the_image_is_built_once_and_imported_where_it_is_missing(nodes):
     assert len(nodes.label("one")) == 64 and nodes.label("one") == nodes.label("two")
     cache = nodes.folder / "home/.cache/kubegpu-share/images"
     for node, arch in (("one", "amd64"), ("two", "arm64")):
-        archive = cache / f"gpushare-1.0.0-{arch}.tar"
+        archive = cache / f"gpushare-1.1.0-{arch}.tar"
         assert (nodes.folder / f"{node}.archive").read_bytes() == archive.read_bytes(), "that of its architecture"
         archive.unlink()
     # Now no module can run on a node, nothing can build, and there is no archive.
@@ -173,8 +173,8 @@ def test_a_machine_of_the_inventory_builds_and_the_controller_fetches(nodes):
     given = {"image_build_host": "builder", "image_build_folder": str(nodes.folder / "there")}
     done = nodes.play("--limit", "one,builder", **given)
     assert done.rc == 0, done.text
-    fetched = nodes.folder / "home/.cache/kubegpu-share/images/gpushare-1.0.0-amd64.tar"
-    assert fetched.read_bytes() == (nodes.folder / "there/gpushare-1.0.0-amd64.tar").read_bytes()
+    fetched = nodes.folder / "home/.cache/kubegpu-share/images/gpushare-1.1.0-amd64.tar"
+    assert fetched.read_bytes() == (nodes.folder / "there/gpushare-1.1.0-amd64.tar").read_bytes()
     assert "-> builder" in done.text and nodes.label("one")
 
 
@@ -211,7 +211,7 @@ def test_preflight_names_the_ways_out_where_nothing_can_build(nodes):
     done = nodes.play(tasks=VALIDATE, image_build_engine="podman", image_build_folder="out", **escalated)
     prediction = predicted_by(done)
     assert findings(prediction) == []
-    assert prediction["archives"]["linux/amd64"] == str(nodes.folder / "out/gpushare-1.0.0-amd64.tar")
+    assert prediction["archives"]["linux/amd64"] == str(nodes.folder / "out/gpushare-1.1.0-amd64.tar")
     assert nodes.builds() == []
     nodes.tool("podman", '#!/bin/sh\n[ "$1" = --version ] || { echo no rights >&2; exit 1; }\n')
     [finding] = findings(predicted_by(nodes.play(tasks=VALIDATE, image_build_engine="podman")))

@@ -45,7 +45,7 @@ def sbom():
 @pytest.fixture
 def site(tmp_path):
     packages = [
-        ("gpushare_servers", "1.0.0", "License-Expression: GPL-3.0-or-later"),
+        ("gpushare_servers", "1.1.0", "License-Expression: GPL-3.0-or-later"),
         ("typing_extensions", "4.16.0", "License-Expression: PSF-2.0"),
         ("grpcio", "1.85.1", "License: Apache License 2.0"),
         ("odd.Name", "1", "License: " + "many words " * 50),
@@ -60,7 +60,7 @@ def site(tmp_path):
 def test_the_bill_lists_all_packages_of_the_image(sbom, site):
     document = json.loads(sbom.bill(site, STATUS, RELEASE, "python:3.13@sha256:ab", EPOCH))
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
-    assert document["metadata"]["component"]["purl"] == "pkg:pypi/gpushare-servers@1.0.0"
+    assert document["metadata"]["component"]["purl"] == "pkg:pypi/gpushare-servers@1.1.0"
     assert document["metadata"]["timestamp"] == "2026-01-01T00:00:00+00:00"
     assert {"name": "kubegpu.share:base", "value": "python:3.13@sha256:ab"} in document["metadata"]["properties"]
     assert {one["purl"] for one in document["components"]} == {
@@ -70,7 +70,7 @@ def test_the_bill_lists_all_packages_of_the_image(sbom, site):
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=arm64&distro=debian-12",
         "pkg:deb/debian/adduser@3.134?arch=all&distro=debian-12",
     }
-    [root] = [one for one in document["dependencies"] if one["ref"] == "pkg:pypi/gpushare-servers@1.0.0"]
+    [root] = [one for one in document["dependencies"] if one["ref"] == "pkg:pypi/gpushare-servers@1.1.0"]
     assert len(root["dependsOn"]) == 5
     [typed] = [one for one in document["components"] if one["name"] == "typing-extensions"]
     assert typed["licenses"] == [{"license": {"id": "PSF-2.0"}}]

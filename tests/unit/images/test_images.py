@@ -20,7 +20,7 @@ from fake_node import FakeNode
 from runtime_kit import show_unit
 
 SHA = "ab" * 32
-REFERENCE = "localhost/kubegpu/gpushare:1.0.0"
+REFERENCE = "localhost/kubegpu/gpushare:1.1.0"
 HEAD = "REF TYPE DIGEST SIZE PLATFORMS LABELS\n"
 
 

@@ -100,7 +100,7 @@ def playbook(openshift, tmp_path, tasks, *flags):
 def include(openshift, tmp_path, release, *steps, **variables):
     """Run steps of role scheduler in check mode; return the output."""
     chosen = {"mode": "openshift", "openshift": release, "takes_policy": takes_policy(release)}
-    servers = {"gpushare_namespace": "gpushare-fresh", "gpushare_image": "registry.example.org/gpushare:1.0.0"}
+    servers = {"gpushare_namespace": "gpushare-fresh", "gpushare_image": "registry.example.org/gpushare:1.1.0"}
     given = {**servers, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
     role = {"ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
     tasks = [{"name": f"Run {step}", **role, "vars": {**given, "scheduler_step": step, **variables}} for step in steps]

@@ -22,7 +22,7 @@ def plan(*steps, groups=MACHINES, refusal=None, notes=()):
     return {"steps": made, "refusal": refusal, "groups": list(groups), "notes": list(notes)}
 
 
-IMAGE = ("image", Step("image", "Import it", "kubegpu.share.image_import", ("gpushare:1.0.0",)))
+IMAGE = ("image", Step("image", "Import it", "kubegpu.share.image_import", ("gpushare:1.1.0",)))
 RUNTIME = (
     "runtime",
     Step("runtime", "Configure it", "kubegpu.share.container_runtime", ("/etc/a.toml",), restarts=("containerd",)),

@@ -24,7 +24,7 @@ VARIABLES = {
     "scheduler_dedicated_tolerations": [],
     "scheduler_dedicated_pull_secrets": [],
     "scheduler_dedicated_admission": "deny",
-    "scheduler_extender_image": "localhost/kubegpu/gpushare:1.0.0",
+    "scheduler_extender_image": "localhost/kubegpu/gpushare:1.1.0",
     "scheduler_extender_pull_policy": "Never",
     "scheduler_extender_archive": "",
     "scheduler_extender_placement": "binpack",
