@@ -114,7 +114,8 @@ def test_the_steps_there_and_back(cluster, role):
     } in expressions
     assert role("cluster").changed == 0
     assert role("nodes").changed == 1
-    assert node(cluster)["labels"] == {"gpu": "on", "kubegpu.share/backend": "hami"}
+    restricted = {"node-restriction.kubernetes.io/kubegpu-share": "hami"}
+    assert node(cluster)["labels"] == {"gpu": "on", "kubegpu.share/backend": "hami"} | restricted
     assert node(cluster)["resource"]["allocatable"] == "10"
     assert role("nodes").changed == 0
     assert role("cluster").changed == 0, "a node more changes nothing of the cluster's parts"

@@ -113,7 +113,8 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
     before = everything(server)
     with PlayedPlugin(server, NAMESPACE):
         role = Role(server, tmp_path, helm, nvidia_device_plugin_configurations=SHARED)
-        assert role.step("cluster") == 2
+        # The nodes' label that no kubelet may set, the namespace and the release.
+        assert role.step("cluster") == 3
         assert role.step("cluster") == 0
         assert set(daemons(server).values()) == {0}, "no node has its label yet"
         assert role.step("nodes", nvidia_device_plugin_node_configurations={"gpu2": "quarters"}) == 1
