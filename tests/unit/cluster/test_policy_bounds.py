@@ -57,8 +57,8 @@ def expressions(policy):
     for number, one in enumerate(spec.get("validations", [])):
         found.append((f"validation {number}", one["expression"]))
         if "messageExpression" in one:
-            # Evaluated after the expression was.
-            found.append((f"message {number}", f"{one['expression']} ; {one['messageExpression']}"))
+            # Evaluated whatever the expression's result is.
+            found.append((f"message {number}", one["messageExpression"]))
     found += [("mutation", one["jsonPatch"]["expression"]) for one in spec.get("mutations", [])]
     return found
 
