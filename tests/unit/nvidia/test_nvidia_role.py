@@ -138,7 +138,7 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         until(lambda: allocatable(server, "gpu2") == {"nvidia.com/gpu": "2"})
         assert node(server, "gpu1")["metadata"]["managedFields"] == version
         # One node leaves.
-        assert role.step("remove_nodes", nvidia_device_plugin_nodes=["gpu2"]) == 2
+        assert role.step("remove_nodes", nvidia_device_plugin_nodes=["gpu2"]) == 3
         assert not [key for key in node(server, "gpu2")["metadata"]["labels"] if key.startswith("nvidia.com/")]
         assert not [key for key in node(server, "gpu2")["status"]["capacity"] if key.startswith("nvidia.com/")]
         assert allocatable(server, "gpu1") == {"nvidia.com/gpu": "2"}
