@@ -153,7 +153,7 @@ def test_docker_and_oci_archives(tmp_path: Path) -> None:
     images_archive.require(docker, REFERENCE)
     oci = {"manifests": [{"annotations": {"io.containerd.image.name": "docker.io/library/a:1"}}, {}]}
     images_archive.require(archive(tmp_path / "o.tar.gz", index_json=oci), "a:1")
-    with pytest.raises(BadInput, match=r"image_archive: .*d\.tar contains localhost/kubegpu/gpushare:1\.0\.0, not b:1"):
+    with pytest.raises(BadInput, match=r"image_archive: .*d\.tar contains localhost/kubegpu/gpushare:1\.1\.0, not b:1"):
         images_archive.require(docker, "b:1")
 
 
