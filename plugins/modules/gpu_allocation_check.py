@@ -17,7 +17,7 @@ description:
   - The evidence of the machines comes from M(kubegpu.share.nvml_info) and M(kubegpu.share.kubelet_devices_info). This module itself queries the
     API only, for nodes and unfinished pods. Where there may be claims it also lists ResourceSlices, ResourceClaims and this collection's
     ResourceClaimTemplates. Where a node has upstream's plugin it lists the ConfigMaps of C(kube-system), and with O(servers) it reads the
-    admission policy or OpenShift's scheduler where there are any; where a node has claims, the DeviceClass and five admission
+    admission policy or OpenShift's scheduler where there are any; where a node has claims, the DeviceClass and six admission
     policies with their bindings.
   - A contradiction is a C(FAIL); what the back end allows although it is a risk is a C(WARN). Evidence that is missing or can't be read is
     C(UNKNOWN), and never counts as C(PASS). One sample may have caught a change in progress. Only findings of two samples are certain; see
