@@ -359,7 +359,7 @@ def test_removal_names_the_created_objects():
 def test_the_policy_in_effect_is_that_of_this_scheduler(name, refusing, policy, refused):
     tasks = yaml.safe_load((role_templates.ROLES / "scheduler/tasks/dedicated.yml").read_text())
     [verification] = [one for one in tasks if "dedicated_verify.yml" in str(one)]
-    message = one(rendered("policy", scheduler_name=refusing), "ValidatingAdmissionPolicy")["spec"]["validations"][0][
+    message = one(rendered("policy", scheduler_name=refusing), "ValidatingAdmissionPolicy")["spec"]["validations"][1][
         "message"
     ]
     denied = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {message}"

@@ -182,7 +182,8 @@ def spec(*containers, **more):
     return {"containers": [*containers], **more}
 
 
-FILLER = [container(f"c{number}", {"cpu": "1"}) for number in range(1000)]
+# As many as the policy looks through.
+FILLER = [container(f"c{number}", {"cpu": "1"}) for number in range(250)]
 ADMITTED = {
     "no resources": spec(PLAIN),
     "empty resources": spec(container(resources={})),
@@ -213,13 +214,14 @@ NOT_ITS_SCHEDULERS = {
     "the cluster's by name": spec(asks("1"), schedulerName="default-scheduler"),
     "a name that begins with ours": spec(asks("1"), schedulerName=f"{NAME}-2"),
     "held back by a gate": spec(asks("1"), schedulingGates=[{"name": "wait"}]),
-    "many containers": spec(*FILLER[:500], asks("1", "last")),
+    "many containers": spec(*FILLER[1:], asks("1", "last")),
 }
 # The pod's spec, and the refusal's message.
 PODS = {
     **{case: (one, "") for case, one in ADMITTED.items()},
     **{case: (one, NOT_ITS_SCHEDULER) for case, one in NOT_ITS_SCHEDULERS.items()},
     "ours past it": (spec(asks("1"), schedulerName=NAME, nodeName="gpu1"), NO_CARD),
+    "too many containers": (spec(*FILLER, PLAIN, schedulerName=NAME), "of more than 250 containers isn't searched for"),
 }
 
 

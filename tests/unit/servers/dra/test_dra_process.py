@@ -282,9 +282,10 @@ class Tenant:
 
     def placed(self, name: str) -> tuple[dra.ClaimRef, str] | None:
         """The claim of a bound pod, and its card; None while the pod waits."""
-        claim = self.ask("GET", f"{API}/namespaces/{self.namespace}/resourceclaims/{name}")
+        # The pod first: it is bound when the claim has its allocation.
         if "nodeName" not in self.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{name}")["spec"]:
             return None
+        claim = self.ask("GET", f"{API}/namespaces/{self.namespace}/resourceclaims/{name}")
         (found,) = claim["status"]["allocation"]["devices"]["results"]
         return dra.ClaimRef(self.namespace, claim["metadata"]["uid"], name), str(found["device"])
 
