@@ -29,7 +29,7 @@ def converged():
 
 
 def observation(machine):
-    return reconciler(Mock(), machine, "debian").observe()
+    return reconciler(Mock(repositories=()), machine, "debian").observe()
 
 
 def test_apt_without_drift_executes_nothing(monkeypatch):
