@@ -368,7 +368,8 @@ def test_pods_of_a_node_without_gpu_resources():
         ("[" * 100000, "kubegpu.share/cards can't be parsed"),
         ("[", "kubegpu.share/cards can't be parsed"),
         ([1], "kubegpu.share/cards can't be parsed"),
-        ({"units": 10**400}, "kubegpu.share/cards has a number above"),
+        ({"units": 10**400}, "kubegpu.share/cards can't be parsed"),
+        ({"reservedMiB": 10**400}, "kubegpu.share/cards has a number above"),
         ({"memoryMiB": -1}, "kubegpu.share/cards has a negative number"),
     ],
 )

@@ -6,12 +6,21 @@ from __future__ import annotations
 import json
 
 import pytest
-from verify_kit import UUID, Stage, chosen, evidence, extender, finding, report, stats
+from verify_kit import KUBELET, NVML, UUID, Stage, chosen, evidence, extender, finding, report, stats
 
 # Nothing listens on port 1.
 UNREACHABLE = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
 
-RUNNING = [{"pid": 7, "config": "/c", "fresh": True, "extender": True}]
+RUNNING = [
+    {"pid": 7, "config": "/c", "policy": "", "version": "", "stamp": "", "fresh": True, "loaded": {}, "extender": True}
+]
+# As a control plane's machine answers.
+CONTROL_PLANE = {
+    **dict.fromkeys(("kind", "version", "folder", "manifest_path", "link", "config_path", "policy_path"), ""),
+    **dict.fromkeys(("config", "policy", "ours", "ours_policy", "merged", "server"), None),
+    **{"patches_dir": "", "hostname": "", "embedded": "", "others": {}, "patches": {}, "health": 0, "pending": False},
+    **{"running": RUNNING, "manifest": "text"},
+}
 
 
 @pytest.fixture
@@ -20,7 +29,7 @@ def stage(tmp_path):
 
 
 def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknown(stage, tmp_path):
-    stage.returns("control_plane_info", {"control_plane": {"running": RUNNING, "manifest": "text"}})
+    stage.returns("control_plane_info", {"control_plane": CONTROL_PLANE})
     first = report(finding("FAIL"), finding("UNKNOWN", "C2", "gpu3"))
     second = report(finding("UNKNOWN", "C2", "gpu3"), samples=2)
     stage.returns("gpu_allocation_check", {"report": first}, {"report": second})
@@ -49,8 +58,8 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
     for call in (one, two):
         nodes = evidence(call)
         assert sorted(nodes) == ["cp1", "gpu2", "gpu3", "node-one"]
-        assert nodes["node-one"]["nvml"]["cards"] == [{"uuid": UUID.format(1)}] and nodes["node-one"]["problem"] == ""
-        assert nodes["node-one"]["kubelet"] == {"root": "/var/lib/kubelet"}
+        assert nodes["node-one"]["nvml"] == NVML and nodes["node-one"]["problem"] == ""
+        assert nodes["node-one"]["kubelet"] == KUBELET
         assert nodes["gpu2"]["nvml"] is None and nodes["gpu2"]["kubelet"] is None
         assert nodes["gpu2"]["problem"].startswith("its machine is unreachable: "), nodes["gpu2"]
         assert nodes["gpu3"]["nvml"] is None and nodes["gpu3"]["kubelet"] is not None
@@ -198,7 +207,7 @@ def test_what_the_nodes_have_decides_which_servers_are_looked_at(stage, extender
     parts = {"extender": extender_too, "dra": True}
     found = chosen() if extender_too else {"scheduler": None}
     stage.returns("cluster_info", {**found, "backends": {"parts": parts}})
-    stage.returns("control_plane_info", {"control_plane": {"running": RUNNING, "manifest": "text"}})
+    stage.returns("control_plane_info", {"control_plane": CONTROL_PLANE})
     stage.returns("gpu_allocation_check", {"report": report()})
     away = {"acceptance": {"node": "gpu1", "untested": ["gpu2"], "steps": []}, "checks": [], "findings": []}
     stage.returns("gpu_acceptance", away)

@@ -94,6 +94,20 @@ def run_playbook(
     return ansible(folder, "ansible-playbook", playbook, *words, ANSIBLE_COLLECTIONS_PATH=path, **shown)
 
 
+# What these modules promise, of a node without cards.
+NVML = {"available": True, "problem": "", "driver": "", "nvml": "", "cuda": "", "cards": [], "pods_limited": None}
+NVML |= {"seconds": 0.1}
+MISSING = {"state": "missing", "problem": ""}
+KUBELET = {
+    "root": "/var/lib/kubelet",
+    "checkpoint": {**MISSING, "entries": [], "registered": {}},
+    "pod_resources": {**MISSING, "pods": []},
+    "sockets": [],
+    "device_nodes": None,
+    "prepared": {**MISSING, "records": [], "specifications": []},
+}
+
+
 class Stage:
     """A folder with an inventory, and a collection of which some modules are stand-ins.
 
@@ -121,8 +135,8 @@ class Stage:
             text = STAND_IN.format(folder=str(folder), name=name, takes=options)
             (self._collection / "plugins" / "modules" / f"{name}.py").write_text(text)
         self.returns("cluster_info", chosen())
-        self.returns("nvml_info", {"nvml": {"available": True, "problem": "", "cards": [{"uuid": UUID.format(1)}]}})
-        self.returns("kubelet_devices_info", {"kubelet": {"root": "/var/lib/kubelet"}})
+        self.returns("nvml_info", {"nvml": NVML})
+        self.returns("kubelet_devices_info", {"kubelet": KUBELET})
         self.returns("control_plane_info", {"fail": "it can't be read"})
         self.returns("gpu_allocation_check", {"report": report()})
 
