@@ -9,7 +9,6 @@ import functools
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 
@@ -21,7 +20,7 @@ class ActionModule(GuardedAction):
         result: JsonObject = super().run(tmp, task_vars)
         arguments = dict(self._task.args)
         if self._task.check_mode or not boolean(arguments.get("wait"), strict=False):
-            return clean_result({**result, **self._execute_module(module_args=arguments, task_vars=task_vars)})
+            return {**result, **self._execute_module(module_args=arguments, task_vars=task_vars)}
         with StatusLines(functools.partial(show, self._display)) as path:
             done = self._execute_module(module_args={**arguments, "status_file": path}, task_vars=task_vars)
-        return clean_result({**result, **done})
+        return {**result, **done}

@@ -22,8 +22,6 @@ UPSTREAM = "gpushare-upstream"
 
 # Without the cards' own sizes, kubectl inspect's guess: more than so many units on a card are MiB.
 MOST_GIB_ON_A_CARD = 100
-# More cards than any machine has: a number of them that is made up must not make so many.
-MOST_CARDS = 1024
 
 
 @dataclasses.dataclass
@@ -155,8 +153,8 @@ def _cards(text: t.Any, found: Node) -> list[contract.Card] | None:
 
 def _equal_cards(node: JsonObject, found: Node) -> list[contract.Card]:
     """Divide the node's units by the number of its cards, as upstream does."""
-    if contract.node_resource(node, contract.RESOURCE_COUNT) > MOST_CARDS:
-        found.problems.append(f"its {contract.RESOURCE_COUNT} is above {MOST_CARDS}, which is implausible")
+    if contract.node_resource(node, contract.RESOURCE_COUNT) > contract.MOST_CARDS:
+        found.problems.append(f"its {contract.RESOURCE_COUNT} is above {contract.MOST_CARDS}, which is implausible")
         return []
     annotations = {**(node["metadata"].get("annotations") or {}), contract.NODE_CARDS: ""}
     cards = contract.node_cards({**node, "metadata": {"annotations": annotations}})

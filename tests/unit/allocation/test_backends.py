@@ -394,7 +394,7 @@ def test_a_malformed_node_is_a_problem():
 def test_implausible_amounts_of_a_node_make_no_cards():
     found = allocation([node(mem="9E", count=5), node("n2", mem=10, count="3G"), node("n3", mem="9" * 40, count=1)], [])
     first, second, third = found["nodes"]
-    assert "aliyun.com/gpu-count is above 1024" in second["problem"]
+    assert "aliyun.com/gpu-count is above 128" in second["problem"]
     assert "aliyun.com/gpu-mem is above" in first["problem"] and "aliyun.com/gpu-mem is above" in third["problem"]
     assert [each["total"] for each in found["nodes"]] == [0, 0, 0]
 

@@ -18,6 +18,7 @@ from gpushare.api.events import Events
 from gpushare.api.flags import Flags
 from gpushare.api.metrics import MeasuredKube
 from gpushare.api.mirror import Mirror
+from gpushare.api.paths import of_node
 from gpushare.api.reviews import Reviews
 from gpushare.http.server import Endpoint
 from gpushare.http.service import (
@@ -141,7 +142,7 @@ class Plugin:
         self.pods: Mirror[JsonObject] = Mirror(
             kube,
             "/api/v1/pods",
-            {"fieldSelector": f"spec.nodeName={options.node}"},
+            of_node(options.node),
             trim_pod,
             backoff=backoff,
             most=MOST_PODS,
