@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Update every digest of meta/pins.yml, and the base image in images/gpushare/Containerfile, in one go: ``make pins``.
 

@@ -28,7 +28,8 @@ options:
     description:
       - V(complete), of V(hami) and V(nvidia), creates the objects of O(release) that somebody deleted, as O(rendered) has them. helm compares its records
         only, and what these say is created nowhere, since whoever writes Secrets there can write them. Without O(rendered), which is enough
-        in check mode, it fails where something is to be created. Objects that exist are left as they are, and so are those of kinds that Kubernetes itself doesn't have.
+        in check mode, it fails where something is to be created. Objects that exist are left as they are, and so are those of kinds that
+        Kubernetes itself doesn't have.
       - V(ready), of V(hami), changes nothing. It waits until the pods of the release are ready, the webhook changes a new pod in
         O(proof_namespace), and HAMi's scheduler knows the cards of O(nodes).
       - V(off_nodes) removes from O(nodes) what the device plugin of the back end announced and wrote, annotations and resources. Of V(hami) it takes

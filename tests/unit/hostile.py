@@ -41,7 +41,7 @@ HONEST = (
     "显卡内存不足",
     "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
     "👩\u200d💻 ok",
-    "naïve — “quoted” 1 °C",
+    "naïve — \u201cquoted\u201d 1 °C",
     "/dev/nvidia0: a=b, 'c'",
 )
 

@@ -128,14 +128,13 @@ def _fields(promised: t.Any) -> Check:
 
 def _any_of(checks: t.Sequence[Check]) -> Check:
     def check(value: t.Any, place: str, budget: _Budget) -> None:
-        first: _Mistyped | None = None
+        problems = []
         for one in checks:
             try:
                 return one(value, place, budget)
             except _Mistyped as error:
-                first = first or error
-        assert first is not None
-        raise first
+                problems.append(error)
+        raise problems[0]
 
     return check
 

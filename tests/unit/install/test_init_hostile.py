@@ -144,7 +144,7 @@ def test_machines_that_the_user_names_are_checked(tmp_path: Path) -> None:
         ("12", "not-an-address"),
         ("a=192.0.2.1,a=192.0.2.2", "named-twice"),
     ):
-        found = initial_inventory([], [one for one in given.split(",")])
+        found = initial_inventory([], given.split(","))
         assert [one["code"] for one in found["left_out"]] == [code], given
     found = initial_inventory([], "gpu1=192.0.2.1", "cp1=192.0.2.1")
     assert codes(found) == {"cp1": "same-address"}

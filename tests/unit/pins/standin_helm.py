@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for ``helm pull`` from a repository on a web server, for tests on machines without helm."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table
 from layers import ROOT
 from own_cluster import run_playbook
 
-STANDIN = str(Path(__file__).with_name("standin_helm.py"))
+STANDIN = Path(__file__).with_name("standin_helm.py")
 NAME, VERSION = "hami", "2.10.0"
 GOOD, BAD = served.chart(NAME, VERSION), served.chart(NAME, VERSION, "another")
 
@@ -36,9 +37,18 @@ def server():
         yield running
 
 
-@pytest.fixture(params=["stand-in", pytest.param("helm", marks=pytest.mark.long)])
+@pytest.fixture
+def standin(tmp_path_factory):
+    """Return the path of a program that executes the stand-in."""
+    program = tmp_path_factory.mktemp("standin") / "helm"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STANDIN} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.fixture(params=["standin", pytest.param("helm_binary", marks=pytest.mark.long)])
 def helm(request):
-    return STANDIN if request.param == "stand-in" else request.getfixturevalue("helm_binary")
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -143,12 +153,12 @@ def test_the_default_version_of_each_role_has_a_digest(role):
     assert table.section("charts")[name]["url"] == url
 
 
-def test_ansible_refuses_the_chart_before_helm_reads_it(server, tmp_path):
+def test_ansible_refuses_the_chart_before_helm_reads_it(server, standin, tmp_path):
     """By the module as Ansible runs it, with a helm that does nothing but pull."""
     served.repository(server, NAME, VERSION, BAD)
     task = {
         "kubegpu.share.helm_chart": {
-            **{"chart": NAME, "repository": server.url, "version": VERSION, "helm": STANDIN},
+            **{"chart": NAME, "repository": server.url, "version": VERSION, "helm": standin},
             "pins": "{{ lookup('kubegpu.share.pins', 'charts') }}",
             "folder": str(tmp_path / "kept"),
         }

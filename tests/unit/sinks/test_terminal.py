@@ -178,6 +178,6 @@ def test_cleaning_costs_little() -> None:
     """Of the facts of a machine, some thousand values, under a thousandth of what the task costs that collects them."""
     facts = {"gpu_node": [{"name": f"package-{n}", "version": "1.2.3-4", "text": "x\ny"} for n in range(3000)]}
     began = time.process_time()
-    for _ in range(10):
+    for _round in range(10):
         clean_result(facts)
     assert time.process_time() - began < 1.0

@@ -158,7 +158,7 @@ def test_a_namespace_has_so_many_templates_at_most(world: World) -> None:
     assert world.there() == {"greedy": 64} and not world.deleted
     # Each pod has its first one before any has its second one.
     assert {name for _space, name in world.made} >= {f"gpu-mem-{8 * number + 1}" for number in range(30)}
-    assert world.told and all(text.startswith("NamespaceTemplateLimit: template gpu-mem-") for *_, text in world.told)
+    assert world.told and all(text.startswith("NamespaceTemplateLimit: template gpu-mem-") for *_n, text in world.told)
     # Others don't feel it.
     world.waits("small", "p", 4)
     world.passes(0.1)
@@ -274,7 +274,7 @@ def test_the_namespace_with_the_most_gives_one_up_where_the_cluster_is_full(worl
     before = len(world.times)
     world.passes(300)
     assert len(world.times) - before < 20
-    assert any(text.startswith("ClusterTemplateLimit: ") for *_, text in world.told)
+    assert any(text.startswith("ClusterTemplateLimit: ") for *_n, text in world.told)
 
 
 def test_templates_that_others_label_as_ours_take_nobodys_room(world: World) -> None:
@@ -309,7 +309,7 @@ def test_a_namespace_that_refuses_keeps_no_other_waiting(world: World) -> None:
     world.waits("victim", "p", 4)
     world.passes(1)
     assert world.made == [("victim", "gpu-mem-4")] and world.now - began < 2
-    told = {text.partition(":")[0] for *_, text in world.told}
+    told = {text.partition(":")[0] for *_n, text in world.told}
     assert told == {Code.API} and not [one for one in world.told if one[0] == "bad-1"]
     # Its end is noticed.
     world.refused.clear()
