@@ -19,7 +19,7 @@ COLLECTION = "ansible_collections.kubegpu.share.plugins"
 LEVELS = {
     "module_utils": (
         ("_core",),
-        ("_contracts",),
+        ("_contracts", "_rancher"),
         ("_host", "_nvml", "_kubelet"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import typing as t
 
 from .system import System
@@ -33,6 +34,10 @@ class Unit:
     files: tuple[str, ...]
     active: bool
     pid: int
+    # The command line of its next start and the variables of its own, as systemctl shows them.
+    command: str = ""
+    variables: str = ""
+    environment_files: tuple[str, ...] = ()
 
     def values(self, *names: str) -> list[str]:
         """Return the values of a flag with any of these names, in order."""
@@ -46,7 +51,11 @@ class Unit:
         return found
 
 
-_PROPERTIES = ("LoadState", "ActiveState", "MainPID", "ExecStart", "FragmentPath", "DropInPaths", "EnvironmentFiles")
+_PROPERTIES = (
+    *("LoadState", "ActiveState", "MainPID", "ExecStart", "FragmentPath", "DropInPaths"),
+    *("EnvironmentFiles", "Environment"),
+)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def unit(system: System, name: str) -> Unit:
@@ -61,8 +70,9 @@ def unit(system: System, name: str) -> Unit:
     arguments = tuple(argv.group(1).split()) if argv else ()
     if pid.isdigit() and pid != "0" and (not arguments or any("$" in one for one in arguments)):
         arguments = command_line(system, int(pid)) or arguments
-    environment = re.findall(r"(\S+) \(ignore_errors=", values.get("EnvironmentFiles", ""))
-    files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *environment]
+    # A line for each file.
+    variables = re.findall(r"(?m)^EnvironmentFiles=(\S+) \(ignore_errors=", done.out)
+    files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *variables]
     return Unit(
         name=name,
         loaded=values.get("LoadState", "loaded" if start else "") == "loaded",
@@ -71,7 +81,49 @@ def unit(system: System, name: str) -> Unit:
         files=tuple(one for one in files if one),
         active=values.get("ActiveState") == "active",
         pid=int(pid) if pid.isdigit() else 0,
+        command=argv.group(1) if argv else "",
+        variables=values.get("Environment", ""),
+        environment_files=tuple(variables),
     )
+
+
+def environment(system: System, where: Unit) -> dict[str, str]:
+    """Return the environment of a unit's next start: its own variables, and those of its files, which override them.
+
+    https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile=
+    """
+    found = dict(word.split("=", 1) for word in _words(where.variables) if "=" in word)
+    for path in where.environment_files:
+        text = re.sub(r"\\\n", "", system.read(path) or "")
+        for line in text.splitlines():
+            name, equals, value = line.strip().partition("=")
+            if equals and name[:1] not in ("#", ";"):
+                value = value.strip()
+                found[name.strip()] = "".join(_words(value)) if value[:1] in ("'", '"') else value
+    return found
+
+
+def next_arguments(where: Unit, variables: t.Mapping[str, str]) -> list[str]:
+    """Return the arguments of a unit's next start, without the program.
+
+    A variable that is a word of its own becomes the words of its value, as systemd does it. Some daemons hide their
+    arguments behind a title, so the process can't be asked.
+    """
+    found: list[str] = []
+    for word in _words(where.command)[1:]:
+        if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", word):
+            found += _words(variables.get(word[1:], ""))
+        else:
+            found.append(_VARIABLE.sub(lambda name: variables.get(name.group(1), ""), word))
+    return found
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        # A quote that isn't one.
+        return text.split()
 
 
 def command_line(system: System, pid: int) -> tuple[str, ...]:

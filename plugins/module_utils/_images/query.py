@@ -24,7 +24,8 @@ def images_command(system: System) -> list[str]:
         ctr: tuple[str, ...] = (posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr"),)
     else:
         daemon = k3s_query.daemon_of(system, kind)
-        client = kind.client("ctr", daemon.binary, k3s_query.data_folder(system, kind, daemon))
+        data = k3s_query.data_folder(kind, k3s_query.settings_of(system, kind, daemon))
+        client = kind.client("ctr", daemon.binary, data)
         ctr = (*client, "--address", k3s.SOCKET)
     return [*ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
 

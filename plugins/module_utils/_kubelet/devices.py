@@ -13,6 +13,7 @@ from .._contracts.claim_templates import DRIVER
 from .._contracts.pod_resources import PodDevices, decode_pod, split_pods
 from .._contracts.protobuf import MalformedMessage
 from .._core.errors import BadInput
+from .._rancher import settings
 from .checkpoint import parse_checkpoint
 from .prepared import prepared_claims
 from .source import KubeletSource, Missing, Process, Unreadable
@@ -50,7 +51,7 @@ def collect(source: KubeletSource, root: str | None, resources: t.Sequence[str])
 def running_root(source: KubeletSource) -> str:
     """Return the running kubelet's directory, by its command line (no configuration file sets it), else the default.
 
-    :raises BadInput: several kubelets run with different directories.
+    :raises BadInput: several kubelets run with different directories, or the settings of k3s or RKE2 can't be read.
     """
     found = {root for one in source.processes(KUBELETS) for root in [_root_of(source, one)] if root}
     if len(found) > 1:
@@ -125,22 +126,35 @@ def _root_of(source: KubeletSource, process: Process) -> str:
         return _snap_root(source, _last(arguments, "--kubelet-args-file"))
     if name in ("kubelet", "hyperkube"):
         return _last(arguments, "--root-dir")
-    passed = [_unquoted(one) for one in _all(arguments, "--kubelet-arg")]
-    return _root_dir(passed) or _rancher_root(source, name.partition("-")[0])
+    return _rancher_root(source, name.partition("-")[0], arguments[1:])
 
 
 def _root_dir(arguments: t.Iterable[str]) -> str:
     return "".join([one.partition("=")[2] for one in arguments if one.lstrip("-").startswith("root-dir=")][-1:])
 
 
-def _rancher_root(source: KubeletSource, name: str) -> str:
-    """Read the configuration file of k3s or RKE2, which hide their arguments behind a title."""
-    try:
-        text = source.file(f"/etc/rancher/{name}/config.yaml").decode("utf-8", "replace")
-    except (Missing, Unreadable):
-        return ""
-    # An item of the list kubelet-arg; no other option has this name.
-    return _root_dir(re.findall(r"""(?m)^[^#\n]*?["'\s,[-](root-dir=[^\s"',\]]+)""", text))
+def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) -> str:
+    """Read the settings of k3s or RKE2, which hide most of their arguments behind a title.
+
+    :raises BadInput: they can't be read.
+    """
+
+    def content(path: str) -> str | None:
+        try:
+            return source.file(path).decode("utf-8", "replace")
+        except (Missing, Unreadable):
+            return None
+
+    def names(folder: str) -> list[str]:
+        try:
+            return source.names(folder, optional=True)
+        except Unreadable:
+            return []
+
+    found = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
+    if found["problem"]:
+        raise BadInput(f"root: {settings.explain(name, found['problem'])}; set root to kubelet's directory")
+    return _root_dir(settings.values(found, "kubelet-arg"))
 
 
 def _snap_root(source: KubeletSource, path: str) -> str:

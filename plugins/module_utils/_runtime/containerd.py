@@ -189,7 +189,7 @@ def read_dump(text: str) -> Flat:
         if not line or line.startswith("#"):
             continue
         if line.startswith("["):
-            table = _path(line.strip("[]"))
+            table = path_of(line.strip("[]"))
             if line.startswith("[["):
                 # One row of several: its number is part of its path.
                 rows[table] = rows.get(table, -1) + 1
@@ -206,7 +206,8 @@ def read_dump(text: str) -> Flat:
     return flat
 
 
-def _path(text: str) -> tuple[str, ...]:
+def path_of(text: str) -> tuple[str, ...]:
+    """Return the names in a table's header, without its brackets."""
     parts: list[str] = []
     for found in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
         parts.append(next(group for group in found.groups() if group is not None))

@@ -15,7 +15,7 @@ import posixpath
 import re
 import typing as t
 
-from .containerd import RUNTIME_NAME, Options, _first_key, _path
+from .containerd import RUNTIME_NAME, Options, _first_key, path_of
 from .types import Loss
 
 UNIT = "crio.service"
@@ -87,7 +87,7 @@ def parse_config(text: str) -> CrioConfig:
             continue
         values, line = (builtin, commented.group(1)) if commented else (flat, line)
         if line.startswith("["):
-            table = _path(line.strip("[]"))
+            table = path_of(line.strip("[]"))
             values.setdefault((*table, ""), "")
             continue
         key, value = _first_key(line)

@@ -14,7 +14,7 @@ import math
 import posixpath
 import re
 
-from .containerd import CRI_PLUGIN
+from .containerd import CRI_PLUGIN, path_of
 
 DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
 KEY = "default-runtime"
@@ -28,6 +28,8 @@ TEMPLATES = {"config-v3.toml.tmpl": 3, "config.toml.tmpl": 2}
 _COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
 _BASE = re.compile(r"template\s+([\"`])base\1")
 _DEFAULT = re.compile(r"(?m)^[^#\n]*\bdefault_runtime_name\s*=\s*([\"'])([^\"'{}\n]+)\1")
+# A table's header, in which blanks may stand around each name.
+_HEADER = re.compile(r"(?m)^[ \t]*\[([^\[\]\n]+)\]")
 _VERSION = re.compile(r"(?m)^\s*version\s*=\s*[2-9]")
 
 
@@ -70,7 +72,10 @@ class Kind:
         :param binary: its own; empty if unknown.
         :param data: the directory of its state.
         """
-        return (binary or self.name, name) if self.one_binary else (posixpath.join(data, "bin", name),)
+        if not self.one_binary:
+            return (posixpath.join(data, "bin", name),)
+        # Without it k3s takes what its files say, and unpacks its programs into the default directory.
+        return ("env", f"{self.name.upper()}_DATA_DIR={data}", binary or self.name, name)
 
 
 # https://docs.rke2.io/reference/cli_tools
@@ -82,12 +87,6 @@ def version_of(text: str) -> str:
     """Parse ``k3s version v1.30.4+k3s1 (98262b5d)``."""
     found = re.search(r"version v([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
     return found.group(1) if found else ""
-
-
-def setting(text: str, key: str) -> str:
-    """Read a top-level scalar of a configuration file; nodes have no YAML library."""
-    found = re.findall(rf"(?m)^[\"']?{re.escape(key)}[\"']?:[ \t]*(.*?)[ \t]*(?:[ \t]#.*)?\r?$", text)
-    return str(found[-1]).strip("\"'") if found else ""
 
 
 def since(version: str, first: dict[tuple[int, int], int]) -> bool:
@@ -147,9 +146,9 @@ class Template:
 
     def repeats(self, runtime: str) -> bool:
         """Return whether it has a runtime's table that the base template has too, once the runtime is installed."""
-        plugin = re.escape(CRI_PLUGIN[TEMPLATES[posixpath.basename(self.path)]])
-        table = rf"plugins\.[\"']{plugin}[\"']\.containerd\.runtimes\.[\"']?{re.escape(runtime)}[\"']?"
-        return self.has_base and bool(re.search(rf"(?m)^\s*\[\s*{table}\s*\]", self.text))
+        plugin = CRI_PLUGIN[TEMPLATES[posixpath.basename(self.path)]]
+        table = ("plugins", plugin, "containerd", "runtimes", runtime)
+        return self.has_base and any(path_of(found) == table for found in _HEADER.findall(self.text))
 
 
 def own_default(text: str) -> str:

@@ -15,7 +15,7 @@ from .._host.system import System
 from . import cri, k3s
 from .containerd import RUNTIME_NAME, Options
 from .engine import Engine, require_binary
-from .k3s_query import daemon_of, data_folder, effective
+from .k3s_query import daemon_of, data_folder, effective, settings_of
 
 
 class K3sEngine(Engine):
@@ -29,7 +29,7 @@ class K3sEngine(Engine):
         self.name = kind.title
         self.unit = daemon.name
         self.record = kind.record
-        self._data = data_folder(system, kind, daemon)
+        self._data = data_folder(kind, settings_of(system, kind, daemon))
         self._crictl = kind.client("crictl", daemon.binary, self._data)
 
     def check_preconditions(self) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import posixpath
 
 from .._host.system import System
-from .._host.systemd import Unit, naming, stale, unit
+from .._host.systemd import Unit, environment, naming, next_arguments, stale, unit
+from .._rancher import settings
+from .._rancher.settings import Settings
 from . import containerd, k3s
 from .containerd_query import low_level, read_files
 from .types import K3sState, K3sTemplate
@@ -20,10 +22,24 @@ def daemon_of(system: System, kind: k3s.Kind) -> Unit:
     return max(found, key=lambda one: (one.active, bool(one.binary)))
 
 
-def data_folder(system: System, kind: k3s.Kind, daemon: Unit) -> str:
-    """Return the directory of its state."""
-    flag = daemon.values("--data-dir", "-d")
-    return (flag[-1] if flag else "") or k3s.setting(system.read(kind.config) or "", "data-dir") or kind.data
+def settings_of(system: System, kind: k3s.Kind, daemon: Unit) -> Settings:
+    """Read the settings with which it starts next."""
+    variables = environment(system, daemon)
+    return settings.read(kind.name, next_arguments(daemon, variables), variables, system.read, system.names)
+
+
+def data_folder(kind: k3s.Kind, found: Settings) -> str:
+    """Return the directory of its state; the default one where the settings can't be read.
+
+    :param found: its settings.
+    """
+    return posixpath.normpath(settings.value(found, "data-dir") or kind.data)
+
+
+def drop_in(kind: k3s.Kind, found: Settings) -> str:
+    """Return the path of our drop-in, beside the settings' file that it reads."""
+    path = found["path"] if found["path"].startswith("/") else kind.config
+    return posixpath.join(settings.folder_of(path), k3s.DROP_IN_NAME)
 
 
 def effective(system: System, data: str) -> containerd.EffectiveConfig:
@@ -56,19 +72,21 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     version = k3s.version_of(system.run([daemon.binary or kind.name, "--version"], timeout=20).out)
     if not version:
         return None
-    data = data_folder(system, kind, daemon)
+    configured = settings_of(system, kind, daemon)
+    data, ours = data_folder(kind, configured), drop_in(kind, configured)
     found = effective(system, data)
-    texts = {path: system.read(path) or "" for path in [kind.config, *_drop_ins(system, kind)] if system.exists(path)}
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
     imported = _imported(system, data)
-    read = [*texts, *([template.path] if template else []), *imported]
+    read = [*(one["path"] for one in configured["files"]), *([template.path] if template else []), *imported]
     return {
         "version": version,
         "unit": daemon.name,
-        "drop_in": system.read(kind.drop_in),
-        "defaults": {path: value for path, text in texts.items() if (value := k3s.setting(text, k3s.KEY))},
-        "flag": {"values": daemon.values(f"--{k3s.KEY}"), "file": naming(system, daemon, f"--{k3s.KEY}")},
+        "drop_in_path": ours,
+        "drop_in": system.read(ours),
+        "unread": system.read(kind.drop_in) if kind.drop_in != ours else None,
+        "settings": settings.only(configured, (k3s.KEY,)),
+        "flag_file": naming(system, daemon, f"-{k3s.KEY}"),
         "containerd_defaults": {**own, **_own_defaults(imported)},
         "template": _facts(template) if template else None,
         "default_runtime": found.default_runtime,
@@ -78,7 +96,7 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "cgroup_driver": _cgroup_driver(found),
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, read),
-        "ours": system.exists(kind.drop_in),
+        "ours": system.exists(ours) or system.exists(kind.drop_in),
         "pending": system.exists(kind.record),
         "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
     }
@@ -96,11 +114,6 @@ def _facts(template: k3s.Template) -> K3sTemplate:
         "renders_default": template.renders_default,
         "repeats_nvidia": template.repeats(containerd.RUNTIME_NAME),
     }
-
-
-def _drop_ins(system: System, kind: k3s.Kind) -> list[str]:
-    names = [name for name in system.names(kind.folder) if name.endswith((".yaml", ".yml"))]
-    return [posixpath.join(kind.folder, name) for name in names]
 
 
 def _cgroup_driver(found: containerd.EffectiveConfig) -> str:

@@ -11,7 +11,8 @@ import typing as t
 
 from .._host.system import System
 from .._host.systemd import Unit, command_line, unit
-from . import k3s
+from .._rancher import settings
+from . import k3s, k3s_query
 from .containerd import release
 from .types import Kubelet
 
@@ -112,18 +113,18 @@ def _rancher(system: System) -> Kubelet | None:
     for kind in (k3s.K3S, k3s.RKE2):
         if not system.exists(posixpath.dirname(kind.config)) and not system.exists(kind.data):
             continue
-        for one in kind.units:
-            found = unit(system, one)
-            if not found.binary:
-                continue
-            endpoint = "".join(found.values("--container-runtime-endpoint")[-1:]) or _key(
-                system.read(kind.config) or "", "container-runtime-endpoint"
-            )
-            docker = "--docker" in found.arguments
-            return {
-                "version": "",
-                "endpoint": endpoint or ("" if docker else f"unix://{k3s.SOCKET}"),
-                "runtime": runtime_of(endpoint) if endpoint else "docker" if docker else kind.name,
-                "cgroup_driver": "",
-            }
+        daemon = k3s_query.daemon_of(system, kind)
+        if not daemon.binary:
+            continue
+        configured = k3s_query.settings_of(system, kind, daemon)
+        # RKE2 has no Docker.
+        docker = kind is k3s.K3S and settings.on(configured, "docker")
+        endpoint = "" if docker else settings.value(configured, "container-runtime-endpoint")
+        runtime = runtime_of(endpoint) if endpoint else "docker" if docker else kind.name
+        return {
+            "version": "",
+            "endpoint": endpoint or ("" if docker else f"unix://{k3s.SOCKET}"),
+            "runtime": kind.name if runtime == k3s.K3S.name else runtime,
+            "cgroup_driver": "",
+        }
     return None

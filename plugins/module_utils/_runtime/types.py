@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .._rancher.settings import Settings
+
 
 class Loss(t.NamedTuple):
     """A user's setting that a change would alter.
@@ -109,16 +111,20 @@ class K3sTemplate(t.TypedDict):
 class K3sState(Daemon):
     """State of k3s or RKE2.
 
-    ``defaults`` are the files that set the default runtime, the last one wins; ``containerd_defaults`` are the user's
-    template and the files that containerd imports, where they set it for containerd itself, likewise; ``runtimes`` has
-    each runtime's program, ``types`` its type.
+    ``settings`` are its own for the default runtime, and ``flag_file`` is the file of its unit that has the flag;
+    ``drop_in_path`` is where it reads our drop-in, and ``unread`` the text of one at the default place where it reads
+    none. ``containerd_defaults`` are the user's template and the files that containerd imports, where they set the
+    default runtime for containerd itself, the last one wins; ``runtimes`` has each runtime's program, ``types`` its
+    type.
     """
 
     unit: str
+    drop_in_path: str
     drop_in: str | None
-    defaults: dict[str, str]
+    unread: str | None
+    settings: Settings
+    flag_file: str
     containerd_defaults: dict[str, str]
-    flag: Flag
     template: K3sTemplate | None
     default_runtime: str
     runtimes: dict[str, str]

@@ -110,6 +110,9 @@ class _Node:
     def __init__(self, name: untrusted.NodeName, data: t.Mapping[str, t.Any]) -> None:
         self.name, self.data = name, data
         self.control_plane = any(label in data["labels"] for label in CONTROL_PLANE_LABELS)
+        # A server of k3s or RKE2 is a worker, too, as long as nobody taints it.
+        repelled = any(one.get("effect") in REPELLING for one in data.get("taints") or ())
+        self.takes_pods = not (self.control_plane and repelled)
         self.given, self.address, self.refusal = data["address"], "", ("", "")
         try:
             # Without an address Ansible resolves the name.
@@ -118,6 +121,9 @@ class _Node:
             self.announced = {found}
         except untrusted.Refused as error:
             self.announced, self.refusal = set(), (error.code, str(error))
+
+
+REPELLING = ("NoSchedule", "NoExecute")
 
 
 def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:
@@ -153,7 +159,7 @@ def initial_inventory(
         known = machines.checked(nodes, server)
         found = [node for node in known if _has_gpu(node.data)]
         assumed = not found
-        gpu = found or [node for node in known if not node.control_plane]
+        gpu = found or [node for node in known if node.takes_pods]
         closed = {node.name for node in known if not ssh or any(one in node.data["os"] for one in UNCHANGEABLE)}
         over_api = [node.name for node in gpu if node.name in closed]
         by_ssh = [node for node in known if (node in gpu or node.control_plane) and node.name not in closed]

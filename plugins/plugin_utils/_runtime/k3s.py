@@ -9,6 +9,7 @@ import dataclasses
 import posixpath
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._rancher import settings
 from ...module_utils._runtime import k3s
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
 from ...module_utils._runtime.sandbox import replaced
@@ -38,11 +39,16 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
     """
     if not observed:
         return refuse_missing(kind.title, wanted)
+    problem = observed["settings"]["problem"]
+    if problem and (wanted.present or observed["ours"]):
+        raise BadInput(f"runtime_name: {settings.explain(kind.title, problem)}")
     warnings = _refuse(kind, wanted, observed) if wanted.present else ()
     # A user's own setting needs no drop-in of ours.
-    set_already = RUNTIME_NAME in (_users_default(kind, observed), _containerd_default(observed)[1])
+    set_already = RUNTIME_NAME in (_users_default(observed), _containerd_default(observed)[1])
     after = TEXT if wanted.present and wanted.default and not set_already else None
-    change = FileChange(kind.drop_in, observed["drop_in"], after)
+    change = FileChange(observed["drop_in_path"], observed["drop_in"], after)
+    # Of a time in which its settings were elsewhere.
+    unread = FileChange(kind.drop_in, observed["unread"], None)
     differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
         observed["runtimes"].get(RUNTIME_NAME) != wanted.binary
     )
@@ -52,13 +58,12 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
         change.before != after or observed["pending"],
         differs or observed["stale"],
     )
-    return dataclasses.replace(plan_of([change], observed["unit"], reason), warnings=warnings)
+    return dataclasses.replace(plan_of([change, unread], observed["unit"], reason), warnings=warnings)
 
 
-def _users_default(kind: k3s.Kind, observed: K3sState) -> str:
+def _users_default(observed: K3sState) -> str:
     """Return the default runtime of the user's own flag or files; empty where they set none."""
-    files = [value for path, value in observed["defaults"].items() if path != kind.drop_in]
-    return ([*files, *observed["flag"]["values"]] or [""])[-1]
+    return settings.value(observed["settings"], k3s.KEY, without=(observed["drop_in_path"],))
 
 
 def _containerd_default(observed: K3sState) -> tuple[str, str]:
@@ -103,21 +108,20 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, .
             f'runtime_set_default: {holder} sets default_runtime_name = "{own}" for {name}\'s containerd, beside '
             f'{k3s.KEY}; take that line out, or set it to "{RUNTIME_NAME}"'
         )
-    flag = observed["flag"]
-    if flag["values"] and flag["values"][-1] != RUNTIME_NAME:
-        raise BadInput(
-            f"runtime_set_default: {flag['file']} starts {name} with --{k3s.KEY}={flag['values'][-1]}, which overrides "
-            "all files; remove the flag"
-        )
-    names = {posixpath.basename(path): path for path in observed["defaults"] if posixpath.dirname(path) == kind.folder}
-    for later in sorted(name for name in names if name > k3s.DROP_IN_NAME and name.endswith((".yaml", ".yml"))):
-        value = observed["defaults"][names[later]]
-        if value != RUNTIME_NAME:
+    ours, configured = observed["drop_in_path"], observed["settings"]
+    default = _users_default(observed)
+    with_ours = settings.replaced(configured, ours, {k3s.KEY: [RUNTIME_NAME]})
+    if settings.value(with_ours, k3s.KEY) != RUNTIME_NAME:
+        if configured["flags"].get(k3s.KEY):
             raise BadInput(
-                f"runtime_set_default: {names[later]} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {value}; "
-                "remove that setting or rename the file so that it sorts before"
+                f"runtime_set_default: {observed['flag_file']} starts {name} with --{k3s.KEY}={default}, which "
+                "overrides all files; remove the flag"
             )
-    default = _users_default(kind, observed)
+        later = settings.after(with_ours, ours, k3s.KEY)[-1]
+        raise BadInput(
+            f"runtime_set_default: {later} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {default}; "
+            "remove that setting or rename the file so that it sorts before"
+        )
     lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))
-    done = observed["defaults"].get(kind.drop_in) == RUNTIME_NAME
+    done = settings.setters(configured, k3s.KEY).get(ours) == [RUNTIME_NAME]
     return check_replacement(name, default, lost, wanted, done, observed["low_level"])

@@ -10,7 +10,6 @@ only records that.
 
 from __future__ import annotations
 
-import collections
 import posixpath
 import typing as t
 
@@ -19,7 +18,8 @@ import yaml
 from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Plan
-from ...module_utils._core.types import JsonObject
+from ...module_utils._rancher import settings
+from ...module_utils._rancher.settings import TRUE
 from ...module_utils._scheduler import embedded
 from ...module_utils._scheduler.control_plane import ControlPlane, health_base
 from . import config, merged_file
@@ -36,8 +36,6 @@ from .plan import (
     refuse_half_upgraded,
 )
 from .static_pod import Stamp
-
-Settings = dict[str, list[str]]
 
 # First minor version of 1.x that reads drop-ins.
 DROP_INS_SINCE = 21
@@ -56,7 +54,9 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     if not options.present and ours == (None, None, None) and not observed["pending"]:
         return SchedulerPlan(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
-    users = _settings(server["flags"], server["files"], without=server["drop_in_path"])
+    if server["settings"]["problem"]:
+        raise BadInput(f"scheduler_mode: {settings.explain(places.kind.title, server['settings']['problem'])}")
+    users = _Users.of(server)
     named = _named(users, places)
     path = _host_path(users, named) if places.kind.name == "rke2" else named
     if options.present:
@@ -98,6 +98,22 @@ def _server(observed: ControlPlane) -> embedded.Server:
     return observed["server"]
 
 
+class _Users(t.NamedTuple):
+    """The user's own settings for kube-scheduler, without our drop-in."""
+
+    arguments: list[str]
+    mounts: list[str]
+    disabled: bool
+
+    @classmethod
+    def of(cls, server: embedded.Server) -> _Users:
+        found, ours = server["settings"], (server["drop_in_path"],)
+        arguments, mounts, disabled = (
+            settings.values(found, key, ours) for key in (embedded.ARG, embedded.MOUNT, embedded.DISABLED)
+        )
+        return cls(arguments, mounts, disabled[-1:] != [] and disabled[-1] in TRUE)
+
+
 def _text(observed: ControlPlane, path: str) -> str | None:
     """Return the configuration on disk."""
     return observed["config"] if path and path == observed["config_path"] else observed["ours"]
@@ -134,9 +150,9 @@ class _UsersFile(t.NamedTuple):
     path: str
 
 
-def _host_path(settings: Settings, path: str) -> str:
+def _host_path(users: _Users, path: str) -> str:
     """Return the path on the machine of a path in RKE2's pod; other files of its arguments have the same path in it."""
-    mounts = [word.split(":") for word in settings[embedded.MOUNT]]
+    mounts = [word.split(":") for word in users.mounts]
     for host, folder in sorted((one[:2] for one in mounts if len(one) > 1), key=lambda one: len(one[1]), reverse=True):
         folder = posixpath.normpath(folder)
         if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
@@ -145,7 +161,7 @@ def _host_path(settings: Settings, path: str) -> str:
 
 
 def _present(
-    options: Options, observed: ControlPlane, minor: int, users: Settings, theirs: _UsersFile
+    options: Options, observed: ControlPlane, minor: int, users: _Users, theirs: _UsersFile
 ) -> tuple[tuple[File, ...], str]:
     server, places, (named, path) = _server(observed), embedded.PLACES[observed["kind"]], theirs
     _refuse(options, observed, places, minor, users)
@@ -171,8 +187,10 @@ def _present(
         restart = text != before or outdated(observed, {"config": named or places.config}, "config", text)
         last = Stamp.parse(embedded.stamp_of(server["drop_in"] or ""))
         stamp = str(last.following(digest(text), restart=restart, interrupted=observed["pending"]))
-    drop_in = _drop_in(places, named, stamp)
-    _refuse_overridden(server, drop_in)
+    added = _added(places, named, stamp)
+    _refuse_overridden(server, places, added)
+    drop_in = config.HEAD + (f"# {named} has gpushare's extender in it.\n" if named else "")
+    drop_in += yaml.safe_dump(added, sort_keys=False, width=1 << 20) if added else ""
     files.append(File(server["drop_in_path"], server["drop_in"], drop_in))
     if named:
         files.append(File(places.config, observed["ours"], None))
@@ -204,70 +222,38 @@ def _noted(observed: ControlPlane, places: embedded.Places, note: merged_file.No
     return File(places.merged, observed["merged"], note.text() if note is not None else None)
 
 
-def _drop_in(places: embedded.Places, named: str, stamp: str) -> str:
-    settings: dict[str, list[str]] = {}
+def _added(places: embedded.Places, named: str, stamp: str) -> dict[str, list[str]]:
+    """Return the settings of our drop-in."""
+    found: dict[str, list[str]] = {}
     if not named:
-        settings[f"{embedded.ARG}+"] = [f"config={places.config}"]
+        found[f"{embedded.ARG}+"] = [f"config={places.config}"]
         if places.kind.name == "rke2":
-            settings[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
+            found[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
     if stamp:
-        settings[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
-    head = config.HEAD + (f"# {named} has gpushare's extender in it.\n" if named else "")
-    return head + (yaml.safe_dump(settings, sort_keys=False, width=1 << 20) if settings else "")
+        found[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
+    return found
 
 
 # --------------------------------------------------------------------------- settings
 
 
-def _settings(
-    flags: t.Mapping[str, t.Sequence[str]], files: t.Sequence[embedded.SettingsFile], without: str = ""
-) -> Settings:
-    """Merge the settings as k3s and RKE2 do: a later file wins, and a key with + adds to it.
-
-    :raises BadInput: one of the files can't be read.
-    """
-    values: Settings = collections.defaultdict(list)
-    for one in files:
-        if one["path"] == without:
-            continue
-        for key, value in _parsed(one["path"], one["text"]).items():
-            name = str(key)
-            words = [str(word) for word in (value if isinstance(value, list) else [value]) if word is not None]
-            values[name.rstrip("+")] = [*values[name.rstrip("+")], *words] if name.endswith("+") else words
-    for key, arguments in flags.items():
-        values[key] = [*values[key], *arguments]
-    return values
-
-
-def _parsed(path: str, text: str) -> JsonObject:
-    try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "not plain YAML"
-        raise BadInput(f"scheduler_mode: {path}: its settings of kube-scheduler can't be read ({problem})") from error
-    if not isinstance(found, dict):
-        raise BadInput(f"scheduler_mode: {path}: its settings of kube-scheduler can't be read (it isn't a mapping)")
-    return found
-
-
-def _flags(settings: Settings) -> dict[str, str]:
+def _flags(users: _Users) -> dict[str, str]:
     """Return kube-scheduler's flags in the settings, except --config."""
     found = {}
-    for word in settings[embedded.ARG]:
+    for word in users.arguments:
         name, equals, value = word.lstrip("-").partition("=")
         if name != "config":
             found[name] = value if equals else "true"
     return found
 
 
-def _named(settings: Settings, places: embedded.Places) -> str:
+def _named(users: _Users, places: embedded.Places) -> str:
     """Return the path of the user's own configuration, of several the last, which counts; empty for none."""
-    words = [word.lstrip("-").partition("=") for word in settings[embedded.ARG]]
-    named = [value for name, _equals, value in words if name == "config" and value != places.config]
+    named = [value for value in embedded.named(users.arguments) if value != places.config]
     return named[-1] if named else ""
 
 
-def _refuse(options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: Settings) -> None:
+def _refuse(options: Options, observed: ControlPlane, places: embedded.Places, minor: int, users: _Users) -> None:
     title = places.kind.title
     if config.form_of(minor, options.configuration) == "policy":
         raise BadInput(
@@ -276,27 +262,26 @@ def _refuse(options: Options, observed: ControlPlane, places: embedded.Places, m
         )
     if minor < DROP_INS_SINCE:
         raise BadInput(f"scheduler_mode: {title} {observed['version']} reads no drop-ins; 1.{DROP_INS_SINCE} does")
-    if [word for word in users[embedded.DISABLED] if word.lower() not in ("false", "0")]:
+    if users.disabled:
         raise BadInput(f"scheduler_mode: {title} runs no kube-scheduler on this machine ({embedded.DISABLED})")
 
 
-def _refuse_overridden(server: embedded.Server, drop_in: str) -> None:
-    """Refuse settings in which a later file overrides our drop-in."""
-    others = [one for one in server["files"] if one["path"] != server["drop_in_path"]]
-    ours: embedded.SettingsFile = {"path": server["drop_in_path"], "text": drop_in}
-    # The settings' file first, then the drop-ins by name.
-    files = sorted([*others, ours], key=lambda one: (one["path"] != server["settings"], one["path"]))
-    wanted = _settings({}, [ours])
-    found = _settings(server["flags"], files)
-    lost = [key for key, words in wanted.items() if not set(words) <= set(found[key])]
-    if lost:
-        later = [
-            one["path"] for one in files[files.index(ours) + 1 :] if set(lost) & set(_parsed(one["path"], one["text"]))
-        ]
-        raise BadInput(
-            f"scheduler_mode: {', '.join(later)} is read after {embedded.DROP_IN_NAME} and overrides {lost[0]}; write "
-            f"{lost[0]}+ there, or rename it so that it sorts before"
-        )
+def _refuse_overridden(server: embedded.Server, places: embedded.Places, added: dict[str, list[str]]) -> None:
+    """Refuse settings that override our drop-in, or that it would override."""
+    ours = server["drop_in_path"]
+    with_ours = settings.replaced(server["settings"], ours, added)
+    for key in (one.rstrip("+") for one in added):
+        variable = settings.variable(server["settings"], key, places.kind.name, (ours,))
+        if variable:
+            raise BadInput(
+                f"scheduler_mode: {server['unit']} has {variable} in its environment, and {places.kind.title} ignores "
+                f"it once its files have {key}; move its value to {key} in {server['settings']['path']}"
+            )
+        if not set(added[f"{key}+"]) <= set(settings.values(with_ours, key)):
+            raise BadInput(
+                f"scheduler_mode: {', '.join(settings.after(with_ours, ours, key))} is read after "
+                f"{embedded.DROP_IN_NAME} and overrides {key}; write {key}+ there, or rename it so that it sorts before"
+            )
 
 
 def _urls(flags: t.Mapping[str, str], minor: int) -> tuple[str, ...]:

@@ -108,14 +108,14 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "client"),
-    [(K3S, "/usr/local/bin/k3s ctr"), (RKE2, "/srv/rke2/bin/ctr")],
+    [(K3S, "env K3S_DATA_DIR=/srv/rke2 /usr/local/bin/k3s ctr"), (RKE2, "/srv/rke2/bin/ctr")],
     ids=["k3s", "rke2"],
 )
 def test_an_import_on_a_node_of_k3s_or_rke2(kind: Kind, client: str) -> None:
     made = node()
     made.files[kind.config] = "data-dir: /srv/rke2\n"
     made.answers |= {
-        "k3s": made.answers["ctr"],
+        "env": made.answers["ctr"],
         "systemctl": lambda argv: (
             show_unit(1, f"/usr/local/bin/{kind.name} agent")
             if argv[2] == kind.units[1]

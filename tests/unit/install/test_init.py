@@ -95,7 +95,8 @@ def node(name, address="", labels=(), capacity=None, os="Debian GNU/Linux 12"):
     }
 
 
-PLANE = node("cp1", "192.0.2.1", ["node-role.kubernetes.io/control-plane"])
+SERVER = node("cp1", "192.0.2.1", ["node-role.kubernetes.io/control-plane"])
+PLANE = {**SERVER, "taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}
 COREOS = "Red Hat Enterprise Linux CoreOS 9.6"
 
 
@@ -108,6 +109,12 @@ COREOS = "Red Hat Enterprise Linux CoreOS 9.6"
         ([node("w1", capacity={"nvidia.com/gpu": "0"})], {}, ["w1"], [], [], True),
         ([PLANE, node("w1")], {"ssh": False}, [], [], ["w1"], True),
         ([{**PLANE, "os": COREOS}, node("w1", os=COREOS), node("w2")], {}, ["w2"], [], ["w1"], True),
+        # A server of k3s or RKE2 is a worker, too.
+        ([SERVER], {}, ["cp1"], ["cp1"], [], True),
+        ([SERVER, node("w1")], {}, ["cp1", "w1"], ["cp1"], [], True),
+        ([{**SERVER, "taints": [{"key": "a", "effect": "PreferNoSchedule"}]}], {}, ["cp1"], ["cp1"], [], True),
+        ([SERVER, node("w1", capacity={"nvidia.com/gpu": "1"})], {}, ["w1"], ["cp1"], [], False),
+        ([PLANE], {}, [], ["cp1"], [], True),
         ([PLANE], {"gpu_nodes": "a=1.2.3.4, b", "control_plane": ["c"]}, ["a", "b"], ["c"], [], False),
     ],
 )

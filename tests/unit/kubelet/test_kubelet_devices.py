@@ -342,7 +342,10 @@ class Machine:
         return []
 
     def names(self, path, optional=False):
-        raise Missing(f"{path} doesn't exist")
+        found = sorted(one[len(path) + 1 :] for one in self.files if one.startswith(f"{path}/"))
+        if not (found or optional):
+            raise Missing(f"{path} doesn't exist")
+        return found
 
     def device_nodes(self):
         return []
@@ -376,7 +379,8 @@ KUBELITE = ("kubelite", f"--kubelet-args-file={SNAP}")
         (("/usr/local/bin/k3s server",), {}, "/var/lib/kubelet"),
         (("/usr/local/bin/k3s server",), {CONFIG: LIST}, "/a"),
         (("/usr/bin/k3s agent",), {CONFIG: b"kubelet-arg: [v=2,root-dir=/a]\n"}, "/a"),
-        (("/usr/local/bin/k3s server",), {CONFIG: b"\xff"}, "/var/lib/kubelet"),
+        (("/usr/local/bin/k3s server",), {f"{CONFIG}.d/50-rancher.yaml": b'{"kubelet-arg": ["root-dir=/b"]}'}, "/b"),
+        (("k3s", "server", "--config", "/srv/my.yaml"), {CONFIG: LIST, "/srv/my.yaml": b"a: b"}, "/var/lib/kubelet"),
         (KUBELITE, {}, "/var/snap/microk8s/common/var/lib/kubelet"),
         (KUBELITE, {SNAP: b"--v=2\n--root-dir=${SNAP_COMMON}/kubelet\n"}, "/var/snap/microk8s/common/kubelet"),
         (KUBELITE, {SNAP: b'--root-dir="/data"\n'}, "/data"),
@@ -389,6 +393,12 @@ def test_the_running_kubelets_root(line, files, expected):
     assert running_root(source) == expected
     found = collect(source, None, GPUS)
     assert found["root"] == expected and found["checkpoint"]["problem"] == f"{expected}/{CHECKPOINT} doesn't exist"
+
+
+def test_settings_of_k3s_that_cannot_be_read():
+    source = Machine(("/usr/local/bin/k3s server",), files={CONFIG: b"kubelet-arg: [x\n"})
+    with pytest.raises(BadInput, match=f"root: {CONFIG}, line 1: k3s's settings can't be read here: .*; set root to"):
+        collect(source, None, GPUS)
 
 
 def test_conflicting_relative_and_missing_roots():

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query
+from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query, kubelet
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
@@ -31,14 +32,19 @@ class Service:
     def __init__(self, node: FakeNode, kind: Kind, unit: str, version: str) -> None:
         self.node, self.kind, self.unit, self.version = node, kind, unit, version
         self.pid = 9
-        self.flags = ""
+        self.flags, self.environment = "", ""
         self.rejects: t.Callable[[str], bool] = lambda default: False
         self.finds = BINARY
 
+    def settings(self) -> settings.Settings:
+        return k3s_query.settings_of(self.node, self.kind, k3s_query.daemon_of(self.node, self.kind))
+
     def default(self) -> str:
-        folder = [one for one in sorted(self.node.files) if one.startswith(f"{self.kind.folder}/")]
-        texts = [self.node.files.get(path, "") for path in (self.kind.config, *folder)]
-        return next((value for text in reversed(texts) if (value := k3s.setting(text, k3s.KEY))), "")
+        return settings.value(self.settings(), k3s.KEY)
+
+    @property
+    def data(self) -> str:
+        return k3s_query.data_folder(self.kind, self.settings())
 
     def restart(self) -> int:
         default = self.default()
@@ -47,7 +53,7 @@ class Service:
             return 1
         self.pid += 1
         template = next(
-            (self.node.files[one] for one in k3s.templates(self.kind.data, self.version) if one in self.node.files),
+            (self.node.files[one] for one in k3s.templates(self.data, self.version) if one in self.node.files),
             "{{",
         )
         # Everything in braces stands for the base template, but a comment.
@@ -58,7 +64,7 @@ class Service:
         except tomllib.TOMLDecodeError:
             self.pid = 0
             return 1
-        self.node.files[k3s.rendered(self.kind.data)] = rendered
+        self.node.files[k3s.rendered(self.data)] = rendered
         return 0
 
     def base(self, default: str) -> str:
@@ -76,7 +82,7 @@ class Service:
     def info(self) -> Done:
         if not self.pid:
             return Done(1, "", "no")
-        found = k3s_query.effective(self.node, self.kind.data)
+        found = k3s_query.effective(self.node, self.data)
         runtimes = {
             name: {"options": {"BinaryName": found.runtime(name).get(("options", "BinaryName"), "")}}
             for name in found.runtimes()
@@ -89,13 +95,13 @@ class Service:
 def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tuple[FakeNode, Service]:
     made = FakeNode({BINARY: "", kind.config: "write-kubeconfig-mode: '0644'\n"})
     service = Service(made, kind, kind.units[1 if agent else 0], version)
-    service.restart()
 
     def systemctl(argv: Sequence[str]) -> Done:
         if argv[1] == "show":
             if argv[2] != service.unit:
                 return Done(0, "LoadState=not-found\nActiveState=inactive\nMainPID=0\n", "")
-            return show_unit(service.pid, f"/usr/local/bin/{kind.name} server {service.flags}")
+            more = {"Environment": f'"{service.environment}"'} if service.environment else {}
+            return show_unit(service.pid, f"/usr/local/bin/{kind.name} server {service.flags}", **more)
         return Done(service.restart() if argv[1] == "restart" else 0, "", "")
 
     def program(argv: Sequence[str]) -> Done:
@@ -106,9 +112,11 @@ def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tupl
     made.answers = {
         "systemctl": systemctl,
         kind.name: program,
+        "env": program,
         "crictl": lambda argv: service.info(),
         "journalctl": lambda argv: Done(0, 'time="x" level=fatal msg="no such runtime"\n', ""),
     }
+    service.restart()
     return made, service
 
 
@@ -305,6 +313,13 @@ def test_a_template_that_renders_the_setting(kind: Kind, template: str) -> None:
             "runtime_replace_default: .* default runtime is kata",
         ),
         ({V3: "{{ template `base` . }}\n" + CUSTOM.replace("custom'", "nvidia'")}, "has a table of the runtime nvidia"),
+        (
+            {
+                V3: '{{ template "base" . }}\n'
+                "[ plugins . 'io.containerd.cri.v1.runtime' . \"containerd\" . runtimes . nvidia ]  # ours\n"
+            },
+            "has a table of the runtime nvidia",
+        ),
         ({f"{V3[:-5]}.d/50-site.toml": OTHER_DEFAULT % "runc"}, '50-site.toml sets default_runtime_name = "runc"'),
     ],
 )
@@ -411,6 +426,116 @@ def test_another_data_directory() -> None:
     made.files[K3S.config] += "data-dir: /srv/k3s\n"
     made.files[k3s.rendered("/srv/k3s")] = "version = 3\n" + OTHER_DEFAULT % "x"
     assert observe(made)["default_runtime"] == "x"
+
+
+KATA = [
+    "default-runtime: kata\n",
+    '{"default-runtime": "kata"}\n',
+    "{default-runtime: kata}\n",
+    "default-runtime : kata\n",
+    "  token: x\n  default-runtime: kata\n",
+    "default-runtime: >-\n  kata\n",
+    "x: &r kata\ndefault-runtime: *r\n",
+    '"default-runtime" : "ka\\x74a" # mine\n',
+    "default-runtime: !!str kata\n",
+    "---\ndefault-runtime: kata\n...\n",
+    "\ufeffdefault-runtime: kata\r\n",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("text", KATA, ids=repr)
+@pytest.mark.parametrize("where", ["", ".d/50-rancher.yaml", ".d/1.YML"])
+def test_kata_is_never_replaced_in_silence(kind: Kind, text: str, where: str) -> None:
+    made, service = node(kind)
+    made.files[kind.config + where] = text
+    service.restart()
+    made.files[k3s.rendered(kind.data)] += f'[{BASE}.runtimes."kata"]\nruntime_type = "io.containerd.kata.v2"\n'
+    with pytest.raises(BadInput, match=r"runtime_replace_default: .* default runtime is kata \(Kata\), and"):
+        make_plan(kind, PRESENT, observe(made, kind))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("flags", "environment"),
+    [
+        ("--config=/srv/own.yaml", ""),
+        ("-c /srv/own.yaml", ""),
+        ("$MORE", "MORE=--config /srv/own.yaml"),
+        ("", "{}_CONFIG_FILE=/srv/own.yaml"),
+    ],
+)
+def test_the_drop_in_is_written_where_it_is_read(kind: Kind, flags: str, environment: str) -> None:
+    made, service = node(kind)
+    service.flags, service.environment = flags, environment.format(kind.name.upper())
+    made.files |= {"/srv/own.yaml": "data-dir: /srv/state\n", kind.drop_in: TEXT}
+    service.restart()
+    before = dict(made.files)
+    assert service.default() == ""
+    run(made, PRESENT, kind)
+    assert made.files["/srv/own.yaml.d/99-kubegpu-nvidia.yaml"] == TEXT and service.default() == "nvidia"
+    # One of ours at the default place isn't read.
+    assert kind.drop_in not in made.files and run(made, PRESENT, kind) == {"changed": False}
+    assert observe(made, kind)["default_runtime"] == "nvidia"
+    run(made, ABSENT, kind)
+    del before[kind.drop_in]
+    assert made.files == before
+
+
+@BOTH
+@pytest.mark.parametrize("flags", ["--data-dir /srv/x", "-d=/srv/x", "--selinux --data-dir=/srv/x/"])
+def test_data_directory_on_the_command_line(kind: Kind, flags: str) -> None:
+    made, service = node(kind)
+    service.flags = flags
+    service.restart()
+    assert run(made, PRESENT, kind)["effective"]["default_runtime"] == "nvidia"
+    asked = [one for one in made.log if "crictl" in one]
+    client = "env K3S_DATA_DIR=/srv/x /usr/local/bin/k3s crictl" if kind is K3S else "/srv/x/bin/crictl"
+    assert asked and all(one.startswith(client) for one in asked)
+
+
+@BOTH
+def test_settings_that_cannot_be_read_are_refused(kind: Kind) -> None:
+    made, _service = node(kind)
+    made.files[f"{kind.folder}/50-x.yaml"] = "a: 1\ndefault-runtime: {secret: x}\n"
+    match = f"50-x.yaml, line 2: {kind.title}'s settings can't be read here: a setting that is a mapping"
+    with pytest.raises(BadInput, match=match) as error:
+        make_plan(kind, PRESENT, observe(made, kind))
+    assert "secret" not in str(error.value)
+    assert make_plan(kind, ABSENT, observe(made, kind)).plan.empty
+    made.files[kind.drop_in] = TEXT
+    with pytest.raises(BadInput, match=match):
+        make_plan(kind, ABSENT, observe(made, kind))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "docker"),
+    [
+        ("docker: true\n", "", True),
+        ('"docker" : "true"\n', "", True),
+        ("{docker: on}\n", "", True),
+        ("docker: true\n", "--docker=false", False),
+        ("", "--docker=true", True),
+        ("", "-docker", True),
+        ("docker: false\n", "", False),
+        ("docker: 1\n", "--selinux", True),
+    ],
+)
+def test_docker_in_all_spellings(text: str, flags: str, docker: bool) -> None:
+    made, service = node()
+    made.files[K3S.config], service.flags = text, flags
+    found = kubelet.observe(made)
+    assert found and found["runtime"] == ("docker" if docker else "k3s")
+
+
+def test_rke2_has_no_docker_and_its_own_containerd() -> None:
+    made, _service = node(RKE2, agent=True)
+    made.files[RKE2.config] = f"docker: true\ncontainer-runtime-endpoint: unix://{k3s.SOCKET}\n"
+    found = kubelet.observe(made)
+    assert found and found["runtime"] == "rke2"
+    made.files[f"{RKE2.folder}/1.yml"] = "container-runtime-endpoint: /run/crio/crio.sock\n"
+    found = kubelet.observe(made)
+    assert found and (found["runtime"], found["endpoint"]) == ("crio", "/run/crio/crio.sock")
 
 
 def test_parse_crictl_info() -> None:

@@ -27,6 +27,7 @@ class FakeServer(MemorySystem):
         self.places = embedded.PLACES[name]
         self.version = f"{version}+{name}r1"
         self.flags = flags
+        self.environment_files: tuple[str, ...] = ()
         self.pid, self.scheduler, self.restarts = 10, 0, 0
         self.refuses: t.Callable[[FakeServer, str], bool] = lambda server, config: False
         self.healthy = False
@@ -66,7 +67,8 @@ class FakeServer(MemorySystem):
             return Done(0, "abc\n", "")
         binary = f"/usr/local/bin/{self.places.kind.name}"
         start = f"{{ path={binary} ; argv[]={binary} server {self.flags} ; }}"
-        return Done(0, f"LoadState=loaded\nActiveState=active\nMainPID={self.pid}\nExecStart={start}\n", "")
+        files = "".join(f"EnvironmentFiles={path} (ignore_errors=yes)\n" for path in self.environment_files)
+        return Done(0, f"LoadState=loaded\nActiveState=active\nMainPID={self.pid}\nExecStart={start}\n{files}", "")
 
     # ----------------------------------------------------------------- time
 

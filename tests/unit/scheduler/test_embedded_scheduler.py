@@ -10,6 +10,7 @@ import manifests
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan
@@ -182,7 +183,7 @@ def test_settings_overridden_by_a_later_file_refused(server: FakeServer) -> None
         ),
         ("disable-scheduler: true\n", {}, "k3s runs no kube-scheduler on this machine"),
         ("kube-scheduler-arg: [config=/a]\n", {}, "/a, which k3s gives kube-scheduler as its --config, doesn't exist"),
-        ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml: its settings of .* can't be read"),
+        ("kube-scheduler-arg: [config=/a\n", {}, r"/etc/rancher/k3s/config.yaml, line 1: k3s's settings can't be read"),
         ("", {"version": "1.20.4"}, r"k3s 1.20.4.* reads no drop-ins"),
         ("", {"version": "1.18.4"}, "scheduler_configuration: k3s's kube-scheduler gets the extender in a config"),
     ],
@@ -206,66 +207,60 @@ agent-token: secret3
 "disable-scheduler" : false
 kube-apiserver-arg:
   - x=secret4
+kube-scheduler-extra-env: [A=secret5]
 kube-scheduler-extra-mount+: ["/a:/a",
   "/b:/b"]
 """
-    found = embedded.relevant(text)
-    assert "secret" not in found
-    assert yaml.safe_load(found) == {
+    server = FakeServer("k3s", text, flags="--token=secret6 --kubelet-arg=secret7")
+    found = observe(server)["server"]["settings"]
+    assert {key: settings.values(found, key) for key in embedded.KEYS} == {
         "kube-scheduler-arg": ["v=2", "config=/a"],
-        "disable-scheduler": False,
-        "kube-scheduler-extra-mount+": ["/a:/a", "/b:/b"],
+        "kube-scheduler-extra-mount": ["/a:/a", "/b:/b"],
+        "kube-scheduler-extra-env": ["A"],
+        "disable-scheduler": ["false"],
     }
-    assert "secret" not in json.dumps(observe(FakeServer("k3s")))
+    assert "secret" not in json.dumps(observe(server))
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "line"),
     [
-        ('{"token": "secret"}', {}),
-        (
-            '{"token": "secret", "kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]}',
-            {"kube-scheduler-arg": ["v=2"], "kube-scheduler-arg+": ["v=3"]},
-        ),
-        (
-            """{token: secret, kube-scheduler-arg: [v=2, 'a, b'], # kube-scheduler-arg: secret
-            "x": {y: [secret]}, it's: secret, 'disable-scheduler' : no, z: "sec\\"ret, kube-scheduler-arg: [x"} # end
-            """,
-            {"kube-scheduler-arg": ["v=2", "a, b"], "disable-scheduler": False},
-        ),
-        # Anchors of other lists of arguments; of single items the others stay.
-        (
-            "kube-controller-manager-arg:\n- &one x=1\n- secret\nkube-apiserver-arg: &all\n  - v=2\n  - *one\n"
-            "kubelet-arg: &other [secret]\nkube-scheduler-arg: *all\n",
-            {"kube-apiserver-arg": ["v=2", "x=1"], "kube-controller-manager-arg": ["x=1"]}
-            | {"kube-scheduler-arg": ["v=2", "x=1"]},
-        ),
-        # One alias leads to the next, in a list of which an item is kept already.
-        (
-            "kube-apiserver-arg:\n- &a v=2\n- &b v=3\n- secret\netcd-arg: &c\n- *b\nkube-scheduler-arg: [*a, *c]\n",
-            {"kube-apiserver-arg": ["v=2", "v=3"], "etcd-arg": ["v=3"], "kube-scheduler-arg": ["v=2", ["v=3"]]},
-        ),
-        (
-            """{"token":"secret, kube-scheduler-arg: [secret]",'kube-scheduler-arg':['v=2'],}""",
-            {"kube-scheduler-arg": ["v=2"]},
-        ),
-        # What can't be cut safely is refused by the plan.
-        ("{token: secret, kube-scheduler-arg: [v=2", None),
-        ("{kube-scheduler-arg: [v=2]} x", None),
-        ("token: &t secret\nkube-scheduler-arg: [*t]\n", None),
-        ("kube-apiserver-arg: [&q v=2, secret]\nkube-scheduler-arg: [*q]\n", None),
+        ("{token: secret, kube-scheduler-arg: [v=2", 2),
+        ("{kube-scheduler-arg: [v=2]} secret", 2),
+        ("kube-apiserver-arg: [&q v=2, secret]\nkube-scheduler-arg: [*r]", 3),
+        ("kube-scheduler-arg: {secret: v=2}", 2),
     ],
 )
-def test_settings_in_other_styles(text: str, kept: dict[str, t.Any] | None) -> None:
-    found = embedded.relevant(text)
-    assert "secret" not in found
-    if kept is not None:
-        assert yaml.safe_load(found) == kept
-        return
+def test_settings_that_cannot_be_read_are_refused(text: str, line: int) -> None:
     server = FakeServer("k3s")
-    server.put(server.places.kind.config, text, 0o600)
-    with pytest.raises(BadInput, match=r"config.yaml: its settings of kube-scheduler can't be read"):
+    server.put(server.places.kind.config, f"# mine\n{text}\n", 0o600)
+    with pytest.raises(BadInput, match=rf"config.yaml, line {line}: k3s's settings can't be read here: ") as error:
         plan(server, PRESENT)
+    assert "secret" not in str(error.value)
+
+
+def test_variable_that_rke2_would_ignore_is_refused() -> None:
+    server = FakeServer("rke2")
+    server.put("/etc/default/rke2-server", "# mine\nRKE2_KUBE_SCHEDULER_EXTRA_MOUNT='/a:/a'\n", 0o644)
+    server.environment_files = ("/etc/default/rke2-server", "/etc/sysconfig/rke2-server")
+    match = "has RKE2_KUBE_SCHEDULER_EXTRA_MOUNT in its environment, and RKE2 ignores it once"
+    with pytest.raises(BadInput, match=match):
+        plan(server, PRESENT)
+    server.put(server.places.kind.config, "kube-scheduler-extra-mount: /a:/a\n", 0o600)
+    run(server, PRESENT)
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["flag", "drop-in"])
+def test_kubeconfig_of_another_data_directory(name: str, where: str) -> None:
+    server = FakeServer(name, flags="--data-dir /srv/x" if where == "flag" else "")
+    if where == "drop-in":
+        server.put(f"{server.places.kind.folder}/50-rancher.yaml", '{"data-dir": "/srv/x"}', 0o600)
+    [config, *_rest] = plan(server, PRESENT).files
+    assert (
+        yaml.safe_load(config.after or "")["clientConnection"]["kubeconfig"]
+        == "/srv/x/server/cred/scheduler.kubeconfig"
+    )
 
 
 @BOTH
@@ -288,8 +283,8 @@ def test_server_that_rancher_has_provisioned(name: str) -> None:
 
 
 def test_configuration_in_a_comment_ignored() -> None:
-    settings = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n- x-config=/b\n"
-    server = FakeServer("k3s", settings)
+    text = "kube-scheduler-arg:\n- config=/a # was config=/old\n- v=2 # config=/old\n- x-config=/b\n"
+    server = FakeServer("k3s", text)
     assert (embedded.observe(server, "k3s") or {})["named"] == "/a"
 
 
