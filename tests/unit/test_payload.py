@@ -41,7 +41,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kernel_driver": (15, 50),
     "kube_scheduler": (28, 206),
     "kubeadm_config": (11, 58),
-    "kubelet_devices_info": (14, 62),
+    "kubelet_devices_info": (16, 105),
     "machine_config": (14, 90),
     "node_baseline": (62, 268),
     "node_switch": (27, 194),

@@ -74,8 +74,10 @@ class Kind:
         """
         if not self.one_binary:
             return (posixpath.join(data, "bin", name),)
-        # Without it k3s takes what its files say, and unpacks its programs into the default directory.
-        return ("env", f"{self.name.upper()}_DATA_DIR={data}", binary or self.name, name)
+        # By itself k3s takes the directory of its files, and unpacks its programs there. Releases before August 2024
+        # don't know the first variable, and need the second one for a directory that only their command line has.
+        variables = (f"{self.name.upper()}_DATA_DIR={data}", "CRI_CONFIG_FILE=/dev/null")
+        return ("env", *variables, binary or self.name, name)
 
 
 # https://docs.rke2.io/reference/cli_tools

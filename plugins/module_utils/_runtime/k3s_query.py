@@ -42,6 +42,16 @@ def drop_in(kind: k3s.Kind, found: Settings) -> str:
     return posixpath.join(settings.folder_of(path), k3s.DROP_IN_NAME)
 
 
+def uses_docker(kind: k3s.Kind, found: Settings) -> bool:
+    """Return whether its kubelet uses Docker, of which RKE2 knows nothing."""
+    return kind is k3s.K3S and settings.on(found, "docker")
+
+
+def own_containerd(kind: k3s.Kind, found: Settings) -> bool:
+    """Return whether it runs a containerd of its own, whose configuration it writes at each start."""
+    return not uses_docker(kind, found) and not settings.value(found, "container-runtime-endpoint")
+
+
 def effective(system: System, data: str) -> containerd.EffectiveConfig:
     """Return the configuration that containerd was started with, of imported files only the default runtime."""
     found = containerd.effective(system.read(k3s.rendered(data)) or "")
@@ -75,6 +85,8 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     configured = settings_of(system, kind, daemon)
     data, ours = data_folder(kind, configured), drop_in(kind, configured)
     found = effective(system, data)
+    programs = {name: str(found.runtime(name).get(("options", "BinaryName"), "")) for name in found.runtimes()}
+    gone = [name for name, path in programs.items() if path.startswith("/") and not system.exists(path)]
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
     imported = _imported(system, data)
@@ -90,7 +102,8 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "containerd_defaults": {**own, **_own_defaults(imported)},
         "template": _facts(template) if template else None,
         "default_runtime": found.default_runtime,
-        "runtimes": {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()},
+        "runtimes": programs,
+        "gone": sorted(gone) if own_containerd(kind, configured) else [],
         "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
         "low_level": low_level(system),
         "cgroup_driver": _cgroup_driver(found),
@@ -112,6 +125,7 @@ def _facts(template: k3s.Template) -> K3sTemplate:
     return {
         "path": template.path,
         "renders_default": template.renders_default,
+        "names_nvidia": containerd.RUNTIME_NAME in template.text,
         "repeats_nvidia": template.repeats(containerd.RUNTIME_NAME),
     }
 

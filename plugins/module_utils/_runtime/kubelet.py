@@ -117,8 +117,7 @@ def _rancher(system: System) -> Kubelet | None:
         if not daemon.binary:
             continue
         configured = k3s_query.settings_of(system, kind, daemon)
-        # RKE2 has no Docker.
-        docker = kind is k3s.K3S and settings.on(configured, "docker")
+        docker = k3s_query.uses_docker(kind, configured)
         endpoint = "" if docker else settings.value(configured, "container-runtime-endpoint")
         runtime = runtime_of(endpoint) if endpoint else "docker" if docker else kind.name
         return {

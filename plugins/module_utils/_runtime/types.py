@@ -99,11 +99,12 @@ class DockerState(Daemon):
 class K3sTemplate(t.TypedDict):
     """A user's template for containerd's configuration.
 
-    ``renders_default``: it uses ``default-runtime``; ``repeats_nvidia``: it has the table of NVIDIA's runtime, and the
-    base template that it includes has it too.
+    ``renders_default``: it uses ``default-runtime``; ``names_nvidia``: it names NVIDIA's runtime; ``repeats_nvidia``:
+    it has the table of that runtime, and the base template that it includes has it too.
     """
 
     path: str
+    names_nvidia: bool
     renders_default: bool
     repeats_nvidia: bool
 
@@ -115,7 +116,7 @@ class K3sState(Daemon):
     ``drop_in_path`` is where it reads our drop-in, and ``unread`` the text of one at the default place where it reads
     none. ``containerd_defaults`` are the user's template and the files that containerd imports, where they set the
     default runtime for containerd itself, the last one wins; ``runtimes`` has each runtime's program, ``types`` its
-    type.
+    type; ``gone`` are runtimes whose program isn't there.
     """
 
     unit: str
@@ -129,6 +130,7 @@ class K3sState(Daemon):
     default_runtime: str
     runtimes: dict[str, str]
     types: dict[str, str]
+    gone: list[str]
     low_level: str
     cgroup_driver: str
     stale: bool

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import textwrap
@@ -86,12 +87,12 @@ class SitePlan:
 
     @property
     def restarts(self) -> dict[str, list[str]]:
-        """The hosts on which each service is restarted."""
+        """The hosts on which each service is restarted, a host once for each of its restarts."""
         found: dict[str, list[str]] = {}
         for host, step in self.steps:
             for name in step["restarts"]:
                 found.setdefault(name, []).append(host)
-        return {name: list(dict.fromkeys(hosts)) for name, hosts in found.items()}
+        return found
 
     @property
     def drained(self) -> list[str]:
@@ -150,7 +151,9 @@ class SitePlan:
         if self.unverified:
             lines.append("The checks haven't passed since the last change: site.yml runs them.")
         for name, hosts in self.restarts.items():
-            lines.append(f"Restarts {name} on {', '.join(hosts)}.")
+            times = collections.Counter(hosts)
+            where = [host if count == 1 else f"{host} ({count} times)" for host, count in times.items()]
+            lines.append(f"Restarts {name} on {', '.join(where)}.")
         if self.drained:
             lines.append(f"Drains, one after another: {', '.join(self.drained)}.")
         for name, step in self.beyond:

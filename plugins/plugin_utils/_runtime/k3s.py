@@ -52,10 +52,14 @@ def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> Run
     differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
         observed["runtimes"].get(RUNTIME_NAME) != wanted.binary
     )
+    template = observed["template"]
+    # Since its last start NVIDIA's runtime was removed, and its next one won't find it.
+    listed = RUNTIME_NAME in observed["gone"] and not (template and template["names_nvidia"])
+    outlived = not wanted.present and observed["service_active"] and listed
     reason = restart_reason(
         wanted.present,
         observed["service_active"],
-        change.before != after or observed["pending"],
+        change.before != after or observed["pending"] or outlived,
         differs or observed["stale"],
     )
     return dataclasses.replace(plan_of([change, unread], observed["unit"], reason), warnings=warnings)

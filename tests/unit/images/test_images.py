@@ -108,7 +108,7 @@ def test_refusals() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "client"),
-    [(K3S, "env K3S_DATA_DIR=/srv/rke2 /usr/local/bin/k3s ctr"), (RKE2, "/srv/rke2/bin/ctr")],
+    [(K3S, "env K3S_DATA_DIR=/srv/rke2 CRI_CONFIG_FILE=/dev/null /usr/local/bin/k3s ctr"), (RKE2, "/srv/rke2/bin/ctr")],
     ids=["k3s", "rke2"],
 )
 def test_an_import_on_a_node_of_k3s_or_rke2(kind: Kind, client: str) -> None:

@@ -95,6 +95,14 @@ def test_machines_take_their_time_at_once_and_schedulers_one_after_another():
     ]
 
 
+def test_a_server_that_restarts_twice_is_counted_twice():
+    """k3s restarts for its container runtime, and again for its kube-scheduler."""
+    steps = [(name, Step(name, "Configure it", "m", ("f",), restarts=("k3s",))) for name in ("runtime", "scheduler")]
+    made = SitePlan({"cp1": plan(*steps), "gpu1": plan(steps[0])}, plan())
+    assert made.restarts == {"k3s": ["cp1", "cp1", "gpu1"]}
+    assert "Restarts k3s on cp1 (2 times), gpu1." in made.text().splitlines()
+
+
 def test_the_text_says_what_restarts_and_is_drained():
     hosts = {
         "gpu1": plan(PACKAGES, RUNTIME, groups=["kubegpu_maintenance"], notes=["Mind this."]),

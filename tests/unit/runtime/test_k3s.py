@@ -421,6 +421,23 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(runtime_type: str, 
     assert service.default() == "nvidia" and run(made, REPLACING) == {"changed": False}
 
 
+@BOTH
+def test_nothing_lists_a_runtime_whose_program_was_removed(kind: Kind) -> None:
+    made, service = node(kind)
+    run(made, PRESENT, kind)
+    run(made, ABSENT, kind)
+    # k3s has started while the toolkit was there.
+    assert "nvidia" in observe(made, kind)["runtimes"] and run(made, ABSENT, kind) == {"changed": False}
+    del made.files[BINARY]
+    done = run(made, ABSENT, kind)
+    assert done["restarted"] and "nvidia" not in observe(made, kind)["runtimes"]
+    assert run(made, ABSENT, kind) == {"changed": False}
+    # A user's own table stays, whatever it names, and needs no restart each time.
+    made.files[k3s.templates(kind.data, "1.32.4")[0]] = SETS_DEFAULT
+    service.restart()
+    assert observe(made, kind)["gone"] == ["nvidia"] and run(made, ABSENT, kind) == {"changed": False}
+
+
 def test_another_data_directory() -> None:
     made, _service = node()
     made.files[K3S.config] += "data-dir: /srv/k3s\n"
@@ -490,7 +507,11 @@ def test_data_directory_on_the_command_line(kind: Kind, flags: str) -> None:
     service.restart()
     assert run(made, PRESENT, kind)["effective"]["default_runtime"] == "nvidia"
     asked = [one for one in made.log if "crictl" in one]
-    client = "env K3S_DATA_DIR=/srv/x /usr/local/bin/k3s crictl" if kind is K3S else "/srv/x/bin/crictl"
+    client = (
+        "env K3S_DATA_DIR=/srv/x CRI_CONFIG_FILE=/dev/null /usr/local/bin/k3s crictl"
+        if kind is K3S
+        else "/srv/x/bin/crictl"
+    )
     assert asked and all(one.startswith(client) for one in asked)
 
 
