@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "image_build": (9, 36),
     "image_import": (18, 115),
     "kernel_driver": (15, 50),
-    "kube_scheduler": (28, 206),
+    "kube_scheduler": (26, 210),
     "kubeadm_config": (11, 58),
     "kubelet_devices_info": (16, 105),
     "machine_config": (14, 90),

@@ -11,18 +11,23 @@ import re
 from .._core.secrets import mask_words
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
-from . import containerd, crio
+from . import containerd, crio, k3s
 from .types import ContainerdState
 
 UNIT = "containerd.service"
 
-# Kubernetes distributions with a containerd of their own, by a directory that only they create.
-EMBEDDED = {
-    "k3s": "/etc/rancher/k3s",
-    "rke2": "/etc/rancher/rke2",
-    "microk8s": "/var/snap/microk8s",
-    "k0s": "/etc/k0s",
+# Kubernetes distributions with a containerd of their own, by paths that only they create. Data alone may be left of an
+# earlier installation.
+EMBEDDED: dict[str, tuple[str, ...]] = {
+    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (k3s.K3S, k3s.RKE2)},
+    "microk8s": ("/var/snap/microk8s",),
+    "k0s": ("/etc/k0s",),
 }
+
+
+def distribution(system: System) -> str:
+    """Return the distribution of this machine that has its own containerd; empty for none."""
+    return next((name for name, paths in EMBEDDED.items() if any(map(system.exists, paths))), "")
 
 
 def config_path(daemon: Unit) -> str:
@@ -62,7 +67,7 @@ def dump(system: System, binary: str, config_path: str) -> tuple[str, str]:
 
 def observe(system: System) -> ContainerdState | None:
     """Collect containerd's facts; None where it isn't installed."""
-    embedded = next((name for name, path in EMBEDDED.items() if system.exists(path)), "")
+    embedded = distribution(system)
     daemon = unit(system, UNIT)
     binary = daemon.binary or "containerd"
     version = containerd.version_of(system.run([binary, "--version"]).out)

@@ -18,6 +18,8 @@ from .containerd import CRI_PLUGIN, path_of
 
 DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
 KEY = "default-runtime"
+# Folders of units, where their installers and packages put them.
+UNITS = ("/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
 SOCKET = "/run/k3s/containerd/containerd.sock"
 # The first patch releases of minor ones with the setting KEY; every release since 1.29 has it.
 HAVE_KEY = {(1, 26): 12, (1, 27): 9, (1, 28): 5, (1, 29): 0}
@@ -45,6 +47,14 @@ class Kind:
     title: str
     units: tuple[str, ...]
     one_binary: bool
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return paths of which one exists where it is installed.
+
+        An agent with its settings and its state elsewhere has only its unit.
+        """
+        return (posixpath.dirname(self.config), self.data, *(f"{one}/{name}" for one in UNITS for name in self.units))
 
     @property
     def config(self) -> str:

@@ -76,7 +76,7 @@ def _imported(system: System, data: str) -> dict[str, str]:
 
 def observe(system: System, kind: k3s.Kind) -> K3sState | None:
     """Collect its facts; None where it isn't installed."""
-    if not system.exists(posixpath.dirname(kind.config)) and not system.exists(kind.data):
+    if not any(map(system.exists, kind.marks)):
         return None
     daemon = daemon_of(system, kind)
     version = k3s.version_of(system.run([daemon.binary or kind.name, "--version"], timeout=20).out)

@@ -111,7 +111,7 @@ def _version(system: System, binary: str) -> str:
 def _rancher(system: System) -> Kubelet | None:
     """Return the section for the kubelet that k3s and RKE2 embed, which uses their own containerd by default."""
     for kind in (k3s.K3S, k3s.RKE2):
-        if not system.exists(posixpath.dirname(kind.config)) and not system.exists(kind.data):
+        if not any(map(system.exists, kind.marks)):
             continue
         daemon = k3s_query.daemon_of(system, kind)
         if not daemon.binary:

@@ -17,7 +17,7 @@ from .._host.http_probe import Probe, probe
 from .._host.system import System
 from .._host.systemd import changed_since_start, process_age, unit
 from .._host.yaml_text import uncommented
-from .._runtime.containerd_query import EMBEDDED
+from .._runtime.containerd_query import distribution
 from . import embedded
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
 from .embedded import Server
@@ -317,16 +317,16 @@ def observe(
     if path not in pods:
         path = next(iter(pods), path)
     manifest = pods.pop(path, None)
-    distribution = next((name for name, place in EMBEDDED.items() if system.exists(place)), "")
-    server = embedded.observe(system, distribution) if manifest is None else None
-    own = embedded.PLACES[distribution] if server is not None else None
+    found = distribution(system)
+    server = embedded.observe(system, found) if manifest is None else None
+    own = embedded.PLACES[found] if server is not None else None
     if config_path is None:
         config_path = server["named"] if server is not None else flag(manifest or "", "config")
     if policy_path is None:
         policy_path = flag(manifest or "", "policy-config-file")
     urls = own.health if own is not None else (health_url(manifest),) if manifest else ()
     return {
-        "kind": "static_pod" if manifest is not None else distribution if server is not None else "",
+        "kind": "static_pod" if manifest is not None else found if server is not None else "",
         "version": server["version"] if server is not None else image_version(manifest or ""),
         "folder": folder,
         "manifest_path": path,
@@ -342,11 +342,11 @@ def observe(
         "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
-        "running": _in_server(system, server) if distribution == "k3s" and server else _in_pods(system, server),
+        "running": _in_server(system, server) if found == "k3s" and server else _in_pods(system, server),
         "health": next((status for url in urls if (status := ask(url))), 0),
         "pending": system.exists(own.record if own is not None else PENDING),
         "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": distribution or ("" if manifest is not None else _elsewhere(system)),
+        "embedded": found or ("" if manifest is not None else _elsewhere(system)),
         "server": server,
     }
 

@@ -51,6 +51,11 @@ class Places:
         return f"/etc/rancher/{self.kind.name}/kubegpu-share"
 
     @property
+    def drop_in(self) -> str:
+        """Return the default path of our drop-in."""
+        return posixpath.join(self.kind.folder, DROP_IN_NAME)
+
+    @property
     def config(self) -> str:
         return f"{self.folder}/scheduler.yaml"
 
@@ -71,7 +76,8 @@ class Server(t.TypedDict):
     """A k3s or RKE2 server.
 
     ``settings`` are its own for kube-scheduler, ``named`` is the --config in effect, and ``stale`` is true where the
-    running process is older than the configuration.
+    running process is older than the configuration. ``unread`` is the text of our drop-in at the default place where
+    the server reads none.
     """
 
     version: str
@@ -82,6 +88,7 @@ class Server(t.TypedDict):
     settings: Settings
     drop_in_path: str
     drop_in: str | None
+    unread: str | None
     named: str
     stale: bool
 
@@ -110,6 +117,7 @@ def observe(system: System, name: str) -> Server | None:
         "settings": settings.only(found, KEYS, names=(ENV,)),
         "drop_in_path": drop_in,
         "drop_in": system.read(drop_in),
+        "unread": system.read(places.drop_in) if places.drop_in != drop_in else None,
         "named": configs[-1] if configs else "",
         "stale": daemon.active and stale(system, daemon.pid, newer),
     }

@@ -50,8 +50,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     :raises ObserveAgain: observe again, with these arguments.
     """
     server, places = _server(observed), embedded.PLACES[observed["kind"]]
-    ours = (server["drop_in"], observed["ours"], observed["merged"])
-    if not options.present and ours == (None, None, None) and not observed["pending"]:
+    ours = (server["drop_in"], server["unread"], observed["ours"], observed["merged"])
+    if not options.present and ours == (None,) * len(ours) and not observed["pending"]:
         return SchedulerPlan(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
     if server["settings"]["problem"]:
@@ -64,7 +64,8 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         after, on_disk = named or places.config, path or places.config
     else:
         files, stamp, after, on_disk = _absent(options, observed, _UsersFile(named, path)), "", named, path
-    files = changed(files)
+    # Of a time in which its settings were elsewhere.
+    files = changed((*files, File(places.drop_in, server["unread"], None)))
     if files:
         refuse_half_upgraded(options)
     text = {one: text for one, _before, text in files}.get(on_disk, _text(observed, on_disk))

@@ -516,6 +516,19 @@ def test_data_directory_on_the_command_line(kind: Kind, flags: str) -> None:
 
 
 @BOTH
+def test_an_agent_with_all_its_files_elsewhere(kind: Kind) -> None:
+    made, service = node(kind, agent=True)
+    service.flags = "--config /srv/own.yaml --data-dir /srv/x"
+    unit = f"/usr/local/lib/systemd/system/{kind.units[1]}"
+    made.files = {BINARY: "", "/srv/own.yaml": "a: b\n", unit: "[Service]\n"}
+    service.restart()
+    found = kubelet.observe(made)
+    assert found and found["runtime"] == kind.name
+    run(made, PRESENT, kind)
+    assert observe(made, kind)["default_runtime"] == "nvidia"
+
+
+@BOTH
 def test_settings_that_cannot_be_read_are_refused(kind: Kind) -> None:
     made, _service = node(kind)
     made.files[f"{kind.folder}/50-x.yaml"] = "a: 1\ndefault-runtime: {secret: x}\n"

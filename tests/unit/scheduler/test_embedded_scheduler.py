@@ -251,6 +251,23 @@ def test_variable_that_rke2_would_ignore_is_refused() -> None:
 
 
 @BOTH
+def test_settings_that_moved(name: str) -> None:
+    server = FakeServer(name)
+    before = kept(server)
+    run(server, PRESENT)
+    default = f"{server.places.kind.folder}/99-kubegpu-scheduler.yaml"
+    server.flags = "--config=/srv/own.yaml"
+    server.put("/srv/own.yaml", "token: x\n", 0o600)
+    planned = plan(server, PRESENT)
+    assert {one.path: one.after is None for one in planned.files} == {
+        "/srv/own.yaml.d/99-kubegpu-scheduler.yaml": False,
+        default: True,
+    }
+    assert [one.path for one in plan(server, ABSENT).files] == [server.places.config, default]
+    assert default not in before
+
+
+@BOTH
 @pytest.mark.parametrize("where", ["flag", "drop-in"])
 def test_kubeconfig_of_another_data_directory(name: str, where: str) -> None:
     server = FakeServer(name, flags="--data-dir /srv/x" if where == "flag" else "")
