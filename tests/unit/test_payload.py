@@ -27,7 +27,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "backend_objects": (27, 180),
     "cluster_info": (31, 221),
     "cluster_objects": (17, 130),
-    "container_runtime": (30, 178),
+    "container_runtime": (28, 182),
     "control_plane_info": (66, 330),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (47, 338),

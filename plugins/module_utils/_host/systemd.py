@@ -71,7 +71,8 @@ def unit(system: System, name: str) -> Unit:
     if pid.isdigit() and pid != "0" and (not arguments or any("$" in one for one in arguments)):
         arguments = command_line(system, int(pid)) or arguments
     # A line for each file.
-    variables = re.findall(r"(?m)^EnvironmentFiles=(\S+) \(ignore_errors=", done.out)
+    lines = [line for line in done.out.splitlines() if line.startswith("EnvironmentFiles=")]
+    variables = re.findall(r"(\S+) \(ignore_errors=", "\n".join(line.partition("=")[2] for line in lines))
     files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *variables]
     return Unit(
         name=name,

@@ -50,7 +50,7 @@ WHY = {
     "indent": "a wrong indentation, or a tab in it",
     "key": "a key that isn't a word followed by a colon",
     "mapping": "not a mapping of settings",
-    "merge": "a merge key (<<), which this collection doesn't read",
+    "merge": "a merge key (<<) whose value isn't a mapping",
     "plain": "a value that begins with a character which has to be quoted",
     "quote": "a quoted value that isn't closed",
     "tag": "a tag or directive, which this collection doesn't read",
@@ -329,20 +329,25 @@ class _Reader:
         if self._peek() != ":" or self._peek(2)[1:] not in ("", " ", "\t", "\n"):
             raise self._wrong("key")
         self._at += 1
-        return self._known(key, start)
-
-    def _known(self, key: Value, start: int) -> str:
-        if key == "<<" and self._text[start] == "<":
-            self._at = start
-            raise self._wrong("merge")
         return str(key or "")
+
+    def _add(self, pairs: Pairs, key: str, value: Value, start: int, line: int) -> None:
+        """Add a pair to a mapping, but not what a merge key names, which go-yaml loses where it keeps the keys' order."""
+        if key == "<<" and self._text[start] == "<":
+            merged = [value] if isinstance(value, Pairs) or not isinstance(value, list) else value
+            if not all(isinstance(one, Pairs) for one in merged):
+                self._at = start
+                raise self._wrong("merge")
+            return
+        pairs.append((key, value))
+        pairs.lines.append(line)
 
     def _mapping(self, column: int) -> Pairs:
         found = Pairs()
         while True:
-            found.lines.append(self._line())
+            line, start = self._line(), self._at
             key = self._key()
-            found.append((key, self._value(column + 1, sequence_at=column)))
+            self._add(found, key, self._value(column + 1, sequence_at=column), start, line)
             self._next_line()
             if self._ends() or self._column() < column:
                 return found
@@ -511,8 +516,9 @@ class _Reader:
             if is_list:
                 items.append(self._flow_value(start))
             else:
-                pairs.lines.append(self._line())
-                pairs.append(self._member(start))
+                line, begin = self._line(), self._at
+                key, value = self._member(start)
+                self._add(pairs, key, value, begin, line)
             self._flow_space(start)
             if self._peek() == ",":
                 self._at += 1
@@ -527,7 +533,7 @@ class _Reader:
         key: Value = self._quoted() if quoted else plain(self._plain(0, flow=True))
         if "\n" in self._text[begin : self._at]:
             raise self._wrong("key")
-        name = self._known(key, begin)
+        name = str(key or "")
         self._flow_space(start)
         if self._peek() in ",}":
             return name, None

@@ -21,7 +21,6 @@ STRICTER = {
     "'kata'#c": "end",
     "{a: b}": "value",
     "[[a, b]]": "value",
-    "<<: *b": "merge",
     "%YAML": "tag",
     "? default-runtime": "key",
 }
@@ -76,6 +75,7 @@ def test_all_that_k3s_reads_is_read_but_what_is_listed() -> None:
         ("- a\n", 1, "mapping"),
         ("a: " + "[" * 50, 1, "depth"),
         ("a: 1\nb\n", 2, "key"),
+        ("a: 1\n<<: b\n", 2, "merge"),
     ],
 )
 def test_what_is_not_read_has_its_line(text: str, line: int, code: str) -> None:
