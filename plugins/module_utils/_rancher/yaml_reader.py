@@ -332,7 +332,7 @@ class _Reader:
         return str(key or "")
 
     def _add(self, pairs: Pairs, key: str, value: Value, start: int, line: int) -> None:
-        """Add a pair to a mapping, but not what a merge key names, which go-yaml loses where it keeps the keys' order."""
+        """Add a pair to a mapping, but not a merge key, which go-yaml loses where it keeps the order of keys."""
         if key == "<<" and self._text[start] == "<":
             merged = [value] if isinstance(value, Pairs) or not isinstance(value, list) else value
             if not all(isinstance(one, Pairs) for one in merged):

@@ -152,8 +152,8 @@ class SitePlan:
             lines.append("The checks haven't passed since the last change: site.yml runs them.")
         for name, hosts in self.restarts.items():
             times = collections.Counter(hosts)
-            where = [host if count == 1 else f"{host} ({count} times)" for host, count in times.items()]
-            lines.append(f"Restarts {name} on {', '.join(where)}.")
+            shown = [host if count == 1 else f"{host} ({count} times)" for host, count in times.items()]
+            lines.append(f"Restarts {name} on {', '.join(shown)}.")
         if self.drained:
             lines.append(f"Drains, one after another: {', '.join(self.drained)}.")
         for name, step in self.beyond:
