@@ -111,7 +111,9 @@ def injection_of(facts: t.Any) -> Injection | None:
     """
     facts = facts or {}
     runtimes = facts.get("runtimes") or {}
-    name = next((one for one in ("k3s", "rke2") if runtimes.get(one)), (facts.get("kubelet") or {}).get("runtime"))
+    # k3s may run with Docker, or with a containerd that isn't its own.
+    used = (facts.get("kubelet") or {}).get("runtime")
+    name = used or next((one for one in ("k3s", "rke2") if runtimes.get(one)), None)
     state = runtimes.get(str(name))
     if not state:
         return Injection(ENVVAR, by_class=False)

@@ -205,7 +205,18 @@ def test_shared_mig_devices_by_their_profiles():
             None,
         ),
         (
-            {"kubelet": {"runtime": "containerd"}, "runtimes": {"k3s": {"default_runtime": "nvidia", "runtimes": {}}}},
+            {"kubelet": {"runtime": "k3s"}, "runtimes": {"k3s": {"default_runtime": "nvidia", "runtimes": {}}}},
+            ("envvar", False),
+        ),
+        # k3s with Docker.
+        (
+            {
+                "kubelet": {"runtime": "docker"},
+                "runtimes": {
+                    "docker": {"default_runtime": "nvidia", "runtimes": {"nvidia": {}}},
+                    "k3s": {"default_runtime": "", "runtimes": {}},
+                },
+            },
             ("envvar", False),
         ),
     ],
