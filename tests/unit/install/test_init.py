@@ -124,6 +124,20 @@ def test_machines_are_those_of_the_cluster_or_named(nodes, options, gpus, planes
     assert (found["gpushare_nodes"], found["assumed"]) == (over_api, assumed)
 
 
+def test_a_server_of_k3s_that_is_a_worker_gets_into_the_inventory(tmp_path):
+    taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+    label = {"node-role.kubernetes.io/control-plane": "true"}
+    with own_api_server() as api:
+        api.request("POST", "/api/v1/nodes", {"metadata": {"name": "s1", "labels": label}, "spec": {"taints": [taint]}})
+        rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}", "init_folder=tainted")
+        assert rc == 0 and "add those with GPUs to the group gpu_nodes" in " ".join(text.split()), text
+        api.request("PATCH", "/api/v1/nodes/s1", {"spec": {"taints": None}}, MERGE)
+        rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}", "init_folder=worker")
+        assert rc == 0 and "remove those without from the inventory" in " ".join(text.split()), text
+    hosts = yaml.safe_load((tmp_path / "worker/hosts.yml").read_text())
+    assert list(hosts["gpu_nodes"]["hosts"]) == list(hosts["control_plane"]["hosts"]) == ["s1"]
+
+
 def test_an_inventory_is_made_from_a_real_api_server(tmp_path):
     with own_api_server() as api:
         for name, address, labels in (
