@@ -83,6 +83,40 @@ def ref_of(definition: JsonObject) -> Ref:
     )
 
 
+class Turned:
+    """The pages of one list so far, by which a server that doesn't page is found: it would be asked for ever.
+
+    ansible-operator's proxy, for example, answers each page with all objects and one and the same token.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: set[str] = set()
+        self._first: set[tuple[str, str]] | None = None
+
+    def again(self, token: str, keys: t.Iterable[tuple[str, str]]) -> bool:
+        """Return whether a page has a token of an earlier page, or an object of the first one.
+
+        :param token: of the page that follows this one; empty where there is none.
+        :param keys: namespace and name of this page's objects; a page may have none.
+        """
+        if self._first is None:
+            # No list of one page pays for this.
+            self._first = set(keys) if token else set()
+            known = False
+        else:
+            known = any(key in self._first for key in keys)
+        known = known or token in self._tokens
+        if token:
+            self._tokens.add(token)
+        return known
+
+
+def key_of(item: JsonObject) -> tuple[str, str]:
+    """Return an object's namespace and name; the former is empty without one."""
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+
+
 class Reads(abc.ABC):
     """The reads of ``Kube``, by whoever sends the requests."""
 
@@ -109,11 +143,16 @@ class Reads(abc.ABC):
         query += [("fieldSelector", field_selector)] if field_selector else []
         query += [("labelSelector", label_selector)] if label_selector else []
         items: list[JsonObject] = []
-        more = ""
+        turned, more = Turned(), ""
         while True:
             page = self._answer(self._path(ref), query + ([("continue", more)] if more else []))
-            items += page.get("items") or []
             more = str((page.get("metadata") or {}).get("continue") or "")
+            found = page.get("items") or []
+            if turned.again(more, map(key_of, found)):
+                # It doesn't page; without a limit its answer is complete.
+                items, more = self._answer(self._path(ref), query[1:]).get("items") or [], ""
+            else:
+                items += found
             if not more:
                 # The API omits both in the items of a list.
                 return [{"apiVersion": api_version, "kind": kind, **item} for item in items]

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .errors import KubeError
+from .refs import Turned, key_of
 
 if t.TYPE_CHECKING:
     from .api import Kube
@@ -99,6 +100,10 @@ class _Odd(Exception):
     """The list isn't in kube-apiserver's format."""
 
 
+class _NotPaged(Exception):
+    """The server answers the token of a page with objects that it has returned before."""
+
+
 class Wanted(t.NamedTuple):
     """A list of all objects of a kind in all namespaces.
 
@@ -117,7 +122,8 @@ class Wanted(t.NamedTuple):
     api_version: str = "v1"
 
 
-Ask = t.Callable[[Wanted, str], t.Iterator[bytes]]
+# With the token of a page; empty for the first one, None for all objects in one answer.
+Ask = t.Callable[[Wanted, "str | None"], t.Iterator[bytes]]
 
 
 def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
@@ -139,9 +145,9 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
     # A response must have begun before it can be closed.
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
 
-        def ask(one: Wanted, more: str) -> t.Iterator[bytes]:
+        def ask(one: Wanted, more: str | None) -> t.Iterator[bytes]:
             """Request a page in the background and return its chunks."""
-            query = [("limit", str(PAGE))]
+            query = [] if more is None else [("limit", str(PAGE))]
             query += [("fieldSelector", one.field_selector)] if one.field_selector else []
             query += [("continue", more)] if more else []
             chunks = kube.chunks(one.api_version, one.kind, query, CHUNK)
@@ -158,12 +164,14 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
 
 
 def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
-    exact, expired = False, False
+    exact, expired, whole = False, False, False
     while True:
         try:
-            return _all_pages(one, page, ask, exact)
+            return _all_pages(one, page, ask, exact, whole)
         except _Odd:
             exact = True
+        except _NotPaged:
+            whole = True
         except KubeError as error:
             if error.status != GONE:
                 raise
@@ -173,20 +181,36 @@ def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
                     "too slow; run again"
                 ) from error
             expired = True
-        page = ask(one, "")
+        page = ask(one, None if whole else "")
 
 
-def _all_pages(one: Wanted, page: t.Iterator[bytes] | None, ask: Ask, exact: bool) -> list[t.Any]:
+def _all_pages(one: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whole: bool) -> list[t.Any]:
+    """Return the kept values of all pages.
+
+    :param whole: the first page has all objects, whatever token it has.
+    :raises _NotPaged: so it would have been.
+    """
     kept: list[t.Any] = []
-    while page:
+    turned = Turned()
+    while True:
         about: JsonObject = {}
         following: t.Iterator[bytes] | None = None
+        first: list[tuple[str, str]] = []
         for item in items(page, about, one.words, one.whole, exact):
-            if not following and _token(about):
+            # The order of a server that doesn't page may differ, so its token tells more than this.
+            first = first or [key_of(item)]
+            if not following and not whole and _token(about):
+                if turned.again(_token(about), first):
+                    raise _NotPaged
                 following = ask(one, _token(about))
             kept += one.keep(item)
-        page = following or (ask(one, _token(about)) if _token(about) else None)
-    return kept
+        if not following and not whole:
+            if turned.again(_token(about), first):
+                raise _NotPaged
+            following = ask(one, _token(about)) if _token(about) else None
+        if not following:
+            return kept
+        page = following
 
 
 def _token(about: JsonObject) -> str:

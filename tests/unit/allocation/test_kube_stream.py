@@ -320,3 +320,22 @@ def test_memory_is_independent_of_the_lists_size():
     assert len(found) == 6001
     # The list has 26 MB.
     assert most < 3e6
+
+
+# --------------------------------------------------------------------------- a server that doesn't page
+
+
+@pytest.mark.parametrize("style", [None, {"indent": 1, "sort_keys": True}])
+def test_a_list_of_a_server_that_does_not_page_is_read_once_more_without_limit(style):
+    """As ansible-operator's proxy answers: each time all objects, in any order, and the same token."""
+    answers = [written([pod(name) for name in order], "continue-not-supported", style) for order in ("ab", "ba", "ba")]
+    cluster = Cluster(*answers)
+    assert listed(cluster, names) == ["b", "a"]
+    assert [query.get("limit") for query in cluster.queries] == [str(stream.PAGE), str(stream.PAGE), None]
+
+
+def test_a_list_that_begins_again_with_another_token_is_read_once_more_without_limit():
+    cluster = Cluster(*(written([pod("a"), pod("b")], token) for token in ("one", "two", "three", "")))
+    assert listed(cluster, names) == ["a", "b"]
+    # The page after the repeated one was requested while that one was read.
+    assert len(cluster.queries) <= 4 and "limit" not in cluster.queries[-1]

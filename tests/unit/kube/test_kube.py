@@ -79,6 +79,34 @@ def test_lists_are_paged_and_items_have_kind_and_version(connect, api):
     assert "fieldSelector=status.phase%21%3DFailed" in api.received[0][1]
 
 
+@pytest.mark.parametrize("tokens", [["continue-not-supported"], ["one", "two"], ["one", "two", "three", "four"]])
+def test_a_list_of_a_server_that_does_not_page_has_each_item_once(connect, api, tokens):
+    """As ansible-operator's proxy answers: each time all objects, and a token."""
+    items = [{"metadata": {"name": name}} for name in "ab"]
+
+    def page(_path):
+        return {"metadata": {"continue": tokens[min(len(api.received), len(tokens)) - 1]}, "items": items}
+
+    api.answers["/api/v1/pods"] = (200, page)
+    found = connect(api.url).list_all("v1", "Pod", label_selector="a=b")
+    assert [one["metadata"]["name"] for one in found] == ["a", "b"]
+    assert len(api.received) == 3
+    assert "limit" not in api.received[-1][1] and "labelSelector=a%3Db" in api.received[-1][1]
+
+
+def test_a_page_without_items_is_followed(connect, api):
+    """The API server returns such pages where a selector matches none of the page's objects."""
+
+    def page(path):
+        more, _mark, number = path.partition("continue=")
+        at = int(number or 0) + 1
+        return {"metadata": {"continue": str(at)} if at < 4 else {}, "items": [{"metadata": {"name": "a"}}] * (at == 4)}
+
+    api.answers["/api/v1/pods"] = (200, page)
+    assert [one["metadata"]["name"] for one in connect(api.url).list_all("v1", "Pod")] == ["a"]
+    assert len(api.received) == 4
+
+
 def test_apply_patch_and_delete_send_the_expected_requests(connect, api):
     definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
     path = "/apis/apps/v1/namespaces/n/daemonsets/d"

@@ -121,14 +121,30 @@ class Pages:
         :raises KubeError: the API server refuses, also in the middle.
         """
         limit, token = min(self._most, FIRST_PAGE), ""
+        first, tokens = set[tuple[str, str]](), set[str]()
         while True:
             query = {**self._query, "limit": str(limit), **({"continue": token} if token else {})}
             page = self._kube.listing(f"{self._path}?{urlencode(query)}")
-            yield from page
+            for obj in page:
+                metadata = obj.get("metadata") or {}
+                key = str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+                if token and key in first:
+                    raise self._not_paged()
+                if not token and len(first) < FIRST_PAGE:
+                    first.add(key)
+                yield obj
             self.version, token = page.version, page.more
             if not token:
                 return
+            if token in tokens:
+                raise self._not_paged()
+            tokens.add(token)
             limit = max(1, min(self._most, limit * PAGE_BYTES // max(1, page.size)))
+
+    def _not_paged(self) -> KubeError:
+        """Return the error of a server that would be asked for ever: it goes on with what it has returned before."""
+        text = f"the API server doesn't return {self._path} in pages: the next one begins again with the same objects"
+        return KubeError(0, "NotPaged", text)
 
 
 # --------------------------------------------------------------------------- the real API
