@@ -45,6 +45,12 @@ CDI_CLASSES = ("nvidia-cdi", "nvidia-legacy")
 
 DEVICE_PLUGIN = ("devicePlugin", "enabled")
 CDI = ("cdi", "enabled")
+# The validator's check of the device plugin waits on each node for NVIDIA's resources, which gpushare's nodes don't have.
+PLUGIN_CHECK = ("validator", "plugin", "env")
+# What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
+NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
+TOOLKIT = "nvidia-container-toolkit-daemonset"
+OPERANDS, WORKLOAD = "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.workload.config"
 _OTHER = object()
 
 ARGUMENTS: JsonObject = {
@@ -56,7 +62,7 @@ ARGUMENTS: JsonObject = {
 
 
 # A field of the ClusterPolicy's spec, and labels of a node; the value None removes one.
-Field = tuple[str, str]
+Field = tuple[str, ...]
 Labels = t.Mapping[str, "str | None"]
 
 
@@ -104,6 +110,17 @@ class State:
         """The note on the ClusterPolicy."""
         empty: dict[str, JsonObject] = {part: {} for part in Note.__annotations__}
         return t.cast(Note, {**empty, **json.loads(annotations_of(self.policy).get(BEFORE) or "{}")})
+
+    def former(self, name: str, labels: Labels) -> Labels:
+        """Return a node's former labels as they are restored.
+
+        The operator sets a missing or empty label to true, but only when something else makes it label nodes: it doesn't
+        notice that one was removed, so the pods would stay away.
+        """
+        live = self.labels(name) or {}
+        labelled = live.get(PRESENT) == "true" and live.get(OPERANDS) != "false"
+        labelled = labelled and live.get(WORKLOAD, "container") == "container"
+        return {key: (value or "true") if labelled else value for key, value in labels.items()}
 
     def labels(self, name: str) -> JsonObject | None:
         """Return a node's labels; None where it doesn't exist."""
@@ -168,7 +185,8 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     noted = observed.before
     given = {*(("fields", name) for name in noted["fields"]), *(("labels", name) for name in noted["labels"])}
     if state == "absent":
-        return Options(_fields(noted["fields"]), noted["labels"], (), frozenset(given))
+        back = {name: observed.former(name, labels) for name, labels in noted["labels"].items()}
+        return Options(_fields(noted["fields"]), back, (), frozenset(given))
     spec = observed.spec
     gpu = {one["metadata"]["name"]: one for one in observed.nodes if _has_gpu(one)}
     ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
@@ -190,18 +208,32 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
         fields[DEVICE_PLUGIN] = False
         why.append("the operator's device plugin would allocate the cards that gpushare's allocates")
     elif plugin is not False:
-        labels = {name: {PLUGIN: "false", VALIDATOR: "false"} for name in ours}
+        for name in ours:
+            # Releases before 1.1.0 disabled the validator, too; without its files no other pod of the operator starts.
+            known = {key: value for key, value in noted["labels"].get(name, {}).items() if key == VALIDATOR}
+            labels[name] = {PLUGIN: "false", **observed.former(name, known)}
+        fields[PLUGIN_CHECK] = _without_check(_get(spec, PLUGIN_CHECK))
         why.append(
             f"the operator's device plugin stays on {', '.join(sorted(others))} and is disabled on gpushare's nodes"
         )
+    checked = ".".join(PLUGIN_CHECK)
+    if PLUGIN_CHECK not in fields and checked in noted["fields"]:
+        fields[PLUGIN_CHECK] = noted["fields"][checked]
+        given.add(("fields", checked))
     if observed.cdi_by_default and (spec.get("toolkit") or {}).get("enabled") is not False:
         fields[CDI] = False
         why.append("with CDI the variable by which a pod of gpushare selects its card is ignored")
-    labels.update({name: noted["labels"][name] for part, name in given if part == "labels"})
+    labels.update({name: observed.former(name, noted["labels"][name]) for part, name in given if part == "labels"})
     options = Options(fields, labels, tuple(why), frozenset(given))
     _refuse_lost_cards(fields, ours, others, observed)
     _refuse_second_plugin(options, others, observed)
     return options
+
+
+def _without_check(env: t.Sequence[JsonObject] | None) -> list[JsonObject]:
+    """Return the environment of the validator's check of the device plugin with which it checks nothing."""
+    kept = [one for one in env or [] if one.get("name") not in NO_PLUGIN_CHECK]
+    return [*kept, *({"name": name, "value": value} for name, value in NO_PLUGIN_CHECK.items())]
 
 
 def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], others: list[str], observed: State) -> None:
@@ -294,7 +326,7 @@ def _wrong(options: Options, spec: JsonObject) -> dict[Field, t.Any]:
     """Return the fields that differ from the required ones."""
 
     def differs(live: t.Any, wanted: t.Any) -> bool:
-        return live is False if wanted is None else bool(live != wanted)
+        return live is False or isinstance(live, list) if wanted is None else bool(live != wanted)
 
     return {path: value for path, value in options.fields.items() if differs(_get(spec, path), value)}
 
@@ -317,11 +349,14 @@ def _text(noted: Note) -> str | None:
 
 def _fields(noted: t.Mapping[str, t.Any]) -> dict[Field, t.Any]:
     """Return fields by their paths instead of their dotted names."""
-    return {(name.partition(".")[0], name.partition(".")[2]): value for name, value in noted.items()}
+    return {tuple(name.split(".")): value for name, value in noted.items()}
 
 
 def _get(spec: JsonObject, path: Field) -> t.Any:
-    return (spec.get(path[0]) or {}).get(path[1])
+    found: t.Any = spec
+    for part in path:
+        found = (found or {}).get(part)
+    return found
 
 
 def _has_gpu(node: JsonObject) -> bool:
@@ -391,11 +426,12 @@ class OperatorReconciler:
         steps = [one.step for one in plan.changes]
         fields = _wrong(options, observed.spec)
         labels = {name: options.labels[name] for kind, name in steps if kind == "labels"}
-        paused = self._to_pause(options, observed) if CDI in fields else {}
+        has_toolkit = (observed.spec.get("toolkit") or {}).get("enabled") is not False
+        paused = self._to_pause(options, observed) if CDI in fields and has_toolkit else {}
         noted = self._remember(observed, labels, paused)
         why = message = ""
         try:
-            why = self._change(observed.ref, fields, labels, list(paused), noted)
+            why = self._change(observed, fields, labels, list(paused), noted)
             message = f"the GPU Operator isn't ready with the change: {why}"
         except ShareError as error:
             if self._state == "absent":
@@ -410,7 +446,7 @@ class OperatorReconciler:
 
     def _change(
         self,
-        ref: Ref,
+        observed: State,
         fields: t.Mapping[Field, t.Any],
         labels: t.Mapping[str, Labels],
         paused: t.Sequence[str],
@@ -418,19 +454,21 @@ class OperatorReconciler:
     ) -> str:
         """Make the change and wait.
 
-        :param ref: of the ClusterPolicy.
-        :param fields: to change in it.
+        :param observed: the state before it.
+        :param fields: to change in the ClusterPolicy.
         :param labels: to change, by the node's name.
         :param paused: the nodes whose validators are paused meanwhile.
         :param noted: the note on the ClusterPolicy.
         :returns: why the operator isn't ready; empty where it is.
         """
+        ref = observed.ref
         try:
+            before = self._generation(self._toolkit(observed)) if paused else 0
             for name in paused:
                 self._label(name, {VALIDATOR: "false"})
             self._set(ref, fields, labels)
-            # The validator stays paused until the toolkit has changed.
-            why = self._wait(ref) if noted["paused"] else ""
+            # Not until the operator is ready: its other pods restart, and wait for a file that the validator writes.
+            why = self._wait_for_toolkit(observed, before) if paused else ""
         finally:
             # Also after an error of the API server: no node may stay without its validator.
             self._resume(ref, noted)
@@ -443,8 +481,11 @@ class OperatorReconciler:
         for name in last[:away]:
             self._label(name, labels[name])
         spec: JsonObject = {}
-        for (first, second), value in fields.items():
-            spec.setdefault(first, {})[second] = value
+        for path, value in fields.items():
+            part = spec
+            for name in path[:-1]:
+                part = part.setdefault(name, {})
+            part[path[-1]] = value
         if spec:
             self._kube.patch(ref, {"spec": spec})
         for name in last[away:]:
@@ -516,9 +557,41 @@ class OperatorReconciler:
             runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or "")
             off = labels.get(VALIDATOR) == "false" or VALIDATOR in options.labels.get(name, {})
             if _has_gpu(node) and runtime.startswith("cri-o") and not off:
-                # The operator sets a missing label by itself.
-                paused[name] = labels.get(VALIDATOR)
+                paused[name] = observed.former(name, {VALIDATOR: labels.get(VALIDATOR)})[VALIDATOR]
         return paused
+
+    def _toolkit(self, observed: State) -> JsonObject | None:
+        """Return the toolkit's DaemonSet, in the operator's namespace where the ClusterPolicy tells it."""
+        namespace = ((observed.policy or {}).get("status") or {}).get("namespace") or ""
+        found = self._kube.list_all("apps/v1", "DaemonSet", namespace, field_selector=f"metadata.name={TOOLKIT}")
+        return next((one for one in found if one["metadata"]["name"] == TOOLKIT), None)
+
+    @staticmethod
+    def _generation(daemon_set: JsonObject | None) -> int:
+        return int(((daemon_set or {}).get("metadata") or {}).get("generation") or 0)
+
+    def _wait_for_toolkit(self, observed: State, before: int) -> str:
+        """Wait until the toolkit runs on its nodes with the change; return why not where it isn't in time.
+
+        :param before: the DaemonSet's generation before the change, which the operator makes later.
+        """
+
+        def problem() -> tuple[str, bool]:
+            live = self._toolkit(observed)
+            if live is None:
+                return f"there is no DaemonSet {TOOLKIT}", False
+            status = live.get("status") or {}
+            if self._generation(live) <= before:
+                return f"the operator hasn't changed the DaemonSet {TOOLKIT}", False
+            if int(status.get("observedGeneration") or 0) < self._generation(live):
+                return f"the change of the DaemonSet {TOOLKIT} isn't processed", False
+            wanted = int(status.get("desiredNumberScheduled") or 0)
+            counted = ("updatedNumberScheduled", "numberReady", "numberAvailable")
+            done = min(int(status.get(name) or 0) for name in counted)
+            # No pod at all proves nothing.
+            return ("", False) if done >= max(wanted, 1) else (f"DaemonSet {TOOLKIT}: {done} of {wanted} pods", False)
+
+        return self._waiting.until_stable(problem)
 
     def _wait(self, ref: Ref) -> str:
         """Wait until the operator is ready; return its state and errors where it isn't in time."""

@@ -17,9 +17,11 @@ from memory_kube import MemoryKube
 from real_apiserver import MERGE, Refused
 from simulation import Simulation, module_of
 
-ON, OFF = ("true", "true"), ("false", "false")
+ON, OFF = ("true", "true"), ("false", "true")
 CRIO, CONTAINERD = "cri-o://1.33.4", "containerd://2.1.0"
 POLICY = Ref(subject.API, subject.KIND, "", "gpu-cluster-policy")
+DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
+TOOLKIT = f"{DAEMON_SETS}/{subject.TOOLKIT}"
 POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
 
 
@@ -29,6 +31,7 @@ class Operator:
     def __init__(self):
         self.broken = lambda spec: False
         self.generation, self.age = None, 0
+        self.toolkits = None
 
     def __call__(self, kube):
         policy = kube.objects[POLICY]
@@ -40,6 +43,21 @@ class Operator:
         spec.setdefault("cdi", {}).setdefault("enabled", True)
         ready = self.age >= 2 and not self.broken(spec)
         policy["status"] = {"state": "ready" if ready else "notReady"}
+        self.follow(kube, spec)
+
+    def follow(self, kube, spec):
+        """Change the toolkit's DaemonSet with CDI; without the validator the operator isn't ready, as 26.7."""
+        ref = Ref("apps/v1", "DaemonSet", "gpu-operator", subject.TOOLKIT)
+        live, mode = kube.objects[ref], spec["cdi"]["enabled"]
+        if live["spec"].get("cdi") != mode:
+            live["metadata"]["generation"] += 1
+            live["spec"]["cdi"] = mode
+        number = self.toolkits if self.toolkits is not None else 1
+        counted = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
+        live["status"] = {"observedGeneration": live["metadata"]["generation"], **dict.fromkeys(counted, number)}
+        gpu = [one["metadata"]["labels"] for ref, one in kube.objects.items() if ref.kind == "Node"]
+        if any(one.get(subject.PRESENT) == "true" and one.get(subject.VALIDATOR) != "true" for one in gpu):
+            kube.objects[POLICY]["status"] = {"state": "notReady"}
 
 
 class Played(Simulation):
@@ -59,9 +77,18 @@ class Played(Simulation):
                     if one["metadata"].get("labels", {}).get(subject.VALIDATOR) == "false":
                         self.validators.add(one["metadata"]["name"])
                 self._end.wait(0.1)
+                self._roll_out(live["spec"]["cdi"]["enabled"])
                 if not (self.broken and live["spec"]["devicePlugin"].get("enabled") is False):
                     self._report("ready")
                 self.generation = live["metadata"]["generation"]
+
+    def _roll_out(self, cdi):
+        """Change the DaemonSet, and report its pods as its controller would."""
+        change = {"spec": {"template": {"metadata": {"labels": {"cdi": str(cdi)}}}}}
+        number = self.server.request("PATCH", TOOLKIT, change, MERGE)["metadata"]["generation"]
+        counted = ("desiredNumberScheduled", "currentNumberScheduled", "updatedNumberScheduled", "numberReady")
+        status = {"observedGeneration": number, "numberMisscheduled": 0, **dict.fromkeys(counted, 2)}
+        self.server.request("PATCH", f"{TOOLKIT}/status", {"status": {**status, "numberAvailable": 2}}, MERGE)
 
     def _report(self, state):
         error = {"type": "Error", "status": "True", "reason": "OperandNotReady", "message": "toolkit isn't ready"}
@@ -80,6 +107,11 @@ def policy(name=POLICY.name, **spec):
     return {"apiVersion": subject.API, "kind": subject.KIND, "metadata": {"name": name}, "spec": spec}
 
 
+def toolkit():
+    metadata = {"name": subject.TOOLKIT, "namespace": "gpu-operator", "generation": 1}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {"cdi": True}}
+
+
 def cluster(*names, runtime=CONTAINERD, cdi_by_default=True):
     cdi = {"enabled": {"default": cdi_by_default}}
     schema = {"properties": {"spec": {"properties": {"cdi": {"properties": cdi}}}}}
@@ -90,7 +122,7 @@ def cluster(*names, runtime=CONTAINERD, cdi_by_default=True):
         "spec": {"versions": [{"schema": {"openAPIV3Schema": schema}}]},
     }
     live = policy(devicePlugin={"enabled": True}, cdi={"enabled": cdi_by_default})
-    kube = MemoryKube(Operator(), definition, live, *(node(name, runtime) for name in names))
+    kube = MemoryKube(Operator(), definition, live, toolkit(), *(node(name, runtime) for name in names))
     kube.operator = kube._operator
     return kube
 
@@ -152,8 +184,12 @@ def doubled(kube, ours):
 @pytest.fixture
 def kube(openshift):
     """A cluster of three nodes, two of them with GPUs, whose ClusterPolicy has the definition's defaults."""
-    for path in ("/api/v1/nodes", POLICIES):
+    for path in ("/api/v1/nodes", POLICIES, f"{DAEMON_SETS}?propagationPolicy=Background"):
         openshift.request("DELETE", path)
+    template = {"metadata": {"labels": {"app": "t"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    spec = {"selector": {"matchLabels": {"app": "t"}}, "template": template}
+    metadata = {"name": subject.TOOLKIT}
+    openshift.request("POST", DAEMON_SETS, {**toolkit(), "metadata": metadata, "spec": spec})
     for each in (node("worker-1", CRIO), node("worker-2", CRIO), node("master-0", CRIO, gpu=False)):
         openshift.request("POST", "/api/v1/nodes", each)
     parts = ("daemonsets", "dcgm", "dcgmExporter", "driver", "gfd", "nodeStatusExporter", "operator", "toolkit", "cdi")
@@ -301,11 +337,12 @@ def test_plugin_disabled_by_the_user_stays_disabled():
 
 def test_removed_node_gets_its_labels_back():
     kube = cluster("a", "b", "theirs")
-    node_labels(kube, "b").pop(subject.VALIDATOR)
+    # The operator doesn't notice that a label was removed, so none is removed.
+    node_labels(kube, "b").pop(subject.PLUGIN)
     run(kube, "a", "b")
     assert labels(kube, "a") == labels(kube, "b") == OFF
     assert run(kube, "a")["changed"]
-    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ("true", None))
+    assert (labels(kube, "a"), labels(kube, "b")) == (OFF, ON)
     assert set(noted(kube)["labels"]) == {"a"}
     assert not run(kube, "a")["changed"]
     # From now on its labels are its user's.
@@ -457,3 +494,39 @@ def test_killed_run_is_completed_or_reverted_by_the_next(runtime, first, then, b
         if all(ended):
             break
     assert number > 6
+
+
+# --------------------------------------------------------------------------- the toolkit, the validator
+
+
+@pytest.mark.parametrize("by_default", [True, False])
+def test_validators_return_before_the_operator_is_ready(by_default):
+    """On CRI-O it isn't ready without them: its pods restart with CDI, and wait for a file of the validator."""
+    kube = cluster("a", "b", runtime=CRIO, cdi_by_default=by_default)
+    assert run(kube, "a", "b")["changed"] and not run(kube, "a", "b")["changed"]
+    assert labels(kube, "a") == labels(kube, "b") == ON
+    run(kube, state="absent")
+    assert (settings(kube), labels(kube, "a"), noted(kube)) == ((True, by_default), ON, None)
+
+
+def test_no_pod_of_the_toolkit_is_no_success():
+    kube = cluster("a", runtime=CRIO)
+    kube.operator.toolkits = 0
+    with pytest.raises(NotInEffect, match=r"DaemonSet nvidia-container-toolkit-daemonset: 0 of 0 pods; it was rolled"):
+        run(kube, "a")
+    assert (settings(kube), labels(kube, "a"), noted(kube)) == ((True, True), ON, None)
+
+
+def test_validator_of_an_older_release_returns_to_mixed_nodes():
+    kube = cluster("a", "theirs", cdi_by_default=False)
+    mine = {"env": [{"name": "WITH_WORKLOAD", "value": "true"}, {"name": "X", "value": "y"}]}
+    kube.objects[POLICY]["spec"]["validator"] = {"plugin": mine}
+    node_labels(kube, "a").update({subject.PLUGIN: "false", subject.VALIDATOR: "false"})
+    note = {"labels": {"a": {subject.PLUGIN: "true", subject.VALIDATOR: None}}}
+    kube.objects[POLICY]["metadata"]["annotations"] = {subject.BEFORE: json.dumps(note)}
+    assert run(kube, "a")["changed"] and labels(kube, "a") == OFF
+    env = {one["name"]: one["value"] for one in kube.get(POLICY)["spec"]["validator"]["plugin"]["env"]}
+    assert env == {"X": "y", **subject.NO_PLUGIN_CHECK}
+    assert not run(kube, "a")["changed"]
+    run(kube, state="absent")
+    assert kube.get(POLICY)["spec"]["validator"]["plugin"] == mine and labels(kube, "a") == ON
