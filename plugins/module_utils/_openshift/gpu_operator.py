@@ -45,7 +45,7 @@ CDI_CLASSES = ("nvidia-cdi", "nvidia-legacy")
 
 DEVICE_PLUGIN = ("devicePlugin", "enabled")
 CDI = ("cdi", "enabled")
-# The validator's check of the device plugin waits on each node for NVIDIA's resources, which gpushare's nodes don't have.
+# The validator's check of the device plugin waits for NVIDIA's resources, which gpushare's nodes don't have.
 PLUGIN_CHECK = ("validator", "plugin", "env")
 # What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
 NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
@@ -114,8 +114,8 @@ class State:
     def former(self, name: str, labels: Labels) -> Labels:
         """Return a node's former labels as they are restored.
 
-        The operator sets a missing or empty label to true, but only when something else makes it label nodes: it doesn't
-        notice that one was removed, so the pods would stay away.
+        The operator sets a missing or empty label to true, but only when something else makes it label nodes: it
+        doesn't notice that one was removed, so the pods would stay away.
         """
         live = self.labels(name) or {}
         labelled = live.get(PRESENT) == "true" and live.get(OPERANDS) != "false"

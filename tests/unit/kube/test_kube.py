@@ -98,8 +98,7 @@ def test_a_page_without_items_is_followed(connect, api):
     """The API server returns such pages where a selector matches none of the page's objects."""
 
     def page(path):
-        more, _mark, number = path.partition("continue=")
-        at = int(number or 0) + 1
+        at = int(path.partition("continue=")[2] or 0) + 1
         return {"metadata": {"continue": str(at)} if at < 4 else {}, "items": [{"metadata": {"name": "a"}}] * (at == 4)}
 
     api.answers["/api/v1/pods"] = (200, page)
