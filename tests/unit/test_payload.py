@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_check": (68, 573),
     "gpu_allocation_info": (28, 200),
     "gpu_node_info": (60, 255),
-    "gpu_operator": (14, 114),
+    "gpu_operator": (14, 118),
     "helm_chart": (9, 40),
     "image_build": (9, 36),
     "image_import": (18, 115),
