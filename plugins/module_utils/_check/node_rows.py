@@ -42,7 +42,15 @@ def node_row(node: Node) -> JsonObject:
 
 
 def _card(
-    node: Node, index: int, uuid: str, model: str, total: int | None, healthy: bool, claims: Claims, reason: str = ""
+    node: Node,
+    index: int,
+    uuid: str,
+    model: str,
+    total: int | None,
+    healthy: bool,
+    claims: Claims,
+    reason: str = "",
+    claimable: int | None = None,
 ) -> JsonObject:
     gpu = node.nvml.gpu(uuid)
     sums = [mib for _pod, mib in claims]
@@ -52,6 +60,8 @@ def _card(
         "uuid": uuid,
         "model": model or (gpu.name if gpu else ""),
         "total_mib": _clip(total if total else gpu.total_mib if gpu else None),
+        # What pods can claim: whole units, without what the driver reserves.
+        "claimable_mib": _clip(total if claimable is None else claimable),
         "claimed_mib": _clip(sum(known)) if len(known) == len(sums) else None,
         "used_mib": gpu.used_mib if gpu else None,
         "healthy": healthy,
@@ -92,7 +102,17 @@ def _gpushare(node: Node) -> list[JsonObject]:
             for index, units in contract.shares(pod.json).items():
                 claims.get(index, []).append((pod, units * node.unit_mib if node.unit_mib else None))
     return [
-        _card(node, card.index, card.uuid, card.model, card.memory_mib, card.healthy, claims[card.index], card.reason)
+        _card(
+            node,
+            card.index,
+            card.uuid,
+            card.model,
+            card.memory_mib,
+            card.healthy,
+            claims[card.index],
+            card.reason,
+            card.units * node.unit_mib if node.unit_mib else None,
+        )
         for card in node.cards
     ]
 
@@ -113,6 +133,7 @@ def _claims(node: Node) -> list[JsonObject]:
             one.unhealthy is None,
             held[one.name],
             one.unhealthy or "",
+            one.memory_mib // node.unit_mib * node.unit_mib if node.unit_mib else None,
         )
         for position, one in enumerate(node.devices)
     ]

@@ -128,6 +128,7 @@ def render(view: model.View) -> str:
         many_namespaces=MANY_NAMESPACES,
         anchors={check.id: f"check-{at}" for at, check in enumerate(view.checks)},
         view=view,
+        not_here=model.NOT_HERE,
         sources=SOURCES,
         levels=model.FINDING_LEVELS,
         titles={check.id: check.title for check in view.checks},

@@ -15,6 +15,9 @@ import typing as t
 LEVELS = ("FAIL", "WARN", "UNKNOWN", "PASS")
 FINDING_LEVELS = LEVELS[:3]
 NOTHING = "nothing to check"
+# Those of nodes; the other checks concern every cluster.
+BACKENDS = ("dra", "gpushare", "hami", "nvidia")
+NOT_HERE = "no node has it"
 
 
 def worst(levels: t.Iterable[str]) -> str:
@@ -183,6 +186,23 @@ class View:
         """Return the number of findings of a level, also those that only a check's counts contain."""
         listed = sum(finding.level == level for finding in self.findings)
         return max(listed, sum(check.found(level) for check in self.checks))
+
+    @property
+    def absent(self) -> dict[str, tuple[Check, ...]]:
+        """Return the checks of each back end that no node has; they had nothing to check."""
+        there = {node.backend.partition("-")[0] for node in self.nodes}
+        if "mixed" in there:
+            return {}
+        groups: dict[str, tuple[Check, ...]] = {}
+        for check in self.checks:
+            if check.backend in BACKENDS and check.backend not in there:
+                groups[check.backend] = (*groups.get(check.backend, ()), check)
+        return {name: group for name, group in groups.items() if all(one.label == NOTHING for one in group)}
+
+    @property
+    def present(self) -> tuple[Check, ...]:
+        """Return the other checks."""
+        return tuple(check for check in self.checks if check.backend not in self.absent)
 
     def checks_with(self, result: str) -> int:
         """Return the number of checks with this label."""

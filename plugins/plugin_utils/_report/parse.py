@@ -132,11 +132,12 @@ def _finding_order(finding: model.Finding) -> tuple[t.Any, ...]:
 
 
 def _checked_node(node: JsonObject) -> model.Node:
-    """Parse a node of a report, which counts in MiB."""
+    """Parse a node of a report, which counts in MiB; its cards' totals are what pods can claim, as an allocation's."""
     cards = [
         dataclasses.replace(
             _card(card),
-            total=whole(card.get("total_mib")),
+            total=whole(card.get("claimable_mib", card.get("total_mib"))),
+            memory_mib=whole(card.get("total_mib")),
             claimed=whole(card.get("claimed_mib")),
             used_mib=whole(card.get("used_mib")),
             foreign_mib=whole(card.get("foreign_mib")),

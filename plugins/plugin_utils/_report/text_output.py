@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from ...module_utils._allocation.compute import columns
-from .model import FINDING_LEVELS, NOTHING, Card, Finding, Resource, View
+from .model import FINDING_LEVELS, NOT_HERE, NOTHING, Card, Finding, Resource, View
 from .values import amount, mib, percent, plural
 
 WIDTH = 110
@@ -63,9 +63,12 @@ def _wrapped(first: str, text: str) -> str:
 
 def _checks(view: View) -> str:
     rows = [["CHECK", "BACKEND", "RESULT", "ITEMS", "FAIL", "WARN", "UNKNOWN", "INVARIANT"]]
-    for check in view.checks:
+    for check in view.present:
         counts = [str(check.found(level) or "-") for level in FINDING_LEVELS]
         rows.append([check.id, check.backend, check.label, str(check.items), *counts, check.title])
+    for backend, group in view.absent.items():
+        count = f"{plural(len(group), 'check')} of this back end had nothing to check"
+        rows.append([f"{group[0].id[0]}*", backend, NOT_HERE, "-", "-", "-", "-", count])
     return columns(rows, right=(3, 4, 5, 6)) if view.checks else ""
 
 

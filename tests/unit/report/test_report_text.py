@@ -44,6 +44,28 @@ def test_a_healthy_cluster_is_its_checks_and_one_line():
     )
 
 
+def test_a_back_end_that_no_node_has_is_one_line():
+    checks = [
+        {**check(name, n=0), "backend": backend}
+        for backend, names in (("dra", ("D1", "D2")), ("hami", ("H1", "H2", "H3")), ("gpushare", ("G1",)))
+        for name in names
+    ]
+    lines = render(view(report([*checks, check("C1", n=1)], [], [node("gpu1", [])]), None)).splitlines()
+    heads = [line.split()[0] for line in lines[1:-1] if line]
+    # The node has gpushare, so its check says for itself that it had nothing to check.
+    assert heads == ["G1", "C1", "D*", "H*"]
+    assert lines[4].split()[1:5] == ["hami", "no", "node", "has"] and lines[4].endswith(
+        "3 checks of this back end had nothing to check"
+    )
+
+
+def test_a_check_of_a_missing_back_end_with_findings_keeps_its_lines():
+    found = finding("H10", level="UNKNOWN")
+    checks = [{**check("H1", n=0), "backend": "hami"}, {**check("H10", "UNKNOWN", n=0), "backend": "hami"}]
+    shown = render(view(report(checks, [found], [node("gpu1", [])]), None))
+    assert "no node has it" not in shown and "\nH1 " in shown
+
+
 def test_findings_per_check_are_limited():
     many = [finding("C2", node=f"gpu{n}") for n in range(50)]
     shown = render(view(report([check("C2", "FAIL"), check("G6", "FAIL")], [*many, finding("G6")], []), None))
