@@ -10,7 +10,6 @@ whose subject is the host. Unknown facts are no finding.
 from __future__ import annotations
 
 import dataclasses
-import re
 import typing as t
 
 from .._contracts import gpushare as contract
@@ -23,7 +22,9 @@ from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
 from .._node.types import GpuNode
 from .._openshift import coreos
+from .._runtime.cgroups import cgroup_driver
 from .._toolkit import memory_limit
+from .._toolkit.facts import takes_cards_on_reload
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # The roles for nodes support these; a role that supports another one adds it here.
@@ -474,18 +475,22 @@ def _stale_sources(machine: Machine) -> Finding | None:
 @check("legacy-mode")
 def _legacy_mode(machine: Machine) -> Finding | None:
     """Legacy hook, systemd cgroups and no /dev/char links: a daemon-reload takes the GPUs from running containers."""
-    config, kubelet = machine.node["toolkit"]["config"], machine.node["kubelet"]
-    mode = re.search(r'(?m)^[ \t]*mode[ \t]*=[ \t]*"([^"\n]*)"', config["text"] if config else "")
-    if not mode or mode.group(1) != "legacy" or not kubelet or kubelet["cgroup_driver"] != "systemd":
+    toolkit = machine.node["toolkit"]
+    config = toolkit["config"]
+    # Without a file the runtime has its defaults.
+    mode = config["mode"] if config else "auto" if toolkit["version"] else ""
+    version = (machine.installs_toolkit and machine.options.toolkit_version) or toolkit["version"]
+    if not takes_cards_on_reload(mode, version) or machine.node["devices"]["char_links"]:
         return None
-    if machine.node["devices"]["char_links"]:
+    if cgroup_driver(machine.node["kubelet"], machine.node["runtimes"]) != "systemd":
         return None
     return _found(
         WARNING,
-        "has NVIDIA's runtime in mode \"legacy\" with systemd's cgroups, where a daemon-reload takes the GPUs from "
+        "has NVIDIA's runtime in mode {mode} with systemd's cgroups, where a daemon-reload takes the GPUs from "
         "running containers (NVML: Unknown Error)",
-        'set mode = "auto" in /etc/nvidia-container-runtime/config.toml, or run '
+        'set mode = "cdi" in /etc/nvidia-container-runtime/config.toml (with toolkit 1.18 and newer "auto"), or run '
         "'nvidia-ctk system create-dev-char-symlinks --create-all' at boot",
+        mode="legacy" if mode == "legacy" else f"auto, which is legacy in toolkit {version}",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 
+from .._core.reason import reason_of
 from .._core.secrets import mask_words
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
@@ -60,8 +61,7 @@ def dump(system: System, binary: str, config_path: str) -> tuple[str, str]:
     arguments = ["--config", config_path, "config", "dump"] if system.exists(config_path) else ["config", "default"]
     done = system.run([binary, *arguments])
     if done.rc != 0 or not done.out.strip():
-        lines = [line for line in done.err.splitlines() if line.strip()]
-        return "", mask_words(lines[-1]) if lines else f"config dump ended with {done.rc}"
+        return "", mask_words(reason_of(done.err, f"config dump ended with {done.rc}"))
     return done.out, ""
 
 

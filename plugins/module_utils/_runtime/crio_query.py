@@ -9,6 +9,7 @@ import posixpath
 import re
 import typing as t
 
+from .._core.reason import reason_of
 from .._core.secrets import PLACEHOLDER
 from .._host.system import System
 from .._host.systemd import Unit, naming, stale, unit
@@ -71,8 +72,7 @@ def config_of_files(system: System, daemon: Unit) -> tuple[str, str]:
     done = system.run([daemon.binary or "crio", *flags, "--config-dir", folder, "config"], timeout=20)
     if done.rc == 0:
         return done.out, ""
-    lines = [line for line in done.err.splitlines() if line.strip()]
-    return "", lines[-1] if lines else f"crio config ended with {done.rc}"
+    return "", reason_of(done.err, f"crio config ended with {done.rc}")
 
 
 def config_of_daemon(system: System, daemon: Unit) -> str:

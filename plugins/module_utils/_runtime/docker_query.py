@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from .._core.digest import digest
+from .._core.reason import reason_of
 from .._host.system import System
 from .._host.systemd import Unit, naming, unit
 from . import docker
@@ -46,8 +47,7 @@ def validate(system: System, daemon: Unit, path: str, version: str) -> str:
     if docker.major(version) < docker.VALIDATE_SINCE or not system.exists(path):
         return ""
     done = system.run([daemon.binary or "dockerd", "--validate", "--config-file", path], timeout=20)
-    lines = [line for line in (done.err + done.out).splitlines() if line.strip()]
-    return "" if done.rc == 0 else (lines[-1] if lines else f"dockerd --validate ended with {done.rc}")
+    return "" if done.rc == 0 else reason_of(done.err + done.out, f"dockerd --validate ended with {done.rc}")
 
 
 def observe(system: System) -> DockerState | None:

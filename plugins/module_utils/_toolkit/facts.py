@@ -29,6 +29,9 @@ ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 OPERATOR = ("/run/nvidia/toolkit/toolkit.pid", "/usr/local/nvidia/toolkit/nvidia-container-runtime")
 # /var/run is /run on every distribution with systemd.
 CDI = ("/etc/cdi", "/run/cdi")
+# Since then mode auto is jit-cdi, before it is legacy on machines with NVML.
+# https://github.com/NVIDIA/nvidia-container-toolkit/blob/v1.18.0/internal/info/auto.go
+JIT_CDI_SINCE = (1, 18)
 
 
 def toolkit(system: System, packages: t.Mapping[str, Package]) -> Toolkit:
@@ -52,16 +55,34 @@ def refresh_env(system: System) -> str | None:
 
 
 def mode_in(config: str) -> str:
-    """Return the runtime's mode; ``auto`` where the file sets none."""
+    """Return the runtime's mode, however TOML spells it; ``auto`` where the file sets none."""
+    name, key = "nvidia-container-runtime", r"[\"']?{}[\"']?"
+    value = r"\s*=\s*[\"']+([^\"']*)"
+    runtime, mode = key.format(name), key.format("mode")
     table = ""
-    for line in config.splitlines():
-        header = re.match(r"\s*\[\s*([\w.\"-]+)\s*\]", line)
+    for line in config.lstrip("\ufeff").splitlines():
+        header = re.match(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]", line)
         if header:
-            table = header.group(1)
-        value = re.match(r"\s*mode\s*=\s*[\"']([^\"']*)", line)
-        if value and table == "nvidia-container-runtime":
-            return value.group(1)
+            table = re.sub(r"[\"'\s]", "", header.group(1))
+        found = re.match(rf"\s*{mode}{value}", line) if table == name else None
+        if not table:
+            found = re.match(rf"\s*{runtime}\s*\.\s*{mode}{value}", line) or re.match(
+                rf"\s*{runtime}\s*=\s*\{{(?:[^#]*[,\s])?{mode}{value}", line
+            )
+        if found:
+            return found.group(1) or "auto"
     return "auto"
+
+
+def takes_cards_on_reload(mode: str, version: str | None) -> bool:
+    """Return whether the runtime's mode gives containers their cards behind systemd's back.
+
+    :param mode: of the configuration.
+    :param version: of the toolkit; None where it is unknown.
+    """
+    found = re.match(r"([0-9]+)\.([0-9]+)", version or "")
+    auto = found is not None and (int(found.group(1)), int(found.group(2))) < JIT_CDI_SINCE
+    return mode == "legacy" or (mode == "auto" and auto)
 
 
 def cdi(system: System, module: str | None) -> CdiSpecs:

@@ -101,7 +101,8 @@ def _merge(done: JsonObject, tree: JsonObject, above: tuple[str, ...]) -> None:
         elif path in KEPT_IF_EMPTY and value == "" and key in done:
             continue
         elif path == APPENDED and isinstance(value, list):
-            older = [one for one in done.get(key, []) if one not in value]
+            before = done.get(key)
+            older = [one for one in before if one not in value] if isinstance(before, list) else []
             done[key] = [*older, *value]
         else:
             done[key] = value
@@ -189,7 +190,7 @@ def _present(
     :param drop_in: the path of our drop-in.
     :param kept: the path of the one with the table of runc that old releases would delete.
     """
-    trees = {path: toml.parse(path, text) for path, text in observed["files"].items()}
+    trees = {path: _shaped(path, toml.parse(path, text)) for path, text in observed["files"].items()}
     others = [tree for path, tree in trees.items() if path not in (drop_in, kept)]
     theirs = merged(others)
     mine = trees.get(drop_in, {})
@@ -216,6 +217,30 @@ def _present(
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it, and runc is never missing.
     texts = {kept: _kept_text(deleted), drop_in: text} if deleted else {drop_in: text, kept: None}
     return {**_low_level(observed, program), **texts}, warnings
+
+
+def _shaped(path: str, tree: JsonObject) -> JsonObject:
+    """Return a file's tree whose runtimes are tables with names.
+
+    :raises BadInput: they aren't; CRI-O doesn't start with such a file either.
+    """
+
+    def table(where: str, value: t.Any) -> JsonObject:
+        if not isinstance(value, dict):
+            raise BadInput(f"{path}: {where} isn't a table; correct it, it is left as it is")
+        return value
+
+    runtime = table("crio.runtime", table("crio", tree.get("crio", {})).get("runtime", {}))
+    default = runtime.get("default_runtime", "")
+    if not isinstance(default, str):
+        raise BadInput(f"{path}: crio.runtime.default_runtime isn't a text; correct it, it is left as it is")
+    for name, one in table("crio.runtime.runtimes", runtime.get("runtimes", {})).items():
+        if not name:
+            raise BadInput(f"{path}: a table of crio.runtime.runtimes has an empty name; give it one")
+        for key, value in table(f"crio.runtime.runtimes.{name}", one).items():
+            if key in ("runtime_path", "runtime_type") and not isinstance(value, str):
+                raise BadInput(f"{path}: {key} of runtime {name} isn't a text; correct it, it is left as it is")
+    return tree
 
 
 def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool) -> tuple[str, ...]:

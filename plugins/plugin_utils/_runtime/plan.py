@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...module_utils._runtime.containerd import Options, effective
+from ...module_utils._runtime.cgroups import kubelet_driver, runtime_driver
+from ...module_utils._runtime.containerd import Options
 from ...module_utils._runtime.k3s import K3S, RKE2
 from ...module_utils._runtime.module import choose
-from ...module_utils._runtime.types import Kubelet, Runtimes, state_of
+from ...module_utils._runtime.types import Kubelet, Runtimes
 from . import containerd, crio, docker, k3s
 from .base import RuntimePlan
 
@@ -53,8 +54,8 @@ def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kube
 
 def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> list[str]:
     """Warn of a kubelet and a runtime with different cgroup drivers, which breaks the pods' limits."""
-    theirs = cgroup_driver(name, runtimes)
-    own = kubelet["cgroup_driver"] if kubelet and kubelet["runtime"] == name else ""
+    theirs = runtime_driver(name, runtimes)
+    own = kubelet_driver(kubelet, runtimes) if kubelet and kubelet["runtime"] == name else ""
     if not theirs or not own or theirs == own:
         return []
     setting = CGROUP_SETTINGS.get(name, "cgroupDriver of the kubelet's config.yaml")
@@ -62,15 +63,3 @@ def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> l
         f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
         f"both to the same ({setting})"
     ]
-
-
-def cgroup_driver(name: str, runtimes: Runtimes) -> str:
-    """Return ``systemd`` or ``cgroupfs``, or nothing where it is unknown."""
-    state = state_of(name, runtimes)
-    if name != "containerd" or not state:
-        return str(state.get("cgroup_driver") or "") if state else ""
-    found = effective(str(state.get("dump") or ""))
-    model = found.runtime(found.model()) if found.plugin and found.model() else None
-    if model is None:
-        return ""
-    return "systemd" if model.get(("options", "SystemdCgroup")) else "cgroupfs"

@@ -75,7 +75,7 @@ HEALTHY: dict[str, Any] = {
         "version": "1.20.1",
         "packages": {"a": "1.20.1-1", "b": "1.20.1-1"},
         "operator": False,
-        "config": {"text": 'mode = "auto"'},
+        "config": {"mode": "auto", "text": 'mode = "auto"'},
     },
     "sources_stale": [],
     "cdi": {"stale": False, "driver_version": VERSION},
@@ -86,7 +86,7 @@ HEALTHY: dict[str, Any] = {
     "rpm": None,
     "packages": {"nvidia-driver-cuda": {"version": "580.95.05-1", "held": True, "origin": "NVIDIA"}},
     "runtimes": {"containerd": None, "docker": None, "crio": None, "k3s": None, "rke2": None},
-    "kubelet": {"cgroup_driver": "systemd", "runtime": "containerd"},
+    "kubelet": {"version": "1.36.3", "cgroup_driver": "systemd", "runtime": "containerd"},
 }
 
 

@@ -259,6 +259,11 @@ def test_version_of_the_toolkit(out, version):
         ('[nvidia-container-runtime]\n#mode = "cdi"\n', "auto"),
         ('[nvidia-container-runtime.modes.cdi]\nmode = "x"\n[nvidia-container-runtime]\nlog-level = "info"\n', "auto"),
         ('mode = "x"\n', "auto"),
+        ('["nvidia-container-runtime"] # x\n"mode" = "legacy"\n', "legacy"),
+        ("\ufeffnvidia-container-runtime.mode = 'legacy'\n", "legacy"),
+        ('nvidia-container-runtime = { log-level = "info", mode = "legacy" }\n', "legacy"),
+        ('[nvidia-container-runtime]\nmode = """legacy"""\n', "legacy"),
+        ('[nvidia-container-runtime]\nmode = ""\n', "auto"),
     ],
 )
 def test_mode_of_the_runtime(text, mode):

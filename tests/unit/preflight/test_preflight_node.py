@@ -65,7 +65,17 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("toolkit-skew", NOTE, DEFAULT, {"toolkit__packages": {"a": "1.20.1-1", "b": "1.19.0-1"}}, "a 1.20.1-1, b 1.19"),
     ("toolkit-skew", WARNING, EXTERNAL, {"toolkit__packages": {"a": "1.20.1-1", "b": "1.19.0-1"}}, "install all four"),
     ("stale-sources", NOTE, DEFAULT, {"sources_stale": [{"file": "/etc/apt/x.list", "text": ""}]}, "/etc/apt/x.list"),
-    ("legacy-mode", WARNING, DEFAULT, {"toolkit__config": {"text": '# x\nmode = "legacy"\n'}}, "daemon-reload takes"),
+    ("legacy-mode", WARNING, DEFAULT, {"toolkit__config": {"mode": "legacy", "text": ""}}, "daemon-reload takes"),
+    ("legacy-mode", WARNING, EXTERNAL, {"toolkit__version": "1.14.6"}, "auto, which is legacy in toolkit 1.14.6 with"),
+    ("legacy-mode", WARNING, EXTERNAL, {"toolkit__version": "1.17.8", "toolkit__config": None}, "in toolkit 1.17.8"),
+    # k3s and RKE2 have their driver in their containerd's configuration alone.
+    ("legacy-mode", WARNING, EXTERNAL,
+     {"toolkit__version": "1.14.6", "kubelet": {"version": "", "runtime": "rke2", "cgroup_driver": ""},
+      "runtimes": {"rke2": {"version": "1.30.4", "cgroup_driver": "systemd"}}}, "daemon-reload takes"),
+    # CRI-O's driver counts where the kubelet names none.
+    ("legacy-mode", WARNING, EXTERNAL,
+     {"toolkit__version": "1.14.6", "kubelet": {"version": "1.36.3", "runtime": "crio", "cgroup_driver": "cgroupfs"},
+      "runtimes": {"crio": {"version": "1.36.3", "cgroup_driver": "systemd"}}}, "daemon-reload takes"),
     ("cdi-stale", WARNING, DEFAULT, {"cdi": {"stale": True, "driver_version": "570.1"}},
      "of driver 570.1 and runs 580"),
     ("toolkit-gpu-operator", PROBLEM, DEFAULT, {"toolkit__operator": True}, "toolkit.enabled=false"),
@@ -111,6 +121,12 @@ def test_every_check_has_a_case_and_a_meaning() -> None:
         # Cards of a virtual machine.
         (DEFAULT, {"gpus": [CARD, {**CARD, "address": "0000:09:00.0", "driver": "vfio-pci"}]}),
         (EXTERNAL, {"toolkit__operator": True}),
+        # Mode auto is jit-cdi from 1.18 on; the role installs such a one; and cgroupfs isn't systemd's.
+        (EXTERNAL, {"toolkit__version": "1.18.0"}),
+        (DEFAULT, {"toolkit__version": "1.14.6"}),
+        (EXTERNAL, {"toolkit__version": "1.14.6", "kubelet__cgroup_driver": "cgroupfs"}),
+        (EXTERNAL, {"toolkit__version": "1.14.6", "devices__char_links": True}),
+        (EXTERNAL, {"toolkit__version": "1.14.6", "toolkit__config": {"mode": "cdi", "text": ""}}),
         # A driver that runs under Secure Boot is signed with a key that is enrolled.
         (DEFAULT, {"secure_boot": True}),
         (DEFAULT, {"log__xids": [{"address": "0000:01:00.0", "code": 13}]}),

@@ -11,7 +11,7 @@ from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import container_runtime
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import facts
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cgroups, facts
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import plan
@@ -206,11 +206,36 @@ SystemdCgroup = false
     ],
 )
 def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: str) -> None:
-    assert plan.cgroup_driver(name, {name: observed}) == theirs
+    assert cgroups.runtime_driver(name, {name: observed}) == theirs
     notes = plan.cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
     assert bool(notes) is (theirs == "cgroupfs")
     assert all("the kubelet's cgroupDriver is systemd" in one for one in notes)
     assert plan.cgroup_mismatch(name, {name: observed}, kubelet("other", driver="systemd")) == []
+
+
+SYSTEMD = CONTAINERD.replace("SystemdCgroup = false", "SystemdCgroup = true")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "kubelets", "warned"),
+    [
+        # From 1.34 on kubelet asks a runtime that answers; its own cgroupfs is a default that doesn't count.
+        ("containerd", "2.1.4", "1.36.3", False),
+        ("containerd", "2.0.0", "1.34.0", False),
+        ("containerd", "2.1.4", "1.33.4", True),
+        ("containerd", "1.7.28", "1.36.3", True),
+        ("containerd", "2.1.4", "", True),
+        ("crio", "1.36.3", "1.36.3", False),
+        ("crio", "1.27.0", "1.34.0", True),
+        ("crio", "1.33.0", "1.33.0", True),
+        ("docker", "28.5.0", "1.36.3", True),
+    ],
+)
+def test_a_kubelet_that_asks_its_runtime_agrees_with_it(name: str, version: str, kubelets: str, warned: bool) -> None:
+    state = {"version": version, "dump": SYSTEMD, "cgroup_driver": "systemd"}
+    assert cgroups.runtime_driver(name, {name: state}) == "systemd"
+    own = {**kubelet(name, driver="cgroupfs"), "version": kubelets}
+    assert bool(plan.cgroup_mismatch(name, {name: state}, own)) is warned
 
 
 def test_the_task_warns_and_passes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
