@@ -12,12 +12,13 @@ from .containerd import RUNTIME_NAME
 
 CRUN = "crun"
 # Those that isolate pods by more than the kernel's namespaces.
-SANDBOXES = ("Kata", "gVisor", "Sysbox", "krun")
+SANDBOXES = ("Kata", "gVisor", "Sysbox", "Firecracker", "krun")
 # By a word of the runtime's type or of its program's name.
 _KNOWN = (
     (re.compile(r"kata|^cc-runtime"), "Kata"),
     (re.compile(r"runsc|gvisor"), "gVisor"),
     (re.compile(r"sysbox"), "Sysbox"),
+    (re.compile(r"firecracker"), "Firecracker"),
     (re.compile(r"^crun\b"), CRUN),
     (re.compile(r"^krun\b"), "krun"),
     (re.compile(r"^youki\b"), "youki"),
@@ -33,7 +34,8 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
     :param name: the default runtime's name in the configuration.
     :param runtime_type: its type in containerd, Docker or CRI-O; empty for none.
     :param program: the program that it runs; empty for the built-in one.
-    :returns: what it is, like "Kata", "gVisor" or "crun", or its own name; empty for runc and for NVIDIA's runtime.
+    :returns: what it is, like "Kata", "gVisor" or "crun", its type, or its own name; empty for runc and for
+        NVIDIA's runtime.
     """
     # Docker takes a type as a name.
     kind = runtime_type or (name if name.startswith("io.containerd.") else "")
@@ -47,4 +49,5 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
                 return title
     if runc_shim or name in ("", RUNTIME_NAME) or (len(words) == 1 and _RUNC.search(words[0])):
         return ""
-    return name
+    # A shim of another kind is what is lost, whatever its runtime is called.
+    return kind if kind not in ("", "oci") and not runc_shim else name

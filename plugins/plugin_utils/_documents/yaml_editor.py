@@ -307,7 +307,9 @@ class Document:
     # ----------------------------------------------------------------- messages
 
     def _unparsable(self, line: int, reason: t.Any) -> BadInput:
-        return BadInput(f"{self._file}, line {line}, can't be parsed ({reason}); it is left as it is")
+        # A leading brace means JSON, for Kubernetes too.
+        kind = " as JSON, because it begins with a brace" if self._json else ""
+        return BadInput(f"{self._file}, line {line}, can't be parsed{kind} ({reason}); it is left as it is")
 
     def _unsafe(self, reason: str) -> BadInput:
         return BadInput(

@@ -162,7 +162,9 @@ class _Edit:
         # A removal needs nothing of the node's files where none of them is ours.
         self._concerned = bool(options.present or files or self.drop_in in observed["files"])
         if observed["error"] and self._concerned and not missing:
-            raise BadInput(f"containerd can't read its own configuration: {observed['error']}")
+            marked = [path for path, text in observed["files"].items() if text.startswith("\ufeff")]
+            where = f" ({', '.join(marked)} begins with a byte order mark)" if marked else ""
+            raise BadInput(f"containerd can't read its own configuration: {observed['error']}{where}")
         self.effective = containerd.effective(observed["dump"])
         if self._release < DUMP_HAS_OPTIONS:
             self.effective = self._with_options()
@@ -607,7 +609,7 @@ class _Edit:
 
 def _parse(path: str, text: str) -> toml.Document:
     try:
-        return toml.Document(path, text)
+        document = toml.Document(path, text)
     except toml.Unparsable:
         if path.endswith(".tmpl") or "{{" in text:
             raise BadInput(
@@ -615,6 +617,11 @@ def _parse(path: str, text: str) -> toml.Document:
                 "set the runtime in that program's own settings (k3s and RKE2: default-runtime in config.yaml)"
             ) from None
         raise
+    for key in ("imports", "disabled_plugins"):
+        listed = document.get((key,))
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+            raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
+    return document
 
 
 def _dotted(release: tuple[int, int]) -> str:

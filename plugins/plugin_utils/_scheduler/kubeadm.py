@@ -163,10 +163,9 @@ def _outlived(form: FormName, minor: int) -> tuple[Reason | None, JsonObject]:
 def _version(document: Document) -> str:
     group, _slash, version = str(document.get(("apiVersion",))).partition("/")
     if group != GROUP or version not in (*MAPPED, *LISTED):
-        raise BadInput(
-            f"{NAME} holds a {document.get(('apiVersion',))}, and only {', '.join((*MAPPED, *LISTED))} can be edited; "
-            "it is left as it is"
-        )
+        there = document.get(("apiVersion",))
+        holds = "has no apiVersion" if there is None else f"holds a {there}"
+        raise BadInput(f"{NAME} {holds}, and only {', '.join((*MAPPED, *LISTED))} can be edited; it is left as it is")
     return version
 
 

@@ -22,7 +22,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.sandbox imp
         ("safe", "io.containerd.runc.v2", "/usr/local/bin/runsc", "gVisor"),
         ("safe", "io.containerd.runc.v2", "/usr/bin/sysbox-runc", "Sysbox"),
         ("vm", "io.containerd.runc.v2", "/usr/bin/krun", "krun"),
-        ("wasm", "io.containerd.spin.v2", "", "wasm"),
+        ("wasm", "io.containerd.spin.v2", "", "io.containerd.spin.v2"),
+        # The name alone would say that nothing is lost.
+        ("runc", "io.containerd.spin.v2", "", "io.containerd.spin.v2"),
+        ("runc", "aws.firecracker", "", "Firecracker"),
         # CRI-O's and Docker's.
         ("kata", "vm", "/usr/bin/containerd-shim-kata-v2", "Kata"),
         ("crun", "oci", "", "crun"),
