@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "openshift_scheduler": (20, 152),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (11, 60),
-    "toolkit_config": (21, 80),
+    "toolkit_config": (21, 82),
 }
 # For a module that has no entry yet.
 DEFAULT = (15, 75)

@@ -12,6 +12,13 @@ import typing as t
 
 from .system import System
 
+# A log line that is no failure, with or without a time before it.
+_HARMLESS = re.compile(r"level=\"?(?:trace|debug|info|warn(?:ing)?)\b|^(?:TRAC|DEBU|INFO|WARN)[A-Z]*\[", re.IGNORECASE)
+# What Go's runtime and flag parsers print behind the reason.
+_BEHIND = re.compile(r"^(?:goroutine [0-9]+ \[|\[signal |USAGE:|Usage:|NAME:|See '.* --help')")
+_PANIC = re.compile(r"^(?:panic|fatal error): ")
+
+
 # A daemon may restart within the second in which its file was written; times in /proc are exact to hundredths.
 STALE_AFTER_SECONDS = 1.0
 
@@ -199,3 +206,20 @@ def process_age(system: System, pid: int) -> float | None:
     # The name in parentheses may contain blanks; field 22 counts hundredths of a second since boot on every Linux.
     fields = stat.rpartition(")")[2].split()
     return float(uptime.split()[0]) - int(fields[19]) / 100
+
+
+def reason_of(output: str, otherwise: str) -> str:
+    """Return the line with the reason: that of a panic, else the first one that isn't a harmless log line.
+
+    :param output: of the failed program.
+    :param otherwise: returned where it printed nothing.
+    """
+    lines = []
+    for line in output.splitlines():
+        if _BEHIND.match(line):
+            break
+        if line.strip():
+            lines.append(line.strip())
+    panic = next((line for line in lines if _PANIC.match(line)), "")
+    failed = next((line for line in lines if not _HARMLESS.search(line)), "")
+    return panic or failed or (lines[-1] if lines else otherwise)

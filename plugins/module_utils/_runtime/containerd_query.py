@@ -8,10 +8,9 @@ from __future__ import annotations
 import posixpath
 import re
 
-from .._core.reason import reason_of
 from .._core.secrets import mask_words
 from .._host.system import System
-from .._host.systemd import Unit, stale, unit
+from .._host.systemd import Unit, reason_of, stale, unit
 from . import containerd, crio, k3s
 from .types import ContainerdState
 

@@ -9,10 +9,9 @@ import posixpath
 import re
 import typing as t
 
-from .._core.reason import reason_of
 from .._core.secrets import PLACEHOLDER
 from .._host.system import System
-from .._host.systemd import Unit, naming, stale, unit
+from .._host.systemd import Unit, naming, reason_of, stale, unit
 from . import crio
 from .types import CrioState
 

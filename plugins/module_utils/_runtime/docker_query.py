@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 
 from .._core.digest import digest
-from .._core.reason import reason_of
 from .._host.system import System
-from .._host.systemd import Unit, naming, unit
+from .._host.systemd import Unit, naming, reason_of, unit
 from . import docker
 from .containerd_query import low_level
 from .types import DockerState

@@ -308,7 +308,8 @@ class Document:
 
     def _unparsable(self, line: int, reason: t.Any) -> BadInput:
         # A leading brace means JSON, for Kubernetes too.
-        kind = " as JSON, because it begins with a brace" if self._json else ""
+        brace = self._before.lstrip("\ufeff \t\r\n").startswith("{")
+        kind = " as JSON, because it begins with a brace" if brace else ""
         return BadInput(f"{self._file}, line {line}, can't be parsed{kind} ({reason}); it is left as it is")
 
     def _unsafe(self, reason: str) -> BadInput:

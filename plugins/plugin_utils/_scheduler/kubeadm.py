@@ -179,7 +179,8 @@ def _minor(document: Document) -> int:
 
 def _require_types(document: Document) -> None:
     """Refuse a document whose edited fields haven't the types that kubeadm gives them."""
-    kinds: dict[Path, tuple[type, ...]] = {("scheduler",): (dict,), ARGUMENTS: (dict, list), VOLUMES: (list,)}
+    kinds: dict[Path, tuple[type, ...]] = {("scheduler",): (dict,), VOLUMES: (list,)}
+    kinds[ARGUMENTS] = (list,) if _version(document) in LISTED else (dict,)
     for path, kind in kinds.items():
         value = document.get(path)
         items = value if isinstance(value, list) else []

@@ -61,10 +61,10 @@ def places(tree: t.Any, above: tuple[str, ...] = ()) -> t.Iterator[tuple[str, ..
             yield from places(value, (*above, key))
 
 
-def variants(tree: Tree) -> t.Iterator[tuple[str, Tree]]:
+def variants(tree: Tree, values: tuple[t.Any, ...]) -> t.Iterator[tuple[str, Tree]]:
     """Yield the tree with each value replaced by each odd one."""
     for path in places(tree):
-        for odd in ODD:
+        for odd in values:
             changed = copy.deepcopy(tree)
             holder = changed
             for key in path[:-1]:
@@ -89,10 +89,10 @@ def value(one: t.Any) -> str:
     return "{}" if isinstance(one, dict) else json.dumps(one)
 
 
-def tried(make: t.Callable[[t.Any], t.Any], tree: Tree, name: str) -> list[str]:
+def tried(make: t.Callable[[t.Any], t.Any], tree: Tree, name: str, values: tuple[t.Any, ...] = ODD) -> list[str]:
     """Return what isn't a plan or an error with a sentence."""
     wrong = []
-    for what, changed in variants(tree):
+    for what, changed in variants(tree, values):
         for wanted in (PRESENT, ABSENT):
             try:
                 make((wanted, changed))

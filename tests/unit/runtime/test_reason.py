@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._core.reason import reason_of
+from ansible_collections.kubegpu.share.plugins.module_utils._host.systemd import reason_of
 
 
 @pytest.mark.parametrize(

@@ -201,10 +201,14 @@ def test_changed_entries_of_ours_are_repaired() -> None:
     [
         (stored("v1alpha3", "v1.13.0"), "holds a kubeadm.k8s.io/v1alpha3, and only v1beta1,"),
         (stored("v1beta5", "v1.40.0"), "holds a kubeadm.k8s.io/v1beta5"),
+        ("kind: ClusterConfiguration\n", "has no apiVersion, and only v1beta1,"),
+        ('{"a": 1\n', r"ClusterConfiguration, line [12], can't be parsed as JSON, because it begins with a brace \("),
         ("a: [\n", r"ClusterConfiguration, line 2, can't be parsed"),
         (stored("v1beta3", "latest"), "the kubernetesVersion 'latest', which isn't a version of Kubernetes"),
         (stored("v1beta3", "v1.29.0", "scheduler: 1\n"), "line 20: scheduler has an unexpected type"),
         (stored("v1beta3", "v1.29.0", "scheduler: {extraArgs: 1}\n"), "scheduler.extraArgs has an unexpected type"),
+        (stored("v1beta3", "v1.29.0", "scheduler: {extraArgs: []}\n"), "scheduler.extraArgs has an unexpected type"),
+        (stored("v1beta4", "v1.36.3", "scheduler: {extraArgs: {}}\n"), "scheduler.extraArgs has an unexpected type"),
         (stored("v1beta4", "v1.36.3", "scheduler: {extraVolumes: [1]}\n"), "extraVolumes has an unexpected type"),
     ],
 )
