@@ -260,6 +260,9 @@ def main() -> int:
     parser.add_argument("--without-images", action="store_true", help="build no image; nothing here may be able to")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="an empty or new folder (default: dist)")
     given = parser.parse_args()
+    if not given.dry_run:
+        # Newer releases are no reason to refuse, but whoever releases has seen them.
+        subprocess.run([sys.executable, str(ROOT / ".ci/outdated.py")], check=False)
     try:
         release(given.out.resolve(), given.dry_run, not given.without_images)
     except Refused as error:
