@@ -15,7 +15,7 @@ description:
     C(kubeadm join) on a new control-plane machine. A change that M(kubegpu.share.kube_scheduler) made in a manifest is lost then, unless the
     ConfigMap has it too.
   - Adds kube-scheduler's flag and the folder with its configuration to C(scheduler.extraArgs) and C(scheduler.extraVolumes), in the form of
-    the configuration's own version (C(v1beta1) to C(v1beta3), or C(v1beta4)). Everything else stays, comments included, and O(state=absent)
+    the configuration's own version (C(v1beta1) to C(v1beta3), or C(v1beta4) and C(v1)). Everything else stays, comments included, and O(state=absent)
     restores the text byte for byte unless it was edited meanwhile.
   - The ConfigMap is replaced only if it is unchanged since it was read; otherwise it is read again.
   - Where it gives kube-scheduler a C(--config) or C(--policy-config-file) of the user's own, nothing is added.

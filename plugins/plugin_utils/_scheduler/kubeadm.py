@@ -30,7 +30,7 @@ from .static_pod import FLAGS, HOST_FOLDER, MOUNT, VOLUME, VolumeNames, put_ours
 GROUP = "kubeadm.k8s.io"
 # Versions with arguments as a mapping, and as a list in which one may occur several times.
 MAPPED = ("v1beta1", "v1beta2", "v1beta3")
-LISTED = ("v1beta4",)
+LISTED = ("v1beta4", "v1")
 ARGUMENTS: Path = ("scheduler", "extraArgs")
 VOLUMES: Path = ("scheduler", "extraVolumes")
 OURS = f"{FOLDER}/"

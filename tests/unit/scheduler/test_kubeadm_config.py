@@ -42,7 +42,7 @@ edit = kubeadm.cluster_configuration
 def stored(version: str, kubernetes: str, scheduler: str = "scheduler: {}\n") -> str:
     """Return the configuration that kubeadm stores: sorted, with all defaults."""
     arguments, timeout = "  - name: authorization-mode\n    value: Node,RBAC\n", ""
-    if version != "v1beta4":
+    if version not in ("v1beta4", "v1"):
         arguments, timeout = "    authorization-mode: Node,RBAC\n", "  timeoutForControlPlane: 4m0s\n"
     dns = "dns:\n  type: CoreDNS\n" if version in ("v1beta1", "v1beta2") else "dns: {}\n"
     return (
@@ -86,6 +86,8 @@ FORMS = [
     ("v1beta4", "v1.36.3", "scheduler: {}\n", "config"),
     ("v1beta4", "v1.36.3", USERS_LIST, "config"),
     ("v1beta4", "v1.36.3", "scheduler: null\n", "config"),
+    ("v1", "v1.37.2", "scheduler: {}\n", "config"),
+    ("v1", "v1.37.2", USERS_LIST, "config"),
 ]
 
 
@@ -108,7 +110,7 @@ def test_each_version_edited_and_undone(version: str, kubernetes: str, scheduler
     before, after = yaml.safe_load(text), yaml.safe_load(done.text)
     given = after["scheduler"]["extraArgs"]
     file = POLICY if flag == "policy-config-file" else CONFIG
-    if version == "v1beta4":
+    if version in ("v1beta4", "v1"):
         assert given.pop() == {"name": flag, "value": file}
     else:
         assert given.pop(flag) == file
