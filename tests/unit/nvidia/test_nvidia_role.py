@@ -213,7 +213,9 @@ def test_a_helm_that_was_killed_is_completed(server, tmp_path, helm):
     with PlayedPlugin(server, NAMESPACE) as played:
         role = Role(server, tmp_path, helm)
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        label = {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}
+        # The second one is by the role, before helm.
+        labels = {"nvidia.com/gpu.present": "true", "node-restriction.kubernetes.io/kubegpu-share": "nvidia"}
+        label = {"metadata": {"labels": labels}}
         # Of one pod helm waits for none, since one may be unavailable.
         for name in ("gpu1", "gpu2"):
             server.request("PATCH", f"/api/v1/nodes/{name}", label, MERGE)
@@ -473,7 +475,7 @@ def test_check_mode_shows_the_steps_and_changes_nothing(server, tmp_path, helm):
     role = Role(server, tmp_path, helm, nvidia_device_plugin_gfd=True)
     for step in ("cluster", "nodes", "remove_nodes", "remove"):
         changed = role.step(step, "--check")
-        assert changed == {"cluster": 2, "nodes": 1}.get(step, 0), step
+        assert changed == {"cluster": 3, "nodes": 1}.get(step, 0), step
     assert everything(server) == before
 
 

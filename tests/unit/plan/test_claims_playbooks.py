@@ -146,8 +146,9 @@ def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster
     planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **mixed)
     assert planned.rc == 0, planned.text
     steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
-    # Nothing of the extender's changes.
-    assert {step["stage"] for step in steps} == {"cluster_scheduler", "dra"}, steps
+    # Of the extender's half nothing changes; but its step comes first, and gives gpu1 the label that no kubelet may set.
+    assert {step["stage"] for step in steps} == {"cluster_scheduler", "device_plugin", "dra"}, steps
+    assert [step["changes"] for step in steps if step["stage"] == "device_plugin"] == [["Node gpu1"]], steps
     done = run_playbook(
         tmp_path,
         [{"hosts": "localhost", "gather_facts": False, "tasks": DRA_TASKS}],
@@ -198,7 +199,7 @@ def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(clu
     report = json.loads((tmp_path / "report.json").read_text())
     compared = {one["id"]: one["n"] for one in report["checks"]}
     # The templates, the driver of gpu1 and the device plugin of gpu2; the extender was never deployed.
-    assert compared["D10"] == 9 and compared["S4"] == 2 and compared["S1"] >= 3, (compared, done.text)
+    assert compared["D10"] == 13 and compared["S4"] == 2 and compared["S1"] >= 3, (compared, done.text)
     missed = {(one["check"], one["cause"]) for one in report["findings"] if one["node"] == "gpu1"}
     assert not {("S4", "not_announced"), ("S4", "no_label")} & missed, report["findings"]
 
