@@ -19,6 +19,7 @@ from package_sets import package_set
 ROOT = Path(__file__).resolve().parents[3]
 VERSION = "580.95.05"
 CUDA = "http://repo.example.org/cuda/"
+PINNED = "nvidia-* lib*nvidia* libnv* libcuda* cuda-* xserver-xorg-video-nvidia* firmware-nvidia-*"
 # A key of the tests: in check mode it is downloaded, too.
 KEY = Path(__file__).with_name("key.asc").as_uri()
 HEADING = "Written by kubegpu.share; changes made here by hand are overwritten."
@@ -52,7 +53,7 @@ FACTS = {
                 "Signed-By: /etc/apt/keyrings/kubegpu-cuda.asc\n"
             ),
             "/etc/apt/preferences.d/kubegpu-driver.pref": (
-                f"# {HEADING}\nPackage: *nvidia* *cuda* libnv*\nPin: version {VERSION}-*\nPin-Priority: 1001\n"
+                f"# {HEADING}\nPackage: {PINNED}\nPin: version {VERSION}-*\nPin-Priority: 1001\n"
             ),
             "/etc/apt/apt.conf.d/90kubegpu-driver": (
                 f"// {HEADING}\nUnattended-Upgrade::Package-Blacklist {{\n"
