@@ -30,9 +30,9 @@ LIMITS: dict[str, tuple[int, int]] = {
     "container_runtime": (28, 182),
     "control_plane_info": (66, 330),
     "driver_runfile": (11, 30),
-    "gpu_acceptance": (47, 338),
+    "gpu_acceptance": (48, 338),
     "gpu_allocation_check": (68, 573),
-    "gpu_allocation_info": (28, 200),
+    "gpu_allocation_info": (29, 200),
     "gpu_node_info": (60, 258),
     "gpu_operator": (14, 118),
     "helm_chart": (9, 40),
@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "openshift_scheduler": (20, 152),
     "pinned_packages": (34, 170),
     "service_account_kubeconfig": (11, 60),
-    "toolkit_config": (21, 82),
+    "toolkit_config": (22, 82),
 }
 # For a module that has no entry yet.
 DEFAULT = (15, 75)

@@ -9,10 +9,10 @@ card has its own size.
 
 from __future__ import annotations
 
-import re
 import typing as t
 
 from .._contracts import claims as dra
+from .._core.natural import natural
 from .._core.untrusted import line
 from .claims import Read, add_cards, resolve
 from .nodes import Node, Part, read_node
@@ -20,7 +20,6 @@ from .pods import DRA, GPUSHARE, HAMI, NVIDIA, Claim, PodReader
 from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
 
 BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA)
-_DIGITS = re.compile(r"([0-9]+)")
 
 
 def allocation(
@@ -66,14 +65,6 @@ def assemble(nodes: t.Sequence[Node], claims: t.Iterable[Claim], by_claims: Read
         "used": first["used"],
         "totals": totals,
     }
-
-
-def natural(text: str) -> list[str | int]:
-    """Return a sort key that puts gpu2 before gpu10."""
-    # Longer than any name of Kubernetes; Python can't parse much longer numbers.
-    parts: list[str | int] = list(_DIGITS.split(text[:300]))
-    parts[1::2] = map(int, parts[1::2])
-    return parts
 
 
 def percent(used: int, total: int) -> int:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import typing as t
 
-from .._allocation.compute import natural
+from .._core.natural import natural
 from . import (
     claims,
     claims_node,

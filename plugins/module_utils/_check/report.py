@@ -9,8 +9,8 @@ import dataclasses
 import datetime
 import typing as t
 
-from .._allocation.compute import natural
 from .._core.errors import BadInput
+from .._core.natural import natural
 from .._core.types import JsonObject
 from .common import has_gpus
 from .model import Snapshot

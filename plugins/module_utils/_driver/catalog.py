@@ -12,6 +12,7 @@ import fnmatch
 import re
 import typing as t
 
+from .._core.natural import natural
 from .._core.types import JsonObject
 from .._host.types import Package
 from .options import DriverOptions
@@ -143,7 +144,7 @@ class Catalog:
         installed = [str(one) for one in self._kernel.get("installed") or []]
         if not installed:
             return []
-        return list(dict.fromkeys([str(self._kernel.get("release")), max(installed, key=_natural)]))
+        return list(dict.fromkeys([str(self._kernel.get("release")), max(installed, key=natural)]))
 
     def missing_headers(self) -> list[Headers]:
         """Return the packages of kernel headers for each kernel that lacks them."""
@@ -241,11 +242,6 @@ def _every_name(row: JsonObject) -> list[str]:
 
 def _matches(name: str, patterns: t.Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Return a key that sorts version numbers as numbers."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", text)]
 
 
 def _kernel_version(release: str) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._allocation.compute import natural
 from .._contracts import gpushare as contract
 from .._contracts.claim_templates import API_VERSION
 from .._core.errors import BadInput, ShareError
+from .._core.natural import natural
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube

@@ -11,10 +11,10 @@ import random
 import signal
 import typing as t
 
-from .._allocation.compute import natural
 from .._allocation.node_backends import ALLOCATORS, allocator_of
 from .._contracts import backends, nvidia_plugin
 from .._core.errors import BadInput, ShareError
+from .._core.natural import natural
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube

@@ -15,6 +15,7 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.errors import BadInput
+from .._core.natural import natural
 from .._driver import conflicts as driver_conflicts
 from .._driver import nouveau, provided
 from .._driver.modprobe import PATH as BLACKLIST
@@ -245,9 +246,9 @@ def _kernel_module(machine: Machine) -> Finding | None:
     modules = machine.node["kernel"]["modules"]
     if not any(one["nvidia"] for one in modules.values()):
         return None
-    # The boot loader takes the last one.
-    booted = (machine.node["kernel"]["release"], list(modules)[-1])
-    missing = [name for name, one in modules.items() if not one["nvidia"] and name in booted]
+    # The boot loader takes the newest one.
+    booted = {machine.node["kernel"]["release"], max(modules, key=natural)}
+    missing = sorted((name for name in booted & set(modules) if not modules[name]["nvidia"]), key=natural)
     if not missing:
         return None
     return _found(

@@ -9,6 +9,7 @@ import json
 import re
 import typing as t
 
+from .._core.natural import natural
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
 from .._host.types import Package
@@ -102,7 +103,7 @@ def cdi(system: System, module: str | None) -> CdiSpecs:
                 specs.append({"path": f"{folder}/{name}", **spec})
                 versions |= set(re.findall(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.[\d.]*\d)\b", content))
     # Report one version; of several, one that isn't the driver's.
-    reported = sorted(version for version in versions if version != module) or sorted(versions)
+    reported = sorted(versions - {module}, key=natural) or sorted(versions)
     return {
         "specs": specs,
         "driver_version": reported[0] if reported else "",

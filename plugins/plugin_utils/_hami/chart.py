@@ -10,6 +10,7 @@ import typing as t
 
 import yaml
 
+from ...module_utils._core.natural import natural
 from ...module_utils._core.types import JsonObject
 from .tree import MISSING, Finding, finding, get, put, take
 
@@ -97,7 +98,7 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
         problems.append(finding("no_device_config", "", f"the chart renders no ConfigMap with {DEVICE_CONFIG}"))
         return {"release_values": values, "problems": problems}
     section = config.get("nvidia") or {}
-    found = sorted({version for one in objects for version in [_chart_version(one)] if version})
+    found = sorted({version for one in objects for version in [_chart_version(one)] if version}, key=natural)
     if found != [planned["chart_version"]]:
         message = f"the chart is version {' and '.join(found) or 'unknown'}, and hami_chart_version is"
         problems.append(finding("chart_version", "", f"{message} {planned['chart_version']}"))

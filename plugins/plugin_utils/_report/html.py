@@ -18,8 +18,8 @@ from pathlib import Path
 
 import jinja2
 
-from ...module_utils._allocation.compute import natural
 from ...module_utils._contracts import gpushare as contract
+from ...module_utils._core.natural import natural
 from . import model
 from .html_bars import COLORS, OTHER, Bar, Segment, bars
 from .values import amount, mib, number, percent, plural

@@ -13,8 +13,8 @@ import dataclasses
 import json
 import typing as t
 
-from ...module_utils._allocation.compute import natural
 from ...module_utils._contracts import gpushare as contract
+from ...module_utils._core.natural import natural
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line as text
 from . import model

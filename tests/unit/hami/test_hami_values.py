@@ -319,3 +319,5 @@ def test_a_chart_that_ignores_values_is_refused():
         ("value_ignored", "scheduler.admissionWebhook.failurePolicy"),
     ]
     assert codes(release("", planned)["problems"]) == [("no_device_config", "")]
+    several = "\n---\n".join(rendered(planned["release_values"], version=one) for one in ("2.10.0", "2.9.0"))
+    assert "is version 2.9.0 and 2.10.0," in release(several, planned)["problems"][0]["message"]

@@ -288,6 +288,12 @@ def test_files_that_are_no_spec(text):
     assert toolkit.parse_json(text) is None and toolkit.parse_yaml(text) is None
 
 
+def test_of_several_drivers_in_cdi_specs_the_oldest_is_reported():
+    text = "".join(f"/usr/lib/libcuda.so.{one}\n" for one in ("570.133.20", "570.9.1", "580.95.05"))
+    system = FakeSystem({f"{toolkit.CDI[0]}/nvidia.yaml": f"cdiVersion: 0.6.0\nkind: nvidia.com/gpu\n{text}"})
+    assert toolkit.cdi(system, "580.95.05")["driver_version"] == "570.9.1"
+
+
 @pytest.mark.parametrize(
     ("driver_version", "toolkit_version", "cgroup", "mig", "unmet"),
     [

@@ -34,6 +34,13 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
      {"kernel__modules": {"6.1": {"nvidia": True}, "6.2": {"nvidia": False}}}, "for kernel 6.2, and would have no GPU"),
     ("kernel-without-module", WARNING, DEFAULT,
      {"kernel__modules": {"6.1": {"nvidia": False}, "6.2": {"nvidia": True}}}, "for kernel 6.1"),
+    ("kernel-without-module", WARNING, DEFAULT,
+     {"kernel__release": "6.8.0-99", "kernel__modules": {"6.8.0-100": {"nvidia": False}, "6.8.0-99": {"nvidia": True}}},
+     "for kernel 6.8.0-100, and"),
+    ("kernel-without-module", WARNING, DEFAULT,
+     {"kernel__release": "6.8.0-9",
+      "kernel__modules": {"6.8.0-100": {"nvidia": False}, "6.8.0-9": {"nvidia": False}, "6.8.0-99": {"nvidia": True}}},
+     "for kernel 6.8.0-9, 6.8.0-100, and"),
     ("headers-missing", NOTE, DEFAULT, {**NO_DRIVER, "kernel__headers": False}, "running kernel 6.1"),
     ("compiler-mismatch", WARNING, DEFAULT, {"kernel__compiler": {"kernel": "13.2.0", "gcc": "12.2.0"}}, "gcc 12.2.0"),
     ("secure-boot", WARNING, DEFAULT, {**NO_DRIVER, "secure_boot": True}, "mokutil --import /var/lib/dkms/mok.pub"),
@@ -130,6 +137,14 @@ def test_every_check_has_a_case_and_a_meaning() -> None:
         # A driver that runs under Secure Boot is signed with a key that is enrolled.
         (DEFAULT, {"secure_boot": True}),
         (DEFAULT, {"log__xids": [{"address": "0000:01:00.0", "code": 13}]}),
+        # The boot loader takes 6.1.0-10; an old kernel needs no module.
+        (
+            DEFAULT,
+            {
+                "kernel__release": "6.1.0-10",
+                "kernel__modules": {"6.1.0-10": {"nvidia": True}, "6.1.0-9": {"nvidia": False}},
+            },
+        ),
         (DEFAULT, {"services": {"nvidia-fabricmanager": {"active": False}}, "nvswitches": []}),
     ],
 )
