@@ -245,5 +245,5 @@ def _matches(name: str, patterns: t.Iterable[str]) -> bool:
 
 
 def _kernel_version(release: str) -> str:
-    """Return a kernel's release as its packages' version: without the architecture or SUSE's flavour."""
-    return re.sub(r"[.](x86_64|aarch64|noarch)$|-(default|azure|64kb|rt|preempt|longterm)$", "", release)
+    """Return a kernel's release as its packages' version: without the architecture and variant, or SUSE's flavour."""
+    return re.sub(r"[.](x86_64|aarch64|noarch)([+].*)?$|-(default|azure|64kb|rt|preempt|longterm)$", "", release)

@@ -327,6 +327,54 @@ def test_headers_of_the_running_and_of_the_newest_kernel():
     assert chosen(observed)["headers"] == []
 
 
+EL8, EL9, EL10 = "4.18.0-553.5.1.el8_10", "5.14.0-570.12.1.el9_6", "6.12.0-55.9.1.el10_0"
+EL8_RT, EL9_RT = "4.18.0-553.5.1.rt7.346.el8_10", "5.14.0-284.11.1.rt14.296.el9_2"
+# A node, the end of "uname -r" after the version, and the packages of the newest and of another kernel's headers.
+KERNELS = [
+    ("rhel-8", EL8, ".x86_64", "kernel-devel", "kernel-devel"),
+    ("rhel-8", EL8, ".aarch64", "kernel-devel", "kernel-devel"),
+    ("rhel-8", EL8, ".x86_64+debug", "kernel-debug-devel", "kernel-debug-devel"),
+    ("rhel-8", EL8_RT, ".x86_64", "kernel-rt-devel", "kernel-rt-devel"),
+    ("rhel-8", EL8_RT, ".x86_64+debug", "kernel-rt-debug-devel", "kernel-rt-debug-devel"),
+    ("rhel-8", "5.15.0-209.161.7.2.el8uek", ".x86_64", "kernel-uek-devel", "kernel-uek-devel"),
+    ("rocky-9", EL9, ".x86_64", "kernel-devel-matched", "kernel-devel"),
+    ("rocky-9", EL9, ".aarch64", "kernel-devel-matched", "kernel-devel"),
+    ("rocky-9", "5.14.0-601.el9", ".x86_64", "kernel-devel-matched", "kernel-devel"),
+    ("rocky-9", EL9, ".x86_64+debug", "kernel-debug-devel-matched", "kernel-debug-devel"),
+    ("rocky-9", EL9, ".aarch64+64k", "kernel-64k-devel-matched", "kernel-64k-devel"),
+    ("rocky-9", EL9, ".aarch64+64k-debug", "kernel-64k-debug-devel-matched", "kernel-64k-debug-devel"),
+    ("rocky-9", EL9, ".x86_64+rt", "kernel-rt-devel", "kernel-rt-devel"),
+    ("rocky-9", EL9, ".x86_64+rt-debug", "kernel-rt-debug-devel", "kernel-rt-debug-devel"),
+    ("rocky-9", EL9_RT, ".x86_64", "kernel-rt-devel", "kernel-rt-devel"),
+    ("rocky-9", EL9_RT, ".x86_64+debug", "kernel-rt-debug-devel", "kernel-rt-debug-devel"),
+    ("ol-9", "6.12.0-1.23.3.2.el9uek", ".aarch64", "kernel-uek-devel", "kernel-uek-devel"),
+    ("rhel-10", EL10, ".x86_64", "kernel-devel-matched", "kernel-devel"),
+    ("rhel-10", EL10, ".aarch64+64k", "kernel-64k-devel-matched", "kernel-64k-devel"),
+    ("rhel-10", EL10, ".aarch64+64k-debug", "kernel-64k-debug-devel-matched", "kernel-64k-debug-devel"),
+    ("rhel-10", EL10, ".x86_64+debug", "kernel-debug-devel-matched", "kernel-debug-devel"),
+    ("rhel-10", EL10, ".x86_64+rt", "kernel-rt-devel", "kernel-rt-devel"),
+    ("rhel-10", EL10, ".x86_64+rt-debug", "kernel-rt-debug-devel", "kernel-rt-debug-devel"),
+    ("rhel-10", EL10, ".aarch64+rt-64k", "kernel-rt-64k-devel", "kernel-rt-64k-devel"),
+    ("rhel-10", EL10, ".aarch64+rt-64k-debug", "kernel-rt-64k-debug-devel", "kernel-rt-64k-debug-devel"),
+]
+
+
+@pytest.mark.parametrize(
+    ("release", "version", "end", "newest", "each"), KERNELS, ids=[f"{row[0]} {row[1]}{row[2]}" for row in KERNELS]
+)
+def test_headers_of_enterprise_linux_fit_the_kernels_variant(release, version, end, newest, each):
+    kernel, later = f"{version}{end}", f"99.{version}{end}"
+    observed = node(release, "turing")
+    modules = {one: {"headers": False} for one in (kernel, later)}
+    observed["kernel"] = {"release": kernel, "installed": [kernel], "modules": modules}
+    assert chosen(observed)["headers"] == [{"kernel": kernel, "packages": [f"{newest}={version}"]}]
+    observed["kernel"]["installed"] = [kernel, later]
+    assert chosen(observed)["headers"] == [
+        {"kernel": kernel, "packages": [f"{each}={version}"]},
+        {"kernel": later, "packages": [f"{newest}=99.{version}"]},
+    ]
+
+
 def test_a_container_has_no_kernel_to_build_for():
     observed = node("debian-12", "turing", secure_boot=True)
     observed["kernel"] = {"release": "6.1.0-9-amd64", "installed": [], "headers": False}
