@@ -35,6 +35,8 @@ SUBJECT = "host {host} "
 # Xid errors after which a card needs a reset or a repair:
 # https://docs.nvidia.com/deploy/xid-errors/
 FATAL_XIDS = (48, 74, 79, 95, 119, 120)
+# Modules beside the driver that dkms builds (GPUDirect Storage and RDMA).
+NO_DRIVER = ("nvidia-fs", "nvidia_fs", "nvidia-peer", "nvidia_peer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +244,7 @@ def _boot(machine: Machine) -> Finding | None:
 
 @check("kernel-without-module")
 def _kernel_module(machine: Machine) -> Finding | None:
-    """A driver is installed, and the running or the newest kernel has no module of it (DKMS failed or wasn't run)."""
+    """A driver is installed, and the running or the newest kernel has no module of it (not built or not installed)."""
     modules = machine.node["kernel"]["modules"]
     if not any(one["nvidia"] for one in modules.values()):
         return None
@@ -254,10 +256,44 @@ def _kernel_module(machine: Machine) -> Finding | None:
     return _found(
         WARNING,
         "has no nvidia module for kernel {kernels}, and would have no GPU when that one runs",
-        "install its headers and run 'dkms autoinstall -k {newest}'",
+        _module_advice(machine.node, missing),
         kernels=missing,
         newest=missing[-1],
+        packages=_module_packages(machine.node, missing),
     )
+
+
+def _module_advice(node: GpuNode, missing: t.Sequence[str]) -> str:
+    """Return the template of what gives kernels the driver's module, by what gave it to the others."""
+    packages = node["packages"]
+    if _built_by_dkms(node):
+        return "install its headers and run 'dkms autoinstall -k {newest}'"
+    if any(name.startswith("akmod-nvidia") for name in packages):
+        return "install its headers and run 'akmods --force --kernels {newest}'"
+    if _module_packages(node, missing):
+        return "install {packages}: the modules come compiled, in a package for each kernel"
+    if node["driver"]["runfile"]:
+        return "boot it and run the driver's .run file again: dkms doesn't build these modules"
+    return "install the package of its compiled modules, or boot a kernel that has them: dkms doesn't build these"
+
+
+def _built_by_dkms(node: GpuNode) -> bool:
+    """Return whether dkms builds the driver's modules; a package no-dkms and nvidia-fs don't show that."""
+    names = [one["module"] for one in node["dkms"]] + [name for name in node["packages"] if "dkms" in name]
+    return any("nvidia" in name and "no-dkms" not in name and not name.startswith(NO_DRIVER) for name in names)
+
+
+def _module_packages(node: GpuNode, missing: t.Sequence[str]) -> list[str]:
+    """Return the names that packages for one kernel, such as linux-modules-nvidia-580-<kernel>, have for others."""
+    having = [release for release, one in node["kernel"]["modules"].items() if one["nvidia"]]
+    prefixes = {
+        name[: -len(release)]
+        for name in node["packages"]
+        for release in having
+        # The kernel's own flavour may be nvidia, too.
+        if name.endswith(f"-{release}") and "nvidia" in name[: -len(release)]
+    }
+    return sorted(f"{prefix}{release}" for prefix in prefixes for release in missing)
 
 
 @check("headers-missing")
@@ -296,9 +332,8 @@ def _secure_boot(machine: Machine) -> Finding | None:
     if mok["pending"]:
         what = "has Secure Boot on and a key whose enrolment waits for the next boot"
         return _found(PROBLEM, what, "reboot it and confirm the key on its console")
-    built_here = any("dkms" in name and "nvidia" in name for name in machine.node["packages"])
     return _found(
-        PROBLEM if built_here or machine.node["log"]["key_rejected"] else WARNING,
+        PROBLEM if _built_by_dkms(machine.node) or machine.node["log"]["key_rejected"] else WARNING,
         "has Secure Boot on and no enrolled key for modules that are built on it",
         "use signed modules (driver_source: distribution on Ubuntu), or run 'mokutil --import {key}', reboot it and "
         "confirm the key on its console",

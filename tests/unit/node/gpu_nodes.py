@@ -70,6 +70,7 @@ HEALTHY: dict[str, Any] = {
             }
         ],
         "fabric": {"version": VERSION, "needed": True},
+        "runfile": None,
     },
     "toolkit": {
         "version": "1.20.1",
@@ -82,6 +83,7 @@ HEALTHY: dict[str, Any] = {
     "cgroup": {"version": 2},
     "devices": {"uvm": True, "char_links": False},
     "log": {"xids": [], "key_rejected": False, "unsupported_by_open": False},
+    "dkms": [],
     "apt": None,
     "rpm": None,
     "packages": {"nvidia-driver-cuda": {"version": "580.95.05-1", "held": True, "origin": "NVIDIA"}},

@@ -105,6 +105,74 @@ def test_each_fault_has_its_finding_and_no_other(
     assert "gpu7" not in found[0].bare
 
 
+BOTH = {"6.8.0-99-generic": {"nvidia": True}, "6.8.0-100-generic": {"nvidia": False}}
+BY_DKMS = "install its headers and run 'dkms autoinstall -k 6.8.0-100-generic'"
+MODULES = "linux-modules-nvidia-580-server-open"
+
+
+def dkms(module: str) -> list[dict[str, str]]:
+    return [{"module": module, "version": "1", "kernel": "6.8.0-99-generic", "state": "installed"}]
+
+
+def named(*packages: str) -> dict[str, Any]:
+    return {name: {"version": "1", "held": True, "origin": ""} for name in packages}
+
+
+@pytest.mark.parametrize(
+    ("paths", "advice"),
+    [
+        ({"packages": named("nvidia-dkms-580-open"), "dkms": dkms("nvidia")}, BY_DKMS),
+        ({"packages": named("nvidia-driver-cuda"), "dkms": dkms("nvidia-current")}, BY_DKMS),
+        ({"packages": named("kmod-nvidia-open-dkms")}, BY_DKMS),
+        ({"packages": {}, "dkms": dkms("nvidia"), "driver__runfile": {"version": "580.95.05"}}, BY_DKMS),
+        (
+            {"packages": named("nvidia-headless-no-dkms-580-server-open", f"{MODULES}-6.8.0-99-generic")},
+            f"install {MODULES}-6.8.0-100-generic: the modules come compiled",
+        ),
+        # Canonical's modules, and dkms for another module than the driver's.
+        (
+            {
+                "packages": named("nvidia-fs-dkms", f"{MODULES}-6.8.0-99-generic", "linux-headers-6.8.0-99-generic"),
+                "dkms": dkms("nvidia-fs"),
+            },
+            f"install {MODULES}-6.8.0-100-generic: the modules come compiled",
+        ),
+        ({"packages": named("akmod-nvidia-open")}, "run 'akmods --force --kernels 6.8.0-100-generic'"),
+        ({"packages": {}, "driver__runfile": {"version": "580.95.05"}}, "run the driver's .run file again"),
+        (
+            {"packages": named("nvidia-open-kmod", "nvidia-driver-cuda")},
+            "install the package of its compiled modules",
+        ),
+        (
+            {"packages": named("nvidia-open-driver-G06-signed-cuda-kmp-default")},
+            "install the package of its compiled modules",
+        ),
+    ],
+)
+def test_advice_for_a_kernel_without_a_module_fits_where_modules_come_from(paths: dict[str, Any], advice: str) -> None:
+    (found,) = [
+        one
+        for one in examine("n", DEFAULT, kernel__release="6.8.0-99-generic", kernel__modules=BOTH, **paths)
+        if one.id == "kernel-without-module"
+    ]
+    assert advice in found.do and ("dkms autoinstall" in found.do) == (advice == BY_DKMS)
+
+
+def test_packages_of_a_kernel_of_the_flavour_nvidia_are_no_modules_of_the_driver() -> None:
+    old, new = "6.8.0-99-nvidia", "6.8.0-100-nvidia"
+    packages = named(*(f"linux-{one}-{old}" for one in ("image", "headers", "modules", "tools")), f"{MODULES}-{old}")
+    modules = {new: {"nvidia": False}, old: {"nvidia": True}}
+    found = examine("n", DEFAULT, kernel__release=old, kernel__modules=modules, packages=packages)
+    (advice,) = [one.do for one in found if one.id == "kernel-without-module"]
+    assert f"install {MODULES}-{new}: the" in advice
+
+
+def test_packages_without_dkms_build_nothing_here() -> None:
+    packages = named("nvidia-headless-no-dkms-580-server-open")
+    found = examine("n", DEFAULT, **NO_DRIVER, secure_boot=True, packages=packages)
+    assert [one.severity for one in found if one.id == "secure-boot"] == [WARNING]
+
+
 # Checks whose cases are in test_preflight.py: they need no healthy node.
 OTHERS = {"distribution", "architecture", "no-gpu", "unknown-cards", "device-list", "small-card", "memory-limit"}
 
