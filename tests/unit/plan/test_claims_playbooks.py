@@ -146,7 +146,7 @@ def test_the_extender_leaves_with_its_last_node_and_nothing_else_changes(cluster
     planned = cluster.play(tmp_path, "plan.yml", "-e", "plan_output=plan.json", **mixed)
     assert planned.rc == 0, planned.text
     steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
-    # The step of the extender comes first, so it gives gpu1 the label that no kubelet may set; nothing else of it changes.
+    # The extender's step comes first: it gives gpu1 the label that no kubelet may set, and changes nothing else.
     assert {step["stage"] for step in steps} == {"cluster_scheduler", "device_plugin", "dra"}, steps
     assert [step["changes"] for step in steps if step["stage"] == "device_plugin"] == [["Node gpu1"]], steps
     done = run_playbook(
