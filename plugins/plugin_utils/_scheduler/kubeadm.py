@@ -42,7 +42,7 @@ class Reason(enum.Enum):
     """Why an upgrade by kubeadm loses our change, or a condition for keeping it."""
 
     NO_CONFIG_MAP = f"{NAME} doesn't exist"
-    NOT_OBSERVED = f"{NAME} is left as it is: {{machines}} was not observed in this run"
+    NOT_OBSERVED = f"{NAME} is left as it is: this run has no facts of {{machines}}"
     OTHER_FLAG = (
         f"{NAME} gives kube-scheduler {{flag}}, and on {{machines}} it has {{machine_flag}}: kubeadm upgrade replaces "
         "that, and the extender is lost. Set the same flag in both and run site.yml again"

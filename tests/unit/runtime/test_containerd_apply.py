@@ -122,7 +122,7 @@ def test_nothing_is_written_without_the_binary_or_over_a_later_change() -> None:
             Done(0, WITH + "[grpc]\ngid = 0\n", ""),
             "your `gid` in \\[grpc\\] would be nothing instead of 5; this",
         ),
-        (PLAIN, Done(1, "", "a\ncontainerd: bad\n"), "containerd: bad"),
+        (PLAIN, Done(1, "", 'level=info msg="starting"\ncontainerd: bad\n'), "containerd: bad"),
     ],
 )
 def test_a_rejected_configuration_is_rolled_back_without_a_restart(before: str, after: Done, message: str) -> None:
