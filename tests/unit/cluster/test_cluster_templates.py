@@ -103,7 +103,8 @@ def test_the_extender_runs_beside_each_scheduler(name):
     keys = [f"node-role.kubernetes.io/{role}" for role in ("control-plane", "master")]
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [term["matchExpressions"] for term in terms] == [[{"key": key, "operator": "Exists"}] for key in keys]
-    assert {each["key"] for each in spec["tolerations"]} == set(keys)
+    # Whatever taint its control plane has: etcd, CriticalAddonsOnly, an administrator's own.
+    assert spec["tolerations"] == [{"operator": "Exists"}]
 
 
 @pytest.mark.parametrize(("name", "command"), [("extender", extender_command), ("device_plugin", plugin_command)])
