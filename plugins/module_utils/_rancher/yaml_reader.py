@@ -9,6 +9,7 @@ doesn't know is refused, never guessed. https://yaml.org/spec/1.1/
 
 from __future__ import annotations
 
+import math
 import re
 import typing as t
 
@@ -56,6 +57,10 @@ WHY = {
     "tag": "a tag or directive, which this collection doesn't read",
 }
 DEEPEST = 40
+# Digits of an integer, also of a binary one with zeros before it.
+LONGEST_NUMBER = 1000
+# Characters with which a value that isn't plain begins, on one line or within brackets.
+STARTS = "[{\"'*"
 
 _BAD = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufffd\ufffe\uffff\ufeff]")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -91,7 +96,8 @@ def plain(text: str) -> str | None:
         return _BOOLS[text]
     digits = text.replace("_", "") if text[:1] in "+-.0123456789" else ""
     number = _INTEGER.match(digits)
-    if number:
+    # Longer ones are out of Go's range; Python refuses to parse much longer ones.
+    if number and len(digits) < LONGEST_NUMBER:
         value = number.group(2)
         base = {"x": 16, "b": 2, "o": 8}.get(value[1:2].lower(), 8 if value[0] == "0" else 10)
         whole = int(value[2:] if value[1:2].isalpha() else value, base)
@@ -99,6 +105,9 @@ def plain(text: str) -> str | None:
             return str(-whole if number.group(1) == "-" else whole)
     if _FLOAT.match(digits):
         real = float(digits)
+        if math.isinf(real):
+            # Out of Go's range, such as a token 12e4567: it is text.
+            return text
         return str(int(real)) if real == int(real) and abs(real) < 1e21 else repr(real)
     return text
 
@@ -153,6 +162,12 @@ class _Reader:
     def _peek(self, width: int = 1) -> str:
         """Return the next characters; a line feed at the end of the text."""
         return self._text[self._at : self._at + width] or "\n"
+
+    def _blank_follows(self) -> bool:
+        return self._peek(2)[1:] in ("", " ", "\t", "\n")
+
+    def _dash(self) -> bool:
+        return self._peek() == "-" and self._blank_follows()
 
     def _column(self) -> int:
         return self._at - (self._text.rfind("\n", 0, self._at) + 1)
@@ -219,22 +234,20 @@ class _Reader:
             mark, properties = self._peek(), True
             if mark == "&":
                 anchor = self._name()
-            elif self._peek(5) in ("!!str", "!!str\n"):
+            elif self._peek(5) == "!!str":
                 self._at, text_only = self._at + 5, True
             else:
                 raise self._wrong("tag")
             if not self._blanks() and self._peek() != "\n":
                 raise self._wrong("end")
-        on_line = not (self._peek() == "\n" or self._comment())
-        if on_line:
+        if self._peek() != "\n" and not self._comment():
             found = self._content(least, first=False, text_only=text_only, compact=not properties and sequence_at < 0)
         else:
             back = self._at
             self._rest_of_line()
             self._next_line()
             column = self._column()
-            dash = self._peek() == "-" and self._peek(2)[1:] in ("", " ", "\t", "\n")
-            if self._ends() or not (column >= least or (dash and column == sequence_at)):
+            if self._ends() or not (column >= least or (column == sequence_at and self._dash())):
                 self._at = back
                 self._rest_of_line()
                 found = "" if text_only else None
@@ -269,12 +282,11 @@ class _Reader:
         self._enter()
         try:
             here, column = self._peek(), self._column()
-            blank = self._peek(2)[1:] in ("", " ", "\t", "\n")
-            if here == "-" and blank:
+            if self._dash():
                 if not (first or compact):
                     raise self._wrong("plain")
                 return self._sequence(column)
-            if here == "?" and blank:
+            if here == "?" and self._blank_follows():
                 raise self._wrong("key")
             if here in "&!" and first:
                 # Of a value on lines of its own, or of its first key.
@@ -287,12 +299,8 @@ class _Reader:
                 return self._mapping(column)
             if here in "|>":
                 return self._block_scalar(least)
-            if here in "[{":
-                found: Value = self._flow()
-            elif here in "\"'":
-                found = self._quoted()
-            elif here == "*":
-                found = self._alias()
+            if here in STARTS:
+                found = self._started(here)
             else:
                 text = self._plain(least, flow=False)
                 found = text if text_only else plain(text)
@@ -300,6 +308,12 @@ class _Reader:
             return found
         finally:
             self._depth -= 1
+
+    def _started(self, here: str) -> Value:
+        """Read a value that its first character tells, one of STARTS."""
+        if here in "[{":
+            return self._flow()
+        return self._alias() if here == "*" else self._quoted()
 
     def _is_key(self) -> bool:
         """Return whether a key with its colon begins here, on this line."""
@@ -326,7 +340,7 @@ class _Reader:
         if "\n" in self._text[start : self._at]:
             raise self._wrong("key")
         self._blanks()
-        if self._peek() != ":" or self._peek(2)[1:] not in ("", " ", "\t", "\n"):
+        if self._peek() != ":" or not self._blank_follows():
             raise self._wrong("key")
         self._at += 1
         return str(key or "")
@@ -360,8 +374,7 @@ class _Reader:
             self._at += 1
             found.append(self._value(column + 1))
             self._next_line()
-            dash = self._peek() == "-" and self._peek(2)[1:] in ("", " ", "\t", "\n")
-            if self._ends() or self._column() < column or (self._column() == column and not dash):
+            if self._ends() or self._column() < column or (self._column() == column and not self._dash()):
                 return found
             if self._column() > column:
                 raise self._wrong("indent")
@@ -551,14 +564,7 @@ class _Reader:
             anchor = self._name()
             self._flow_space(start)
             here = self._peek()
-        if here in "[{":
-            found: Value = self._flow()
-        elif here in "\"'":
-            found = self._quoted()
-        elif here == "*":
-            found = self._alias()
-        else:
-            found = plain(self._plain(0, flow=True))
+        found = self._started(here) if here in STARTS else plain(self._plain(0, flow=True))
         if anchor:
             self._anchors[anchor] = found
         return found

@@ -87,6 +87,13 @@ def test_what_is_not_read_has_its_line(text: str, line: int, code: str) -> None:
     assert settings.explain("k3s", problem).startswith(f"{CONFIG}, line {line}: k3s's settings can't be read here: ")
 
 
+@pytest.mark.parametrize("number", ["12e4567", "-1e999", "9" * 400, "9" * 5000, "0x" + "f" * 5000])
+def test_numbers_out_of_range_are_text(number: str) -> None:
+    """A random token may look like one."""
+    found = given({CONFIG: f"token: {number}\ndata-dir: {number}\n"})
+    assert found["problem"] is None and settings.value(found, "data-dir") == number
+
+
 def test_settings_on_another_machine_are_refused() -> None:
     assert given({}, "server --config https://host/k3s.yaml")["problem"] == {
         "path": "https://host/k3s.yaml",
