@@ -83,7 +83,7 @@ def ref_of(definition: JsonObject) -> Ref:
     )
 
 
-class Turned:
+class PagesSeen:
     """The pages of one list so far, by which a server that doesn't page is found: it would be asked for ever.
 
     ansible-operator's proxy, for example, answers each page with all objects and one and the same token.
@@ -143,12 +143,12 @@ class Reads(abc.ABC):
         query += [("fieldSelector", field_selector)] if field_selector else []
         query += [("labelSelector", label_selector)] if label_selector else []
         items: list[JsonObject] = []
-        turned, more = Turned(), ""
+        seen, more = PagesSeen(), ""
         while True:
             page = self._answer(self._path(ref), query + ([("continue", more)] if more else []))
             more = str((page.get("metadata") or {}).get("continue") or "")
             found = page.get("items") or []
-            if turned.again(more, map(key_of, found)):
+            if seen.again(more, map(key_of, found)):
                 # It doesn't page; without a limit its answer is complete.
                 items, more = self._answer(self._path(ref), query[1:]).get("items") or [], ""
             else:

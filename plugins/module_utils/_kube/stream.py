@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .errors import KubeError
-from .refs import Turned, key_of
+from .refs import PagesSeen, key_of
 
 if t.TYPE_CHECKING:
     from .api import Kube
@@ -191,7 +191,7 @@ def _all_pages(one: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whol
     :raises _NotPaged: so it would have been.
     """
     kept: list[t.Any] = []
-    turned = Turned()
+    seen = PagesSeen()
     while True:
         about: JsonObject = {}
         following: t.Iterator[bytes] | None = None
@@ -200,12 +200,12 @@ def _all_pages(one: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whol
             # The order of a server that doesn't page may differ, so its token tells more than this.
             first = first or [key_of(item)]
             if not following and not whole and _token(about):
-                if turned.again(_token(about), first):
+                if seen.again(_token(about), first):
                     raise _NotPaged
                 following = ask(one, _token(about))
             kept += one.keep(item)
         if not following and not whole:
-            if turned.again(_token(about), first):
+            if seen.again(_token(about), first):
                 raise _NotPaged
             following = ask(one, _token(about)) if _token(about) else None
         if not following:

@@ -182,9 +182,9 @@ def value(settings: Settings, key: str, without: t.Container[str] = ()) -> str:
     return _last(values(settings, key, without)) or ""
 
 
-def on(settings: Settings, key: str) -> bool:
+def on(settings: Settings, key: str, without: t.Container[str] = ()) -> bool:
     """Return whether a setting that is yes or no is on."""
-    return value(settings, key) in TRUE
+    return value(settings, key, without) in TRUE
 
 
 def variable(settings: Settings, key: str, program: str, without: t.Container[str] = ()) -> str:
@@ -254,7 +254,7 @@ def explain(title: str, problem: Problem) -> str:
     :param title: of the program.
     """
     where = f"{problem['path']}, line {problem['line']}" if problem["line"] else problem["path"]
-    return f"{where}: {title}'s settings can't be read here: {WHY[problem['code']]}"
+    return f"{where}: {title}'s settings can't be read here: {WHY.get(problem['code'], 'an unknown reason')}"
 
 
 def _last(words: t.Sequence[str]) -> str | None:

@@ -28,11 +28,7 @@ def runtime_driver(name: str, runtimes: Runtimes) -> str:
     state = state_of(name, runtimes)
     if name != "containerd" or not state:
         return str(state.get("cgroup_driver") or "") if state else ""
-    found = effective(str(state.get("dump") or ""))
-    model = found.runtime(found.model()) if found.plugin and found.model() else None
-    if model is None:
-        return ""
-    return "systemd" if model.get(("options", "SystemdCgroup")) else "cgroupfs"
+    return effective(str(state.get("dump") or "")).cgroup_driver
 
 
 def kubelet_driver(kubelet: Kubelet, runtimes: Runtimes) -> str:

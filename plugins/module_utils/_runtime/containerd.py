@@ -323,6 +323,14 @@ class EffectiveConfig:
         fitting = self.models()
         return default if default in fitting else (fitting[0] if fitting else "")
 
+    @property
+    def cgroup_driver(self) -> str:
+        """Return the driver of most pods, ``systemd`` or ``cgroupfs``; empty where it is unknown."""
+        name = self.model() if self.plugin else ""
+        if not name:
+            return ""
+        return "systemd" if self.runtime(name).get(("options", "SystemdCgroup")) else "cgroupfs"
+
     def bare_runc(self) -> bool:
         """Return whether runc has built-in settings alone."""
         return set(self.runtime("runc")) <= {("runtime_type",), ("sandboxer",)}

@@ -36,10 +36,10 @@ def data_folder(kind: k3s.Kind, found: Settings) -> str:
     return posixpath.normpath(settings.value(found, "data-dir") or kind.data)
 
 
-def drop_in(kind: k3s.Kind, found: Settings) -> str:
-    """Return the path of our drop-in, beside the settings' file that it reads."""
+def drop_in(kind: k3s.Kind, found: Settings, name: str = k3s.DROP_IN_NAME) -> str:
+    """Return the path of a drop-in of ours, beside the settings' file that it reads."""
     path = found["path"] if found["path"].startswith("/") else kind.config
-    return posixpath.join(settings.folder_of(path), k3s.DROP_IN_NAME)
+    return posixpath.join(settings.folder_of(path), name)
 
 
 def uses_docker(kind: k3s.Kind, found: Settings) -> bool:
@@ -106,7 +106,7 @@ def observe(system: System, kind: k3s.Kind) -> K3sState | None:
         "gone": sorted(gone) if own_containerd(kind, configured) else [],
         "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
         "low_level": low_level(system),
-        "cgroup_driver": _cgroup_driver(found),
+        "cgroup_driver": found.cgroup_driver,
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, read),
         "ours": system.exists(ours) or system.exists(kind.drop_in),
@@ -128,9 +128,3 @@ def _facts(template: k3s.Template) -> K3sTemplate:
         "names_nvidia": containerd.RUNTIME_NAME in template.text,
         "repeats_nvidia": template.repeats(containerd.RUNTIME_NAME),
     }
-
-
-def _cgroup_driver(found: containerd.EffectiveConfig) -> str:
-    if not found.plugin:
-        return ""
-    return "systemd" if found.runtime(found.model()).get(("options", "SystemdCgroup")) else "cgroupfs"

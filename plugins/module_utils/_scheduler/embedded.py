@@ -20,7 +20,7 @@ from .._host.systemd import stale, unit
 from .._rancher import settings
 from .._rancher.settings import Settings
 from .._runtime import k3s
-from .._runtime.k3s_query import data_folder, settings_of
+from .._runtime.k3s_query import data_folder, drop_in, settings_of
 
 DROP_IN_NAME = "99-kubegpu-scheduler.yaml"
 ARG = "kube-scheduler-arg"
@@ -104,10 +104,9 @@ def observe(system: System, name: str) -> Server | None:
     kind = places.kind
     version = k3s.version_of(system.run([daemon.binary, "--version"], timeout=20).out)
     found = settings_of(system, kind, daemon)
-    path = found["path"] if found["path"].startswith("/") else kind.config
-    drop_in = posixpath.join(settings.folder_of(path), DROP_IN_NAME)
+    ours = drop_in(kind, found, DROP_IN_NAME)
     configs = named(settings.values(found, ARG))
-    newer = [one for one in (drop_in, *configs) if system.exists(one)]
+    newer = [one for one in (ours, *configs) if system.exists(one)]
     return {
         "version": version,
         "unit": daemon.name,
@@ -115,9 +114,9 @@ def observe(system: System, name: str) -> Server | None:
         "pid": daemon.pid,
         "data": data_folder(kind, found),
         "settings": settings.only(found, KEYS, names=(ENV,)),
-        "drop_in_path": drop_in,
-        "drop_in": system.read(drop_in),
-        "unread": system.read(places.drop_in) if places.drop_in != drop_in else None,
+        "drop_in_path": ours,
+        "drop_in": system.read(ours),
+        "unread": system.read(places.drop_in) if places.drop_in != ours else None,
         "named": configs[-1] if configs else "",
         "stale": daemon.active and stale(system, daemon.pid, newer),
     }

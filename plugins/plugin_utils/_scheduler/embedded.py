@@ -19,7 +19,6 @@ from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Plan
 from ...module_utils._rancher import settings
-from ...module_utils._rancher.settings import TRUE
 from ...module_utils._scheduler import embedded
 from ...module_utils._scheduler.control_plane import ControlPlane, health_base
 from . import config, merged_file
@@ -109,10 +108,8 @@ class _Users(t.NamedTuple):
     @classmethod
     def of(cls, server: embedded.Server) -> _Users:
         found, ours = server["settings"], (server["drop_in_path"],)
-        arguments, mounts, disabled = (
-            settings.values(found, key, ours) for key in (embedded.ARG, embedded.MOUNT, embedded.DISABLED)
-        )
-        return cls(arguments, mounts, disabled[-1:] != [] and disabled[-1] in TRUE)
+        arguments, mounts = (settings.values(found, key, ours) for key in (embedded.ARG, embedded.MOUNT))
+        return cls(arguments, mounts, settings.on(found, embedded.DISABLED, ours))
 
 
 def _text(observed: ControlPlane, path: str) -> str | None:
