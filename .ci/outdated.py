@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """List each pinned component, the newest release that its registry has, and what it would take: ``make outdated``.
 
@@ -34,7 +33,8 @@ PYTHON = ("requirements.txt", "images/gpushare/requirements.lock", "images/gpush
 # Of Go modules, those that stay behind by intention aren't listed: releases that only tests of old configurations use.
 SETS = (*build.TOOL_SETS, build.HELM)
 
-SILENCE = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, LabError, subprocess.SubprocessError)
+# What a registry that doesn't answer, or answers with something else, comes to.
+NO_ANSWER = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, LabError, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _printed(*command: str) -> str:
 def ask(component: Component) -> list[str]:
     """Return the versions that a component's registry has.
 
-    :raises OSError, ValueError, KeyError, TypeError, LabError: it doesn't answer, or with something else.
+    :raises Exception: one of NO_ANSWER.
     """
     if component.kind == "go":
         listed = json.loads(_printed(build.find_go(), "list", "-m", "-versions", "-json", component.name))
@@ -127,15 +127,7 @@ def compare(found: t.Iterable[Component], asked: t.Callable[[Component], list[st
         try:
             version = newest(asked(component))
             rows.append(Row(component, version, "" if version else "its registry lists no release"))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            yaml.YAMLError,
-            LabError,
-            subprocess.SubprocessError,
-        ) as error:
+        except NO_ANSWER as error:
             rows.append(Row(component, "", " ".join(str(error).split())[:200]))
     return rows
 
