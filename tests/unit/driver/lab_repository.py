@@ -44,3 +44,22 @@ def make_toolkit(folder: Path) -> Path:
         (folder / name).write_text(f"#!/bin/sh\necho {name}\n")
         (folder / name).chmod(0o755)
     return folder
+
+
+def apt_root(folder: Path) -> list[str]:
+    """Make a root of its own for apt, without sources, and return the options with which apt uses it."""
+    for name in (
+        *("etc/sources.list.d", "etc/preferences.d", "etc/trusted.gpg.d"),
+        *("lib/lists/partial", "cache/archives/partial"),
+    ):
+        (folder / name).mkdir(parents=True)
+    (folder / "status").touch()
+    options = {
+        "Dir::Etc": f"{folder}/etc",
+        "Dir::Etc::sourceparts": "sources.list.d",
+        "Dir::State": f"{folder}/lib",
+        "Dir::State::status": f"{folder}/status",
+        "Dir::Cache": f"{folder}/cache",
+        "APT::Sandbox::User": "root",
+    }
+    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from lab_repository import OLDER, TOOLKIT, VERSION, assert_signed, make_toolkit, output, skip_without
+from lab_repository import OLDER, TOOLKIT, VERSION, apt_root, assert_signed, make_toolkit, output, skip_without
 
 from lab import debs, packages, publish
 from lab.shell import LabError
@@ -134,26 +134,14 @@ def test_no_secret_key_is_left(repository: Path) -> None:
 @pytest.fixture
 def apt(cuda: Path, container: Path, tmp_path: Path) -> list[str]:
     """apt-get's options for a separate root with the two repositories as the roles write them."""
-    for name in ("sources.list.d", "preferences.d", "trusted.gpg.d"):
-        (tmp_path / "etc" / name).mkdir(parents=True)
-    for name in ("lib/lists/partial", "cache/archives/partial"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "status").touch()
+    options = apt_root(tmp_path)
     # apt detects an armoured key by the ending of its name, so the roles rename it.
     shutil.copy(container.parents[2] / packages.TOOLKIT_KEY, tmp_path / "etc" / "toolkit.asc")
     (tmp_path / "etc" / "sources.list").write_text(
         f"deb [signed-by={cuda / packages.CUDA_KEY}] file:{cuda}/ /\n"
         f"deb [signed-by={tmp_path}/etc/toolkit.asc] file:{container}/ /\n"
     )
-    options = {
-        "Dir::Etc": f"{tmp_path}/etc",
-        "Dir::Etc::sourceparts": "sources.list.d",
-        "Dir::State": f"{tmp_path}/lib",
-        "Dir::State::status": f"{tmp_path}/status",
-        "Dir::Cache": f"{tmp_path}/cache",
-        "APT::Sandbox::User": "root",
-    }
-    return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    return options
 
 
 def test_apt_lists_both_versions_and_trusts_them(apt: list[str], tmp_path: Path) -> None:

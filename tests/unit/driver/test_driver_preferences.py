@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.apt import preferences
-from lab_repository import output, skip_without
+from lab_repository import apt_root, output, skip_without
 from package_sets import package_set
 from test_driver_choice import VARS, chosen, node
 
@@ -56,9 +56,7 @@ REPOSITORIES = {
 def apt(tmp_path: Path) -> list[str]:
     """apt's options for a root of its own with the three repositories."""
     skip_without("apt-get", "apt-cache")
-    for name in ("etc/sources.list.d", "etc/preferences.d", "lib/lists/partial", "cache/archives/partial"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "status").touch()
+    words = apt_root(tmp_path)
     lines = []
     for name, (origin, label, packages) in REPOSITORIES.items():
         (tmp_path / name).mkdir()
@@ -73,15 +71,6 @@ def apt(tmp_path: Path) -> list[str]:
         (tmp_path / name / "Release").write_text(f"Origin: {origin}\nLabel: {label}\nSuite: stable\n")
         lines.append(f"deb [trusted=yes] file:{tmp_path / name} ./\n")
     (tmp_path / "etc" / "sources.list").write_text("".join(lines))
-    options = {
-        "Dir::Etc": f"{tmp_path}/etc",
-        "Dir::Etc::sourceparts": "sources.list.d",
-        "Dir::State": f"{tmp_path}/lib",
-        "Dir::State::status": f"{tmp_path}/status",
-        "Dir::Cache": f"{tmp_path}/cache",
-        "APT::Sandbox::User": "root",
-    }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     output("apt-get", *words, "-qq", "update")
     return words
 
