@@ -475,7 +475,8 @@ def test_check_mode_shows_the_steps_and_changes_nothing(server, tmp_path, helm):
     role = Role(server, tmp_path, helm, nvidia_device_plugin_gfd=True)
     for step in ("cluster", "nodes", "remove_nodes", "remove"):
         changed = role.step(step, "--check")
-        assert changed == {"cluster": 3, "nodes": 1}.get(step, 0), step
+        # The label that no kubelet may set is part of both, since neither has really run.
+        assert changed == {"cluster": 3, "nodes": 2}.get(step, 0), step
     assert everything(server) == before
 
 

@@ -8,8 +8,10 @@ import re
 import tomllib
 import typing as t
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
@@ -20,6 +22,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import 
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, make_plan
 from fake_node import FakeNode
+from layers import ROOT
+from own_cluster import run_playbook
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
 BASE = "plugins.'io.containerd.cri.v1.runtime'.containerd"
@@ -580,3 +584,29 @@ def test_parse_crictl_info() -> None:
     assert cri.differences(found, PRESENT) == ["its default runtime is 'runc'", "it has no runtime 'nvidia'"]
     assert cri.differences(None, PRESENT) == [] and cri.parse_info("x") is None
     assert cri.parse_info('{"status": {}}') == cri.CriInfo(None, "", {})
+
+
+def test_uninstall_restarts_only_nodes_of_k3s_and_rke2(tmp_path: Path) -> None:
+    """By Ansible itself, which refuses conditions that are no booleans, with the facts of each kind of node."""
+    plays = yaml.safe_load((ROOT / "playbooks/uninstall.yml").read_text())
+    (second,) = [
+        role for play in plays for role in play.get("roles", ()) if "runtime_name" in role and "runtime" in role["role"]
+    ]
+    shapes = {
+        "containerd": {"containerd": {"version": "2.2.9"}, "k3s": None, "rke2": None},
+        "k3s": {"k3s": {"version": "v1.34.1+k3s1"}, "rke2": None},
+        "rke2": {"k3s": None, "rke2": {"version": "v1.34.1+rke2r1"}},
+        "nothing": {},
+    }
+    tasks = [
+        {
+            "ansible.builtin.debug": {"msg": f"second run on {name} as {second['runtime_name']}"},
+            "when": second["when"],
+            "vars": {"gpu_node": {"runtimes": shape}},
+        }
+        for name, shape in shapes.items()
+    ]
+    done = run_playbook(tmp_path, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}])
+    assert done.rc == 0, done.text
+    found = re.findall(r"second run on (\w+) as (\w+)", done.text)
+    assert found == [("k3s", "k3s"), ("rke2", "rke2")]
