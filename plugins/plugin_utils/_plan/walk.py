@@ -176,6 +176,7 @@ class Walk:
         self.refusal: Refusal | None = None
         self.groups: set[str] = set()
         self.notes: list[str] = []
+        self._planned: set[tuple[tuple[str, str], ...]] = set()
 
     def role(
         self, name: str, given: t.Mapping[str, t.Any] | None = None, when: t.Any = None, tasks: str = "main"
@@ -319,12 +320,17 @@ class Walk:
         if reads:
             return {**result, "changed": False}
         waits = tuple(result.get("unready") or ())
-        if result["changed"] or waits:
-            changes = tuple(dict.fromkeys(one["after_header"] for one in result.get("diff") or []))
-            restarts = tuple(result.get("restarts") or ())
-            self.steps.append(
-                Step(scope.role, name, action, changes, bool(result["changed"]), restarts=restarts, waits=waits)
-            )
+        changed = bool(result["changed"])
+        diff = result.get("diff") or []
+        # Where an earlier step makes the same change, such as a label of two components, this one finds it made.
+        news = [one for one in diff if "after" not in one or tuple(sorted(one.items())) not in self._planned]
+        if diff and not news:
+            changed = False
+        if changed or waits:
+            self._planned.update(tuple(sorted(one.items())) for one in news)
+            changes = tuple(dict.fromkeys(one["after_header"] for one in news))
+            restarts = tuple(result.get("restarts") or ()) if changed else ()
+            self.steps.append(Step(scope.role, name, action, changes, changed, restarts=restarts, waits=waits))
         return result
 
     # ----------------------------------------------------------------- Ansible's own actions

@@ -313,6 +313,26 @@ def test_conditions_loops_blocks_and_module_defaults():
     assert [one.task for one in made.steps] == ["Loop", "By default", "Included"]
 
 
+def test_a_change_that_an_earlier_step_makes_is_no_change_of_a_later_one():
+    def predict(module, options, variables):
+        diff = [{"after_header": "Node a", **one} for one in options["to"]]
+        return {"changed": True, "restarts": ["x"], "diff": diff}
+
+    first, second = {"before": "1", "after": "2"}, {"before": "1", "after": "3"}
+    made = run(
+        [
+            {"name": "Label", "kubegpu.share.x": {"to": [first]}},
+            {"name": "Again", "kubegpu.share.x": {"to": [first]}},
+            {"name": "Another", "kubegpu.share.x": {"to": [first, second]}},
+            {"name": "Unknown", "kubegpu.share.x": {"to": [{}]}},
+            {"name": "Unknown again", "kubegpu.share.x": {"to": [{}]}},
+        ],
+        predict,
+    )
+    assert [one.task for one in made.steps] == ["Label", "Another", "Unknown", "Unknown again"]
+    assert all(one.changes == ("Node a",) and one.restarts == ("x",) for one in made.steps)
+
+
 def test_a_wait_is_a_step_though_nothing_changes():
     made = run(
         [{"name": "Deploy", "kubegpu.share.x": {}}],
