@@ -89,7 +89,7 @@ SETS = {tools.name: tools for tools in TOOL_SETS}
 # For roles that deploy a chart; built on first use, since no other part of the lab needs it.
 HELM = ToolSet("helm", "helm.sh/helm/v3", ("helm",), "-X helm.sh/helm/v3/internal/version.version=v{version}")
 # The release that the upgrade test starts from.
-OLDER = (_kubernetes("kubernetes-1.36.1"),)
+OLDER = (_kubernetes("kubernetes-1.36"),)
 
 
 def kubernetes(version: str) -> ToolSet:

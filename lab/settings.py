@@ -22,7 +22,7 @@ class Settings:
     driver_version: str = "580.95.05"
     control_planes: int = 3
     subnet: str = "172.30.77.0/24"
-    kubernetes_version: str = "1.36.3"
+    kubernetes_version: str = "1.37.2"
 
     def as_dict(self) -> dict[str, int | str]:
         return asdict(self)
@@ -44,7 +44,7 @@ HELP = {
     "card_mib": "memory of a card in MiB, 256 to 1048576",
     "driver_version": "version of the simulated driver, as 580.95.05",
     "control_planes": "number of control planes, 1 or 3",
-    "kubernetes_version": "version of Kubernetes, 1.36.3, or 1.36.1 to be upgraded from",
+    "kubernetes_version": "version of Kubernetes, 1.37.2, or 1.36.3 to be upgraded from",
     "subnet": "the lab's own IPv4 network, a /24 (another free one is taken if the default is in use)",
 }
 _RANGES = {"gpu_nodes": (1, 9), "cards": (1, 16), "card_mib": (256, 1048576)}
@@ -74,7 +74,7 @@ def _checked(name: str, raw: str) -> int | str:
         return raw
     if name == "kubernetes_version":
         if not re.fullmatch(r"1\.\d+\.\d+", raw):
-            raise LabError(f"{variable(name)} is {raw!r}, which isn't a version such as 1.36.3.")
+            raise LabError(f"{variable(name)} is {raw!r}, which isn't a version such as 1.37.2.")
         return raw
     if name == "subnet":
         return _subnet(raw)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real etcd and kube-apiserver (1.36, or 1.29) on loopback, which validate objects and policies; ended by their IDs.
+"""A real etcd and kube-apiserver (1.37, or 1.29) on loopback, which validate objects and policies; ended by their IDs.
 
 A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
 ``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that
@@ -60,7 +60,7 @@ class Missing(Exception):
 
 @cache
 def programs(old: bool = False) -> dict[str, str]:
-    """The paths of etcd and of every program of Kubernetes 1.36: LAB_BIN's or the cache's, built if they are missing.
+    """The paths of etcd and of every program of Kubernetes 1.37: LAB_BIN's or the cache's, built if they are missing.
 
     :param old: take those of Kubernetes 1.29 that are pinned in lab/go.
     :raises Missing: they can't be built, because Go or the modules are missing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real ``kubeadm upgrade`` to the next patch release rewrites the manifests and keeps what site.yml added.
+"""A real ``kubeadm upgrade`` to the next minor release rewrites the manifests and keeps what site.yml added.
 
 Only `make test-all` runs it: it builds a second Kubernetes (ten minutes, once), and replaces a lab that is up.
 """
@@ -17,7 +17,7 @@ from _schedulers import CONFIG, FOLDER, ControlPlane, Inside, SchedulingProbe, W
 
 from lab import aptsources, build, cluster, components, engine, nodes, rootfs
 
-OLDER, NEWER = "1.36.1", "1.36.3"
+OLDER, NEWER = "1.36.3", "1.37.2"
 SITE = "playbooks/site.yml"
 
 

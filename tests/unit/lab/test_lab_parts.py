@@ -74,11 +74,11 @@ def test_go_version() -> None:
 
 def test_versions_of_kubernetes() -> None:
     assert build.kubernetes(Settings().kubernetes_version) == build.SETS["kubernetes"]
-    assert "gitMinor=36 " in build.SETS["kubernetes"].flags()[-1]
-    older = build.kubernetes("1.36.1")
-    assert "gitVersion=v1.36.1" in older.flags()[-1]
-    assert "1.36.3" not in (older.folder / "go.mod").read_text()
-    with pytest.raises(LabError, match=r"LAB_KUBERNETES_VERSION is '1.35.0', but must be one of 1.36.3, 1.36.1"):
+    assert "gitMinor=37 " in build.SETS["kubernetes"].flags()[-1]
+    older = build.kubernetes("1.36.3")
+    assert "gitVersion=v1.36.3" in older.flags()[-1]
+    assert "1.37.2" not in (older.folder / "go.mod").read_text()
+    with pytest.raises(LabError, match=r"LAB_KUBERNETES_VERSION is '1.35.0', but must be one of 1.37.2, 1.36.3"):
         build.kubernetes("1.35.0")
 
 

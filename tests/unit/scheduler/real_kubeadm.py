@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import real_apiserver
 
-VERSION = "v1.36.3"
+VERSION = "v1.37.2"
 HEAD = "apiVersion: kubeadm.k8s.io/v1beta4\n"
 
 
 @cache
 def binary(name: str = "kubeadm") -> str:
-    """A program of the lab's Kubernetes 1.36, built where it isn't yet; the test is skipped where that can't be."""
+    """A program of the lab's Kubernetes 1.37, built where it isn't yet; the test is skipped where that can't be."""
     try:
         return real_apiserver.programs()[name]
     except real_apiserver.Missing as missing:
@@ -39,7 +39,7 @@ def complaint(text: str, folder: Path) -> str:
     """Return kubeadm's error for a ClusterConfiguration; empty for none."""
     file = folder / "checked.yaml"
     file.write_text(text)
-    done = _run(folder, "config", "validate", "--config", str(file))
+    done = _run(folder, "config", "validate", "--allow-experimental-api", "--config", str(file))
     return "" if done.returncode == 0 else done.stderr.strip()
 
 

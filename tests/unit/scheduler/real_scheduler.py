@@ -26,13 +26,14 @@ from lab import build
 from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, step
 
-NEWEST = "1.36"
-VERSIONS = ("1.20", "1.29", "1.34", NEWEST)
+NEWEST = "1.37"
+VERSIONS = ("1.20", "1.29", "1.34", "1.36", NEWEST)
 _KUBE = build.SETS["kubernetes"]
 # Go modules of lab/go/ beside the lab's own Kubernetes.
 TOOL_SETS = {
     "1.29": KUBERNETES_1_29,
     "1.34": build.ToolSet("kube-scheduler-1.34", _KUBE.module, ("kube-scheduler",), _KUBE.ldflags),
+    "1.36": build.kubernetes("1.36.3"),
 }
 # The suite of Debian whose source package has 1.20 with all that it needs, and what is of no use to the scheduler.
 SUITE = "bookworm"
@@ -59,7 +60,7 @@ def release(version: str, *values: t.Any) -> t.Any:
 
 
 # Of each release the version of its configuration, and its minor version.
-_KNOWN = (("1.20", "v1beta1", 20), ("1.29", "v1", 29), ("1.34", "v1", 34), (NEWEST, "v1", 36))
+_KNOWN = (("1.20", "v1beta1", 20), ("1.29", "v1", 29), ("1.34", "v1", 34), ("1.36", "v1", 36), (NEWEST, "v1", 37))
 RELEASES = [release(*one) for one in _KNOWN]
 
 

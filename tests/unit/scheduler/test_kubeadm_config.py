@@ -86,6 +86,9 @@ FORMS = [
     ("v1beta4", "v1.36.3", "scheduler: {}\n", "config"),
     ("v1beta4", "v1.36.3", USERS_LIST, "config"),
     ("v1beta4", "v1.36.3", "scheduler: null\n", "config"),
+    ("v1beta4", "v1.37.2", "scheduler: {}\n", "config"),
+    ("v1beta4", "v1.37.2", USERS_LIST, "config"),
+    ("v1beta4", "v1.37.2", "scheduler: null\n", "config"),
     ("v1", "v1.37.2", "scheduler: {}\n", "config"),
     ("v1", "v1.37.2", USERS_LIST, "config"),
 ]
@@ -124,7 +127,9 @@ def test_each_version_edited_and_undone(version: str, kubernetes: str, scheduler
     assert edit(text, present=False).text == text
 
 
-@pytest.mark.parametrize(("version", "kubernetes", "scheduler"), [one[:3] for one in FORMS if one[1] == "v1.36.3"])
+@pytest.mark.parametrize(
+    ("version", "kubernetes", "scheduler"), [one[:3] for one in FORMS if one[:2] == ("v1beta4", real_kubeadm.VERSION)]
+)
 def test_real_kubeadm_renders_our_manifest(version: str, kubernetes: str, scheduler: str, tmp_path: Path) -> None:
     text = stored(version, kubernetes, scheduler)
     done = edit(text, present=True).text
@@ -152,8 +157,16 @@ def _sorted(pod: JsonObject) -> JsonObject:
 
 
 def test_real_kubeadm_refuses_invalid_configuration(tmp_path: Path) -> None:
-    listed = edit(stored("v1beta4", "v1.36.3"), present=True).text
-    assert "extraArgs" in real_kubeadm.complaint(listed.replace("v1beta4", "v1beta3"), tmp_path)
+    mapped = edit(stored("v1beta3", "v1.36.3"), present=True).text
+    assert "extraArgs" in real_kubeadm.complaint(mapped.replace("v1beta3", "v1beta4"), tmp_path)
+    assert "old API spec" in real_kubeadm.complaint(mapped, tmp_path), "1.36 is the last release that reads v1beta3"
+
+
+@pytest.mark.parametrize("scheduler", ["scheduler: {}\n", USERS_LIST])
+def test_real_kubeadm_takes_the_experimental_version(scheduler: str, tmp_path: Path) -> None:
+    """kubeadm 1.37 reads v1 where it is allowed to, and stores v1beta4."""
+    text = stored("v1", real_kubeadm.VERSION, scheduler)
+    assert real_kubeadm.complaint(edit(text, present=True).text, tmp_path) == ""
 
 
 def test_converted_v1beta4_configuration_is_recognised() -> None:
@@ -320,7 +333,7 @@ def test_annotation_patch(tmp_path: Path) -> None:
     [(name, text)] = list(kubeadm.patch_files(SHA256).items())
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / name).write_text(text)
-    ours = StaticPod(manifests.kubeadm(36))
+    ours = StaticPod(manifests.kubeadm(37).replace(":v1.37.3", f":{real_kubeadm.VERSION}"))
     ours.annotate(Stamp(SHA256))
     assert yaml.safe_load(real_kubeadm.manifest(tmp_path, patches=tmp_path / "p")) == yaml.safe_load(ours.text())
 
