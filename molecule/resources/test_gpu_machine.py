@@ -9,7 +9,7 @@ from typing import Any
 testinfra_hosts = ["ansible://gpu_nodes"]
 
 DRIVER = "580.95.05"
-TOOLKIT = "1.20.1"
+TOOLKIT = "1.20.2"
 INITRAMFS = "(lsinitramfs /boot/initrd.img-* || lsinitrd /boot/initramfs-*.img || lsinitrd /boot/initrd-*) 2>/dev/null"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real etcd and kube-apiserver (1.37, or 1.29) on loopback, which validate objects and policies; ended by their IDs.
+"""A real etcd and kube-apiserver (1.37, 1.36 or 1.29) on loopback, which validate objects and policies; ended by their IDs.
 
 A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
 ``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that
@@ -46,6 +46,8 @@ KUBERNETES_1_29 = build.ToolSet(
     build.SETS["kubernetes"].ldflags,
     tags="providerless",
 )
+# Releases beside the lab's own; each takes minutes to build.
+OTHERS = {"1.29": KUBERNETES_1_29, "1.36": build.OLDER[0]}
 START = 90.0
 # Less work for the garbage collector of Go; there is memory enough.
 GO = {"GOGC": "400"}
@@ -59,10 +61,10 @@ class Missing(Exception):
 
 
 @cache
-def programs(old: bool = False) -> dict[str, str]:
+def programs(release: str = "") -> dict[str, str]:
     """The paths of etcd and of every program of Kubernetes 1.37: LAB_BIN's or the cache's, built if they are missing.
 
-    :param old: take those of Kubernetes 1.29 that are pinned in lab/go.
+    :param release: one of OTHERS, whose programs are taken instead.
     :raises Missing: they can't be built, because Go or the modules are missing.
     """
     try:
@@ -71,9 +73,9 @@ def programs(old: bool = False) -> dict[str, str]:
             for tools in ("etcd", "kubernetes")
             for program in build.SETS[tools].binaries
         }
-        if old:
-            folder = build.built(KUBERNETES_1_29)
-            found |= {program: str(folder / program) for program in KUBERNETES_1_29.binaries}
+        if release:
+            folder = build.built(OTHERS[release])
+            found |= {program: str(folder / program) for program in OTHERS[release].binaries}
         return found
     except (LabError, OSError) as error:
         raise Missing(f"no kube-apiserver: {error}") from None
@@ -162,13 +164,13 @@ class _Authority:
 class ApiServer:
     """One API server with its etcd; their data is in ``folder``, which is removed at the end."""
 
-    def __init__(self, flags: t.Sequence[str] = (), old: bool = False) -> None:
+    def __init__(self, flags: t.Sequence[str] = (), release: str = "") -> None:
         """
         :param flags: more arguments for kube-apiserver, in place of its usual ones of the same names.
-        :param old: run Kubernetes 1.29.
+        :param release: one of OTHERS, instead of the lab's own.
         :raises Missing: the programs are unavailable.
         """
-        self.programs = programs(old)
+        self.programs = programs(release)
         self.folder = Path(tempfile.mkdtemp(prefix="kubegpu-api-"))
         self._authority = _Authority(self.folder / "pki")
         self._authority.sign("serving", "kube-apiserver", server=True)
@@ -530,10 +532,13 @@ def _free_ports() -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def own_api_server(*flags: str, old: bool = False) -> t.Iterator[ApiServer]:
-    """Run an API server that no other file uses, as a policy holds in the whole cluster; skip where it can't be had."""
+def own_api_server(*flags: str, release: str = "") -> t.Iterator[ApiServer]:
+    """Run an API server that no other file uses, as a policy holds in the whole cluster; skip where it can't be had.
+
+    :param release: one of OTHERS, instead of the lab's own.
+    """
     try:
-        server = ApiServer(flags, old)
+        server = ApiServer(flags, release)
     except Missing as missing:
         pytest.skip(str(missing))
     with server:

@@ -17,7 +17,7 @@ from _schedulers import CONFIG, FOLDER, ControlPlane, Inside, SchedulingProbe, W
 
 from lab import aptsources, build, cluster, components, engine, nodes, rootfs
 
-OLDER, NEWER = "1.36.3", "1.37.2"
+OLDER, NEWER = build.OLDER[0].version, build.SETS["kubernetes"].version
 SITE = "playbooks/site.yml"
 
 

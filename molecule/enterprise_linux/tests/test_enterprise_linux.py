@@ -28,7 +28,7 @@ def test_the_driver_has_one_version_and_the_right_kernel_module(host: Any) -> No
 
 
 def test_the_toolkit_has_one_version(host: Any) -> None:
-    assert {installed(host)[name] for name in TOOLKIT} == {"1.20.1"}
+    assert {installed(host)[name] for name in TOOLKIT} == {"1.20.2"}
 
 
 def test_the_module_stream_is_the_branch(host: Any) -> None:

@@ -24,7 +24,7 @@ def installed(host: Any) -> dict[str, str]:
 def test_driver_and_toolkit_have_one_version_each(host: Any) -> None:
     found = installed(host)
     assert {found[name] for name in DRIVER} == {"580.95.05"}
-    assert {found[name] for name in TOOLKIT} == {"1.20.1"}
+    assert {found[name] for name in TOOLKIT} == {"1.20.2"}
     assert "nvidia-driver-G06" not in found
 
 

@@ -22,12 +22,12 @@ _SOURCES: dict[str, Callable[[], Path]] = {
     "1.7": lambda: real_parts.debian("trixie") / "containerd",
     "2.0": lambda: real_parts.built("containerd-2.0") / "containerd",
     "2.1": lambda: real_parts.debian("sid") / "containerd",
-    "2.2": lambda: real_parts.built("containerd") / "containerd",
-    "2.4": lambda: real_parts.built("containerd-2.4") / "containerd",
+    "2.2": lambda: real_parts.built("containerd-2.2") / "containerd",
+    "2.4": lambda: real_parts.built("containerd") / "containerd",
 }
 RELEASES = tuple(_SOURCES)
 # The releases of the usual tests: one before 2.0, whose program is a download of seconds, and the lab's.
-USUAL = ("1.7", "2.2")
+USUAL = ("1.7", "2.4")
 FURTHER = tuple(one for one in RELEASES if one not in USUAL)
 # For ``parametrize``: every further release is downloaded or built first, which takes minutes.
 PARAMETERS = tuple(pytest.param(one, marks=() if one in USUAL else pytest.mark.long) for one in RELEASES)

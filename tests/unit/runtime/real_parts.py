@@ -24,7 +24,7 @@ _CONTAINERD = build.SETS["containerd"]
 # Releases beside the lab's, each a Go module in lab/go/.
 TOOL_SETS = {
     name: build.ToolSet(name, _CONTAINERD.module, ("containerd",), _CONTAINERD.ldflags, tags=_CONTAINERD.tags)
-    for name in ("containerd-2.0", "containerd-2.4")
+    for name in ("containerd-2.0", "containerd-2.2")
 }
 APT = """\
 #clear APT::Update::Pre-Invoke;

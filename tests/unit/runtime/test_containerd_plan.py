@@ -83,8 +83,8 @@ def test_users_default_nvidia_keeps_systemds_cgroups_that_runc_hasnt(release: st
     ("release", "text"),
     [
         ("1.7", V2),
-        ("2.2", V2),
-        ("2.2", V3),
+        ("2.4", V2),
+        ("2.4", V3),
         *(pytest.param(one, V2, marks=pytest.mark.long) for one in real_containerd.FURTHER),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_foreign_broken_file_stops_no_removal() -> None:
 
 
 def test_a_snapshotter_that_takes_effect_is_announced(tmp_path: Path) -> None:
-    binary, config = real_containerd.of("2.2"), tmp_path / "config.toml"
+    binary, config = real_containerd.of("2.4"), tmp_path / "config.toml"
     text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  snapshotter = "stargz"\n'
     config.write_text(text)
     planned = make_plan(PRESENT, real_containerd.observe(binary, config))
@@ -221,7 +221,7 @@ def test_a_sandbox_is_replaced_only_if_the_user_says_so(name: str, runtime_type:
 
 
 def test_an_upgrade_to_containerd_2_moves_to_the_drop_in(tmp_path: Path) -> None:
-    old, new = real_containerd.of("1.7"), real_containerd.of("2.2")
+    old, new = real_containerd.of("1.7"), real_containerd.of("2.4")
     config = tmp_path / "config.toml"
     config.write_text(V2)
     real_containerd.apply(make_plan(PRESENT, real_containerd.observe(old, config)).files)
@@ -267,7 +267,7 @@ def test_refusals(observed: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize("changes", [{"stale": True}, {"pending": True}, {"service_active": False}])
 def test_an_outdated_daemon_is_restarted(changes: dict[str, object], tmp_path: Path) -> None:
-    binary = real_containerd.of("2.2")
+    binary = real_containerd.of("2.4")
     config = tmp_path / "config.toml"
     real_containerd.apply(make_plan(PRESENT, real_containerd.observe(binary, config)).files)
     seen = real_containerd.observe(binary, config)
@@ -277,7 +277,7 @@ def test_an_outdated_daemon_is_restarted(changes: dict[str, object], tmp_path: P
 
 
 def test_a_later_files_key_is_changed_and_restored(tmp_path: Path) -> None:
-    binary = real_containerd.of("2.2")
+    binary = real_containerd.of("2.4")
     config, later_drop_ins = tmp_path / "config.toml", tmp_path / "zz.toml"
     config.write_text('version = 3\nimports = ["conf.d/99-kubegpu-*.toml", "zz.toml"]\n')
     text = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'runc' # mine\n"

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import real_apiserver
 
-VERSION = "v1.37.2"
+from lab import build
+
+VERSION = f"v{build.SETS['kubernetes'].version}"
 HEAD = "apiVersion: kubeadm.k8s.io/v1beta4\n"
 
 

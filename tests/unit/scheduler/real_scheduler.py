@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from real_apiserver import KUBERNETES_1_29
+from real_apiserver import OTHERS
 from real_parts import Missing, private_apt
 
 from lab import build
@@ -31,9 +31,8 @@ VERSIONS = ("1.20", "1.29", "1.34", "1.36", NEWEST)
 _KUBE = build.SETS["kubernetes"]
 # Go modules of lab/go/ beside the lab's own Kubernetes.
 TOOL_SETS = {
-    "1.29": KUBERNETES_1_29,
     "1.34": build.ToolSet("kube-scheduler-1.34", _KUBE.module, ("kube-scheduler",), _KUBE.ldflags),
-    "1.36": build.kubernetes("1.36.3"),
+    **OTHERS,
 }
 # The suite of Debian whose source package has 1.20 with all that it needs, and what is of no use to the scheduler.
 SUITE = "bookworm"

@@ -249,10 +249,11 @@ def test_policy_admits_or_refuses_pods(guarded, case):
         assert f"ValidatingAdmissionPolicy '{NAME}'" in text and MEMORY in text
 
 
+@pytest.mark.long
 def test_policy_v1beta1_behaves_like_v1_and_upgrades_to_it():
-    """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1; it has to be enabled."""
+    """A kube-apiserver that behaves as 1.33 is the newest that serves v1beta1, and 1.36 the newest that can."""
     served = "--runtime-config=admissionregistration.k8s.io/v1beta1=true"
-    with own_api_server("--emulated-version=1.33", served) as old:
+    with own_api_server("--emulated-version=1.33", served, release="1.36") as old:
         first = rendered("policy", server="v1.29.14")
         assert {each["apiVersion"] for each in first} == {"admissionregistration.k8s.io/v1beta1"}
         assert apply(old, first)["changed"] and not apply(old, first)["changed"]

@@ -49,7 +49,7 @@ class Deployed(Process):
 @pytest.fixture
 def server() -> Iterator[ApiServer]:
     # Without a controller manager nothing would remove the taints of nodes that aren't ready yet.
-    with own_api_server("--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", old=True) as started:
+    with own_api_server("--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", release="1.29") as started:
         yield started
 
 
