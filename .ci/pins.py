@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Update every digest of meta/pins.yml, and the base image in images/gpushare/Containerfile, in one go: ``make pins``.
 
+In lab/released.yml it fills in what isn't known of the lab's own versions, from the lists that their projects publish
+beside the files. A released file never changes, so another digest than a known one is a failure.
+
 Downloads each key and chart from its URL, asks each image's registry, prints what changed, and writes the files. With
 --dry-run nothing is written; with --mirror FROM=TO what begins with FROM is downloaded from TO. Versions of charts are
 those of the roles' defaults. Whoever runs it compares what is printed with what the owners announce: a digest proves
@@ -26,7 +29,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / ".collections"))
+sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.signing_key import (  # noqa: E402
     LARGEST,
@@ -34,9 +37,13 @@ from ansible_collections.kubegpu.share.plugins.module_utils._packages.signing_ke
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 
+from lab import build, released, settings  # noqa: E402
+
 # Bytes; charts have some 100 KiB, indexes of repositories some MiB.
 LARGEST_FILE = 64 << 20
 SECONDS = 60
+RELEASED = "lab/released.yml"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTAINERFILE = "images/gpushare/Containerfile"
 BASE = re.compile(r"^(ARG BASE=).*$", re.MULTILINE)
 INDEXES = (
@@ -52,6 +59,13 @@ VERSIONS = {
     "nvidia-device-plugin": ("nvidia_device_plugin", "nvidia_device_plugin_chart_version"),
     "dcgm-exporter": ("nvidia_device_plugin", "nvidia_device_plugin_dcgm_exporter_chart_version"),
 }
+
+
+class Plain(yaml.SafeDumper):
+    """Writes equal rows twice, instead of a reference to the first."""
+
+    def ignore_aliases(self, data: t.Any) -> bool:
+        return True
 
 
 class NotUpdated(Exception):
@@ -206,13 +220,62 @@ def update(
     return pins, lines, failures
 
 
+def published(url: str, name: str) -> str:
+    """Return a file's SHA-256 from a project's list, which has it alone, or a line for each file."""
+    for line in fetch(url).content.decode("utf-8", "replace").splitlines():
+        digest, _space, rest = line.strip().partition(" ")
+        if SHA256.fullmatch(digest) and rest.strip().lstrip("*") in ("", name):
+            return digest
+    raise NotUpdated(f"{url} has no SHA-256 of {name}")
+
+
+def update_released(
+    root: Path, today: str, mirrors: t.Mapping[str, str]
+) -> tuple[dict[str, t.Any], list[str], list[str]]:
+    """Return the new table of the lab's downloads, a line for each change, and the failures.
+
+    Its rows are the lab's own versions: others are dropped.
+    """
+    old = yaml.safe_load((root / RELEASED).read_text(encoding="utf-8"))
+    new: dict[str, t.Any] = {source.name: {} for source in released.SOURCES.values()}
+    lines, failures = [], []
+    for tools in (*build.TOOL_SETS, *build.OLDER):
+        source = released.SOURCES.get(tools.module)
+        if source is None:
+            continue
+        row = new[source.name][tools.version] = {"known": "", **old[source.name].get(tools.version, {})}
+        for architecture in released.ARCHITECTURES.values():
+            found, place = {}, mirrored(settings.DOWNLOADS[source.name], mirrors)
+            for file in released.files(source, tools.version, architecture, tools.binaries):
+                try:
+                    found[file.name] = published(f"{place}/{file.published}", file.path.rpartition("/")[2])
+                except NotUpdated as error:
+                    failures.append(f"{source.name} {tools.version}: {error}")
+                    break
+            else:
+                known = row.get(architecture) or {}
+                changed = [name for name, digest in found.items() if known.get(name, digest) != digest]
+                if changed:
+                    name = changed[0]
+                    words = f"{place} has SHA-256 {found[name]} of {name} for {architecture}, which was {known[name]}"
+                    failures.append(f"{source.name} {tools.version}: {words}")
+                elif known != found:
+                    row[architecture] = found
+                    row["known"] = f"{today}: downloaded from {place}"
+                    lines.append(f"{source.name} {tools.version} {architecture}: {len(found)} digests")
+            row.setdefault(architecture, {})
+    for name, versions in old.items():
+        lines += [f"{name} {version}: dropped" for version in versions if version not in new[name]]
+    return new, lines, failures
+
+
 def written(pins: dict[str, t.Any], text: str) -> str:
     """Return the file with a new table.
 
     :param text: the file as it is, whose first comment stays.
     """
-    head = text[: text.index("\nkeys:") + 1]
-    return head + yaml.safe_dump(pins, sort_keys=False, width=1000, default_flow_style=False)
+    head = text[: text.index(f"\n{next(iter(pins))}:") + 1]
+    return head + yaml.dump(pins, Dumper=Plain, sort_keys=False, width=1000, default_flow_style=False)
 
 
 def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: str = "https") -> int:
@@ -225,10 +288,15 @@ def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: st
         parser.error("--mirror needs the beginning of a URL, =, and what replaces it, and each beginning once")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     pins, lines, failures = update(root, today, mirrors, scheme)
-    for line in lines or ["Nothing changed."]:
+    downloads, further, failed = update_released(root, today, mirrors)
+    failures += failed
+    for line in [*lines, *further] or ["Nothing changed."]:
         print(line)
     for line in failures:
         print(f"not updated: {line}", file=sys.stderr)
+    if further and not given.dry_run:
+        path = root / RELEASED
+        path.write_text(written(downloads, path.read_text(encoding="utf-8")), encoding="utf-8")
     if lines and not given.dry_run:
         path = root / "meta/pins.yml"
         path.write_text(written(pins, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import released
 from lab.packages import sysroot_flags
 from lab.paths import cache_root, made_once
 from lab.shell import LabError, output, run, say, step
@@ -185,10 +186,15 @@ def binaries(name: str, sysroot: Path | None = None) -> Path:
 
 
 def built(tools: ToolSet, sysroot: Path | None = None) -> Path:
-    """Return the cache folder with a tool set's binaries, building them if needed."""
+    """Return the cache folder with a tool set's binaries, downloading or building them if needed."""
+    release = None if sysroot else released.find(tools.name, tools.module, tools.version, tools.binaries)
+    if release and release.folder.exists():
+        return release.folder
     go = find_go()
     target = cache_root() / "bin" / f"{tools.name}-{tools.version}-{key_of(tools, go, sysroot)}"
     if not target.exists():
+        if release and release.download():
+            return release.folder
         _build(tools, go, target, sysroot)
     return target
 

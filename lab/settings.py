@@ -47,12 +47,28 @@ HELP = {
     "kubernetes_version": "version of Kubernetes, 1.37.2, or 1.36.3 to be upgraded from",
     "subnet": "the lab's own IPv4 network, a /24 (another free one is taken if the default is in use)",
 }
+# What switches a project's downloads off, so that its programs are built.
+NO_DOWNLOADS = "none"
+DOWNLOADS = {
+    "kubernetes": "https://dl.k8s.io/release",
+    "containerd": "https://github.com/containerd/containerd/releases/download",
+    "etcd": "https://github.com/etcd-io/etcd/releases/download",
+}
 _RANGES = {"gpu_nodes": (1, 9), "cards": (1, 16), "card_mib": (256, 1048576)}
 
 
 def variable(name: str) -> str:
     """Return the environment variable of a setting."""
     return f"LAB_{name.upper()}"
+
+
+def download_url(project: str, environment: Mapping[str, str]) -> str:
+    """Return the place of a project's released programs (LAB_<PROJECT>_URL, or the project's own), or NO_DOWNLOADS."""
+    name = variable(f"{project}_url")
+    raw = environment.get(name, "").strip().rstrip("/") or DOWNLOADS[project]
+    if raw != NO_DOWNLOADS and not re.fullmatch(r"https?://[^\s/]\S*", raw):
+        raise LabError(f"{name} is {raw!r}, but must be a web address such as {DOWNLOADS[project]}, or {NO_DOWNLOADS}.")
+    return raw
 
 
 def parse(environment: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> tuple[Settings, set[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real etcd and kube-apiserver (1.37, 1.36 or 1.29) on loopback, which validate objects and policies; ended by their IDs.
+"""A real etcd and kube-apiserver (1.37, 1.36 or 1.29) on loopback, which validate objects; ended by their IDs.
 
 A folder of tests imports the fixture in its conftest.py, with ``from real_apiserver import api_server`` and an
 ``__all__`` that names it; one server serves the whole test run. A test that stops the server, or adds objects that

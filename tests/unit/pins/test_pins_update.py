@@ -48,10 +48,31 @@ MANIFESTS = "/v2/library/python/manifests/3.13-slim-bookworm"
 CHART, BASE = (served.chart("hami", "2.10.0", "old"), manifest("old"))
 
 
+def release_files():
+    """Project, version, architecture and file of everything that the lab may download."""
+    for tools in (*PINS.build.TOOL_SETS, *PINS.build.OLDER):
+        source = PINS.released.SOURCES.get(tools.module)
+        for architecture in ("amd64", "arm64") if source else ():
+            for file in PINS.released.files(source, tools.version, architecture, tools.binaries):
+                yield source.name, tools.version, architecture, file
+
+
+def publish(server):
+    """Serve the digest of each, as its project does: alone, or in a list with others; return the table of them."""
+    rows = {}
+    for project, version, architecture, file in release_files():
+        digest, path = served.sha256(file.path.encode()), f"/{project}/{file.published}"
+        line = digest if project == "kubernetes" else f"{digest}  {file.path.rpartition('/')[2]}\n"
+        server.files[path] = server.files.get(path, b"") + line.encode()
+        row = rows.setdefault(project, {}).setdefault(version, {"known": "2026-01-01: before"})
+        row.setdefault(architecture, {})[file.name] = digest
+    return rows
+
+
 @pytest.fixture
-def checkout(server, tmp_path):
+def checkout(server, tmp_path, monkeypatch):
     """A checkout with the files that the command reads and writes, and whose pins are those of the server."""
-    for path in ("meta/pins.yml", PINS.CONTAINERFILE, "roles/hami/defaults/main.yml"):
+    for path in ("meta/pins.yml", PINS.RELEASED, PINS.CONTAINERFILE, "roles/hami/defaults/main.yml"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     digest = f"sha256:{served.sha256(BASE)}"
@@ -69,7 +90,19 @@ def checkout(server, tmp_path):
     server.files["/debian12/a.pub"] = OLD_KEY
     served.repository(server, "hami", "2.10.0", CHART)
     server.files[MANIFESTS] = answer(BASE)
+    places = {project: f"{server.url}/{project}" for project in PINS.settings.DOWNLOADS}
+    monkeypatch.setattr(PINS.settings, "DOWNLOADS", places)
+    put(tmp_path, publish(server))
     return tmp_path
+
+
+def put(root, rows):
+    path = root / PINS.RELEASED
+    path.write_text(PINS.written(rows, path.read_text()))
+
+
+def rows_of(root):
+    return yaml.safe_load((root / PINS.RELEASED).read_text())
 
 
 def run(root, *words):
@@ -183,6 +216,45 @@ def test_a_mirror_is_asked_instead(checkout, server, capsys):
     pin = pins_of(checkout)["keys"]["debian12/a.pub"]
     assert pin["url"].startswith(server.url) and mirror.url in pin["known"]
     assert not [path for _method, path in server.asked if "debian12" in path]
+
+
+def test_what_isnt_known_of_the_labs_downloads_is_filled_in(checkout, server, capsys):
+    rows = rows_of(checkout)
+    [(version, known)] = rows["etcd"].items()
+    newest = PINS.build.SETS["kubernetes"].version
+    empty = {"known": "", "amd64": {}, "arm64": {}}
+    put(checkout, {**rows, "etcd": {"0.1.0": known}, "kubernetes": {**rows["kubernetes"], newest: empty}})
+    head = (checkout / PINS.RELEASED).read_text().partition("kubernetes:")[0]
+    assert run(checkout) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"kubernetes {newest} amd64: 7 digests",
+        f"kubernetes {newest} arm64: 7 digests",
+        f"etcd {version} amd64: 1 digests",
+        f"etcd {version} arm64: 1 digests",
+        "etcd 0.1.0: dropped",
+    ]
+    after = rows_of(checkout)
+    assert after["etcd"][version]["known"].endswith(f": downloaded from {server.url}/etcd")
+    for project, one, architecture, _file in release_files():
+        assert after[project][one][architecture] == rows[project][one][architecture]
+    assert (checkout / PINS.RELEASED).read_text().startswith(head), "its comments stay"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "etcd .*: .*/SHA256SUMS can't be downloaded: HTTP Error 404"),
+        (b"<html>", "etcd .*: .*/SHA256SUMS has no SHA-256 of etcd-v.*-linux-amd64.tar.gz"),
+        (b"0" * 64 + b"  other.tar.gz\n", "etcd .*: .*/SHA256SUMS has no SHA-256 of etcd-v"),
+        (b"0" * 64, "etcd .*: .* has SHA-256 0{64} of etcd-v.*-linux-amd64.tar.gz for amd64, which was [0-9a-f]{64}"),
+    ],
+)
+def test_a_released_file_doesnt_change(checkout, server, capsys, content, words):
+    before = rows_of(checkout)
+    [path] = [one for one in server.files if one.endswith("SHA256SUMS")]
+    server.files[path] = content
+    assert run(checkout) == 1
+    assert re.search(f"^not updated: {words}", capsys.readouterr().err) and rows_of(checkout) == before
 
 
 def test_the_containerfile_has_the_base_of_the_table():

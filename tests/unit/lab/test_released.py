@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Released programs are downloaded by their digests, here from a web server on loopback, and are built otherwise."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import http.server
+import io
+import ipaddress
+import ssl
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lab import build, released
+from lab.settings import DOWNLOADS, download_url
+from lab.shell import LabError
+
+KUBERNETES, ETCD = build.SETS["kubernetes"], build.SETS["etcd"]
+PROGRAM = bytes(range(256)) * 4096
+Handler = http.server.BaseHTTPRequestHandler
+
+
+class Server:
+    """A web server; ``files`` maps a path to its content, or to a function that answers.
+
+    :ivar asked: method, path and range of each request.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.files: dict[str, bytes | Callable[[Handler], None]] = {}
+        self.asked: list[tuple[str, str, str]] = []
+        outer = self
+
+        class Answers(Handler):
+            def do_GET(self) -> None:
+                outer.asked.append((self.command, self.path, self.headers.get("Range", "")))
+                content = outer.files.get(self.path)
+                if callable(content):
+                    content(self)
+                elif content is None or self.command == "HEAD":
+                    self.send_error(404)
+                else:
+                    ranged(self, content)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        self._server.daemon_threads = True
+        if context:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Server]:
+        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join(10)
+            self._server.server_close()
+
+    def gets(self, path: str) -> list[str]:
+        """The ranges of the requests for a path."""
+        return [span for method, one, span in self.asked if (method, one) == ("GET", path)]
+
+
+def ranged(handler: Handler, content: bytes, stop: int | None = None) -> None:
+    """Answer with a content from where the client asks; the connection ends early after ``stop`` bytes."""
+    start = int(handler.headers.get("Range", "bytes=0-")[len("bytes=") :].rstrip("-"))
+    handler.send_response(206 if start else 200)
+    if start:
+        handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+    handler.send_header("Content-Length", str(len(content) - start))
+    handler.end_headers()
+    handler.wfile.write(content[start:stop])
+
+
+def archive(name: str, members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        for path, content in members.items():
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server().running() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A cache of its own, and no decision of another test."""
+    monkeypatch.setenv("KUBEGPU_CACHE", str(tmp_path / "cache"))
+    for project in DOWNLOADS:
+        monkeypatch.delenv(f"LAB_{project.upper()}_URL", raising=False)
+    released._unreachable.cache_clear()
+    yield
+    released._unreachable.cache_clear()
+
+
+@pytest.fixture
+def etcd(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[bytes]:
+    """etcd's archive, its digest in the table and the server as every project's place."""
+    [file] = released.files(released.SOURCES[ETCD.module], ETCD.version, "amd64", ETCD.binaries)
+    content = archive(file.name.removesuffix(".tar.gz"), {"etcd": PROGRAM, "etcdctl": b"x", "README.md": b"y"})
+    write_table(tmp_path, monkeypatch, {file.name: sha256(content)})
+    server.files[f"/{file.path}"] = content
+    for project in DOWNLOADS:
+        monkeypatch.setenv(f"LAB_{project.upper()}_URL", server.url)
+    yield content
+
+
+def write_table(folder: Path, monkeypatch: pytest.MonkeyPatch, digests: dict[str, str]) -> None:
+    monkeypatch.setattr(released, "TABLE", folder / "released.yml")
+    monkeypatch.setattr(released.platform, "machine", lambda: "x86_64")
+    row = {"known": "", "amd64": digests, "arm64": {}}
+    released.TABLE.write_text(yaml.safe_dump({"etcd": {ETCD.version: row}, "kubernetes": {KUBERNETES.version: row}}))
+
+
+def path_of() -> str:
+    return f"/v{ETCD.version}/etcd-v{ETCD.version}-linux-amd64.tar.gz"
+
+
+def release(tools: build.ToolSet = ETCD) -> released.Release:
+    found = released.find(tools.name, tools.module, tools.version, tools.binaries)
+    assert found
+    return found
+
+
+def test_the_programs_of_an_archive(etcd: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once downloaded, nothing is asked, and no Go is needed."""
+    monkeypatch.setattr(build, "_build", None)
+    folder = build.built(ETCD)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"etcd": PROGRAM}
+    assert (folder / "etcd").stat().st_mode & 0o777 == 0o755
+    assert [one[:2] for one in server.asked] == [("HEAD", "/"), ("GET", path_of())]
+    monkeypatch.setattr(build, "find_go", None)
+    assert build.built(ETCD) == folder and len(server.asked) == 2
+
+
+def test_a_program_each(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    contents = {name: name.encode() * 1000 for name in KUBERNETES.binaries}
+    write_table(tmp_path, monkeypatch, {name: sha256(content) for name, content in contents.items()})
+    monkeypatch.setenv("LAB_KUBERNETES_URL", f"{server.url}/mirror/")
+    for name, content in contents.items():
+        server.files[f"/mirror/v{KUBERNETES.version}/bin/linux/amd64/{name}"] = content
+    folder = build.built(KUBERNETES)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
+
+
+def test_by_tls(etcd: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A certificate that nobody trusts is no answer; with its authority the download is made."""
+    file = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    with Server(context).running() as secure:
+        secure.files[path_of()] = etcd
+        for project in DOWNLOADS:
+            monkeypatch.setenv(f"LAB_{project.upper()}_URL", secure.url)
+        assert not release().download()
+        released._unreachable.cache_clear()
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        # It has read the authorities already.
+        monkeypatch.setattr("urllib.request._opener", None)
+        assert release().download()
+        assert (release().folder / "etcd").read_bytes() == PROGRAM
+
+
+def test_a_redirect(etcd: bytes, server: Server) -> None:
+    def elsewhere(handler: Handler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", f"{server.url}/elsewhere")
+        handler.end_headers()
+
+    server.files["/elsewhere"] = server.files[path_of()]
+    server.files[path_of()] = elsewhere
+    assert release().download()
+
+
+def breaks_off(content: bytes, always: bool) -> Callable[[Handler], None]:
+    """End the first answer, or each, after some bytes more."""
+
+    def answer(handler: Handler) -> None:
+        start = int(handler.headers.get("Range", "bytes=0-")[len("bytes=") :].rstrip("-"))
+        ranged(handler, content, start + 100 if always or not start else None)
+
+    return answer
+
+
+def test_a_transfer_that_breaks_off_is_continued(etcd: bytes, server: Server) -> None:
+    server.files[path_of()] = breaks_off(etcd, always=False)
+    assert release().download()
+    assert server.gets(path_of()) == ["", "bytes=100-"]
+
+
+def test_without_ranges_it_begins_again(etcd: bytes, server: Server) -> None:
+    def answer(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(etcd)))
+        handler.end_headers()
+        handler.wfile.write(etcd if handler.headers.get("Range") else etcd[:100])
+
+    server.files[path_of()] = answer
+    assert release().download() and (release().folder / "etcd").read_bytes() == PROGRAM
+
+
+def hangs(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    handler.wfile.write(b"x")
+    handler.wfile.flush()
+    time.sleep(3)
+
+
+def loops(handler: Handler) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", path_of())
+    handler.end_headers()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "answers 404"),
+        (hangs, "timed out"),
+        (loops, "answers 302"),
+        (breaks_off(PROGRAM, always=True), "the transfer broke off"),
+        (lambda handler: handler.send_error(403), "answers 403"),
+        (lambda handler: handler.wfile.write(b"nothing of HTTP\r\n\r\n"), "nothing of HTTP"),
+    ],
+)
+def test_what_cant_be_downloaded_is_built(
+    etcd: bytes,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: Callable[[Handler], None] | None,
+    words: str,
+) -> None:
+    monkeypatch.setattr(released, "SILENCE", 0.2)
+    server.files.pop(path_of())
+    if answer:
+        server.files[path_of()] = answer
+    built: list[str] = []
+    monkeypatch.setattr(build, "_build", lambda tools, *_: built.append(tools.name))
+    monkeypatch.setattr(build, "find_go", lambda: "go")
+    monkeypatch.setattr(build, "key_of", lambda *_: "key")
+    build.built(ETCD)
+    said = capsys.readouterr().out
+    assert built == ["etcd"] and f"etcd {ETCD.version} isn't downloaded: " in said and words in said, said
+    assert not release().folder.exists() and not list(release().folder.parent.glob(".tmp-*"))
+
+
+def test_a_file_with_another_digest_is_refused(etcd: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error, and nothing is built in its place."""
+    server.files[path_of()] = etcd + b"more"
+    monkeypatch.setattr(build, "_build", None)
+    with pytest.raises(LabError) as error:
+        build.built(ETCD)
+    assert str(error.value) == (
+        f"{server.url}{path_of()} has SHA-256 {sha256(etcd + b'more')}, but lab/released.yml has {sha256(etcd)}: it "
+        "isn't used. Set another address, or `none` to build from source (lab/README.md, Values)."
+    )
+    assert not release().folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x1f\x8bno archive", "can't be unpacked"),
+        (archive("etcd", {"README.md": b"y"}), r"has no etcd\.$"),
+    ],
+)
+def test_an_archive_without_the_program(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, words: str
+) -> None:
+    write_table(tmp_path, monkeypatch, {path_of().rpartition("/")[2]: sha256(content)})
+    server.files[path_of()] = content
+    for project in DOWNLOADS:
+        monkeypatch.setenv(f"LAB_{project.upper()}_URL", server.url)
+    with pytest.raises(LabError, match=words):
+        release().download()
+    assert not release().folder.exists()
+
+
+def test_without_a_digest_nothing_is_asked(
+    etcd: bytes, server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_table(tmp_path, monkeypatch, {})
+    assert not release().download() and server.asked == []
+    assert "lab/released.yml has no SHA-256 of etcd-v" in capsys.readouterr().out
+
+
+def test_a_project_is_switched_off(etcd: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_ETCD_URL", "none")
+    assert not release().download() and server.asked == []
+    monkeypatch.delenv("LAB_ETCD_URL")
+    assert download_url("etcd", {}) == DOWNLOADS["etcd"]
+    for wrong in ("dl.k8s.io", "file:///etc", "https://", "https://a b"):
+        with pytest.raises(LabError, match=r"LAB_ETCD_URL is .* must be a web address such as https://.*, or none\."):
+            download_url("etcd", {"LAB_ETCD_URL": wrong})
+
+
+def test_one_request_decides_for_all(
+    etcd: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that takes connections and says nothing costs one short wait."""
+    monkeypatch.setattr(released, "ANSWER", 0.5)
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as silent:
+        for project in DOWNLOADS:
+            monkeypatch.setenv(f"LAB_{project.upper()}_URL", f"http://127.0.0.1:{silent.server_port}")
+        began = time.monotonic()
+        assert not release().download() and not release().download()
+        assert time.monotonic() - began < 0.9
+    assert capsys.readouterr().out.count("isn't downloaded: http://127") == 2
+
+
+def test_a_name_server_that_doesnt_answer(etcd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(released, "ANSWER", 0.2)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_a, **_k: time.sleep(2) or [])
+    began = time.monotonic()
+    assert not release().download() and time.monotonic() - began < 1
+
+
+def test_the_table_has_the_labs_own_versions_and_no_others() -> None:
+    rows = yaml.safe_load(released.TABLE.read_text())
+    wanted: dict[str, dict[str, list[str]]] = {}
+    for tools in (*build.TOOL_SETS, *build.OLDER):
+        source = released.SOURCES.get(tools.module)
+        if source:
+            wanted.setdefault(source.name, {})[tools.version] = list(tools.binaries)
+    assert {name: set(versions) for name, versions in rows.items()} == {n: set(v) for n, v in wanted.items()}
+    assert set(DOWNLOADS) == set(wanted)
+    for source in released.SOURCES.values():
+        for version, row in rows[source.name].items():
+            assert set(row) == {"known", *released.ARCHITECTURES.values()}
+            for architecture in released.ARCHITECTURES.values():
+                known = row[architecture]
+                assert all(len(bytes.fromhex(digest)) == 32 for digest in known.values())
+                files = released.files(source, version, architecture, tuple(wanted[source.name][version]))
+                assert set(known) in (set(), {file.name for file in files})
+                assert bool(known) <= bool(row["known"])
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate for loopback that signs itself, with its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    file = folder / "server.pem"
+    file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return file
