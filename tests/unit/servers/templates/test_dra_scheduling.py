@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims im
 from dra_world import NAMESPACE, account, allocated, dra_server, node, pod, scheduling
 from gpushare.api.client import connect
 from gpushare.templates.command import Templates
-from own_cluster import until
+from own_cluster import controllers, until
 from prometheus_client import CollectorRegistry
 from real_apiserver import ApiServer
 
@@ -239,3 +239,72 @@ def test_the_templates_of_the_documentation(server: ApiServer, place: Any) -> No
     server.request("POST", f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaimtemplates", careless)
     start("careless", "careless")
     assert "no such key: model" in unschedulable(server, space, "careless")
+
+
+RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
+
+
+@contextlib.contextmanager
+def rule(server: ApiServer, effect: str, selector: dict[str, Any] | None) -> Iterator[None]:
+    """A DeviceTaintRule, which the API serves from Kubernetes 1.37 on without a switch."""
+    taint = {"key": "example.com/maintenance", "effect": effect}
+    spec = {"taint": taint, **({} if selector is None else {"deviceSelector": selector})}
+    server.request("POST", RULES, {"metadata": {"name": "maintenance"}, "spec": spec})
+    try:
+        yield
+    finally:
+        server.request("DELETE", f"{RULES}/maintenance")
+
+
+def test_an_administrators_rule_keeps_new_pods_off_a_card(server: ApiServer, place: Any) -> None:
+    space = place(a=["", ""])
+    assert got(server, space, run(server, space, pod("before", 4)))[0][1] == "gpu-a-0"
+    with rule(server, "NoSchedule", {"driver": DRIVER, "pool": "a", "device": "gpu-a-0"}):
+        assert got(server, space, run(server, space, pod("during", 4)))[0][1] == "gpu-a-1"
+        assert got(server, space, "before")[0][1] == "gpu-a-0", "who has it keeps it"
+        assert "cannot allocate all claims" in unschedulable(server, space, run(server, space, pod("beyond", 13)))
+    assert got(server, space, run(server, space, pod("after", 12)))[0][1] == "gpu-a-0"
+
+
+def test_a_rule_without_a_selector_is_for_no_card(server: ApiServer, place: Any) -> None:
+    """kube-scheduler 1.37.0 takes it for every card; an empty selector is for every card in each release."""
+    space = place(a=[""])
+    with rule(server, "NoSchedule", None):
+        got(server, space, run(server, space, pod("p", 4)))
+    with rule(server, "NoSchedule", {}):
+        assert "cannot allocate all claims" in unschedulable(server, space, run(server, space, pod("q", 4)))
+    got(server, space, "q")
+
+
+def test_a_rule_with_noexecute_ends_pods(server: ApiServer, place: Any) -> None:
+    space = place(a=["", ""])
+    for name, memory in (("first", 16), ("second", 16)):
+        got(server, space, run(server, space, pod(name, memory)))
+    selector = {"driver": DRIVER, "device": "gpu-a-0"}
+
+    def deleted(name: str) -> bool:
+        status, found = server.ask("GET", f"/api/v1/namespaces/{space}/pods/{name}")
+        return status == 404 or "deletionTimestamp" in found
+
+    with controllers(server, "device-taint-eviction"), rule(server, "NoExecute", selector):
+        until(lambda: deleted("first"), 60)
+        assert not deleted("second")
+
+
+def test_a_part_of_a_byte_is_a_unit(server: ApiServer, place: Any) -> None:
+    """kube-scheduler computes with thousandths from 1.37 on (its feature DRAFractionalCapacityRange)."""
+    space = place(a=[""])
+    exactly = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "1500m"}}}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    claims = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
+    server.request("POST", claims, {"metadata": {"name": "own"}, "spec": spec})
+    container = {"name": "c", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}
+    wanted = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimName": "own"}]}
+    run(server, space, {"metadata": {"name": "p"}, "spec": wanted})
+
+    def results() -> list[Any]:
+        status = server.request("GET", f"{claims}/own").get("status", {})
+        return list(status.get("allocation", {}).get("devices", {}).get("results", []))
+
+    [result] = until(results, 30)
+    assert result["consumedCapacity"] == {"memory": "1Gi"}
