@@ -154,6 +154,8 @@ def test_unknown_kinds_are_discovered_once_per_group(connect, api):
         (401, {"message": "Unauthorized", "reason": "Unauthorized"}, "these credentials (401 Unauthorized)"),
         (403, {"message": 'nodes is forbidden: User "x"'}, 'lacks a permission: nodes is forbidden: User "x"'),
         (404, "<html>nothing", "isn't a Kubernetes API server"),
+        # Of a path that isn't served, from Kubernetes 1.38 on; before, it is a text.
+        (404, {"message": "the server could not find it", "reason": "NotFound", "details": {}}, "not find it (404)"),
         (200, "<html>hello", "isn't a Kubernetes API server"),
         (429, {"message": "slow down", "reason": "TooManyRequests"}, "rejected the request: slow down (429)"),
         (500, {"message": "etcd\nis away"}, "rejected the request: etcd is away (500)"),

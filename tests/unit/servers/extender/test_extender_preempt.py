@@ -219,6 +219,20 @@ def test_the_extender_evicts_where_the_total_fits_and_no_card_does(api: ApiDoubl
     eventually(lambda: fragmented.claims() == [])
 
 
+@pytest.mark.parametrize("pods", [None, []])
+def test_a_candidate_without_victims_gets_those_of_its_card(
+    api: ApiDouble, fragmented: Scheduler, pods: list[JsonObject] | None
+) -> None:
+    """As kube-scheduler 1.38 asks where the total is enough; a node that the extender doesn't know is left out."""
+    high = add_high(api, 10)
+    assert fragmented.filter(high) == []
+    offered = {node: {"pods": pods, "numPDBViolations": 0} for node in ("a", "unknown")}
+    answer = answer_to(fragmented.client, {"pod": high, "nodeNameToMetaVictims": offered})
+    assert names(api, answer) == {"a": ["x"]}
+    fragmented.tick()
+    assert terminating(api) == set(), "kube-scheduler evicts it"
+
+
 EAGER = ("eager-0", "eager-1")
 
 
