@@ -79,7 +79,9 @@ def newest(versions: t.Iterable[str]) -> str:
 def components(root: Path) -> list[Component]:
     """Return every component that is asked for."""
     found = [
-        Component("go", tools.module, tools.version, f"lab/go/{tools.name}/go.mod", "a build, the lab's tests, make pins")
+        Component(
+            "go", tools.module, tools.version, f"lab/go/{tools.name}/go.mod", "a build, the lab's tests, make pins"
+        )
         for tools in SETS
     ]
     for name in PYTHON:
