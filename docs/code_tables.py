@@ -257,13 +257,23 @@ stands in the [README](../../README.md#what-is-supported-now).
 
 ## GPU nodes: systems, and where the driver comes from
 
-| system | architectures | `driver_source` |
-|---|---|---|
+| system | `driver_source`, with the architectures |
+|---|---|
 {systems}
 
 `packages` needs the packages of `repository` in a folder. `runfile` works on each of these systems. Container
 runtimes: {runtimes}; k3s and RKE2 by their own
 settings. [role driver](driver_role.rst), [role runtime](runtime_role.rst)
+
+### What the package repositories hold
+
+From `meta/repositories.yml`, which the roles, preflight and the plan read: what isn't there is refused before anything
+changes, with what there is. A mirror (`driver_repo_url`) isn't held to it. Where no branch is named, no bound is known,
+and only the node's own package lists tell.
+
+| repository | architecture | key | branches | modules | compiled modules for kernels | said by | on |
+|---|---|---|---|---|---|---|---|
+{repositories}
 
 ## Schedulers
 
@@ -286,14 +296,38 @@ settings. [role driver](driver_role.rst), [role runtime](runtime_role.rst)
 """
 
 
+def _branches(row: t.Mapping[str, t.Any]) -> str:
+    first, last = row["first"], row["last"]
+    if first and first == last:
+        return str(first)
+    return " ".join((f"from {first}" if first else "", f"up to {last}" if last else "")).strip()
+
+
+def repositories() -> list[str]:
+    """Return the rows of what the repositories of drivers and of the container toolkit hold."""
+    table = code("plugin_utils._pins.table")
+    rows = []
+    for section, whose in (("nvidia", "NVIDIA"), ("distribution", "the distribution"), ("toolkit", "NVIDIA's toolkit")):
+        for name, row in table.section(section).items():
+            cells = [f"{whose}: {name}", row["arch"], row["key"] and f"`{row['key']}`"]
+            if section == "toolkit":
+                cells += ["", "", ""]
+            else:
+                cells += [_branches(row), ", ".join(row["modules"]), ", ".join(row["kernels"] or ())]
+            rows.append(f"| {' | '.join(cells)} | <{row['source']}> | {row['date']} |")
+    return rows
+
+
 def support() -> str:
     """Return the page of what is supported, from the catalogues and constants that the roles use."""
-    systems = []
+    systems, tables = [], code("plugin_utils._pins.table").driver_tables()
     for path in sorted((ROOT / "roles" / "driver" / "vars").glob("*_*.yml")):
         catalog = yaml.safe_load(path.read_text())["__driver_catalog"]
-        sources = [*catalog["sources"], "packages", "runfile"]
-        known = ", ".join(f"`{source}`" for source in sources)
-        systems.append(f"| {catalog['name']} | {', '.join(catalog['architectures'])} | {known} |")
+        options = code("module_utils._driver.options").driver_options({"tables": tables})
+        node = {"distribution": {"id": catalog["sources"].get("distribution", {}).get("only", ["*"])[0]}}
+        found = code("module_utils._driver.catalog").Catalog(node, catalog, options)
+        known = [f"`{source}` ({', '.join(found.holds(source))})" for source in catalog["sources"]]
+        systems.append(f"| {catalog['name']} | {', '.join([*known, '`packages`', '`runfile`'])} |")
     config = code("plugin_utils._scheduler.config")
     constants = code("module_utils._scheduler.constants")
     preflight = code("module_utils._preflight.evaluate")
@@ -313,6 +347,7 @@ def support() -> str:
     backends = [f"| {text} | site.yml, by role {roles[name]} | {read[name]} |" for name, text in shown.items()]
     return SUPPORT.format(
         systems="\n".join(systems),
+        repositories="\n".join(repositories()),
         runtimes=", ".join(f"`{name}`" for name in preflight.RUNTIMES),
         schedulers="\n".join(schedulers),
         config=config.CONFIG_SINCE,

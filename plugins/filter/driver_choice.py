@@ -12,7 +12,8 @@ name: driver_choice
 short_description: Choose the packages and the kernel module of a node's NVIDIA driver
 version_added: 1.0.0
 description:
-  - By the node's facts from M(kubegpu.share.gpu_node_info), the catalogue of its distribution, and the user's options.
+  - By the node's facts from M(kubegpu.share.gpu_node_info), the catalogue of its distribution, the collection's tables
+    C(meta/repositories.yml) and C(meta/pins.yml), and the user's options.
   - The role C(driver) does what this returns. The filter itself changes nothing.
 positional: catalog, options
 options:
@@ -64,8 +65,9 @@ if t.TYPE_CHECKING:
 
 def driver_choice(gpu_node: NodeFacts, catalog: JsonObject | None, options: JsonObject) -> Choice:
     from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose
+    from ansible_collections.kubegpu.share.plugins.plugin_utils._pins.table import driver_tables
 
-    return choose(gpu_node, catalog, options)
+    return choose(gpu_node, catalog, {**options, "tables": driver_tables()})
 
 
 class FilterModule:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: pins
-short_description: Digests of what the collection downloads
+short_description: Digests of what the collection downloads, and what package repositories hold
 version_added: 1.1.0
 description:
   - Returns sections of the collection's C(meta/pins.yml), which has the digests of keys, charts and images that the
-    roles download by default.
+    roles download by default, and of its C(meta/repositories.yml), which says what the package repositories of the
+    driver (V(nvidia), V(distribution)) and of the container toolkit (V(toolkit)) hold.
 options:
   _terms:
     description: The sections.
     type: list
     elements: str
-    choices: [keys, charts, images]
+    choices: [keys, charts, images, nvidia, distribution, toolkit]
     required: true
 author:
   - The kubegpu.share authors (@kubegpu)
@@ -37,7 +38,9 @@ RETURN = r"""
 _raw:
   description: >-
     Each section, by name what is pinned: C(url), C(known) (when and from where the digest was learnt), and C(sha256)
-    and C(fingerprint) of a key, C(version) and C(sha256) of a chart, or C(digest) of an image.
+    and C(fingerprint) of a key, C(version) and C(sha256) of a chart, or C(digest) of an image. Of repositories, by
+    folder and architecture, C(url), C(arch), C(key), C(source), C(date), and of the driver's C(first) and C(last)
+    branch, C(modules) and C(kernels).
   type: list
   elements: dict
 """

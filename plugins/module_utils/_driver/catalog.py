@@ -4,6 +4,7 @@
 """The names of the driver's packages, repositories and kernel headers in a node's distribution.
 
 The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose placeholders in braces are replaced here.
+What the repositories hold stands in the collection's ``meta/repositories.yml``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ FLAVOURS = ("open", "proprietary")
 # The value of driver_repo_key_sha256 that stands for the collection's own digest of the key.
 PINNED = "pinned"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+# Of a source of packages, the section of the table that says what it holds.
+SECTIONS = {"repository": "nvidia", "distribution": "distribution"}
+# "uname -r" of Ubuntu and SUSE ends in the kernel's flavour, such as generic, nvidia-64k, default or azure.
+KERNEL_FLAVOUR = re.compile(r"[0-9.]+-[0-9.]+-([0-9]*[a-z].*)")
 
 
 class Catalog:
@@ -44,9 +49,9 @@ class Catalog:
         self.known = bool(data)
         self.name = str(data.get("name") or "")
         self.manager = str(data.get("manager") or "none")
-        self.architectures: JsonObject = data.get("architectures") or {}
         # A directory of packages contains those of NVIDIA's repository; a .run file needs the same build tools.
-        self.source = self.source_of("repository" if options.source in ("packages", "runfile") else options.source)
+        self.source_name = "repository" if options.source in ("packages", "runfile") else options.source
+        self.source = self.source_of(self.source_name)
         self.rows: t.Sequence[JsonObject] = [] if options.of_runfile else self.source.get("rows") or []
         # The names of this branch: the rows are sorted from the newest to the oldest.
         self.row: JsonObject = next((row for row in self.rows if self.branch >= row["since"]), {})
@@ -56,6 +61,37 @@ class Catalog:
         one: JsonObject = (self._data.get("sources") or {}).get(name) or {}
         only = one.get("only")
         return one if only is None or self._distribution.get("id") in only else {}
+
+    def holds(self, source: str) -> dict[str, JsonObject]:
+        """Return what the table says of a source's repository for this distribution, by dpkg's architectures.
+
+        An architecture that has no packages isn't there. A distribution may have several folders: the first counts.
+        """
+        one = self.source_of(source)
+        table = self._options.tables.get(SECTIONS.get(source, "")) or {}
+        folders = one.get("folder") or self._of_distribution(self._data.get("folder") or {}) or ()
+        found: dict[str, JsonObject] = {}
+        for folder in [folders] if isinstance(folders, str) else folders:
+            for name, row in table.items() if one else ():
+                if name.startswith(f"{folder}/"):
+                    found.setdefault(row["arch"], {**row, "name": name, "folder": folder})
+        return found
+
+    @property
+    def bounds(self) -> JsonObject:
+        """What the table says of the chosen source on this architecture; empty where it says nothing.
+
+        A mirror, a directory of packages and a .run file have what the user put there.
+        """
+        if self._options.source not in SECTIONS or self._options.repo_url:
+            return {}
+        return self.holds(self.source_name).get(self._arch) or {}
+
+    @property
+    def _repository(self) -> JsonObject:
+        """The repository's row; of a mirror for an architecture without one, that of another architecture."""
+        rows = self.holds(self.source_name)
+        return rows.get(self._arch) or next(iter(rows.values()), {})
 
     def entries(self, name: str) -> list[str]:
         """Return a list of the catalogue as it is."""
@@ -75,7 +111,11 @@ class Catalog:
         names = [self._filled(name) for name in (*self._of_row("driver"), *self._of_row(flavour))]
         for name in (self.row.get("per_kernel") or {}).get(flavour) or ():
             names += [self._filled(name, kernel) for kernel in self.kernels()]
-        return names
+        return list(dict.fromkeys(names))
+
+    def compiled_for(self, flavour: str) -> list[str]:
+        """Return the kernels for which this choice takes compiled modules, each from a package of its own."""
+        return self.kernels() if (self.row.get("per_kernel") or {}).get(flavour) and not self._options.packages else []
 
     def fabric(self, nvlink5: bool) -> list[str]:
         """Return the fabric manager's packages.
@@ -119,18 +159,19 @@ class Catalog:
 
     def _pattern(self, name: str, branch: str) -> str:
         """Return a name of the catalogue for any kernel, and for a branch or a pattern of branches."""
-        return self._filled(name.partition("=")[0].replace("{branch}", branch).replace("{kernel}", "*"))
+        name = name.partition("=")[0].replace("{branch}", branch)
+        return self._filled(name.replace("{kernel}", "*").replace("{flavour}", "*"))
 
     def _filled(self, text: str, kernel: str = "") -> str:
         """Return a text of the catalogue with its placeholders in braces replaced."""
         values = {
             "version": self._version,
             "branch": str(self.branch),
-            "arch": str(self.architectures.get(self._arch, self._arch)),
             "machine": MACHINES.get(self._arch, self._arch),
-            "folder": str(self._of_distribution(self._data.get("folder") or {}) or ""),
             "kernel": kernel,
             "kernel_version": _kernel_version(kernel),
+            "minor": ".".join(kernel.split(".")[:2]),
+            "flavour": kernel_flavour(kernel),
         }
         return re.sub(r"\{([a-z_]+)\}", lambda found: values[found.group(1)], text)
 
@@ -176,9 +217,11 @@ class Catalog:
 
     def url(self) -> str:
         """Return the repository's URL; empty for a source without one."""
-        if self._options.source in ("packages", "runfile") or not self.source.get("url"):
+        known = str(self._repository.get("url") or "")
+        if self._options.source not in SECTIONS or not (known or self._options.source == "repository"):
             return ""
-        return (self._options.repo_url or self._filled(str(self.source["url"]))).rstrip("/") + "/"
+        found = self._options.repo_url or known
+        return f"{found.rstrip('/')}/" if found else ""
 
     def key_pin(self) -> dict[str, str]:
         """Return what the repository's key is held to, ``key_sha256`` and ``key_fingerprint``; both may be empty.
@@ -187,7 +230,8 @@ class Catalog:
         """
         if self._options.repo_key_sha256 != PINNED:
             return {"key_sha256": self._options.repo_key_sha256, "key_fingerprint": ""}
-        pin = self._options.pinned_keys.get(self._filled("{folder}/" + str(self.source.get("key")))) or {}
+        row = self._repository
+        pin = (self._options.tables.get("keys") or {}).get(f"{row.get('folder')}/{row.get('key')}") or {}
         return {"key_sha256": str(pin.get("sha256") or ""), "key_fingerprint": str(pin.get("fingerprint") or "")}
 
     def repositories(self) -> list[JsonObject]:
@@ -198,7 +242,7 @@ class Catalog:
         repository: JsonObject = {
             "name": "cuda",
             "url": url,
-            "key_url": self._options.repo_key_url or url + self.source["key"],
+            "key_url": self._options.repo_key_url or url + str(self._repository.get("key")),
             **self.key_pin(),
         }
         if self.manager == "apt":
@@ -244,6 +288,14 @@ def _matches(name: str, patterns: t.Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def kernel_flavour(release: str) -> str:
+    """Return the flavour in which the name of Ubuntu's and SUSE's kernels ends; empty where there is none."""
+    found = KERNEL_FLAVOUR.fullmatch(release)
+    return found.group(1) if found else ""
+
+
 def _kernel_version(release: str) -> str:
     """Return a kernel's release as its packages' version: without the architecture and variant, or SUSE's flavour."""
-    return re.sub(r"[.](x86_64|aarch64|noarch)([+].*)?$|-(default|azure|64kb|rt|preempt|longterm)$", "", release)
+    if kernel_flavour(release):
+        return release[: -len(kernel_flavour(release)) - 1]
+    return re.sub(r"[.](x86_64(_v[0-9])?|aarch64|noarch)([+.].*)?$", "", release)

@@ -75,6 +75,13 @@ def refused_branches(cards: Cards) -> list[str]:
     return found
 
 
+def branches(generations: t.Iterable[str]) -> tuple[int, int | None]:
+    """Return the first and the last branch that support all of these cards; None where no last one is known."""
+    bounds = [BRANCHES.get(generation, (0, None)) for generation in generations]
+    lasts = [last for _first, last in bounds if last]
+    return max((first for first, _last in bounds), default=0), min(lasts) if lasts else None
+
+
 def choose(asked: str, cards: Cards, has: t.Callable[[str], bool]) -> tuple[str, str, str]:
     """Choose the module's flavour.
 

@@ -15,7 +15,8 @@ from .._core.types import JsonObject
 class DriverOptions:
     """Role driver's variables without their prefix, and the host's name.
 
-    :ivar pinned_keys: section ``keys`` of the collection's table of digests.
+    :ivar tables: the collection's tables by section: ``keys`` (digests), ``nvidia`` and ``distribution`` (what package
+        repositories hold).
     """
 
     host: str = ""
@@ -40,7 +41,7 @@ class DriverOptions:
     in_maintenance: bool = False
     ignore: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    pinned_keys: t.Mapping[str, JsonObject] = dataclasses.field(default_factory=dict)
+    tables: t.Mapping[str, t.Mapping[str, JsonObject]] = dataclasses.field(default_factory=dict)
 
     @property
     def of_runfile(self) -> bool:
@@ -52,7 +53,7 @@ def driver_options(values: JsonObject) -> DriverOptions:
     given: JsonObject = {}
     for field in dataclasses.fields(DriverOptions):
         value = values.get(field.name)
-        if field.name == "pinned_keys":
+        if field.name == "tables":
             given[field.name] = value or {}
         elif isinstance(field.default, bool):
             given[field.name] = field.default if value is None else bool(value)

@@ -16,11 +16,11 @@ import typing as t
 from .._core.types import JsonObject
 from . import kernel_flavor as flavours
 from . import provided
-from .catalog import PINNED, Catalog
+from .catalog import MACHINES, PINNED, SECTIONS, Catalog, kernel_flavour
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
 from .runfile import SHA256, VERSION
-from .types import MISMATCH, Choice, Conflict, NodeFacts, Prerequisite, StreamOption
+from .types import MISMATCH, Choice, Conflict, Headers, NodeFacts, Prerequisite, StreamOption
 
 KNOWN = {
     "driver_state": ("present", "external", "absent"),
@@ -93,6 +93,11 @@ def provided_note(host: str, driver: t.Mapping[str, t.Any], wanted: str) -> str:
     return f"Host {host} has its driver ({version}{other}) from {who}: role driver leaves it alone and installs none."
 
 
+def _told(row: JsonObject) -> str:
+    """Return who says what a repository holds, and when."""
+    return f"{row['source']}, {row['date']}"
+
+
 class _Chooser:
     """Makes one node's choice step by step; ``refusals`` collects what prevents it."""
 
@@ -135,7 +140,7 @@ class _Chooser:
     def _present(self, choice: Choice) -> None:
         of_runfile = self.options.of_runfile
         flavour = self._flavour()
-        self._refuse_source()
+        self._refuse_source(flavour)
         names = self.catalog.packages(flavour) if not (self.refusals or of_runfile) else []
         built = self._built(names)
         self._refuse_secure_boot(flavour, built)
@@ -155,7 +160,7 @@ class _Chooser:
             )
         choice["streams"] = self.catalog.streams(flavour)
         choice["pins"] = self.catalog.pins()
-        choice["headers"] = self.catalog.missing_headers() if headers else []
+        choice["headers"] = self._headers() if headers else []
         choice["prerequisites"] = self._prerequisites()
         choice["build"] = self._build_tools()
         choice["packages"] = [*names, *fabric]
@@ -228,13 +233,13 @@ class _Chooser:
                 f"driver_repo_key_sha256 is {digest}, which is neither a SHA-256, nor {PINNED}, nor empty."
             )
         arch = str(self.distribution.get("arch"))
-        if arch not in self.catalog.architectures:
-            known = " or ".join(self.catalog.architectures)
+        if arch not in MACHINES:
             self.refusals.append(
-                f"Host {self.host} is of architecture {arch}, and {self.catalog.name} has a driver for {known}."
+                f"Host {self.host} is of architecture {arch}, and NVIDIA's driver exists for {' and '.join(MACHINES)} "
+                "only."
             )
 
-    def _refuse_source(self) -> None:
+    def _refuse_source(self, flavour: str) -> None:
         name, source = self.catalog.name, self.catalog.source
         if not source:
             self.refusals.append(
@@ -244,26 +249,63 @@ class _Chooser:
             return
         if self.options.of_runfile:
             return
-        branches = source.get("branches")
-        if branches and self.branch not in branches:
-            own = " or ".join(map(str, branches))
+        rows = self.catalog.holds(self.source_name)
+        arch = str(self.distribution.get("arch"))
+        if self.options.source not in SECTIONS or self.options.repo_url:
+            return
+        if arch in rows:
+            self._refuse_branch(name, rows[arch])
+            self._refuse_kernels(flavour, rows[arch])
+        else:
+            only = "no packages that the collection knows of"
+            if rows:
+                only = f"packages for {' and '.join(rows)} only ({_told(next(iter(rows.values())))})"
+            whose = f"NVIDIA's repository for {name}" if self.source_name != "distribution" else f"{name}'s own source"
             self.refusals.append(
-                f"driver_version is {self.version}, and {name}'s own packages (driver_source: distribution) are "
-                f"of branch {own}."
+                f"Host {self.host} is of architecture {arch}, and {whose} (driver_source: {self.source_name}) has "
+                f"{only}: {self._elsewhere()}."
             )
-        since, until = source.get("since", 0), source.get("until")
-        if self.branch < since or (until and self.branch > until):
-            bound = f"begin with branch {since}" if self.branch < since else f"end with branch {until}"
+
+    def _refuse_branch(self, name: str, row: JsonObject) -> None:
+        first, last = row["first"], row["last"]
+        before, after = bool(first and self.branch < first), bool(last and self.branch > last)
+        if not (before or after):
+            return
+        oldest, newest = flavours.branches(self.generations)
+        fits = (newest is None or not first or first <= newest) and (not last or last >= oldest)
+        which = "one of them" if first != last else f"one of branch {first}"
+        do = f"set driver_version to {which}, or " if fits else "none of them supports its cards: "
+        bound = f"begin with branch {first}" if before else f"end with branch {last}"
+        bound = f"are of branch {first}" if first == last else bound
+        whose = f"{name}'s own packages" if self.source_name == "distribution" else f"NVIDIA's packages for {name}"
+        self.refusals.append(
+            f"driver_version is {self.version}, and {whose} (driver_source: {self.source_name}) {bound} "
+            f"({_told(row)}): {do}{self._elsewhere()}."
+        )
+
+    def _refuse_kernels(self, flavour: str, row: JsonObject) -> None:
+        """Refuse kernels for which the source has no compiled modules."""
+        compiled = self.catalog.compiled_for(flavour) if row["kernels"] else []
+        others = [one for one in compiled if kernel_flavour(one) not in row["kernels"]]
+        if others:
             self.refusals.append(
-                f"driver_version is {self.version}, and the packages for {name} (driver_source: {self.source_name}) "
-                f"{bound}."
+                f"Host {self.host} has kernel {' and '.join(others)}, and the compiled modules of driver_source "
+                f"{self.source_name} are for kernels of flavour {' and '.join(row['kernels'])} ({_told(row)}): boot "
+                "one of these and remove the others, or set driver_source to repository, whose module is built there."
             )
-        doubtful = source.get("doubtful_after")
-        if doubtful and self.branch > doubtful:
-            self.notes.append(
-                f"The packages for {name} are known up to branch {doubtful}: if driver_version {self.version} isn't "
-                "found there, take an older one, or driver_source: runfile."
-            )
+
+    def _elsewhere(self) -> str:
+        """Return which other source has packages for this node's architecture and cards, as the end of a refusal."""
+        other = "distribution" if self.source_name == "repository" else "repository"
+        row = self.catalog.holds(other).get(str(self.distribution.get("arch"))) or {}
+        oldest, newest = flavours.branches(self.generations)
+        first, last = row.get("first"), row.get("last")
+        if not row or (newest and first and first > newest) or (last and last < oldest):
+            return "install a driver and set driver_state to external"
+        known = f" from branch {first} on" if first else f" up to branch {last}" if last else ""
+        if first and first == last:
+            known = f" of branch {first}"
+        return f"set driver_source to {other}" + (f", whose packages are{known}" if known else "")
 
     def _flavour(self) -> str:
         cards = flavours.Cards(self.host, self.generations, str(self.distribution.get("arch")), self.version)
@@ -277,7 +319,8 @@ class _Chooser:
         """Return whether there are packages of a flavour; a .run file has both, the user's names may have both."""
         if self.options.of_runfile or self.options.packages or not self.catalog.source:
             return True
-        return bool(self.catalog.row.get(flavour))
+        named = self.catalog.row.get(flavour) or (self.catalog.row.get("per_kernel") or {}).get(flavour)
+        return bool(named) and flavour in (self.catalog.bounds.get("modules") or flavours.FLAVOURS)
 
     def _built(self, names: t.Sequence[str]) -> bool:
         """Return whether the module is compiled on the node."""
@@ -286,6 +329,18 @@ class _Chooser:
         if self.options.packages:
             return any("dkms" in name for name in names)
         return bool(self.catalog.source.get("built", True)) and not any("-kmp-" in name for name in names)
+
+    def _headers(self) -> list[Headers]:
+        """Return the packages of missing headers; a kernel that isn't the distribution's has unknown ones."""
+        sets = self.catalog.missing_headers()
+        unknown = [one["kernel"] for one in sets if not one["packages"]]
+        if unknown:
+            self.refusals.append(
+                f"Host {self.host} lacks the headers of kernel {' and '.join(unknown)}, with which the driver's module "
+                f"is built, and that is no kernel of {self.catalog.name} whose package role driver knows: install the "
+                "headers yourself, or boot the distribution's own kernel and remove this one."
+            )
+        return [one for one in sets if one["packages"]]
 
     def _prerequisites(self) -> list[Prerequisite]:
         """Return the repositories to enable first, or refuse with the commands."""

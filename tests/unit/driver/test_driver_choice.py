@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import provided
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose, verify
+from ansible_collections.kubegpu.share.plugins.plugin_utils._pins.table import driver_tables
 from package_sets import package_set, plan
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +31,7 @@ GENERATIONS = {
     "blackwell": ("open", 570, 999),
 }
 # Prerequisites have tests of their own.
-OPTIONS = {"host": "gpu1", "version": "580.95.05", "prerequisites": "ignore"}
+OPTIONS = {"host": "gpu1", "version": "580.95.05", "prerequisites": "ignore", "tables": driver_tables()}
 
 # The options of pinned_packages that the role takes from the choice, and nodes on which nothing is installed.
 SET_OPTIONS = ("repositories", "streams", "pins", "packages", "replaces", "hold", "hold_also", "never_upgrade")
@@ -158,11 +159,11 @@ FLAVOURS = [
     # release, cards, changed options, flavour or part of the refusal
     ("debian-12", ["ampere", "volta", "hopper"], {}, "proprietary"),
     ("debian-12", ["volta", "blackwell"], {}, "no driver supports both"),
-    ("debian-13", ["volta", "hopper"], {}, "no driver supports both"),
+    ("ubuntu-24.04-arm64", ["volta", "hopper"], {}, "no driver supports both"),
     ("debian-12", ["turing", "pascal"], {"version": "590.48.01"}, "Pascal (host gpu1) are supported up to branch 580"),
     ("debian-12", ["pascal"], {"flavour": "open"}, "cards of Pascal need the proprietary module"),
     ("debian-12", ["blackwell"], {"flavour": "proprietary"}, "cards of Blackwell need the open module"),
-    ("debian-13", ["hopper"], {"flavour": "proprietary"}, "cards of Hopper need the open module"),
+    ("ubuntu-24.04-arm64", ["hopper"], {"flavour": "proprietary"}, "cards of Hopper need the open module"),
     ("debian-12", ["hopper"], {"flavour": "proprietary"}, "proprietary"),
     ("debian-12", ["ampere"], {"flavour": "proprietary", "version": "615.71.09"}, "proprietary"),
     ("debian-12", ["ampere"], {"flavour": "proprietary", "version": "620.10.01"}, "have no proprietary module"),
@@ -195,7 +196,6 @@ def test_flavour_and_branch(release, cards, changes, expected):
 
 def test_an_unknown_card_or_branch_warns_and_a_card_of_a_virtual_machine_is_ignored():
     assert "unknown architecture" in chosen(node("debian-12", "unknown"))["notes"][0]
-    assert "known up to branch 575" in chosen(node("ubuntu-20.04", "turing"))["notes"][0]
     assert chosen(node("ubuntu-22.04", "turing"))["notes"] == []
     observed = node("debian-12", "turing", "volta")
     observed["gpus"][1]["driver"] = "vfio-pci"
@@ -248,7 +248,8 @@ PINNED_KEYS = {
 )
 @pytest.mark.parametrize("mirror", ["", "https://mirror.example.org/cuda"])
 def test_the_key_is_held_to_the_table_unless_the_user_gives_its_digest(system, given, key, mirror):
-    found = chosen(node(system, "turing"), repo_key_sha256=given, repo_url=mirror, pinned_keys=PINNED_KEYS)
+    tables = {**driver_tables(), "keys": PINNED_KEYS}
+    found = chosen(node(system, "turing"), repo_key_sha256=given, repo_url=mirror, tables=tables)
     [repository] = found["repositories"]
     assert (repository["key_sha256"], repository["key_fingerprint"]) == key and not found["refusals"]
     unknown = [note for note in found["notes"] if "is in no table of the collection" in note]
@@ -337,6 +338,10 @@ KERNELS = [
     ("rhel-8", EL8_RT, ".x86_64", "kernel-rt-devel", "kernel-rt-devel"),
     ("rhel-8", EL8_RT, ".x86_64+debug", "kernel-rt-debug-devel", "kernel-rt-debug-devel"),
     ("rhel-8", "5.15.0-209.161.7.2.el8uek", ".x86_64", "kernel-uek-devel", "kernel-uek-devel"),
+    ("ol-9", "5.15.0-306.177.4.1.el9uek", ".aarch64.64k", "kernel-uek64k-devel", "kernel-uek64k-devel"),
+    ("rhel-10", "6.12.0-100.28.2.el10uek", ".aarch64.64k", "kernel-uek64k-devel", "kernel-uek64k-devel"),
+    ("ol-9", "6.12.0-1.23.3.2.el9uek", ".x86_64.debug", "kernel-uek-debug-devel", "kernel-uek-debug-devel"),
+    ("rhel-10", EL10, ".x86_64_v2", "kernel-devel-matched", "kernel-devel"),
     ("rocky-9", EL9, ".x86_64", "kernel-devel-matched", "kernel-devel"),
     ("rocky-9", EL9, ".aarch64", "kernel-devel-matched", "kernel-devel"),
     ("rocky-9", "5.14.0-601.el9", ".x86_64", "kernel-devel-matched", "kernel-devel"),
@@ -373,6 +378,137 @@ def test_headers_of_enterprise_linux_fit_the_kernels_variant(release, version, e
         {"kernel": kernel, "packages": [f"{each}={version}"]},
         {"kernel": later, "packages": [f"{newest}=99.{version}"]},
     ]
+
+
+# A node, "uname -r", and the package of its headers.
+FLAVOURED = [
+    ("amzn-2023", "6.1.155-176.282.amzn2023.x86_64", "kernel-devel=6.1.155-176.282.amzn2023"),
+    ("amzn-2023", "6.12.55-74.119.amzn2023.aarch64", "kernel6.12-devel=6.12.55-74.119.amzn2023"),
+    ("amzn-2023", "6.18.3-12.41.amzn2023.x86_64", "kernel6.18-devel=6.18.3-12.41.amzn2023"),
+    ("sles-15", "6.4.0-150600.8.48-azure", "kernel-azure-devel=6.4.0-150600.8.48.*"),
+    ("sles-15", "6.4.0-150600.10.17-rt", "kernel-rt-devel=6.4.0-150600.10.17.*"),
+    ("sles-15", "6.4.0-150600.23.25-64kb", "kernel-64kb-devel=6.4.0-150600.23.25.*"),
+    ("opensuse-leap-15", "6.4.0-150600.23.25-default", "kernel-default-devel=6.4.0-150600.23.25.*"),
+    ("debian-11", "5.15.158-2-pve", "pve-headers-5.15.158-2-pve"),
+    ("debian-12", "6.8.12-29-pve", "proxmox-headers-6.8.12-29-pve"),
+    ("debian-12", "6.12.9+bpo-amd64", "linux-headers-6.12.9+bpo-amd64"),
+    ("debian-12", "6.1.0-39-cloud-amd64", "linux-headers-6.1.0-39-cloud-amd64"),
+    ("debian-12", "6.1.0-39-rt-amd64", "linux-headers-6.1.0-39-rt-amd64"),
+    *(
+        ("ubuntu-24.04", f"6.8.0-1028-{flavour}", f"linux-headers-6.8.0-1028-{flavour}")
+        for flavour in (
+            "aws",
+            "azure",
+            "azure-fde",
+            "gcp",
+            "gke",
+            "oracle",
+            "lowlatency",
+            "nvidia",
+            "nvidia-lowlatency",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("release", "kernel", "package"), FLAVOURED, ids=[f"{row[0]} {row[1]}" for row in FLAVOURED])
+def test_headers_fit_the_kernels_flavour(release, kernel, package):
+    observed = node(release, "turing")
+    observed["kernel"] = {"release": kernel, "installed": [kernel], "modules": {kernel: {"headers": False}}}
+    version = {"debian-11": "570.133.20"}.get(release, "580.95.05")
+    found = chosen(observed, version=version)
+    assert (found["refusals"], found["headers"]) == ([], [{"kernel": kernel, "packages": [package]}])
+
+
+FOREIGN = [
+    ("rocky-9", "6.19.5-1.el9.elrepo.x86_64"),
+    ("rhel-10", "7.2.6-1.el10.elrepo.x86_64"),
+    ("rocky-9", "6.6.1"),
+    ("amzn-2023", "6.6.1-custom"),
+    ("sles-15", "6.6.1"),
+]
+
+
+@pytest.mark.parametrize(("release", "kernel"), FOREIGN)
+def test_a_kernel_of_others_is_refused_until_its_headers_are_there(release, kernel):
+    observed = node(release, "turing")
+    observed["kernel"] = {"release": kernel, "installed": [kernel], "modules": {kernel: {"headers": False}}}
+    [refusal] = chosen(observed)["refusals"]
+    assert f"lacks the headers of kernel {kernel}, " in refusal and "no kernel of" in refusal
+    assert chosen(observed, install_headers="never")["refusals"] == []
+    observed["kernel"]["modules"][kernel]["headers"] = True
+    assert chosen(observed)["refusals"] == []
+
+
+# --------------------------------------------------------------------------- what the repositories hold
+
+
+@pytest.mark.parametrize(
+    ("release", "kernel", "package"),
+    [
+        ("sles-15", "6.4.0-150600.8.48-azure", "nvidia-open-driver-G06-signed-cuda-kmp-azure=580.95.05_*"),
+        (
+            "opensuse-leap-15-arm64",
+            "6.4.0-150600.23.25-64kb",
+            "nvidia-open-driver-G06-signed-cuda-kmp-64kb=580.95.05_*",
+        ),
+        ("sles-15", "6.4.0-150600.10.17-rt", ""),
+        ("sles-15", "6.4.0-150600.10.17-longterm", ""),
+    ],
+)
+def test_suses_compiled_module_is_that_of_the_kernels_flavour(release, kernel, package):
+    observed = node(release, "turing")
+    observed["kernel"] = {"release": kernel, "installed": [kernel], "modules": {kernel: {"headers": False}}}
+    found = chosen(observed, source="distribution")
+    if package:
+        assert found["refusals"] == [] and package in found["packages"]
+    else:
+        assert f"has kernel {kernel}, and the compiled modules" in found["refusals"][0]
+        assert "set driver_source to repository" in found["refusals"][0]
+
+
+HELD = [
+    # release, architecture, source, version, part of the refusal and its end
+    ("debian-13", "amd64", "repository", "580.95.05", "begin with branch 590", "whose packages are of branch 550."),
+    ("debian-13", "arm64", "repository", "590.48.01", "for amd64 only", "whose packages are of branch 550."),
+    ("debian-11", "arm64", "repository", "570.133.20", "for amd64 only", "whose packages are of branch 470."),
+    ("debian-11", "amd64", "repository", "580.95.05", "end with branch 575", "whose packages are of branch 470."),
+    (
+        "ubuntu-20.04",
+        "arm64",
+        "repository",
+        "580.95.05",
+        "end with branch 575",
+        "whose packages are from branch 535 on.",
+    ),
+    ("debian-12", "amd64", "distribution", "580.95.05", "are of branch 535", "set driver_source to repository."),
+    ("rhel-10", "riscv64", "repository", "580.95.05", "exists for amd64 and arm64 only", "amd64 and arm64 only."),
+]
+
+
+@pytest.mark.parametrize(("release", "arch", "source", "version", "words", "end"), HELD)
+def test_what_a_repository_does_not_hold_is_refused_with_what_there_is(release, arch, source, version, words, end):
+    observed = node(release, "turing")
+    observed["distribution"]["arch"] = arch
+    [refusal] = chosen(observed, source=source, version=version)["refusals"]
+    assert words in refusal and refusal.endswith(end)
+    # A mirror, a directory and a .run file have what the user put there.
+    if arch != "riscv64" and source == "repository":
+        assert chosen(observed, version=version, repo_url="https://mirror.example.org/")["refusals"] == []
+        assert chosen(observed, version=version, source="packages", packages_dir="/srv")["refusals"] == []
+
+
+def test_cards_that_no_branch_of_the_repository_supports_get_no_advice_to_take_one():
+    found = chosen(node("debian-13", "pascal"))["refusals"]
+    assert len(found) == 1 and "none of them supports its cards: set driver_source to distribution" in found[0]
+    # And vice versa.
+    found = chosen(node("debian-12", "blackwell"), source="distribution", version="535.261.03")["refusals"]
+    assert "need branch 570 or later" in found[0]
+
+
+def test_without_a_row_nothing_is_chosen():
+    found = chosen(node("debian-12", "turing"), tables={})
+    assert "has no packages that the collection knows of" in found["refusals"][0]
 
 
 def test_a_container_has_no_kernel_to_build_for():

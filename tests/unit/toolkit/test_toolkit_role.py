@@ -58,6 +58,11 @@ SYSTEMS = {
 # Facts and variables of a host, and a part of the message; empty without an unmet requirement.
 REFUSALS = {
     "arch": (node("arch", "", "arch"), {}, "installs packages only on the families debian, redhat, suse"),
+    "architecture": (
+        node(arch="riscv64"),
+        {},
+        "is of architecture riscv64, which NVIDIA's repository of the toolkit has no packages for",
+    ),
     "no-version": (node(), {"toolkit_version": "latest"}, "toolkit_version is latest"),
     "no-folder": (node(), {"toolkit_source": "packages"}, "set toolkit_source_dir to the directory"),
     "folder": (node(), {"toolkit_source": "packages", "toolkit_source_dir": "/x"}, ""),
