@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images import deliv
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
@@ -160,6 +160,9 @@ def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
     """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
     for reason in validated["driver_choice"]["refusals"]:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
+    for one in validated["driver_choice"]["lists"]:
+        fields = {name: value for name, value in one.items() if name not in ("id", "severity")}
+        yield Finding(one["id"], one["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)
     for reason in validated["toolkit_refused"]:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
     for reason in validated["runtime_refused"]:

@@ -45,6 +45,8 @@ RETURN = r"""
 _value:
   description:
     - C(refusals), messages of why the node can't have it; and C(conflicts), dicts of C(id), C(found) and C(remedy).
+    - C(lists), what the node's package lists lack, where they were asked; dicts as C(conflicts), with C(severity),
+      C(packages), C(versions) and C(kernels).
     - C(notes), messages of warnings.
     - C(manager), which is V(apt), V(rpm), V(runfile) or V(none); C(flavour), C(branch).
     - C(maintenance), a message where the node has to be drained first.

@@ -165,7 +165,9 @@ def main() -> None:
         with naming_user():
             found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
             if asked:
-                gpu_node = facts.observe(system, asked["images"], asked["packages"], asked["baseline"])
+                gpu_node = facts.observe(
+                    system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"]
+                )
                 found |= {"user": user(), "gpu_node": gpu_node}
         return found
 

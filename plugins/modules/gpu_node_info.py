@@ -54,6 +54,13 @@ options:
       - Only with the action plugin of this name, that is in a task.
     type: bool
     default: false
+  driver_version:
+    description:
+      - Version of the driver that is to be installed. Where it, or its module for the running or the newest kernel, isn't installed on a machine with a
+        card, the machine's own package lists are asked what they have (RV(gpu_node.package_lists)). Empty asks nothing.
+      - That takes a second or two, and downloads nothing.
+    type: str
+    default: ""
   baseline:
     description:
       - Return the snapshot of the baseline, too, that M(kubegpu.share.node_baseline) recorded before anything was changed.
@@ -377,6 +384,13 @@ gpu_node:
         Installed packages by name, each with C(version) (of rpm with epoch and release), C(held) and C(origin) (dpkg's Maintainer, rpm's Vendor); of rpm
         with all C(versions) where there are several. Those of NVIDIA, kernel headers, dkms and O(packages).
       type: dict
+    package_lists:
+      description:
+        - Null where they weren't asked. C(packages), of each name of the driver's packages, and of the headers and compiled modules for the node's kernels,
+          the versions that its package lists have, each with its repositories (URLs with apt, ids otherwise).
+        - C(age_hours) since the lists were downloaded, null where that is unknown; C(error), why they can't be read.
+        - Without any package nothing is known of the repositories.
+      type: dict
     sources_stale:
       description: >-
         Package sources of NVIDIA's earlier container tools, each with C(file), C(text) and C(line_count).
@@ -422,7 +436,7 @@ def main() -> None:
 
     def collect() -> JsonObject:
         with naming_user():
-            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"])
+            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"])
         return {"changed": False, "user": user(), "gpu_node": gpu_node}
 
     run_module(module, collect)

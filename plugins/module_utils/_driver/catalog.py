@@ -13,8 +13,8 @@ import fnmatch
 import re
 import typing as t
 
-from .._core.natural import natural
 from .._core.types import JsonObject
+from .._host.kernels import booted
 from .._host.types import Package
 from .options import DriverOptions
 from .types import Headers, NodeFacts, Prerequisite, StreamOption
@@ -32,11 +32,11 @@ KERNEL_FLAVOUR = re.compile(r"[0-9.]+-[0-9.]+-([0-9]*[a-z].*)")
 class Catalog:
     """The catalogue's names for one node, one version and one source of packages.
 
-    :param data: the catalogue; empty where the distribution has none.
+    :ivar data: the catalogue; empty where the distribution has none.
     """
 
     def __init__(self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions) -> None:
-        self._data = data
+        self.data = data
         self._options = options
         self._seen = gpu_node
         self._distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
@@ -58,7 +58,7 @@ class Catalog:
 
     def source_of(self, name: str) -> JsonObject:
         """Return a source of packages; empty where this distribution has none."""
-        one: JsonObject = (self._data.get("sources") or {}).get(name) or {}
+        one: JsonObject = (self.data.get("sources") or {}).get(name) or {}
         only = one.get("only")
         return one if only is None or self._distribution.get("id") in only else {}
 
@@ -69,7 +69,7 @@ class Catalog:
         """
         one = self.source_of(source)
         table = self._options.tables.get(SECTIONS.get(source, "")) or {}
-        folders = one.get("folder") or self._of_distribution(self._data.get("folder") or {}) or ()
+        folders = one.get("folder") or self._of_distribution(self.data.get("folder") or {}) or ()
         found: dict[str, JsonObject] = {}
         for folder in [folders] if isinstance(folders, str) else folders:
             for name, row in table.items() if one else ():
@@ -95,11 +95,11 @@ class Catalog:
 
     def entries(self, name: str) -> list[str]:
         """Return a list of the catalogue as it is."""
-        return list(self._data.get(name) or [])
+        return list(self.data.get(name) or [])
 
     @property
     def persistence_override(self) -> str:
-        return str((self._data.get("persistence") or {}).get("override") or "")
+        return str((self.data.get("persistence") or {}).get("override") or "")
 
     # ------------------------------------------------------------------ names of packages
 
@@ -182,10 +182,7 @@ class Catalog:
 
     def kernels(self) -> list[str]:
         """Return the running and the newest installed kernel; none in a container, which has no kernel of its own."""
-        installed = [str(one) for one in self._kernel.get("installed") or []]
-        if not installed:
-            return []
-        return list(dict.fromkeys([str(self._kernel.get("release")), max(installed, key=natural)]))
+        return booted(self._kernel)
 
     def missing_headers(self) -> list[Headers]:
         """Return the packages of kernel headers for each kernel that lacks them."""
@@ -210,7 +207,7 @@ class Catalog:
         return list(dict.fromkeys(name.partition("=")[0] for name in names))
 
     def _headers_row(self, kernel: str) -> JsonObject:
-        rows: t.Sequence[JsonObject] = self._data.get("headers") or []
+        rows: t.Sequence[JsonObject] = self.data.get("headers") or []
         return next((row for row in rows if fnmatch.fnmatchcase(kernel, row["kernel"])), {})
 
     # ------------------------------------------------------------------ where the packages come from

@@ -14,8 +14,8 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
+from . import available, provided
 from . import kernel_flavor as flavours
-from . import provided
 from .catalog import MACHINES, PINNED, SECTIONS, Catalog, kernel_flavour
 from .conflicts import conflicts
 from .options import DriverOptions, driver_options
@@ -93,6 +93,9 @@ def provided_note(host: str, driver: t.Mapping[str, t.Any], wanted: str) -> str:
     return f"Host {host} has its driver ({version}{other}) from {who}: role driver leaves it alone and installs none."
 
 
+Problem = t.TypeVar("Problem", bound=Conflict)
+
+
 def _told(row: JsonObject) -> str:
     """Return who says what a repository holds, and when."""
     return f"{row['source']}, {row['date']}"
@@ -103,6 +106,7 @@ class _Chooser:
 
     def __init__(self, gpu_node: NodeFacts, catalog: Catalog, options: DriverOptions) -> None:
         self.node = gpu_node
+        self.known = (gpu_node, catalog.data, options)
         self.catalog = catalog
         self.options = options
         self.host = options.host
@@ -171,6 +175,10 @@ class _Chooser:
         choice["services"] = [PERSISTENCED, *([FABRIC] if fabric else [])]
         choice["persistence_override"] = self.catalog.persistence_override if not of_runfile else ""
         choice["conflicts"] = self._conflicts()
+        if not self.refusals:
+            choice["lists"] = self._accepted(
+                available.findings(*self.known, flavour, choice["packages"], choice["headers"])
+            )
         choice["maintenance"] = self._maintenance(flavour)
 
     def _nothing(self) -> Choice:
@@ -178,6 +186,7 @@ class _Chooser:
             "refusals": [],
             "notes": [],
             "conflicts": [],
+            "lists": [],
             "provided": "",
             "manager": "none",
             "flavour": "",
@@ -407,8 +416,12 @@ class _Chooser:
         self.refusals.append(f"{start}{how}{other}, then run this again.")
 
     def _conflicts(self) -> list[Conflict]:
-        ignored = self.options.ignore
         found = conflicts(self.node, self.options.state, self.source_name, self.version, self.catalog.url())
+        return self._accepted(found)
+
+    def _accepted(self, found: t.Sequence[Problem]) -> list[Problem]:
+        """Return what the user doesn't ignore."""
+        ignored = self.options.ignore
         return [one for one in found if one["id"] not in ignored and f"{one['id']}@{self.host}" not in ignored]
 
     def _maintenance(self, flavour: str) -> str:

@@ -9,7 +9,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._host.types import Distribution, Folder, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
-from .._packages.types import AptState, RpmState
+from .._packages.types import AptState, PackageLists, RpmState
 
 # NVML's return code where the loaded module and the library have different versions.
 MISMATCH = 18
@@ -162,6 +162,7 @@ class NodeFacts(t.TypedDict, total=False):
     driver: Driver
     nouveau: Nouveau
     packages: t.Mapping[str, Package]
+    package_lists: PackageLists | None
     apt: AptState | None
     rpm: RpmState | None
     secure_boot: bool | None
@@ -199,12 +200,22 @@ class Conflict(t.TypedDict):
     remedy: str
 
 
+class ListFinding(Conflict):
+    """What the node's package lists show; ``severity`` is problem, warning or note, ``versions`` are those there."""
+
+    severity: str
+    packages: list[str]
+    versions: list[str]
+    kernels: list[str]
+
+
 class Choice(t.TypedDict):
     """What the filter ``driver_choice`` returns; its documentation describes the fields."""
 
     refusals: list[str]
     notes: list[str]
     conflicts: list[Conflict]
+    lists: list[ListFinding]
     provided: str
     manager: str
     flavour: str

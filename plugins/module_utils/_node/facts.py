@@ -13,10 +13,12 @@ from .._driver import maintenance
 from .._driver import module_facts as modules
 from .._driver import nouveau_query as nouveau
 from .._host import facts as host
+from .._host import kernels
 from .._host.cached_reader import Once
 from .._host.system import System
 from .._images import query as images
 from .._packages import installed as packages
+from .._packages import lists
 from .._runtime import facts as runtimes
 from .._runtime import kubelet
 from .._toolkit import facts as toolkit
@@ -31,6 +33,7 @@ OPTIONS: JsonObject = {
     "images": {"type": "list", "elements": "str", "default": []},
     "packages": {"type": "list", "elements": "str", "default": []},
     "baseline": {"type": "bool", "default": False},
+    "driver_version": {"type": "str", "default": ""},
 }
 ARGUMENTS: JsonObject = {
     **OPTIONS,
@@ -47,12 +50,14 @@ def observe(
     image_references: t.Sequence[str] = (),
     package_patterns: t.Sequence[str] = (),
     content: bool = False,
+    driver_version: str = "",
 ) -> GpuNode:
     """Collect all sections of ``gpu_node``.
 
     :param image_references: images to search in the container runtime.
     :param package_patterns: names of packages to include, beside NVIDIA's.
     :param content: include the snapshot of the baseline, which is as long as these facts.
+    :param driver_version: ask the package lists where this version, or its module for a kernel, isn't installed.
     """
     system = Once(machine)
     distribution = host.distribution(system)
@@ -63,6 +68,8 @@ def observe(
     installed = driver.driver(system, host.driver_modules(system, kernel["release"]), software["packages"])
     tools = toolkit.toolkit(system, software["packages"])
     cgroup = host.cgroup(system)
+    booted = kernels.booted(kernel)
+    asked = bool(gpus) and lists.wanted(driver_version, software["packages"], kernel, booted)
     return {
         "distribution": distribution,
         "python": host.python(),
@@ -92,6 +99,7 @@ def observe(
         "apt": software["apt"],
         "rpm": software["rpm"],
         "packages": packages.reported(software["packages"], package_patterns),
+        "package_lists": lists.observe(system, software, booted) if asked else None,
         "sources_stale": legacy.observe_sources(system),
         "toolkit_legacy": legacy.observe_record(system),
         "runtimes": runtimes.observe(system),

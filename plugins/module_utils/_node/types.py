@@ -20,7 +20,7 @@ from .._host.types import (
     Security,
     Service,
 )
-from .._packages.types import AptState, InstalledPackage, RpmState
+from .._packages.types import AptState, InstalledPackage, PackageLists, RpmState
 from .._runtime.types import Kubelet, Runtimes
 from .._toolkit.memory_limit import MemoryLimit
 from .._toolkit.types import Cdi, LegacyRecord, StaleSource, Toolkit
@@ -65,6 +65,7 @@ class GpuNode(t.TypedDict):
     apt: AptState | None
     rpm: RpmState | None
     packages: t.Mapping[str, InstalledPackage]
+    package_lists: PackageLists | None
     sources_stale: list[StaleSource]
     toolkit_legacy: LegacyRecord
     runtimes: Runtimes

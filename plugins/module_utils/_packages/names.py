@@ -8,6 +8,14 @@ from __future__ import annotations
 import fnmatch
 import typing as t
 
+# Names of the driver's packages in any catalogue of role driver, which a test compares.
+DRIVER = (
+    *("nvidia-utils*", "nvidia-compute-utils*", "libnvidia-compute*", "nvidia-dkms*", "nvidia-headless-no-dkms-*"),
+    *("nvidia-kernel-*dkms", "nvidia-open-kernel-dkms", "nvidia-driver-cuda", "nvidia-persistenced", "nvidia-smi"),
+    *("libcuda1", "nvidia-fabric*manager*", "libnvidia-nscq*", "kmod-nvidia-*dkms", "nvidia-open-kmod"),
+    *("nvidia-driver-G0[0-9]*", "nvidia-open-driver-G0[0-9]*", "linux-modules-nvidia-*"),
+)
+
 
 def matches_any(name: str, patterns: t.Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -75,6 +75,18 @@ class RpmState(t.TypedDict):
     duplicates: list[str]
 
 
+class PackageLists(t.TypedDict):
+    """What the node's package lists have: of each name the versions, each with its repositories.
+
+    A repository is a URL with apt and an id otherwise. ``age_hours`` is None where it is unknown. With an ``error``, or
+    without any package, nothing is known.
+    """
+
+    age_hours: float | None
+    error: str
+    packages: dict[str, dict[str, list[str]]]
+
+
 class PackageFacts(t.TypedDict):
     """All that a plan reads; at most one of ``apt`` and ``rpm`` is there."""
 

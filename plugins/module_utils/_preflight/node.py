@@ -16,6 +16,7 @@ from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.errors import BadInput
 from .._core.natural import natural
+from .._driver import available as driver_lists
 from .._driver import conflicts as driver_conflicts
 from .._driver import nouveau, provided
 from .._driver.modprobe import PATH as BLACKLIST
@@ -145,7 +146,7 @@ def examine(machine: Machine) -> list[Finding]:
 def described() -> dict[str, str]:
     """Return id and meaning of every check, for the documentation."""
     checks = {id: " ".join((function.__doc__ or "").split()) for id, function in CHECKS.items()}
-    return {**checks, **driver_conflicts.IDS}
+    return {**checks, **driver_conflicts.IDS, **driver_lists.IDS}
 
 
 # --------------------------------------------------------------------------- system

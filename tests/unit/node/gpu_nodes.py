@@ -78,6 +78,7 @@ HEALTHY: dict[str, Any] = {
         "operator": False,
         "config": {"mode": "auto", "text": 'mode = "auto"'},
     },
+    "package_lists": None,
     "sources_stale": [],
     "cdi": {"stale": False, "driver_version": VERSION},
     "cgroup": {"version": 2},

@@ -1,0 +1,215 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compare what role driver wants to install with the node's own package lists. Pure.
+
+A node knows its distribution's packages, and those of NVIDIA's repository only where it has that already. So a missing
+version is reported where the lists have the repository that it would come from, and nothing is said where they don't.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from .._core.natural import natural
+from .._core.types import JsonObject
+from .._packages.names import DRIVER, matches_any
+from .._packages.rpm_version import matches
+from .catalog import FLAVOURS, MACHINES, Catalog
+from .options import DriverOptions
+from .types import Headers, ListFinding, NodeFacts
+
+# Id and description of what the lists show.
+IDS: dict[str, str] = {
+    "driver-version-missing": "The machine's package lists have no packages of driver_version for it.",
+    "kernel-package-missing": "The machine's package lists have no headers or compiled module for one of its kernels.",
+    "package-lists-old": "The machine's package lists are older than a week, and lack packages of the driver.",
+    "package-lists-unknown": "The machine's package lists are empty or can't be read: what there is isn't known.",
+}
+PROBLEM, WARNING, NOTE = "problem", "warning", "note"
+# Lists that are older don't show what there is.
+OLD_HOURS = 7 * 24
+CUDA = re.compile(r"/compute/cuda/repos/")
+# Part of the id of this collection's own repository file.
+OURS = "kubegpu-cuda"
+VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+){1,2})[-_~+].*")
+# Versions that a message names.
+MOST = 8
+
+
+def findings(
+    gpu_node: NodeFacts,
+    data: JsonObject,
+    options: DriverOptions,
+    flavour: str,
+    packages: t.Sequence[str],
+    headers: t.Sequence[Headers],
+) -> list[ListFinding]:
+    """Return what prevents the installation according to the node's lists.
+
+    :param data: the catalogue of the node's distribution.
+    :param flavour: of the kernel module, as it was chosen.
+    :param packages: that would be installed, each ``name`` or ``name=version``.
+    :param headers: the packages of headers that would be installed.
+    """
+    lists = gpu_node.get("package_lists")
+    if lists is None or options.source not in ("repository", "distribution"):
+        return []
+    if lists["error"] or not lists["packages"]:
+        why = f"can't be read ({lists['error']})" if lists["error"] else "are empty"
+        found = f"has package lists that {why}: whether they have driver {options.version} isn't known"
+        return [
+            _finding("package-lists-unknown", NOTE, found, "role driver downloads them before it installs", why=why)
+        ]
+    asked = _Lists(gpu_node, data, options)
+    missing = [*asked.of_driver(flavour, packages), *asked.of_kernels(flavour, packages, headers)]
+    age = lists["age_hours"]
+    if missing and age is not None and age > OLD_HOURS:
+        days = int(age // 24)
+        found = f"has package lists that are {days} days old; by these it " + "; it ".join(
+            one["found"] for one in missing
+        )
+        remedy = "download them ('apt-get update', 'dnf makecache' or 'zypper refresh') and run preflight again"
+        names = [name for one in missing for name in one["packages"]]
+        return [_finding("package-lists-old", WARNING, found, remedy, packages=names, days=days)]
+    return missing
+
+
+def _finding(id: str, severity: str, found: str, remedy: str, **fields: t.Any) -> ListFinding:
+    given: JsonObject = {"packages": [], "versions": [], "kernels": [], **fields}
+    return t.cast("ListFinding", {"id": id, "severity": severity, "found": found, "remedy": remedy, **given})
+
+
+class _Lists:
+    """The lists of one node, restricted to the repositories that the driver would come from."""
+
+    def __init__(self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions) -> None:
+        self._node, self._data, self._options = gpu_node, data, options
+        lists = gpu_node.get("package_lists")
+        self._all: t.Mapping[str, t.Mapping[str, t.Sequence[str]]] = lists["packages"] if lists else {}
+        self._catalog = self._of(options.version)
+        self._url = self._catalog.url()
+        rpm: t.Mapping[str, t.Any] = gpu_node.get("rpm") or {}
+        self._urls = {one["id"]: str(one.get("url") or "") for one in rpm.get("repositories") or ()}
+        self._driver = {
+            name: kept
+            for name, versions in self._all.items()
+            if (kept := [one for one, sources in versions.items() if any(self._counts(each) for each in sources)])
+        }
+
+    def _of(self, version: str) -> Catalog:
+        return Catalog(self._node, self._data, dataclasses.replace(self._options, version=version))
+
+    def _counts(self, source: str) -> bool:
+        """Return whether the driver may come from a repository.
+
+        :param source: its URL or, of rpm, its id.
+        """
+        url = self._urls.get(source, source)
+        if self._options.source == "repository":
+            return source.startswith(OURS) or (bool(self._url) and self._plain(url).startswith(self._plain(self._url)))
+        # On SUSE a part of it comes from NVIDIA's repository.
+        return bool(self._url) or not (CUDA.search(url) or source.startswith(OURS))
+
+    def _plain(self, url: str) -> str:
+        """Return a URL without its scheme, with the architecture as NVIDIA names it."""
+        distribution: t.Mapping[str, t.Any] = self._node.get("distribution") or {}
+        machine = MACHINES.get(str(distribution.get("arch")), "")
+        return re.sub(r"^https?://|/+$", "", url.replace("$basearch", machine).replace("/aarch64", "/sbsa"))
+
+    def _lacking(self, packages: t.Iterable[str]) -> list[str]:
+        return [one for one in packages if not _has(self._driver, one) and matches_any(_name(one), DRIVER)]
+
+    def _versions(self, flavour: str) -> list[str]:
+        """Return the versions of which the lists have every package for this node, the newest first."""
+        names = [one for versions in self._driver.values() for one in versions]
+        found = {match.group(1) for one in names if (match := VERSION.fullmatch(one))}
+        whole = [one for one in found if self._whole(self._of(one), flavour)]
+        return sorted(whole, key=natural, reverse=True)
+
+    def _whole(self, catalog: Catalog, flavour: str) -> bool:
+        has_flavour = catalog.row.get(flavour) or (catalog.row.get("per_kernel") or {}).get(flavour)
+        return bool(has_flavour) and not self._lacking(catalog.packages(flavour))
+
+    def _compiled(self, packages: t.Iterable[str]) -> dict[str, str]:
+        """Return the kernels of compiled modules that have packages for one kernel each, by the packages' names."""
+        kernels = self._catalog.kernels()
+        return {one: kernel for one in packages for kernel in kernels if _name(one).endswith(f"-{kernel}")}
+
+    def of_driver(self, flavour: str, packages: t.Sequence[str]) -> t.Iterator[ListFinding]:
+        """Yield that the lists lack packages of the version, with the versions that they have."""
+        if not self._driver and self._options.source == "repository":
+            # The node doesn't have this repository yet.
+            return
+        compiled = self._compiled(packages)
+        missing = self._lacking(one for one in packages if one not in compiled)
+        if not missing:
+            return
+        there = self._versions(flavour)
+        other = next(one for one in FLAVOURS if one != flavour)
+        others = self._versions(other) if not self._options.packages else []
+        names = [_name(one) for one in missing]
+        version = self._options.version
+        found = f"has no {', '.join(names)} of version {version} in its package lists"
+        if there:
+            found += f", which have {_listed(there)}"
+            remedy = f"set driver_version to {self._nearest(there)}"
+        elif version in others:
+            found += f", which have its {other} module only"
+            remedy = f"set driver_flavour to {other} where the cards allow it, or driver_source to another source"
+        elif others:
+            found += f", which have the {other} module only, of {_listed(others)}"
+            remedy = "set driver_source to another source, or add a repository that has these packages"
+        else:
+            found += ", and no other version that is complete for this host"
+            remedy = "enable the component or the repository that has them, or set driver_source to another source"
+        yield _finding("driver-version-missing", PROBLEM, found, remedy, packages=names, versions=there)
+
+    def _nearest(self, there: t.Sequence[str]) -> str:
+        """Return the newest version of the wanted branch or, without one, of all."""
+        branch = self._options.version.partition(".")[0]
+        return next((one for one in there if one.partition(".")[0] == branch), there[0])
+
+    def of_kernels(
+        self, flavour: str, packages: t.Sequence[str], headers: t.Sequence[Headers]
+    ) -> t.Iterator[ListFinding]:
+        """Yield the packages of headers and compiled modules that the lists lack for the node's kernels."""
+        missing: dict[str, list[str]] = {}
+        for one in headers:
+            lacking = [name for name in one["packages"] if not _has(self._all, name)]
+            if lacking:
+                missing[one["kernel"]] = lacking
+        modules = {name: kernel for name, kernel in self._compiled(packages).items() if not _has(self._driver, name)}
+        for name, kernel in modules.items():
+            missing.setdefault(kernel, []).append(name)
+        if not missing:
+            return
+        names = [_name(name) for lacking in missing.values() for name in lacking]
+        there = self._versions(flavour) if modules else []
+        kernels = list(missing)
+        found = (
+            f"has no {', '.join(names)} in its package lists, which the driver needs for kernel {', '.join(kernels)}"
+        )
+        remedy = "update the kernel to one that they are there for and boot it"
+        if there:
+            found += f"; for this kernel there is driver {_listed(there)}"
+            remedy = f"set driver_version to {self._nearest(there)}, or {remedy}"
+        elif modules:
+            remedy += ", or set driver_source to repository, whose module is built on the host"
+        fields = {"packages": names, "versions": there, "kernels": kernels}
+        yield _finding("kernel-package-missing", PROBLEM, found, remedy, **fields)
+
+
+def _name(package: str) -> str:
+    return package.partition("=")[0]
+
+
+def _has(lists: t.Mapping[str, t.Iterable[str]], package: str) -> bool:
+    name, _equals, pattern = package.partition("=")
+    return any(matches(pattern, one) for one in lists.get(name) or ())
+
+
+def _listed(versions: t.Sequence[str]) -> str:
+    return ", ".join(versions[:MOST]) + (", …" if len(versions) > MOST else "")
