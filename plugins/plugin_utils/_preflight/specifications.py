@@ -48,7 +48,6 @@ FACTS = frozenset(
         "gpu_backends",
         "scheduler_detected",
         "scheduler_observed",
-        "verify_started",
         "verify_second_sample_hosts",
     )
 )

@@ -74,7 +74,7 @@ def test_the_modules_are_of_the_release_that_the_stand_in_has():
 def test_the_playbooks_exist_and_those_without_root_connect_to_no_machine():
     for name, template in TEMPLATES.items():
         playbook = ROOT / "playbooks" / f"{name}.yml"
-        plays = yaml.safe_load(playbook.read_text())
+        plays = [one for one in yaml.safe_load(playbook.read_text()) if "limit.yml" not in one.values()]
         assert bool(template.get("become")) == any(play.get("hosts") != "localhost" for play in plays), name
 
 

@@ -207,12 +207,19 @@ def own_names(tasks):
                 yield role, True
 
 
+def plays_of(playbook):
+    """The plays of a playbook, with those of the playbooks that it imports."""
+    found = []
+    for one in yaml.safe_load((ROOT / "playbooks" / f"{playbook}.yml").read_text()):
+        imported = one.get("ansible.builtin.import_playbook")
+        found += plays_of(imported.removesuffix(".yml")) if imported else [one]
+    return found
+
+
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_no_template_of_a_playbook_comes_before_facts_are_no_variables(playbook):
     """They aren't from the first name of the collection on that ansible-core reads; an included role, when it runs."""
-    plays = yaml.safe_load((ROOT / "playbooks" / f"{playbook}.yml").read_text())
-    if any("import_playbook" in str(one) for one in plays):
-        return
+    plays = plays_of(playbook)
     names = []
     for one in plays:
         roles = [(str(role), False) for role in one.get("roles", ()) if "kubegpu.share." in str(role)]

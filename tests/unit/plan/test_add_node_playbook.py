@@ -110,7 +110,7 @@ def test_nothing_waits_for_what_is_known_of_a_machine_that_was_left_out():
     ("words", "said"),
     [
         ((), "Name the node that joins: -e add_node=NODE"),
-        (("--limit", "gpu2"), "Without localhost in the limit nothing reads the cluster"),
+        (("--limit", "gpu2"), "--limit gpu2 leaves out localhost, which reads the cluster"),
     ],
 )
 def test_it_begins_only_with_a_node_and_the_cluster(tmp_path, words, said):
