@@ -19,5 +19,13 @@ class Display(t.Protocol):
 
 
 def show(display: Display, text: str, color: str | None = None, stderr: bool = False) -> None:
-    """Print a text, which may contain what a cluster or a node says, without what controls a terminal."""
-    display.display(lines(text), color=color, stderr=stderr)
+    """Print a text, which may contain what a cluster or a node says, without what controls a terminal.
+
+    A task's process hands it to that of ansible-playbook. ``display`` does the same, but a callback may have wrapped
+    it: ansible-runner's, before 2.4.2, writes to standard output in each process, of which Ansible warns.
+    """
+    clean, queue = lines(text), getattr(display, "_final_q", None)
+    if queue is None:
+        display.display(clean, color=color, stderr=stderr)
+    else:
+        queue.send_display("display", clean, color=color, stderr=stderr)

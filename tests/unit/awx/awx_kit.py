@@ -75,3 +75,17 @@ def configure(stand_in: StandIn, folder: Path, *words: str) -> tuple[int, str]:
     of_others = {name: "" for name in os.environ if name.startswith(("CONTROLLER_", "TOWER_"))}
     given = {**of_others, **stand_in.environment, "ANSIBLE_COLLECTIONS_PATH": str(awx_collection()), "COLUMNS": "200"}
     return ansible(folder, "ansible-playbook", ROOT / "awx" / "configure.yml", *words, **given)
+
+
+def display_callback(version: str) -> Path:
+    """The folder of the callback by which a release of ansible-runner prints and reports, unpacked from PyPI once."""
+    target = cache_root() / "ansible-runner" / version
+    with made_once(target) as fresh:
+        if fresh is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                wanted = ("--quiet", "--no-deps", f"--dest={folder}", f"ansible-runner=={version}")
+                subprocess.run([sys.executable, "-m", "pip", "download", *wanted], check=True)
+                [wheel] = Path(folder).glob("*.whl")
+                with zipfile.ZipFile(wheel) as packed:
+                    packed.extract("ansible_runner/display_callback/callback/awx_display.py", fresh)
+    return target / "ansible_runner" / "display_callback" / "callback"

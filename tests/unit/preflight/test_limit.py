@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A --limit that leaves out what a playbook can't do without is refused: else it would end well and have done nothing."""
+"""A --limit that leaves out what a playbook needs is refused: it would end well and have done nothing."""
 
 from __future__ import annotations
 
