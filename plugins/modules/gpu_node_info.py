@@ -22,6 +22,13 @@ extends_documentation_fragment:
   - kubegpu.share.attributes
   - kubegpu.share.attributes.info
 options:
+  exclude:
+    description:
+      - Cards that Kubernetes must not get, as the variable C(gpu_exclude) names them, by PCI address, UUID or a pattern of the model.
+      - The facts have them in C(driver.excluded) only.
+    type: list
+    elements: str
+    default: []
   sysroot:
     description:
       - Directory that the files are read below.
@@ -201,6 +208,9 @@ gpu_node:
             V(kepler), V(maxwell), V(pascal), V(volta), V(turing), V(ampere), V(ada), V(hopper), V(blackwell), or V(unknown) for an id that isn't
             listed.
           type: str
+        vgpu:
+          description: Whether it is a hypervisor's slice of a card, which only NVIDIA's vGPU software for guests has a driver for.
+          type: bool
         link:
           description: C(speed), C(width), C(max_speed), C(max_width) in the kernel's words, or null.
           type: dict
@@ -208,6 +218,9 @@ gpu_node:
       description: NVSwitches on PCI, each with C(address), C(device), C(driver).
       type: list
       elements: dict
+    integrated:
+      description: The model of a Jetson, whose integrated GPU isn't on PCI and has no memory of its own; empty for other machines.
+      type: str
     nouveau:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict
@@ -292,8 +305,8 @@ gpu_node:
           type: str
         cards:
           description: >-
-            The cards that nvidia-smi lists: C(index), C(uuid), C(name), C(memory_mib), C(address), C(minor), C(persistence) and C(mig), the last two null where
-            a card has no such mode.
+            The cards that nvidia-smi lists: C(index), C(uuid), C(name), C(memory_mib), whether its memory is the machine's (C(unified)), C(address), C(minor),
+            C(persistence), C(mig) and C(fabric), the last three null where a card has no such mode, or isn't connected to NVSwitches.
           type: list
           elements: dict
         error:
@@ -314,17 +327,28 @@ gpu_node:
           description: C(version) of the driver that role driver installs from its .run file, and whether that is C(finished); null where it has installed none.
           type: dict
         fabric:
-          description: C(version) of the fabric manager, or empty, and whether it is C(needed) because there are NVSwitches.
+          description: >-
+            C(version) of the fabric manager, or empty, whether it is C(needed) because there are NVSwitches, and for those of NVLink 5 (C(nvlink5)), which
+            aren't on PCI, whether the module ib_umad that manages them is loaded (C(umad)).
           type: dict
         others:
           description: >-
-            Sources of the installed driver: V(gpu-operator), V(gke), V(aks) or V(eks) where a container or the cloud provides it, V(runfile), and by packages
+            Sources of the installed driver: V(gpu-operator), V(gke), V(aks), V(eks) or V(vgpu) where a container, the cloud or a vGPU guest provides it, V(runfile), and by packages
             V(nvidia), V(distribution), V(graphics-ppa), V(rpmfusion), V(elrepo), V(negativo17). More than one is a conflict, but for what a cloud installs.
           type: list
           elements: str
         root:
           description: The root of the driver's files, V(/) but for a driver container of the GPU Operator.
           type: str
+        excluded:
+          description: >-
+            What O(exclude) leaves out: the C(cards), each with C(address), C(uuid), C(name) and the C(entry) that names it, the C(unmatched) entries, and
+            whether the driver doesn't list a card of PCI (C(unnamed)), whose UUID and model aren't known then.
+          type: dict
+        licences:
+          description: Of a vGPU guest the licence of each card, as nvidia-smi reports it, with C(address), C(product) and C(status).
+          type: list
+          elements: dict
     memory_limit:
       description: Whether it is C(possible) to limit the GPU memory of a container, and the unmet conditions (C(why)).
       type: dict
@@ -436,7 +460,7 @@ def main() -> None:
 
     def collect() -> JsonObject:
         with naming_user():
-            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"])
+            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"], asked["exclude"])
         return {"changed": False, "user": user(), "gpu_node": gpu_node}
 
     run_module(module, collect)

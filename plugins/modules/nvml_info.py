@@ -35,6 +35,11 @@ options:
     description: Time limit in seconds, from 1 to 600. Without persistence mode a driver may take some seconds for each card.
     type: int
     default: 30
+  exclude:
+    description: Cards that Kubernetes must not get, as in M(kubegpu.share.gpu_node_info). Of them only the identity is read, and nothing is returned.
+    type: list
+    elements: str
+    default: []
   binding:
     description: Path of nvidia-ml-py on the node. The action plugin sets it; don't set it yourself.
     type: path
@@ -229,6 +234,7 @@ nvml:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.card_exclusion import parse
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
@@ -246,8 +252,8 @@ def main() -> None:
         read(lambda: Library(load(binding)), host, request, send)
 
     def collect() -> JsonObject:
-        timeout = valid_timeout(module.params["timeout"])
-        return {"changed": False, "nvml": facts(ForkedWorker(work), time.monotonic, timeout)}
+        timeout, exclude = valid_timeout(module.params["timeout"]), parse(module.params["exclude"])
+        return {"changed": False, "nvml": facts(ForkedWorker(work), time.monotonic, timeout, exclude)}
 
     run_module(module, collect)
 

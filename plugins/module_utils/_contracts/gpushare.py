@@ -143,6 +143,7 @@ class Reason(str, enum.Enum):
     MIG_ENABLED = "MIGEnabled"
     RECOVERY_REQUIRED = "RecoveryRequired"
     ROW_REMAP_FAILED = "RowRemapFailed"
+    UNIFIED_MEMORY = "UnifiedMemory"
     XID_ERROR = "XIDError"
     MEMORY_LIMIT_UNAVAILABLE = "MemoryLimitUnavailable"
     # Containers that aren't held to their memory of a card.

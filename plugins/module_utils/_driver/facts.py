@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .._contracts.card_exclusion import Exclusion
 from .._host.cached_reader import names, text
 from .._host.system import System
-from .._host.types import NvSwitch, Package, PciGpu
+from .._host.types import Excluded, ExcludedCard, NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
 from . import persistence, provided, runfile
 from .library import MODULE, PROC, library_version, loaded_version
@@ -18,6 +19,17 @@ from .types import Fabric, InstalledDriver, ModuleFile
 
 FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 INFINIBAND = "/sys/class/infiniband"
+PCI = "/sys/bus/pci/devices"
+# NVIDIA's former Mellanox: an HGX board's NVSwitches are managed through such devices.
+MELLANOX = "0x15b3"
+SWITCH_MANAGER = "SW_MNG"
+# Cards of boards whose NVSwitches aren't on PCI (NVLink 5), by their PCI device ids: B200 and B300 as SXM6 modules.
+# Those of GB200 and GB300 (0x2941, 0x31c2) have their switches in other machines of the rack, whose own fabric manager
+# serves them. https://pci-ids.ucw.cz/read/PC/10de
+NVLINK5_BOARDS = (0x2901, 0x29BC, 0x3182)
+# A virtual machine gets 1, 2, 4 or 8 cards of a board, and only one with all of them also gets the switches.
+PART_OF_BOARD = 4
+UMAD = "/sys/module/ib_umad"
 
 # Packages with the kernel module or NVML's library. Two sources of these conflict; of all others they don't.
 DRIVER_PACKAGE = re.compile(
@@ -30,6 +42,7 @@ DRIVER_PACKAGE = re.compile(
     r"|libnvidia-(?:compute.*|ml1?|(?:tesla|legacy)-.*-ml1)"
     r"|xorg-x11-drv-nvidia.*"
     r"|nvidia-x11-drv.*"
+    r"|nvidia-linux-grid-.*|nvidia-vgpu-(?:guest|ubuntu|rhel).*"
 )
 # Words in a package's Maintainer or Vendor that identify its source; the first match counts.
 MAKERS = (
@@ -49,17 +62,34 @@ NAMES = (
 )
 
 
-def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Package]) -> InstalledDriver:
+def driver(
+    system: System,
+    modules: t.Sequence[str],
+    packages: t.Mapping[str, Package],
+    gpus: t.Sequence[PciGpu] = (),
+    exclude: Exclusion = Exclusion(),
+) -> InstalledDriver:
     """Return the section ``driver`` without its fabric manager.
 
     ``error`` is nvidia-smi's message where it fails or lists a card that it can't read.
 
     :param modules: names of the driver's modules that the running kernel would load.
     :param packages: all installed packages.
+    :param gpus: all cards on PCI.
+    :param exclude: cards that are left out.
     """
     proc = text(system, f"{PROC}/version")
-    provider = provided.find(system)
-    seen = smi.ask(system, provider.smi, provider.program) if provider else smi.ask(system)
+    provider = provided.find(system, packages)
+    command = provider.smi if provider else (smi.SMI,)
+    seen = smi.ask(system, command, provider.program if provider else smi.SMI, exclude)
+    left_out = excluded(exclude, gpus, seen["cards"])
+    addresses = {card["address"] for card in left_out["cards"]}
+    seen["cards"] = [card for card in seen["cards"] if card["address"] not in addresses]
+    vgpu = bool(provider and provider.id == provided.VGPU) or any(provided.is_vgpu(one) for one in seen["cards"])
+    vgpu = vgpu or any(gpu["vgpu"] for gpu in gpus if gpu["address"] not in addresses)
+    if vgpu and provider is None:
+        # However its driver was installed, only one for vGPUs works there.
+        provider = provided.of([provided.VGPU])
     root = provider.root if provider else "/"
     for card in seen["cards"]:
         card["minor"] = minor(system, card["address"])
@@ -81,6 +111,8 @@ def driver(system: System, modules: t.Sequence[str], packages: t.Mapping[str, Pa
         "runfile": ours._asdict() if ours else None,
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],
         "root": root,
+        "excluded": left_out,
+        "licences": smi.licences(system, command) if vgpu and seen["cards"] else [],
     }
 
 
@@ -110,15 +142,52 @@ def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwit
     if system.exists(FABRIC_MANAGER):
         done = system.run([FABRIC_MANAGER, "-v"], timeout=10)
         found = re.search(r"version is\s*:\s*(\d[\d.]*)", done.out + done.err)
-    return {"version": found.group(1) if found else "", "needed": bool(switches) or _hidden_switches(system, gpus)}
+    nvlink5 = not switches and _hidden_switches(system, gpus)
+    return {
+        "version": found.group(1) if found else "",
+        "needed": bool(switches) or nvlink5,
+        "nvlink5": nvlink5,
+        "umad": nvlink5 and system.exists(UMAD),
+    }
 
 
 def _hidden_switches(system: System, gpus: t.Sequence[PciGpu]) -> bool:
-    """Return whether there are Blackwell's NVSwitches: not on PCI, but the VPD of an InfiniBand device has SW_MNG."""
-    # VPD is slow to read, so it is read only where such a switch is possible.
+    """Return whether there are NVSwitches of NVLink 5, which aren't on PCI: by the cards, or by what manages them."""
+    boards = [gpu for gpu in gpus if int(gpu["device"] or "0", 16) in NVLINK5_BOARDS]
+    if len(boards) > PART_OF_BOARD:
+        return True
+    # VPD is slow to read, so it is read only where such a switch is possible. InfiniBand's modules may not be loaded.
     if not any(gpu["generation"] in ("blackwell", "unknown") for gpu in gpus):
         return False
-    return any("SW_MNG" in text(system, f"{INFINIBAND}/{name}/device/vpd") for name in names(system, INFINIBAND))
+    devices = [f"{INFINIBAND}/{name}/device" for name in names(system, INFINIBAND)]
+    devices += [f"{PCI}/{name}" for name in names(system, PCI) if text(system, f"{PCI}/{name}/vendor") == MELLANOX]
+    return any(SWITCH_MANAGER in text(system, f"{device}/vpd") for device in devices)
+
+
+def excluded(exclude: Exclusion, gpus: t.Sequence[PciGpu], cards: t.Sequence[Card]) -> Excluded:
+    """Return the cards that the user keeps from Kubernetes.
+
+    :param gpus: all on PCI.
+    :param cards: all that the driver lists.
+    """
+    listed = {card["address"]: card for card in cards}
+    found: list[ExcludedCard] = []
+    for gpu in gpus:
+        card = listed.get(gpu["address"])
+        uuid, name = (card["uuid"], card["name"]) if card else ("", "")
+        entry = exclude.of(gpu["address"], uuid, name)
+        if entry:
+            found.append({"address": gpu["address"], "uuid": uuid, "name": name, "entry": entry})
+    return {
+        "cards": found,
+        "unmatched": [one for one in exclude.entries if not any(_names(one, card) for card in found)],
+        "unnamed": any(gpu["address"] not in listed for gpu in gpus),
+    }
+
+
+def _names(entry: str, card: ExcludedCard) -> bool:
+    # Several entries may name one card.
+    return bool(Exclusion((entry,)).of(card["address"], card["uuid"], card["name"]))
 
 
 def other_managers(system: System, packages: t.Mapping[str, Package]) -> list[str]:

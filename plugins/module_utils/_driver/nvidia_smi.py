@@ -8,15 +8,22 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .._contracts.card_exclusion import Exclusion
 from .._host.system import Done, System
-from .types import MISMATCH, Card, SmiAnswer
+from .types import MISMATCH, Card, Licence, SmiAnswer
 
 SMI = "/usr/bin/nvidia-smi"
 SECONDS = 20
 # The name is third: it may contain a comma, and no other field can.
 FIELDS = ("index", "uuid", "name", "memory.total", "pci.bus_id", "driver_version")
 # A driver that lacks a field rejects the whole query; it is repeated without the field.
-NEWER_FIELDS = ("persistence_mode", "mig.mode.current")
+NEWER_FIELDS = ("persistence_mode", "mig.mode.current", "fabric.state")
+# What it prints where a card has none of something; a card that can't be read has its error in brackets.
+NONE = ("[N/A]", "N/A", "[Not Supported]", "Not Supported")
+# Lines of its report on vGPUs, one of each card that is one.
+GPU_LINE = re.compile(r"^GPU ([0-9A-Fa-f:.]+)\s*$")
+LICENCE_LINE = re.compile(r"^\s+(Product Name|License Status)\s*:\s*(.*\S)")
+LICENSED_PRODUCT = "vGPU Software Licensed Product"
 REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')
 
 # nvidia-smi's messages by NVML's return codes, as nvmlErrorString has them (driver 580), and its own additions.
@@ -45,11 +52,14 @@ MESSAGES = (
 )
 
 
-def ask(system: System, command: t.Sequence[str] = (SMI,), program: str = SMI) -> SmiAnswer:
+def ask(
+    system: System, command: t.Sequence[str] = (SMI,), program: str = SMI, exclude: Exclusion = Exclusion()
+) -> SmiAnswer:
     """Query nvidia-smi; all fields are empty where it isn't installed.
 
     :param command: runs it.
     :param program: its path.
+    :param exclude: cards whose errors don't matter.
     """
     if not system.exists(program):
         return {"version": None, "cards": [], "code": None, "error": None}
@@ -58,9 +68,35 @@ def ask(system: System, command: t.Sequence[str] = (SMI,), program: str = SMI) -
         done = _query(system, command, fields)
         refused = REFUSED.search(done.out + done.err)
         if refused is None or refused.group(1) not in NEWER_FIELDS or refused.group(1) not in fields:
-            return parse_result(done, fields)
+            return parse_result(done, fields, exclude)
         fields.remove(refused.group(1))
-    return parse_result(_query(system, command, fields), fields)
+    return parse_result(_query(system, command, fields), fields, exclude)
+
+
+def licences(system: System, command: t.Sequence[str] = (SMI,)) -> list[Licence]:
+    """Return the licence of each vGPU as nvidia-smi reports it; one that reports none is left out."""
+    done = system.run(["timeout", "-k", "2", str(SECONDS), *command, "-q"], timeout=SECONDS + 5)
+    return parse_licences(done.out)
+
+
+def parse_licences(text: str) -> list[Licence]:
+    """Parse the report of ``nvidia-smi -q``."""
+    found: list[Licence] = []
+    address, inside = "", False
+    for line in text.splitlines():
+        card = GPU_LINE.match(line)
+        if card:
+            address, inside = pci_address(card.group(1)), False
+        elif LICENSED_PRODUCT in line:
+            inside = True
+            found.append({"address": address, "product": "", "status": ""})
+        elif inside:
+            field = LICENCE_LINE.match(line)
+            if field is None:
+                inside = False
+            else:
+                found[-1]["product" if field.group(1) == "Product Name" else "status"] = field.group(2)
+    return [one for one in found if one["status"]]
 
 
 def _query(system: System, command: t.Sequence[str], fields: t.Sequence[str]) -> Done:
@@ -69,16 +105,21 @@ def _query(system: System, command: t.Sequence[str], fields: t.Sequence[str]) ->
     return system.run(["timeout", "-k", "2", str(SECONDS), *command, *query], timeout=SECONDS + 5)
 
 
-def parse_result(done: Done, fields: t.Sequence[str]) -> SmiAnswer:
-    """Parse the result of nvidia-smi."""
+def parse_result(done: Done, fields: t.Sequence[str], exclude: Exclusion = Exclusion()) -> SmiAnswer:
+    """Parse the result of nvidia-smi, without the errors of cards that are excluded."""
     if done.rc in (124, 137):
         error = f"nvidia-smi didn't finish within {SECONDS} s"
         return {"version": None, "cards": [], "code": None, "error": error}
     cards, versions, other = parse(done.out, fields)
-    message = " ".join([*other, *done.err.split("\n")]).strip()
-    if done.rc != 0 and not message:
+    # It names the card by its address, without its function or with it.
+    places = [address.rpartition(".")[0] for address in exclude.addresses]
+    others = [*other, *done.err.split("\n")]
+    own = [line for line in others if not any(place in line.lower() for place in places)]
+    muted = len(own) < len(others)
+    message = " ".join(own).strip()
+    if done.rc != 0 and not message and not muted:
         message = f"nvidia-smi ended with status {done.rc}"
-    failed = done.rc != 0 or bool(other)
+    failed = bool(message) if muted else done.rc != 0 or bool(other)
     return {
         "version": versions[0] if versions else None,
         "cards": cards,
@@ -113,14 +154,21 @@ def parse(text: str, fields: t.Sequence[str]) -> tuple[list[Card], list[str], li
                 "uuid": values[1],
                 "name": ", ".join(values[2 : -len(behind)]),
                 "memory_mib": int(memory) if memory.isdigit() else None,
+                "unified": memory in NONE,
                 "address": pci_address(last["pci.bus_id"]),
                 # nvidia-smi has no field for it.
                 "minor": None,
                 "persistence": switched(last.get("persistence_mode")),
                 "mig": switched(last.get("mig.mode.current")),
+                "fabric": fabric_state(last.get("fabric.state")),
             }
         )
     return cards, versions, other
+
+
+def fabric_state(state: str | None) -> str | None:
+    """Return the state of a card's registration with the NVSwitches in lower case; None where it has none."""
+    return None if state is None or state.startswith("[") or state in NONE else state.lower()
 
 
 def switched(mode: str | None) -> bool | None:

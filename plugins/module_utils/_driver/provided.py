@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Drivers that a container or the image of a cloud's nodes provides: role driver leaves them alone.
+"""Drivers that a container, the image of a cloud's nodes or a hypervisor's owner provides: role driver leaves them alone.
 
 https://github.com/NVIDIA/gpu-driver-container
 https://github.com/GoogleCloudPlatform/container-engine-accelerators/tree/master/nvidia-driver-installer
@@ -12,6 +12,8 @@ https://github.com/awslabs/amazon-eks-ami/tree/main/templates/al2023
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import re
 import typing as t
 
 from .._core.types import JsonObject
@@ -27,6 +29,7 @@ class Provider:
     :param id: as ``driver.others`` has it.
     :param who: for messages.
     :param marks: what is there with its driver: folders that end with a slash and aren't empty, or files.
+    :param packages: patterns of packages, one of which is installed with it.
     :param root: the root of the driver's files, in which they lie as on a machine.
     :param smi: the command that runs nvidia-smi.
     :param program: nvidia-smi's path on the machine.
@@ -38,10 +41,14 @@ class Provider:
     root: str = "/"
     smi: tuple[str, ...] = (SMI,)
     program: str = SMI
+    packages: tuple[str, ...] = ()
 
 
 OPERATOR_ROOT = "/run/nvidia/driver"
 GKE = "/home/kubernetes/bin/nvidia"
+VGPU = "vgpu"
+# The driver's name of a vGPU ends with its memory in GB and a letter of its kind: A40-4Q, GRID T4-16C, L4-12Q.
+VGPU_NAME = re.compile(r".*-\d+(?:-\d+)?(?:ME)?[ABCQ]")
 
 PROVIDERS = (
     # Its container mounts its root there; an empty folder may be left over.
@@ -64,6 +71,14 @@ PROVIDERS = (
     # Both install on the machine itself, AKS by a .run file and EKS by packages.
     Provider("aks", "AKS's driver installer (aks-gpu)", ("/opt/azure/aks-gpu/dkms-marker", "/usr/bin/lib64/lib64/")),
     Provider("eks", "the EKS-optimized AMI", ("/etc/eks/nvidia-kmod-load.sh",)),
+    # vGPU's driver for guests, by packages or by a GRID .run file. Only it works with a hypervisor's vGPU, and its
+    # version has to fit the hypervisor's: https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/
+    Provider(
+        VGPU,
+        "NVIDIA's vGPU software for guests",
+        ("/usr/bin/nvidia-gridd",),
+        packages=("nvidia-linux-grid-*", "nvidia-vgpu-guest*", "nvidia-vgpu-ubuntu*", "nvidia-vgpu-rhel*"),
+    ),
 )
 
 
@@ -75,9 +90,25 @@ def root_of(facts: JsonObject | None) -> str:
     return str(((facts or {}).get("driver") or {}).get("root") or "/")
 
 
-def find(system: System) -> Provider | None:
-    """Return who provides the machine's driver; None where nobody does."""
-    return next((one for one in PROVIDERS if any(_there(system, mark) for mark in one.marks)), None)
+def find(system: System, packages: t.Collection[str] = ()) -> Provider | None:
+    """Return who provides the machine's driver; None where nobody does.
+
+    :param packages: names of all installed packages.
+    """
+    return next(
+        (
+            one
+            for one in PROVIDERS
+            if any(_there(system, mark) for mark in one.marks)
+            or any(fnmatch.filter(packages, pattern) for pattern in one.packages)
+        ),
+        None,
+    )
+
+
+def is_vgpu(card: t.Mapping[str, t.Any]) -> bool:
+    """Return whether a card of ``driver.cards`` is a vGPU, by its name."""
+    return bool(VGPU_NAME.fullmatch(str(card["name"])))
 
 
 def of(others: t.Collection[str]) -> Provider | None:

@@ -49,34 +49,40 @@ def choose(gpu_node: NodeFacts, catalog: JsonObject | None, options: JsonObject)
 def verify(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
     """Return the problems of the driver as it is, one message each, a cause before its consequences.
 
-    :param options: ``host``, ``state`` and ``version`` as role driver has them.
+    :param options: ``host``, ``state``, ``version`` and ``ignore`` as role driver has them.
     """
     host = options["host"]
+    ignored = [one for one in options.get("ignore") or [] if one.partition("@")[2] in ("", host)]
+    ids = {one.partition("@")[0] for one in ignored}
+    return [text for id, text in _problems(gpu_node, options, host) if id not in ids]
+
+
+def _problems(gpu_node: NodeFacts, options: JsonObject, host: str) -> list[tuple[str, str]]:
+    """Return id and message of each problem; the ids are those of preflight's findings."""
     driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
     module, version, error = driver.get("module_version"), driver.get("version"), driver.get("error")
     cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
-    problems = []
+    problems: list[tuple[str, str]] = []
     if any(card.get("driver") == "nouveau" for card in cards):
-        problems.append(f"Nouveau still drives GPUs of host {host}: reboot it and run this again.")
-    if (module and version and module != version) or driver.get("code") == MISMATCH:
         problems.append(
-            f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
-            "reboot it and run this again."
+            ("nouveau-in-use", f"Nouveau still drives GPUs of host {host}: reboot it and run this again.")
         )
+    if (module and version and module != version) or driver.get("code") == MISMATCH:
+        what = f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
+        problems.append(("driver-mismatch", f"{what}reboot it and run this again."))
     if error:
         signed = " (Secure Boot is on: a module that was built on the host must be signed with an enrolled key)"
-        problems.append(
-            f"The driver of host {host} fails; nvidia-smi reports: {error}"
-            + (signed if gpu_node.get("secure_boot") else "")
-        )
+        what = f"The driver of host {host} fails; nvidia-smi reports: {error}"
+        problems.append(("driver-fails", what + (signed if gpu_node.get("secure_boot") else "")))
     listed = len(driver.get("cards") or [])
     if listed != len(cards):
-        problems.append(f"Host {host} has {len(cards)} NVIDIA cards on PCI and nvidia-smi lists {listed}.")
+        what = f"Host {host} has {len(cards)} NVIDIA cards on PCI and nvidia-smi lists {listed}."
+        problems.append(("card-lost", what))
     wanted = options.get("version")
     # A driver that others provide has their version.
     own = options.get("state", "present") == "present" and not provided.of(driver.get("others") or [])
     if own and version not in (None, wanted):
-        problems.append(f"driver_version is {wanted} and nvidia-smi of host {host} reports {version}.")
+        problems.append(("", f"driver_version is {wanted} and nvidia-smi of host {host} reports {version}."))
     return problems
 
 

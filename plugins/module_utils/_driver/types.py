@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from .._core.types import JsonObject
-from .._host.types import Distribution, Folder, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
+from .._host.types import Distribution, Excluded, Folder, Kernel, MachineOwnerKey, NvSwitch, Package, PciGpu
 from .._packages.types import AptState, PackageLists, RpmState
 
 # NVML's return code where the loaded module and the library have different versions.
@@ -16,16 +16,22 @@ MISMATCH = 18
 
 
 class Card(t.TypedDict):
-    """A card as nvidia-smi lists it. ``minor`` is N of /dev/nvidiaN; modes are None where the card has none."""
+    """A card as nvidia-smi lists it. ``minor`` is N of /dev/nvidiaN; modes are None where the card has none.
+
+    ``unified``: the driver has no memory of its own to report, since the card uses the machine's; ``fabric`` is the
+    state of its registration with the NVSwitches, None where it has none or the driver doesn't report it.
+    """
 
     index: int
     uuid: str
     name: str
     memory_mib: int | None
+    unified: bool
     address: str
     minor: int | None
     persistence: bool | None
     mig: bool | None
+    fabric: str | None
 
 
 class SmiAnswer(t.TypedDict):
@@ -54,10 +60,23 @@ class PersistenceDaemon(t.TypedDict):
 
 
 class Fabric(t.TypedDict):
-    """The fabric manager's version, and whether the machine's cards need it."""
+    """The fabric manager's version, and whether the machine's cards need it.
+
+    ``nvlink5``: the NVSwitches aren't on PCI and are managed by ib_umad and NVLSM; ``umad``: that module is loaded.
+    """
 
     version: str
     needed: bool
+    nvlink5: bool
+    umad: bool
+
+
+class Licence(t.TypedDict):
+    """The licence of a vGPU, in the driver's words; empty where it reports none."""
+
+    address: str
+    product: str
+    status: str
 
 
 class InstalledDriver(SmiAnswer):
@@ -79,6 +98,8 @@ class InstalledDriver(SmiAnswer):
     runfile: JsonObject | None
     others: list[str]
     root: Folder
+    excluded: Excluded
+    licences: list[Licence]
 
 
 class Driver(InstalledDriver):

@@ -80,8 +80,8 @@ class PciLink(t.TypedDict):
     max_width: str | None
 
 
-# A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to. "class" is a keyword of Python, so
-# the class syntax can't have it.
+# A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to, ``vgpu``: a hypervisor's slice of a
+# card. "class" is a keyword of Python, so the class syntax can't have it.
 PciGpu = t.TypedDict(
     "PciGpu",
     {
@@ -91,9 +91,27 @@ PciGpu = t.TypedDict(
         "device": str,
         "driver": "str | None",
         "generation": str,
+        "vgpu": bool,
         "link": PciLink,
     },
 )
+
+
+class ExcludedCard(t.TypedDict):
+    """A card that the user keeps from Kubernetes, and the entry of ``gpu_exclude`` that names it."""
+
+    address: str
+    uuid: str
+    name: str
+    entry: str
+
+
+class Excluded(t.TypedDict):
+    """``unmatched`` are the entries that name no card; ``unnamed``: a card's UUID or model isn't known now."""
+
+    cards: list[ExcludedCard]
+    unmatched: list[str]
+    unnamed: bool
 
 
 class NvSwitch(t.TypedDict):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts import card_exclusion
 from .._core.types import JsonObject
 from .._driver import facts as driver
 from .._driver import maintenance
@@ -34,6 +35,7 @@ OPTIONS: JsonObject = {
     "packages": {"type": "list", "elements": "str", "default": []},
     "baseline": {"type": "bool", "default": False},
     "driver_version": {"type": "str", "default": ""},
+    "exclude": {"type": "list", "elements": "str", "default": []},
 }
 ARGUMENTS: JsonObject = {
     **OPTIONS,
@@ -51,11 +53,13 @@ def observe(
     package_patterns: t.Sequence[str] = (),
     content: bool = False,
     driver_version: str = "",
+    exclude: t.Sequence[str] = (),
 ) -> GpuNode:
     """Collect all sections of ``gpu_node``.
 
     :param image_references: images to search in the container runtime.
     :param package_patterns: names of packages to include, beside NVIDIA's.
+    :param exclude: entries of ``gpu_exclude``: no section has anything of these cards but ``driver.excluded``.
     :param content: include the snapshot of the baseline, which is as long as these facts.
     :param driver_version: ask the package lists where this version, or its module for a kernel, isn't installed.
     """
@@ -64,8 +68,14 @@ def observe(
     kernel = host.kernel(system)
     checked = security.secure_boot(system)
     software = packages.observe(system, distribution["family"], distribution["arch"])
-    gpus, switches = gpu.pci(system)
-    installed = driver.driver(system, host.driver_modules(system, kernel["release"]), software["packages"])
+    every, switches = gpu.pci(system)
+    installed = driver.driver(
+        system, host.driver_modules(system, kernel["release"]), software["packages"], every, card_exclusion.parse(exclude)
+    )
+    left_out = {card["address"] for card in installed["excluded"]["cards"]}
+    gpus = [card for card in every if card["address"] not in left_out]
+    log = modules.log(system, bool(every or switches or installed["loaded"]))
+    log["xids"] = [one for one in log["xids"] if one["address"] not in left_out]
     tools = toolkit.toolkit(system, software["packages"])
     cgroup = host.cgroup(system)
     booted = kernels.booted(kernel)
@@ -81,9 +91,10 @@ def observe(
         "services": host.services(system),
         "gpus": gpus,
         "nvswitches": switches,
+        "integrated": gpu.integrated(system),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
-        "driver": {**installed, "fabric": driver.fabric(system, gpus, switches)},
+        "driver": {**installed, "fabric": driver.fabric(system, every, switches)},
         "memory_limit": memory_limit.conditions(
             installed["module_version"] or installed["version"] or "",
             tools["version"] or "",
@@ -95,7 +106,7 @@ def observe(
         "cgroup": cgroup,
         "devices": gpu.devices(system),
         "dkms": modules.dkms(system),
-        "log": modules.log(system, bool(gpus or switches or installed["loaded"])),
+        "log": log,
         "apt": software["apt"],
         "rpm": software["rpm"],
         "packages": packages.reported(software["packages"], package_patterns),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from .._host.cached_reader import names, text
+from .._host.cached_reader import names, text, whole
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch, PciGpu
 from .gpu_architecture import generation
@@ -17,6 +17,10 @@ NVIDIA = "0x10de"
 # VGA and 3D controllers; audio functions have another class.
 DISPLAY = ("0x0300", "0x0302")
 BRIDGE = "0x0680"
+# In the configuration space of a vGPU: a capability that its maker defines (9), the next one's place, its length, and
+# these letters. Bytes that are no text are read as one character.
+VGPU_CAPABILITY = re.compile("\t.{1,2}VF", re.DOTALL)
+DEVICE_TREE = "/proc/device-tree"
 # The directories nvidia-caps* hold capabilities.
 NODE = re.compile(r"nvidia(?!-caps).*")
 
@@ -44,6 +48,7 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
                 "class": kind,
                 "driver": driver,
                 "generation": generation(device),
+                "vgpu": vgpu(whole(system, f"{folder}/config") or ""),
                 "link": {
                     "speed": text(system, f"{folder}/current_link_speed") or None,
                     "width": text(system, f"{folder}/current_link_width") or None,
@@ -53,6 +58,19 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
             }
         )
     return gpus, switches
+
+
+def vgpu(config: str) -> bool:
+    """Return whether a PCI device is a vGPU, by its configuration space."""
+    return bool(VGPU_CAPABILITY.search(config))
+
+
+def integrated(system: System) -> str:
+    """Return the model of a Jetson, whose integrated GPU isn't on PCI; empty for other machines."""
+    kinds = whole(system, f"{DEVICE_TREE}/compatible") or ""
+    if "nvidia,tegra" not in kinds:
+        return ""
+    return (whole(system, f"{DEVICE_TREE}/model") or "").strip("\0 \n") or "an NVIDIA Tegra"
 
 
 def devices(system: System) -> DeviceFiles:

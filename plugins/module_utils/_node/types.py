@@ -53,6 +53,7 @@ class GpuNode(t.TypedDict):
     services: dict[str, Service]
     gpus: list[PciGpu]
     nvswitches: list[NvSwitch]
+    integrated: str
     nouveau: Nouveau
     driver: Driver
     memory_limit: MemoryLimit

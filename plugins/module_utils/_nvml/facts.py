@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts.card_exclusion import Exclusion
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .device import unknown_card
 from .protocol import Request
 from .types import CardFacts, Message, NvmlFacts, SystemFacts
 
-ARGUMENTS: JsonObject = {"timeout": {"type": "int", "default": 30}, "binding": {"type": "path"}}
+ARGUMENTS: JsonObject = {
+    "timeout": {"type": "int", "default": 30},
+    "binding": {"type": "path"},
+    "exclude": {"type": "list", "elements": "str", "default": []},
+}
 # Seconds.
 SHORTEST, LONGEST = 1, 600
 # One card may take this part of the time before it is skipped in favour of the others.
@@ -55,9 +60,13 @@ def valid_timeout(seconds: int) -> int:
 
 
 class _Collected:
-    """What the messages contained so far."""
+    """What the messages contained so far.
 
-    def __init__(self) -> None:
+    :param exclude: as in ``Request``.
+    """
+
+    def __init__(self, exclude: Exclusion) -> None:
+        self.exclude = exclude
         self.system: SystemFacts | None = None
         self.failed = ""
         self.cards: dict[int, CardFacts] = {}
@@ -92,17 +101,21 @@ class _Collected:
     def request(self) -> Request:
         rows = [row for card in self.cards.values() for row in card["processes"] or ()]
         known = {row["pid"]: row["start_time"] for row in rows if row["start_time"]}
-        return Request(frozenset(self.cards) | frozenset(self.hung), tuple(known.items()), frozenset(self.libvgpu))
+        done = frozenset(self.cards) | frozenset(self.hung)
+        return Request(done, tuple(known.items()), frozenset(self.libvgpu), self.exclude)
 
 
-def facts(worker: Worker, clock: t.Callable[[], float], timeout: int) -> NvmlFacts:
+def facts(
+    worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: Exclusion = Exclusion()
+) -> NvmlFacts:
     """Run workers until all facts are collected or the time is over.
 
     A card that hangs or crashes the library is skipped by the next worker, which reads the remaining ones.
 
     :param timeout: seconds in total.
+    :param exclude: cards that are left out, also one that hangs.
     """
-    began, collected = clock(), _Collected()
+    began, collected = clock(), _Collected(exclude)
     stall = max(float(SHORTEST), timeout / SHARE)
     while True:
         ended = worker.run(collected.request(), stall, max(0.0, timeout - (clock() - began)))
@@ -118,7 +131,7 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int) -> NvmlFac
     notes = [collected.system["problem"]] if collected.system else []
     if complete and ended.ending != END:
         notes.append("HAMi's library couldn't be detected in all processes in time")
-    cards = _cards(collected, begun)
+    cards = [one for one in _cards(collected, begun) if not exclude.of(one["pci"], one["uuid"], one["name"])]
     limited = {
         one["pod_uid"]
         for card in cards

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts.card_exclusion import Exclusion
 from . import device as cards
 from . import processes as holders
 from .query import Nvml, Query
@@ -52,11 +53,13 @@ class Request(t.NamedTuple):
     :param skip: cards that were read, or hang.
     :param processes: PIDs and start times of the processes on cards that were read.
     :param skip_processes: those of them that were read.
+    :param exclude: cards of which only the identity is read.
     """
 
     skip: frozenset[int] = frozenset()
     processes: tuple[tuple[int, str], ...] = ()
     skip_processes: frozenset[int] = frozenset()
+    exclude: Exclusion = Exclusion()
 
 
 def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) -> None:
@@ -89,7 +92,7 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
     for index in range(number):
         if index not in request.skip:
             send({"begin": index})
-            card = _card(nvml, host, index, driver, xids, groups, send)
+            card = _card(nvml, host, index, driver, xids, groups, request.exclude, send)
             processes.update((one["pid"], one["start_time"]) for one in card["processes"] or () if one["start_time"])
             send({"card": card})
     for pid, started in processes.items():
@@ -110,12 +113,15 @@ def _card(
     driver: str,
     xids: t.Mapping[str, list[int]] | None,
     groups: t.Sequence[holders.ContainerCgroup],
+    exclude: Exclusion,
     send: Send,
 ) -> CardFacts:
     query, card, ended = Query(nvml), cards.unknown_card(index), None
     try:
         handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
         cards.identify(query, handle, card)
+        if exclude.of(card["pci"], card["uuid"], card["name"]):
+            return card
         if xids is not None and card["pci"]:
             card["health"]["xids"] = list(xids.get(card["pci"].rpartition(".")[0], ()))
         send({"begin": index, "so_far": card})

@@ -14,6 +14,7 @@ from .._allocation import node_backends
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
 from .._contracts import gpushare as contract
+from .._contracts.card_exclusion import address_of
 from .._images import delivery
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
@@ -56,6 +57,8 @@ CLUSTER = {
     "driver-refused": "Role driver can't do what is asked for on this machine.",
     "toolkit-refused": "Role toolkit can't do what is asked for on this machine.",
     "runtime-refused": "Role runtime can't configure this machine's container runtime.",
+    "exclude-unmatched": "An entry of gpu_exclude names no card of any machine that has it.",
+    "exclude-unsupported": "The node's back end can't leave a card alone, and gpu_exclude names one.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
 }
 # Found and to do where a machine's facts are missing.
@@ -166,8 +169,47 @@ def examine(
     for host in hosts:
         if host.is_gpu_host and host.facts is not None:
             found += [*machines.examine(_machine(options, host, host.facts)), *host.plans]
+    found += _exclusions(options, hosts)
     found.ignore(ignore, described())
     return found
+
+
+def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding]:
+    """Report entries of gpu_exclude that name no card anywhere, and cards that a back end would take nevertheless."""
+    seen = {one.host: one.facts["driver"]["excluded"] for one in hosts if one.is_gpu_host and one.facts is not None}
+    # A group's entries may name cards of some of its machines.
+    named = {card["entry"] for excluded in seen.values() for card in excluded["cards"]}
+    for entry in dict.fromkeys(one for excluded in seen.values() for one in excluded["unmatched"]):
+        having = {host: one for host, one in seen.items() if entry in one["unmatched"]}
+        if entry in named:
+            continue
+        unknown = not address_of(entry) and any(one["unnamed"] for one in having.values())
+        yield Finding(
+            "exclude-unmatched",
+            WARNING if unknown else PROBLEM,
+            "{entry} names no card" + (" yet: of a card without a loaded driver only the PCI address is known" if unknown else ""),
+            "use the card's PCI address ('lspci -D -d 10de:')" if unknown else "correct it, or remove it: 'lspci -D -d 10de:' lists the addresses, 'nvidia-smi -L' UUIDs and models",
+            variable="gpu_exclude",
+            fields={"entry": entry},
+            hosts=tuple(having),
+        )
+    for one in hosts:
+        if one.host not in seen or not seen[one.host]["cards"]:
+            continue
+        if options.claims.shares(one.node) and not options.device_plugin_image:
+            continue
+        whose = "gpushare_device_plugin_image" if options.claims.shares(one.node) else "its back end (gpu_backend)"
+        yield Finding(
+            "exclude-unsupported",
+            PROBLEM,
+            "keeps {cards} from Kubernetes by gpu_exclude, and {whose} takes every card that the driver has",
+            "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end itself can leave "
+            "the card out (HAMi: filterdevices in hami_node_configuration), set preflight_ignore: [exclude-unsupported@{host}]",
+            one.host,
+            "gpu_exclude",
+            {"cards": [card["address"] for card in seen[one.host]["cards"]], "whose": whose},
+            machines.SUBJECT,
+        )
 
 
 def described() -> dict[str, str]:

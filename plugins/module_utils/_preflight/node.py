@@ -182,10 +182,64 @@ def _architecture(machine: Machine) -> Finding | None:
 @check("no-gpu")
 def _no_gpu(machine: Machine) -> Finding | None:
     """No NVIDIA GPU is on the machine's PCI bus."""
-    if machine.node["gpus"]:
+    left_out = machine.node["driver"]["excluded"]["cards"]
+    if machine.node["gpus"] or machine.node["integrated"]:
         return None
+    if left_out:
+        return _found(
+            PROBLEM,
+            "has no card beside those that it keeps: {cards}",
+            "take it out of the group, or take a card out of gpu_exclude",
+            variable="gpu_nodes",
+            cards=[card["address"] for card in left_out],
+        )
     action = "take it out of the group, or check that its card is seated ('lspci -d 10de:' lists none)"
     return _found(PROBLEM, "has no NVIDIA GPU on its PCI bus", action, variable="gpu_nodes")
+
+
+@check("no-own-memory")
+def _no_own_memory(machine: Machine) -> Finding | None:
+    """A GPU uses the machine's memory (GB10, Jetson): there is no memory of a card that shares could be made of."""
+    unified = [f"{card['name']} at {card['address']}" for card in machine.node["driver"]["cards"] if card["unified"]]
+    if not machine.node["gpus"] and machine.node["integrated"]:
+        unified = [machine.node["integrated"]]
+    if not unified:
+        return None
+    return _found(
+        PROBLEM,
+        "has a GPU without memory of its own, which uses the machine's: {cards}",
+        "take it out of the group, or name the card in gpu_exclude: shares of GPU memory can't be made of it, nor held to",
+        variable="gpu_nodes",
+        cards=unified,
+    )
+
+
+@check("vgpu-driver")
+def _vgpu_driver(machine: Machine) -> Finding | None:
+    """The machine is a guest with a vGPU and has no driver for it; role driver installs none."""
+    if not any(gpu["vgpu"] for gpu in machine.gpus) or machine.module or not machine.has_kernel:
+        return None
+    return _found(
+        PROBLEM,
+        "has a vGPU and no driver for it",
+        "install the guest driver of the hypervisor's release of NVIDIA's vGPU software (nvidia-linux-grid-* or its GRID "
+        ".run file): the data center driver doesn't work with a vGPU",
+    )
+
+
+@check("vgpu-licence")
+def _vgpu_licence(machine: Machine) -> Finding | None:
+    """A vGPU has no licence: its driver slows it down, and later starts no CUDA program."""
+    without = [one for one in machine.node["driver"]["licences"] if not one["status"].startswith("Licensed")]
+    if not without:
+        return None
+    return _found(
+        WARNING,
+        "has vGPUs without a licence: {cards}",
+        "put a client configuration token into /etc/nvidia/ClientConfigToken and restart nvidia-gridd; "
+        "'nvidia-smi -q' has the state",
+        cards=[f"{one['address']} ({one['status']})" for one in without],
+    )
 
 
 @check("driver-provided")
@@ -410,7 +464,8 @@ def _unheld(machine: Machine) -> Finding | None:
 @check("fabric-manager")
 def _fabric(machine: Machine) -> Finding | None:
     """There are NVSwitches, and the fabric manager doesn't run or isn't of the driver's version."""
-    if not machine.node["nvswitches"] or not machine.module:
+    fabric = machine.node["driver"]["fabric"]
+    if not (machine.node["nvswitches"] or fabric["needed"]) or not machine.module:
         return None
     version = machine.node["driver"]["fabric"]["version"]
     service = machine.node["services"].get("nvidia-fabricmanager")
@@ -427,6 +482,42 @@ def _fabric(machine: Machine) -> Finding | None:
         else "install nvidia-fabricmanager of exactly {module} and start it",
         module=machine.module,
         version=version,
+    )
+
+
+@check("fabric-module")
+def _fabric_module(machine: Machine) -> Finding | None:
+    """NVSwitches of NVLink 5 are managed by the kernel module ib_umad, which isn't loaded: no fabric manager starts."""
+    fabric = machine.node["driver"]["fabric"]
+    if not fabric["nvlink5"] or fabric["umad"] or not machine.has_kernel:
+        return None
+    what = "has NVSwitches of NVLink 5 and doesn't have the module ib_umad loaded that manages them"
+    if machine.installs_driver:
+        return _found(NOTE, what, "role driver loads it, also at boot")
+    return _found(
+        PROBLEM, what, "run 'modprobe ib_umad', write its name to /etc/modules-load.d/ib_umad.conf, restart "
+        "nvidia-fabricmanager, and see that the package nvlsm is installed"
+    )  # fmt: skip
+
+
+@check("fabric-state")
+def _fabric_state(machine: Machine) -> Finding | None:
+    """The driver reports that a card isn't registered with its NVSwitches: CUDA fails there with error 802."""
+    waiting = [
+        f"{card['address']} ({card['fabric']})"
+        for card in machine.node["driver"]["cards"]
+        if card["fabric"] not in (None, "completed", "not supported")
+    ]
+    if not waiting:
+        return None
+    rack = not machine.node["driver"]["fabric"]["needed"] and not machine.node["nvswitches"]
+    return _found(
+        WARNING if machine.installs_driver and not rack else PROBLEM,
+        "has cards that aren't registered with their NVSwitches, where CUDA fails with error 802: {cards}",
+        "look at the fabric manager where the switches are: of the hypervisor, or of the rack's switch trays"
+        if rack
+        else "run 'systemctl status nvidia-fabricmanager' and 'journalctl -u nvidia-fabricmanager' on it",
+        cards=waiting,
     )
 
 
@@ -475,6 +566,8 @@ def _link(machine: Machine) -> Finding | None:
         f"{gpu['address']} ({gpu['link']['width']} of {gpu['link']['max_width']} lanes)"
         for gpu in machine.gpus
         if gpu["link"]["width"] and gpu["link"]["max_width"] not in (None, gpu["link"]["width"])
+        # The link of a card that is part of the machine's processor is none of PCIe.
+        if not any(card["unified"] and card["address"] == gpu["address"] for card in machine.node["driver"]["cards"])
     ]
     if not slow:
         return None
@@ -588,7 +681,7 @@ def _cards(machine: Machine) -> list[Card]:
 @check("unknown-cards")
 def _unknown_cards(machine: Machine) -> Finding | None:
     """The driver isn't loaded: the memory of the cards isn't known yet."""
-    if not machine.unit or not machine.listed or _cards(machine):
+    if not machine.unit or not machine.listed or machine.node["driver"]["cards"]:
         return None
     return _found(
         NOTE,

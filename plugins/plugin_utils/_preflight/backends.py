@@ -8,9 +8,10 @@ from __future__ import annotations
 import typing as t
 
 from ...module_utils._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
+from ...module_utils._contracts import card_exclusion
 from .inventory import listed, node_names
 
-BACKEND, ALLOCATION = "gpu_backend", "gpushare_allocation"
+BACKEND, ALLOCATION, EXCLUDE = "gpu_backend", "gpushare_allocation", "gpu_exclude"
 
 
 def wanted_backends(
@@ -41,3 +42,26 @@ def wanted_backends(
 
     found = [of(node) for node in dict.fromkeys([*nodes, *names])]
     return [one for one in found if not nodes or one["node"] in nodes or one["backend"] != GPUSHARE]
+
+
+def card_exclusions(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Sequence[str] = (),
+) -> list[str]:
+    """Return the values of the servers' option for cards that are left alone; see the documentation of the filter.
+
+    :param hostvars: the variables of all hosts.
+    :param hosts: those of the group gpu_nodes.
+    :param nodes: nodes with gpushare.
+    :param given: ``gpu_exclude`` of nodes that are no hosts.
+    :raises BadInput: an entry is unusable.
+    """
+    by_node = {node: node for node in listed(nodes)} | dict(zip(node_names(hosts, hostvars), hosts, strict=True))
+    return card_exclusion.options(
+        {
+            node: card_exclusion.parse((hostvars[host].get(EXCLUDE) or []) if host in hostvars else given)
+            for node, host in by_node.items()
+        }
+    )

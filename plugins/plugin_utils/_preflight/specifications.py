@@ -29,6 +29,7 @@ PLACES: dict[str, frozenset[str]] = {
 # Variables of no role alone.
 SHARED: JsonObject = {
     "gpu_backend": {"type": "str", "choices": list(node_backends.BACKENDS)},
+    "gpu_exclude": {"type": "list", "elements": "str"},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
     "uninstall_cluster": {"type": "bool"},

@@ -17,9 +17,11 @@ from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import ArgumentValueError
 
+from ...module_utils._contracts import card_exclusion
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .._actions.local_path import local_path
+from .inventory import listed
 from .origin import is_vaulted, where
 from .specifications import FACTS, PASSED, Option
 
@@ -124,6 +126,8 @@ def _values(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Find
         else:
             if wanted:
                 yield _wrong(name, option.rules, host, wanted)
+            elif name == "gpu_exclude":
+                yield from _exclusions(host)
 
 
 def _wanted(name: str, rules: JsonObject, value: t.Any) -> str:
@@ -152,6 +156,16 @@ def _wrong(name: str, rules: JsonObject, host: Variables, wanted: str) -> Findin
     }
     action = "set it to '{nearest}'" if near else "set it to {wanted}"
     return Finding("wrong-value", PROBLEM, "{value} isn't {wanted}{where}", action, "", name, fields)
+
+
+def _exclusions(host: Variables) -> t.Iterator[Finding]:
+    """Report entries of gpu_exclude that can't name a card."""
+    given = host.effective["gpu_exclude"]
+    for entry in given if isinstance(given, (list, tuple)) else listed(given):
+        why = card_exclusion.problem(entry)
+        if why:
+            fields = {"value": _shown(entry), "why": why, "where": where(entry, given) or host.where("gpu_exclude")}
+            yield Finding("wrong-value", PROBLEM, "{value} {why}{where}", "", "", "gpu_exclude", fields)
 
 
 def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bool) -> t.Iterator[Finding]:

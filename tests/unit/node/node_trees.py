@@ -137,11 +137,13 @@ def smi(scripted: JsonObject, line: str) -> Done:
     """Answer as nvidia-smi, with the fields of the tree."""
     if "out" in scripted or "rc" in scripted:
         return Done(scripted.get("rc", 0), scripted.get("out", ""), scripted.get("err", ""))
+    if line.endswith(" -q"):
+        return Done(0, scripted.get("report", ""), "")
     fields = re.search(r"--query-gpu=(\S+)", line).group(1).split(",")
     for field in fields:
         if field in scripted.get("unknown", []):
             return Done(2, f'Field "{field}" is not a valid field to query.\n\n', "")
-    common = {"persistence_mode": "Disabled", "mig.mode.current": "[N/A]", **scripted["all"]}
+    common = {"persistence_mode": "Disabled", "mig.mode.current": "[N/A]", "fabric.state": "[N/A]", **scripted["all"]}
     rows = [{"index": index, **common, **card} for index, card in enumerate(scripted["cards"])]
     return Done(0, "".join(", ".join(str(card[field]) for field in fields) + "\n" for card in rows), "")
 

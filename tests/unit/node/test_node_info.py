@@ -89,8 +89,8 @@ def test_gpus_and_switches_on_pci(tmp_path):
 # --------------------------------------------------------------------------- nvidia-smi
 
 ROWS = (
-    "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, 00000000:07:00.0, 580.95.05, Enabled, Disabled\n"
-    "1, GPU-bbbb, NVIDIA H100, 80GB HBM3, 81559, 00000001:0F:00.0, 580.95.05, Disabled, [N/A]\n"
+    "0, GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, 00000000:07:00.0, 580.95.05, Enabled, Disabled, Completed\n"
+    "1, GPU-bbbb, NVIDIA H100, 80GB HBM3, 81559, 00000001:0F:00.0, 580.95.05, Disabled, [N/A], [N/A]\n"
 )
 ALL = (*smi.FIELDS, *smi.NEWER_FIELDS)
 
@@ -101,8 +101,9 @@ def test_cards_whose_names_have_commas_and_whose_modes_differ():
     assert cards[1] == {
         **{"index": 1, "uuid": "GPU-bbbb", "name": "NVIDIA H100, 80GB HBM3", "memory_mib": 81559},
         **{"address": "0001:0f:00.0", "minor": None, "persistence": False, "mig": None},
+        **{"unified": False, "fabric": None},
     }
-    assert (cards[0]["persistence"], cards[0]["mig"]) == (True, False)
+    assert (cards[0]["persistence"], cards[0]["mig"], cards[0]["fabric"]) == (True, False, "completed")
 
 
 def test_minors_come_from_the_kernel_and_may_have_gaps():
@@ -126,8 +127,9 @@ def test_minors_come_from_the_kernel_and_may_have_gaps():
         (Done(6, "No devices were found\n", ""), 0, "No devices were found", 6),
         (Done(15, ROWS.splitlines()[0] + "\nUnable to determine the device handle: GPU is lost\n", ""), 1,
          "Unable to determine the device handle: GPU is lost", 15),
-        (Done(0, "0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0, 580.95.05, Enabled, [N/A]\n", ""), 1, "", 0),
-        (Done(0, "0, [Unknown Error], x, 1, 0:1, 5, x, y\n", ""), 0, "0, [Unknown Error], x, 1, 0:1, 5, x, y", 999),
+        (Done(0, "0, GPU-a, NVIDIA GB10, [N/A], 0000000F:01:00.0, 580.95.05, Enabled, [N/A], [N/A]\n", ""), 1, "", 0),
+        (Done(0, "0, [Unknown Error], x, 1, 0:1, 5, x, y, z\n", ""), 0,
+         "0, [Unknown Error], x, 1, 0:1, 5, x, y, z", 999),
         (Done(0, ROWS, "a warning\n"), 2, "", 0),
         (Done(127, "", "nvidia-smi: libnvidia-ml.so.1 missing"), 0, "nvidia-smi: libnvidia-ml.so.1 missing", None),
         (Done(3, "", ""), 0, "nvidia-smi ended with status 3", None),
@@ -227,8 +229,8 @@ def test_product_data_is_read_only_where_hidden_switches_can_be():
     vpd = f"{driver.INFINIBAND}/mlx5_0/device/vpd"
     system = FakeSystem({vpd: "SMDL=SW_MNG"})
     for generation, needed in (("hopper", False), ("blackwell", True)):
-        assert driver.fabric(system, [{"generation": generation}], [])["needed"] is needed
-    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [{"generation": "blackwell"}], [])["needed"] is False
+        assert driver.fabric(system, [{"device": "0x1", "generation": generation}], [])["needed"] is needed
+    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [{"device": "0x1", "generation": "blackwell"}], [])["needed"] is False
 
 
 # --------------------------------------------------------------------------- toolkit and CDI

@@ -500,7 +500,7 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         return 1
     if given.serve_metrics:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
-    return serve(lambda: Driver(options, kube, NvidiaMl(), NvidiaLimits()), options, log)
+    return serve(lambda: Driver(options, kube, NvidiaMl(options.exclude), NvidiaLimits()), options, log)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from gpushare.http.server import Endpoint
 from gpushare.http.tls import metrics_tls
 from gpushare.node import limits
 from gpushare.node.injection import AUTO, FOLDERS, MODES
+from gpushare.shared._contracts import card_exclusion
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._core.errors import BadInput
 
 FLAGS: Flags = {
     "node-name": (str, "", "this node's name in the API"),
@@ -59,6 +61,13 @@ def parser(command: str, description: str | None, metrics_port: int, more: Flags
     port: Flags = {"metrics-port": (int, str(metrics_port), "its port")}
     add(made, {**FLAGS, **port, **more})
     made.add_argument(
+        "--exclude-cards",
+        action="append",
+        default=[],
+        help="cards that are left alone, as a JSON object with lists: nodes, and cards by PCI address, UUID or model; "
+        "may be given several times",
+    )
+    made.add_argument(
         "--serve-metrics",
         action="store_true",
         help="only serve the metrics of the server that has --status-socket, at --metrics-address",
@@ -86,6 +95,10 @@ def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     options.metrics = Endpoint(where, options.metrics_port, tls=tls) if where else None
     if options.serve_metrics and not (options.metrics and options.status_socket):
         made.error("--serve-metrics needs --metrics-address and --status-socket")
+    try:
+        options.exclude = card_exclusion.of_node(options.node_name, options.exclude_cards)
+    except BadInput as error:
+        made.error(f"--exclude-cards: {error}")
     if options.reserved_memory < 0:
         made.error(f"--reserved-memory: {options.reserved_memory} MiB isn't an amount of memory")
     check_seconds(made, options, "query-interval", 0.1, 60)

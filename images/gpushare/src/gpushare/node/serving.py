@@ -15,6 +15,7 @@ from pathlib import Path
 from gpushare.http.server import Endpoint
 from gpushare.http.service import SWITCH_SECONDS, Service, end_process, termination_signals
 from gpushare.node.injection import AUTO, FOLDERS
+from gpushare.shared._contracts.card_exclusion import Exclusion
 from gpushare.shared._core.types import JsonObject
 
 
@@ -34,6 +35,7 @@ class NodeOptions:
     :param memory_limit: ``auto``, ``required`` or ``off``.
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
+    :param exclude: cards that are left alone.
     """
 
     node: str
@@ -50,6 +52,7 @@ class NodeOptions:
     memory_limit: str = "auto"
     evict: bool = False
     cgroup_root: str = "/sys/fs/cgroup"
+    exclude: Exclusion = Exclusion()
 
 
 Settings = t.TypeVar("Settings", bound=NodeOptions)
@@ -76,6 +79,7 @@ def settings(kind: type[Settings], given: argparse.Namespace, **more: t.Any) -> 
         memory_limit=given.memory_limit,
         evict=given.memory_limit_violation == "evict",
         cgroup_root=given.cgroup_root,
+        exclude=given.exclude,
         **more,
     )
 

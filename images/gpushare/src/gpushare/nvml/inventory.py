@@ -231,7 +231,8 @@ class Inventory:
         announce: tuple[contract.Card, ...] | None = tuple(self._with_health(card) for card in self._seen)
         try:
             self._check(self._seen, self._unit)
-            if announce and not any(card.units for card in announce):
+            unified = all(card.code == Reason.UNIFIED_MEMORY.value for card in announce or ())
+            if announce and not unified and not any(card.units for card in announce):
                 announce, problem = None, f"no card of this node holds one whole unit of 1 {self._unit}"
             elif announce and not problem and not any(card.healthy for card in announce):
                 reasons = list(dict.fromkeys(card.reason for card in announce))

@@ -9,6 +9,7 @@ import importlib
 import logging
 import typing as t
 
+from gpushare.shared._contracts.card_exclusion import Exclusion
 from gpushare.shared._contracts.gpushare import Reason, Refusal
 
 log = logging.getLogger("gpushare.nvml")
@@ -16,6 +17,9 @@ log = logging.getLogger("gpushare.nvml")
 MIB = 1024 * 1024
 MIG = Refusal(
     Reason.MIG_ENABLED, "MIG is on: its instances have memory of their own, which shares of the card would cut across"
+)
+UNIFIED = Refusal(
+    Reason.UNIFIED_MEMORY, "it has no memory of its own: it uses the machine's, which shares of a card can't be made of"
 )
 REMAP_FAILED = Refusal(Reason.ROW_REMAP_FAILED, "a broken row of its memory can't be remapped")
 # What the driver requires before the card works again. Actions that concern only links between cards are left out.
@@ -80,7 +84,11 @@ class NvidiaMl:
     ``cards`` and ``xids`` are called by one and the same thread, so that nothing is shut down under a wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exclude: Exclusion = Exclusion()) -> None:
+        """
+        :param exclude: cards of which nothing but the identity is read.
+        """
+        self._exclude = exclude
         # nvidia-ml-py has no types; nothing of it leaves this class.
         self._library: t.Any = importlib.import_module("pynvml")
         self._initialised = False
@@ -139,19 +147,22 @@ class NvidiaMl:
             try:
                 handle = self._library.nvmlDeviceGetHandleByIndex(index)
                 uuid = str(self._library.nvmlDeviceGetUUID(handle))
-                memory = self._library.nvmlDeviceGetMemoryInfo(handle)
+                model, bus = str(self._library.nvmlDeviceGetName(handle)), self._bus(handle)
+                if self._exclude.of(bus, uuid, model):
+                    continue
+                total, used = self._memory(handle)
                 found.append(
                     NvmlCard(
                         index=index,
                         uuid=uuid,
                         minor=int(self._library.nvmlDeviceGetMinorNumber(handle)),
-                        memory_mib=int(memory.total) // MIB,
-                        model=str(self._library.nvmlDeviceGetName(handle)),
+                        memory_mib=total // MIB,
+                        model=model,
                         # Up, as the reserve, which is a part of it.
-                        used_mib=-(-int(memory.used) // MIB),
-                        problem=self._problem_of(handle),
-                        reserved_mib=self._reserved_mib(handle, int(memory.total)),
-                        bus=self._bus(handle),
+                        used_mib=-(-used // MIB),
+                        problem=self._problem_of(handle) if total else UNIFIED,
+                        reserved_mib=self._reserved_mib(handle, total) if total else 0,
+                        bus=bus,
                     )
                 )
                 handles[uuid] = handle
@@ -162,6 +173,14 @@ class NvidiaMl:
                 log.warning("card %d doesn't answer: %s", index, error)
         self._watch(handles)
         return found
+
+    def _memory(self, handle: t.Any) -> tuple[int, int]:
+        """Return all and used memory of a card in bytes; 0 where it has none of its own."""
+        try:
+            memory = self._library.nvmlDeviceGetMemoryInfo(handle)
+        except self._library.NVMLError_NotSupported:
+            return 0, 0
+        return int(memory.total), int(memory.used)
 
     def _bus(self, handle: t.Any) -> str:
         pci = self._query_optional(self._library.nvmlDeviceGetPciInfo, handle)

@@ -438,8 +438,8 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
     if given.serve_metrics:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
     if given.cleanup:
-        return clean(options, kube, NvidiaMl(), NvidiaLimits())
-    return serve(lambda: Plugin(options, kube, NvidiaMl(), NvidiaLimits()), options, log)
+        return clean(options, kube, NvidiaMl(options.exclude), NvidiaLimits())
+    return serve(lambda: Plugin(options, kube, NvidiaMl(options.exclude), NvidiaLimits()), options, log)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cards that Kubernetes must not get: the variable ``gpu_exclude``. Pure.
+
+An entry is a PCI address, a UUID, or a pattern of the name that the driver has for the card. This file alone decides
+which card an entry names; the servers' image takes it as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import re
+import typing as t
+
+from .._core.errors import BadInput
+
+ADDRESS = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
+UUID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MODEL = re.compile(r"[a-z0-9 *?\[\]()./_+-]+")
+# Of a node, and nodes of one option of the servers: the kernel limits one argument to 128 KiB.
+MOST_ENTRIES, MOST_NODES = 256, 400
+
+FORMS = "a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model (NVIDIA T400*)"
+
+
+def address_of(text: str) -> str:
+    """Return a PCI address as the kernel writes it; empty for any other text."""
+    found = ADDRESS.fullmatch(text.strip().lower())
+    if found is None:
+        return ""
+    domain, rest, function = found.groups()
+    return f"{(domain or '0000')[-4:]}:{rest}.{function or '0'}"
+
+
+def problem(entry: t.Any) -> str:
+    """Return what is wrong with an entry, as the end of a sentence about it; empty for a usable one."""
+    if not isinstance(entry, str) or not entry.strip():
+        return f"is neither {FORMS}"
+    text = entry.strip().lower()
+    if text.isdigit():
+        return "is an index, which changes with the cards that the driver finds: use the card's PCI address or its UUID"
+    if address_of(text) or UUID.fullmatch(text):
+        return ""
+    if text.startswith("mig-"):
+        return "is a MIG device: only whole cards can be left alone"
+    if text.startswith("gpu-") or ":" in text or not MODEL.fullmatch(text):
+        return f"is neither {FORMS}"
+    if not re.search(r"[a-z0-9]", text):
+        return "matches every card: take the machine out of gpu_nodes instead"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusion:
+    """The entries of one node, in lower case and with complete addresses."""
+
+    entries: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The PCI addresses among them."""
+        return tuple(one for one in self.entries if ADDRESS.fullmatch(one))
+
+    def of(self, address: str, uuid: str = "", name: str = "") -> str:
+        """Return the entry that names a card; empty where none does.
+
+        :param address: its PCI address; as all others empty where it is unknown.
+        :param uuid: the driver's UUID of it.
+        :param name: the driver's name of it.
+        """
+        known = {address_of(address), uuid.lower()} - {""}
+        for one in self.entries:
+            if one in known:
+                return one
+        # The driver's name has its maker's in front, or hasn't.
+        names = {name.lower(), name.lower().removeprefix("nvidia ")} - {""}
+        models = (one for one in self.entries if not (ADDRESS.fullmatch(one) or UUID.fullmatch(one)))
+        return next((one for one in models if any(fnmatch.fnmatchcase(text, one) for text in names)), "")
+
+
+def parse(entries: t.Iterable[t.Any]) -> Exclusion:
+    """Return a node's entries.
+
+    :raises BadInput: an entry is unusable, with its sentence.
+    """
+    found = []
+    for one in entries:
+        why = problem(one)
+        if why:
+            raise BadInput(f"gpu_exclude: {one!r} {why}")
+        found.append(address_of(one) or one.strip().lower())
+    if len(found) > MOST_ENTRIES:
+        raise BadInput(f"gpu_exclude: {len(found)} entries are more than a node has cards")
+    return Exclusion(tuple(dict.fromkeys(found)))
+
+
+def options(by_node: t.Mapping[str, Exclusion]) -> list[str]:
+    """Return the values of the servers' option ``--exclude-cards``: one for all nodes with the same entries."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node in sorted(by_node):
+        if by_node[node].entries:
+            groups.setdefault(by_node[node].entries, []).append(node)
+    return [
+        json.dumps({"cards": list(entries), "nodes": nodes[at : at + MOST_NODES]}, separators=(",", ":"))
+        for entries, nodes in sorted(groups.items())
+        for at in range(0, len(nodes), MOST_NODES)
+    ]
+
+
+def of_node(node: str, values: t.Iterable[str]) -> Exclusion:
+    """Return a node's entries from the values of ``--exclude-cards``.
+
+    :raises BadInput: a value isn't what ``options`` makes.
+    """
+    found: list[str] = []
+    for value in values:
+        try:
+            given = json.loads(value)
+            nodes, cards = given["nodes"], given["cards"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadInput(f"{value!r} isn't a JSON object with nodes and cards") from error
+        if not isinstance(nodes, list) or not isinstance(cards, list):
+            raise BadInput(f"{value!r} has no lists of nodes and cards")
+        if node in nodes:
+            found += cards
+    return parse(found)
