@@ -81,6 +81,9 @@ class Exclusion:
         return next((one for one in models if any(fnmatch.fnmatchcase(text, one) for text in names)), "")
 
 
+NOTHING = Exclusion()
+
+
 def parse(entries: t.Iterable[t.Any]) -> Exclusion:
     """Return a node's entries.
 

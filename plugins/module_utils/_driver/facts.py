@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .._contracts.card_exclusion import Exclusion
+from .._contracts.card_exclusion import NOTHING, Exclusion
 from .._host.cached_reader import names, text
 from .._host.system import System
 from .._host.types import Excluded, ExcludedCard, NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
 from . import persistence, provided, runfile
 from .library import MODULE, PROC, library_version, loaded_version
-from .types import Fabric, InstalledDriver, ModuleFile
+from .types import Card, Fabric, InstalledDriver, ModuleFile
 
 FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 INFINIBAND = "/sys/class/infiniband"
@@ -67,7 +67,7 @@ def driver(
     modules: t.Sequence[str],
     packages: t.Mapping[str, Package],
     gpus: t.Sequence[PciGpu] = (),
-    exclude: Exclusion = Exclusion(),
+    exclude: Exclusion = NOTHING,
 ) -> InstalledDriver:
     """Return the section ``driver`` without its fabric manager.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .._contracts.card_exclusion import Exclusion
+from .._contracts.card_exclusion import NOTHING, Exclusion
 from .._host.system import Done, System
 from .types import MISMATCH, Card, Licence, SmiAnswer
 
@@ -53,7 +53,7 @@ MESSAGES = (
 
 
 def ask(
-    system: System, command: t.Sequence[str] = (SMI,), program: str = SMI, exclude: Exclusion = Exclusion()
+    system: System, command: t.Sequence[str] = (SMI,), program: str = SMI, exclude: Exclusion = NOTHING
 ) -> SmiAnswer:
     """Query nvidia-smi; all fields are empty where it isn't installed.
 
@@ -105,7 +105,7 @@ def _query(system: System, command: t.Sequence[str], fields: t.Sequence[str]) ->
     return system.run(["timeout", "-k", "2", str(SECONDS), *command, *query], timeout=SECONDS + 5)
 
 
-def parse_result(done: Done, fields: t.Sequence[str], exclude: Exclusion = Exclusion()) -> SmiAnswer:
+def parse_result(done: Done, fields: t.Sequence[str], exclude: Exclusion = NOTHING) -> SmiAnswer:
     """Parse the result of nvidia-smi, without the errors of cards that are excluded."""
     if done.rc in (124, 137):
         error = f"nvidia-smi didn't finish within {SECONDS} s"

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Drivers that a container, the image of a cloud's nodes or a hypervisor's owner provides: role driver leaves them alone.
+"""Drivers that a container, a cloud's image or a vGPU guest's owner provides: role driver leaves them alone.
 
 https://github.com/NVIDIA/gpu-driver-container
 https://github.com/GoogleCloudPlatform/container-engine-accelerators/tree/master/nvidia-driver-installer

@@ -64,9 +64,7 @@ def _problems(gpu_node: NodeFacts, options: JsonObject, host: str) -> list[tuple
     cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
     problems: list[tuple[str, str]] = []
     if any(card.get("driver") == "nouveau" for card in cards):
-        problems.append(
-            ("nouveau-in-use", f"Nouveau still drives GPUs of host {host}: reboot it and run this again.")
-        )
+        problems.append(("nouveau-in-use", f"Nouveau still drives GPUs of host {host}: reboot it and run this again."))
     if (module and version and module != version) or driver.get("code") == MISMATCH:
         what = f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
         problems.append(("driver-mismatch", f"{what}reboot it and run this again."))

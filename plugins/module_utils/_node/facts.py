@@ -70,7 +70,11 @@ def observe(
     software = packages.observe(system, distribution["family"], distribution["arch"])
     every, switches = gpu.pci(system)
     installed = driver.driver(
-        system, host.driver_modules(system, kernel["release"]), software["packages"], every, card_exclusion.parse(exclude)
+        system,
+        host.driver_modules(system, kernel["release"]),
+        software["packages"],
+        every,
+        card_exclusion.parse(exclude),
     )
     left_out = {card["address"] for card in installed["excluded"]["cards"]}
     gpus = [card for card in every if card["address"] not in left_out]

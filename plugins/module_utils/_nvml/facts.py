@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts.card_exclusion import Exclusion
+from .._contracts.card_exclusion import NOTHING, Exclusion
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .device import unknown_card
@@ -105,9 +105,7 @@ class _Collected:
         return Request(done, tuple(known.items()), frozenset(self.libvgpu), self.exclude)
 
 
-def facts(
-    worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: Exclusion = Exclusion()
-) -> NvmlFacts:
+def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: Exclusion = NOTHING) -> NvmlFacts:
     """Run workers until all facts are collected or the time is over.
 
     A card that hangs or crashes the library is skipped by the next worker, which reads the remaining ones.

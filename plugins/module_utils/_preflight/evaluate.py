@@ -184,14 +184,16 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
         if entry in named:
             continue
         unknown = not address_of(entry) and any(one["unnamed"] for one in having.values())
+        what, action = (
+            "{entry} names no card",
+            ("correct it, or remove it: 'lspci -D -d 10de:' lists the addresses, 'nvidia-smi -L' UUIDs and models"),
+        )
+        if unknown:
+            what = "{entry} names no card yet: of a card without a loaded driver only the PCI address is known"
+            action = "use the card's PCI address ('lspci -D -d 10de:')"
+        severity, fields = WARNING if unknown else PROBLEM, {"entry": entry}
         yield Finding(
-            "exclude-unmatched",
-            WARNING if unknown else PROBLEM,
-            "{entry} names no card" + (" yet: of a card without a loaded driver only the PCI address is known" if unknown else ""),
-            "use the card's PCI address ('lspci -D -d 10de:')" if unknown else "correct it, or remove it: 'lspci -D -d 10de:' lists the addresses, 'nvidia-smi -L' UUIDs and models",
-            variable="gpu_exclude",
-            fields={"entry": entry},
-            hosts=tuple(having),
+            "exclude-unmatched", severity, what, action, variable="gpu_exclude", fields=fields, hosts=tuple(having)
         )
     for one in hosts:
         if one.host not in seen or not seen[one.host]["cards"]:
@@ -203,8 +205,9 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
             "exclude-unsupported",
             PROBLEM,
             "keeps {cards} from Kubernetes by gpu_exclude, and {whose} takes every card that the driver has",
-            "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end itself can leave "
-            "the card out (HAMi: filterdevices in hami_node_configuration), set preflight_ignore: [exclude-unsupported@{host}]",
+            "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end itself can "
+            "leave the card out (HAMi: filterdevices in hami_node_configuration), set preflight_ignore: "
+            "[exclude-unsupported@{host}]",
             one.host,
             "gpu_exclude",
             {"cards": [card["address"] for card in seen[one.host]["cards"]], "whose": whose},

@@ -208,7 +208,8 @@ def _no_own_memory(machine: Machine) -> Finding | None:
     return _found(
         PROBLEM,
         "has a GPU without memory of its own, which uses the machine's: {cards}",
-        "take it out of the group, or name the card in gpu_exclude: shares of GPU memory can't be made of it, nor held to",
+        "take it out of the group, or name the card in gpu_exclude: shares of GPU memory can't be made of it, nor "
+        "limited",
         variable="gpu_nodes",
         cards=unified,
     )
@@ -222,8 +223,8 @@ def _vgpu_driver(machine: Machine) -> Finding | None:
     return _found(
         PROBLEM,
         "has a vGPU and no driver for it",
-        "install the guest driver of the hypervisor's release of NVIDIA's vGPU software (nvidia-linux-grid-* or its GRID "
-        ".run file): the data center driver doesn't work with a vGPU",
+        "install the guest driver of the hypervisor's release of NVIDIA's vGPU software (nvidia-linux-grid-* or its "
+        "GRID .run file): the data center driver doesn't work with a vGPU",
     )
 
 

@@ -770,6 +770,9 @@ def proof(cards=1, pci=1, version="580.95.05", **more):
 PROBLEMS = [
     (proof(), {}, None),
     (proof(cards=1, pci=2), {}, "has 2 NVIDIA cards on PCI and nvidia-smi lists 1."),
+    (proof(cards=1, pci=2), {"ignore": ["card-lost"]}, None),
+    (proof(cards=1, pci=2), {"ignore": [f"card-lost@{OPTIONS['host']}"]}, None),
+    (proof(cards=1, pci=2), {"ignore": ["card-lost@another"]}, "nvidia-smi lists 1."),
     (proof(version="570.133.20"), {}, "driver_version is 580.95.05 and nvidia-smi of host gpu1 reports 570.133.20."),
     (proof(version="570.133.20"), {"state": "external"}, None),
     (proof(version="570.133.20", others=["eks", "nvidia"]), {}, None),

@@ -10,8 +10,13 @@ VERSION = "580.95.05"
 CARD: dict[str, Any] = {
     "address": "0000:01:00.0",
     "driver": "nvidia",
+    "vgpu": False,
     "link": {"speed": "16.0 GT/s PCIe", "width": "16", "max_speed": "16.0 GT/s PCIe", "max_width": "16"},
 }
+# What a card has beside the fields that a test gives it.
+MODES: dict[str, Any] = {"name": "NVIDIA L4", "unified": False, "persistence": None, "mig": None, "fabric": None}
+FABRIC: dict[str, Any] = {"version": "", "needed": False, "nvlink5": False, "umad": False}
+NOTHING_EXCLUDED: dict[str, Any] = {"cards": [], "unmatched": [], "unnamed": False}
 BLACKLIST = "/etc/modprobe.d/blacklist-nouveau.conf"
 IMAGE: dict[str, Any] = {
     "path": "/boot/initrd.img-6.1",
@@ -39,6 +44,7 @@ HEALTHY: dict[str, Any] = {
     },
     "gpus": [CARD],
     "nvswitches": [{"address": "0000:02:00.0"}],
+    "integrated": "",
     "nouveau": {
         "loaded": False,
         "refcnt": None,
@@ -65,11 +71,13 @@ HEALTHY: dict[str, Any] = {
                 "address": CARD["address"],
                 "minor": 0,
                 "memory_mib": 16384,
+                **MODES,
                 "persistence": True,
-                "mig": None,
             }
         ],
-        "fabric": {"version": VERSION, "needed": True},
+        "fabric": {**FABRIC, "version": VERSION, "needed": True},
+        "excluded": NOTHING_EXCLUDED,
+        "licences": [],
         "runfile": None,
     },
     "toolkit": {
@@ -102,4 +110,6 @@ def gpu_node(**paths: Any) -> dict[str, Any]:
         for folder in folders:
             at = at[folder]
         at[last] = value
+    node["driver"]["cards"] = [{**MODES, **card} for card in node["driver"]["cards"]]
+    node["driver"]["fabric"] = {**FABRIC, **node["driver"]["fabric"]}
     return node

@@ -230,7 +230,8 @@ def test_product_data_is_read_only_where_hidden_switches_can_be():
     system = FakeSystem({vpd: "SMDL=SW_MNG"})
     for generation, needed in (("hopper", False), ("blackwell", True)):
         assert driver.fabric(system, [{"device": "0x1", "generation": generation}], [])["needed"] is needed
-    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [{"device": "0x1", "generation": "blackwell"}], [])["needed"] is False
+    card = {"device": "0x1", "generation": "blackwell"}
+    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [card], [])["needed"] is False
 
 
 # --------------------------------------------------------------------------- toolkit and CDI

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpushare.http.server import Endpoint
 from gpushare.http.service import SWITCH_SECONDS, Service, end_process, termination_signals
 from gpushare.node.injection import AUTO, FOLDERS
-from gpushare.shared._contracts.card_exclusion import Exclusion
+from gpushare.shared._contracts.card_exclusion import NOTHING, Exclusion
 from gpushare.shared._core.types import JsonObject
 
 
@@ -52,7 +52,7 @@ class NodeOptions:
     memory_limit: str = "auto"
     evict: bool = False
     cgroup_root: str = "/sys/fs/cgroup"
-    exclude: Exclusion = Exclusion()
+    exclude: Exclusion = NOTHING
 
 
 Settings = t.TypeVar("Settings", bound=NodeOptions)

@@ -9,7 +9,7 @@ import importlib
 import logging
 import typing as t
 
-from gpushare.shared._contracts.card_exclusion import Exclusion
+from gpushare.shared._contracts.card_exclusion import NOTHING, Exclusion
 from gpushare.shared._contracts.gpushare import Reason, Refusal
 
 log = logging.getLogger("gpushare.nvml")
@@ -84,7 +84,7 @@ class NvidiaMl:
     ``cards`` and ``xids`` are called by one and the same thread, so that nothing is shut down under a wait.
     """
 
-    def __init__(self, exclude: Exclusion = Exclusion()) -> None:
+    def __init__(self, exclude: Exclusion = NOTHING) -> None:
         """
         :param exclude: cards of which nothing but the identity is read.
         """

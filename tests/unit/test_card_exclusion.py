@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which card an entry of gpu_exclude names, and how the servers get the entries."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import card_exclusion as exclusion
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import card_exclusions
+
+UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    "entry", ["0000:3b:00.0", "3B:00.0", "00000000:3B:00.0", UUID.upper(), "NVIDIA T400*", "t400 4gb"]
+)
+def test_entries_that_name_a_card(entry: str) -> None:
+    found = exclusion.parse([entry])
+    assert found.of("00000000:3B:00.0", UUID, "NVIDIA T400 4GB")
+    assert not found.of("0000:3c:00.0", UUID.replace("a", "b"), "NVIDIA L4")
+
+
+@pytest.mark.parametrize("entry", ["1", "", "*", "GPU-123", "3b:0", "MIG-aaaaaaaa", "a{b}", None, 3])
+def test_unusable_entries_are_refused(entry: object) -> None:
+    with pytest.raises(BadInput, match="gpu_exclude: "):
+        exclusion.parse([entry])
+
+
+def test_each_node_reads_its_own_entries() -> None:
+    hostvars = {"a": {"gpu_exclude": ["3b:00.0"]}, "b": {"gpu_exclude": ["0000:3b:00.0"]}, "c": {}}
+    values = card_exclusions(hostvars, ["a", "b", "c"])
+    assert len(values) == 1
+    assert exclusion.of_node("a", values).entries == exclusion.of_node("b", values).entries == ("0000:3b:00.0",)
+    assert exclusion.of_node("c", values).entries == ()
+    with pytest.raises(BadInput):
+        exclusion.of_node("a", ["{}"])
