@@ -205,7 +205,7 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
             "exclude-unsupported",
             PROBLEM,
             "keeps {cards} from Kubernetes by gpu_exclude, and {whose} takes every card that the driver has",
-            "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end itself can "
+            "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end can "
             "leave the card out (HAMi: filterdevices in hami_node_configuration), set preflight_ignore: "
             "[exclude-unsupported@{host}]",
             one.host,
