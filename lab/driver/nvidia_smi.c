@@ -197,6 +197,9 @@ static int gpu_field(const struct card *card, const char *field, char *text, siz
         snprintf(text, size, "%s", c->capability);
     else if (!strcmp(field, "mig.mode.current") || !strcmp(field, "mig.mode.pending"))
         snprintf(text, size, "%s", c->mig);
+    /* The cards are none of a board with NVSwitches. */
+    else if (!strcmp(field, "fabric.state"))
+        snprintf(text, size, "[N/A]");
     else if (!strncmp(field, "memory.", 7)) {
         const char *which = field + 7;
         uint64_t bytes;
@@ -387,6 +390,7 @@ static int help(void)
          "    nvidia-smi --query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i ID]\n"
          "        index uuid gpu_uuid name gpu_name count driver_version pci.bus_id gpu_bus_id memory.total memory.reserved\n"
          "        memory.used memory.free persistence_mode compute_mode compute_cap mig.mode.current mig.mode.pending\n"
+         "        fabric.state\n"
          "    nvidia-smi --query-compute-apps=FIELDS --format=csv[,noheader][,nounits]\n"
          "        pid process_name used_memory used_gpu_memory gpu_uuid gpu_name gpu_bus_id\n"
          "    nvidia-smi memory-limits --get -n CGROUP -i ID                        since driver branch 615\n"

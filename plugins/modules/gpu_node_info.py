@@ -201,7 +201,7 @@ gpu_node:
           description: PCI class.
           type: str
         driver:
-          description: The kernel driver that it is bound to (V(nvidia), V(nouveau), V(vfio-pci), ...), or null.
+          description: The kernel driver that it is bound to (V(nvidia), V(nouveau), V(nova_core), V(vfio-pci), ...), or null.
           type: str
         generation:
           description: >-
@@ -225,6 +225,11 @@ gpu_node:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict
       contains:
+        nova:
+          description: >-
+            Its successor in the kernel: the loaded C(modules) (V(nova_drm), V(nova_core)), whether anything else uses them (C(in_use)), and whether the
+            running kernel has it C(built_in).
+          type: dict
         loaded:
           description: Whether it is loaded.
           type: bool

@@ -16,6 +16,7 @@ import typing as t
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nvidia_smi import NEWER_FIELDS
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 
@@ -92,7 +93,11 @@ def tree(seen: Recorder, node: JsonObject) -> JsonObject:
         if done.rc == 127 or program == "uname":
             continue
         if program == "nvidia-smi":
-            made["smi"] = {"rc": done.rc, "out": done.out, "err": done.err}
+            # The last query is the one that the driver didn't refuse.
+            asked = line.partition("--query-gpu=")[2].split()[0].split(",") if "--query-gpu=" in line else []
+            if asked:
+                newer = [field for field in asked if field in NEWER_FIELDS]
+                made["smi"] = {"fields": newer, "rc": done.rc, "out": done.out, "err": done.err}
         elif program == "dpkg-query":
             made["dpkg"] = [row for row in packages(done.out) if row[0] in node["packages"]]
         else:

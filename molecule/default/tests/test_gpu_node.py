@@ -50,7 +50,8 @@ def test_an_upgrade_does_not_touch_them(host: Any) -> None:
 
 def test_nouveau_is_disabled(host: Any) -> None:
     file = host.file("/etc/modprobe.d/blacklist-nouveau.conf")
-    assert file.content_string.split("\n")[-3:] == ["blacklist nouveau", "options nouveau modeset=0", ""]
+    lines = ["blacklist nouveau", "options nouveau modeset=0", "blacklist nova_drm", "blacklist nova_core", ""]
+    assert file.content_string.split("\n")[-5:] == lines
     # A kernel without modules has no /proc/modules.
     assert not host.file("/sys/module/nouveau").exists
 

@@ -25,7 +25,7 @@ SMALLEST = 4
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What an image contains."""
+    """What an image contains; ``nouveau``: nouveau or nova."""
 
     init: bool
     nouveau: bool
@@ -63,7 +63,7 @@ def content(text: str, file: str) -> Content:
 
     return Content(
         init=has("init"),
-        nouveau=re.search(r"/nouveau\.ko(?:\.\w+)?$", text, re.MULTILINE) is not None,
+        nouveau=re.search(r"/(?:nouveau|nova[-_]core)\.ko(?:\.\w+)?$", text, re.MULTILINE) is not None,
         blacklist=has(re.escape(file.lstrip("/"))),
     )
 

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the blacklist of nouveau: the modprobe.d file, and the initramfs of every kernel.
+"""Plan the blacklist of nouveau and nova: the modprobe.d file, and the initramfs of every kernel.
 
 It reads the sections ``nouveau``, ``kernel`` and ``distribution`` of ``gpu_node``.
 """
@@ -47,8 +47,9 @@ class Rebuild:
 
 @dataclasses.dataclass(frozen=True)
 class Unload:
-    """Unload the module, which only these consoles use."""
+    """Unload the modules, which only these consoles use."""
 
+    modules: tuple[str, ...]
     consoles: tuple[str, ...]
 
 
@@ -75,7 +76,11 @@ def plan(present: bool, facts: NodeFacts, keep_file: bool = False) -> Plan:
         before, after = texts if present else texts[::-1]
         changes.append(Change(one["path"], before, after, Rebuild(one["path"], one["release"])))
     if present and unloadable(facts):
-        changes.append(Change("module nouveau", "loaded\n", "", Unload(tuple(nouveau.get("consoles", ())))))
+        step = Unload(("nouveau",), tuple(nouveau.get("consoles", ())))
+        changes.append(Change("module nouveau", "loaded\n", "", step))
+    if present and nova_unloadable(facts):
+        names = tuple(nouveau["nova"]["modules"])
+        changes.append(Change(f"module {names[-1]}", "loaded\n", "", Unload(names, ())))
     return Plan(tuple(changes))
 
 
@@ -160,6 +165,16 @@ def unloadable(facts: NodeFacts) -> bool:
     return bool(idle and only_ours and nouveau.get("consoles"))
 
 
+def nova_unloadable(facts: NodeFacts) -> bool:
+    """Return whether nova is loaded and unused."""
+    nova = facts["nouveau"]["nova"]
+    return bool(nova["modules"] and not nova["in_use"] and facts["kernel"]["installed"])
+
+
 def reboot_required(present: bool, facts: NodeFacts) -> bool:
-    """Return whether only a reboot unloads the module."""
-    return bool(present and facts["nouveau"]["loaded"] and facts["kernel"]["installed"] and not unloadable(facts))
+    """Return whether only a reboot unloads a module."""
+    if not present or not facts["kernel"]["installed"]:
+        return False
+    nouveau = facts["nouveau"]
+    stays = nouveau["loaded"] and not unloadable(facts)
+    return bool(stays or (nouveau["nova"]["modules"] and not nova_unloadable(facts)))

@@ -24,14 +24,15 @@ class NouveauReconciler:
         self._present = present
         self._keep_file = keep_file
         self._system = system
-        self._in_use = False
+        self._in_use: set[str] = set()
 
     def observe(self) -> NodeFacts:
         found = distribution(self._system)
         own = kernel(self._system)
         state = observe(self._system, found["family"], own["installed"])
-        if self._in_use:
+        if "nouveau" in self._in_use:
             state["refcnt"] = None
+        state["nova"]["in_use"] |= bool(self._in_use.intersection(state["nova"]["modules"]))
         return {"distribution": found, "kernel": own, "nouveau": state}
 
     def plan(self, facts: NodeFacts) -> core_plan.Plan:
@@ -58,8 +59,8 @@ class NouveauReconciler:
         for name in step.consoles:
             self._bind(name, "0")
         # Something may have started to use it: then only a reboot unloads it.
-        self._in_use = self._system.run(["modprobe", "-r", "nouveau"]).rc != 0
-        if self._in_use:
+        if self._system.run(["modprobe", "-r", *step.modules]).rc != 0:
+            self._in_use.update(step.modules)
             for name in step.consoles:
                 self._bind(name, "1")
 

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe nouveau on a machine."""
+"""Observe nouveau and nova on a machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import typing as t
 from .._host import open_devices
 from .._host.system import System
 from . import initramfs, modprobe
-from .types import InitramfsImage, Nouveau, NouveauModule
+from .types import InitramfsImage, Nouveau, NouveauModule, Nova
 
 # modprobe reads all of them; a file in an earlier directory hides files of the same name in later ones.
 FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
-MODULE = "/sys/module/nouveau"
+MODULES = "/sys/module"
+MODULE = f"{MODULES}/nouveau"
+PCI_DRIVERS = "/sys/bus/pci/drivers"
 CONSOLES = "/sys/class/vtconsole"
 FRAMEBUFFERS = "/sys/class/graphics"
 # Open in displays and programs that draw; a console has none.
@@ -38,6 +40,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
     images = _images(system, family, tool, installed)
     return {
         **_module(system),
+        "nova": _nova(system),
         "blacklisted": any(modprobe.blacklisted(text) for text in files.values()),
         "files": files,
         "tool": tool,
@@ -69,6 +72,19 @@ def _module(system: System) -> NouveauModule:
         seen["consoles"] = [name for name in system.names(CONSOLES) if _shows_framebuffer(system, name)]
         seen["framebuffers"] = [(system.read(f"{FRAMEBUFFERS}/{name}/name") or "").strip() for name in names]
     return seen
+
+
+def _nova(system: System) -> Nova:
+    """Return nova's modules; what uses them beside each other isn't in their lists of holders."""
+    found = [name for name in modprobe.NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
+    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in found}
+    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(found)) for name in found}
+    on_pci = any(modprobe.module_of(name) == modprobe.NOVA[-1] for name in system.names(PCI_DRIVERS))
+    return {
+        "modules": found,
+        "in_use": any(counts[name] > by_own[name] for name in found),
+        "built_in": on_pci and not found,
+    }
 
 
 def _shows_framebuffer(system: System, name: str) -> bool:

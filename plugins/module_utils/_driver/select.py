@@ -18,6 +18,7 @@ from . import available, provided
 from . import kernel_flavor as flavours
 from .catalog import MACHINES, PINNED, SECTIONS, Catalog, kernel_flavour
 from .conflicts import conflicts
+from .modprobe import IN_KERNEL
 from .options import DriverOptions, driver_options
 from .runfile import SHA256, VERSION
 from .types import MISMATCH, Choice, Conflict, Headers, NodeFacts, Prerequisite, StreamOption
@@ -63,8 +64,10 @@ def _problems(gpu_node: NodeFacts, options: JsonObject, host: str) -> list[tuple
     module, version, error = driver.get("module_version"), driver.get("version"), driver.get("error")
     cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
     problems: list[tuple[str, str]] = []
-    if any(card.get("driver") == "nouveau" for card in cards):
-        problems.append(("nouveau-in-use", f"Nouveau still drives GPUs of host {host}: reboot it and run this again."))
+    for module_name, shown in IN_KERNEL.items():
+        if any(card.get("driver") == module_name for card in cards):
+            what = f"{shown} still drives GPUs of host {host}: reboot it and run this again."
+            problems.append(("nouveau-in-use", what))
     if (module and version and module != version) or driver.get("code") == MISMATCH:
         what = f"Host {host} has kernel module {module} loaded, and nvidia-smi reports {error or version}: "
         problems.append(("driver-mismatch", f"{what}reboot it and run this again."))

@@ -109,7 +109,7 @@ class Driver(InstalledDriver):
 
 
 class InitramfsImage(t.TypedDict):
-    """``nouveau`` and ``blacklist`` are None where the image can't be read; ``kept``: an older image is kept."""
+    """``nouveau`` (or nova) and ``blacklist`` are None where it can't be read; ``kept``: an older one is kept."""
 
     path: str
     release: str
@@ -131,9 +131,21 @@ class NouveauModule(t.TypedDict):
     framebuffers: list[str]
 
 
+class Nova(t.TypedDict):
+    """nouveau's successor: its loaded ``modules`` in the order of unloading, and whether something else uses them.
+
+    ``built_in``: the running kernel has it in itself.
+    """
+
+    modules: list[str]
+    in_use: bool
+    built_in: bool
+
+
 class Nouveau(NouveauModule):
     """The section ``nouveau``; ``files`` are the texts by path, ``boot_free`` is in bytes."""
 
+    nova: Nova
     blacklisted: bool
     files: dict[str, str]
     tool: str | None

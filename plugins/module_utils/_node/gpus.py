@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from .._driver.modprobe import module_of
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch, PciGpu
@@ -36,7 +37,7 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
             continue
         device = text(system, f"{folder}/device")
         link = system.link(f"{folder}/driver")
-        driver = link.rpartition("/")[2] if link else None
+        driver = module_of(link.rpartition("/")[2]) if link else None
         if kind.startswith(BRIDGE):
             switches.append({"address": address, "device": device, "driver": driver})
             continue

@@ -19,6 +19,7 @@ from .._core.natural import natural
 from .._driver import available as driver_lists
 from .._driver import conflicts as driver_conflicts
 from .._driver import nouveau, provided
+from .._driver.modprobe import NOVA
 from .._driver.modprobe import PATH as BLACKLIST
 from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
@@ -262,16 +263,37 @@ def _driver_provided(machine: Machine) -> Finding | None:
 
 @check("nouveau-in-use")
 def _nouveau(machine: Machine) -> Finding | None:
-    """nouveau is loaded and in use: only a reboot frees the cards."""
-    bound = [gpu["address"] for gpu in machine.gpus if gpu["driver"] == "nouveau"]
+    """nouveau or nova, the kernel's own drivers, are loaded and in use: only a reboot may free the cards."""
     state = machine.node["nouveau"]
-    if not machine.has_kernel or not state["loaded"] or not (bound or state["refcnt"]):
+    nova = state["nova"]
+    loaded = {"nouveau": state["loaded"], NOVA[-1]: bool(nova["modules"])}
+    bound = {name: [gpu["address"] for gpu in machine.gpus if gpu["driver"] == name] for name in loaded}
+    used = {"nouveau": bool(state["refcnt"]), NOVA[-1]: nova["in_use"]}
+    names = [name for name in loaded if loaded[name] and (bound[name] or used[name])]
+    if not machine.has_kernel or not names:
         return None
-    what = "has nouveau loaded" + (" for {cards}" if bound else "")
+    cards = [card for name in names for card in bound[name]]
+    what = "has {modules} loaded" + (" for {cards}" if cards else "")
+    fields = {"modules": names, "cards": cards}
     if machine.options.maintenance == "reboot":
-        return _found(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", cards=bound)
+        return _found(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", **fields)
     action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"
-    return _found(WARNING, what + ", and only a reboot may unload it", action, cards=bound)
+    return _found(WARNING, what + ", and only a reboot may unload it", action, **fields)
+
+
+@check("nova-built-in")
+def _nova_built_in(machine: Machine) -> Finding | None:
+    """The running kernel has nova built in, and it drives a card: neither a blacklist nor a reboot frees the card."""
+    bound = [gpu["address"] for gpu in machine.gpus if gpu["driver"] == NOVA[-1]]
+    if not machine.has_kernel or not bound or not machine.node["nouveau"]["nova"]["built_in"]:
+        return None
+    return _found(
+        PROBLEM,
+        "runs kernel {release}, whose own driver nova_core is built in and drives {cards}",
+        "boot a kernel that has it as a module (CONFIG_NOVA_CORE=m), or not at all",
+        release=machine.node["kernel"]["release"],
+        cards=bound,
+    )
 
 
 @check("nouveau-in-initramfs")
@@ -282,7 +304,10 @@ def _initramfs(machine: Machine) -> Finding | None:
     if not state["files"].get(BLACKLIST) or not images:
         return None
     return _found(
-        NOTE, "has {images} with nouveau and without its blacklist", "role nouveau rebuilds it", images=images
+        NOTE,
+        "has {images} with nouveau or nova_core and without their blacklist",
+        "role nouveau rebuilds it",
+        images=images,
     )
 
 

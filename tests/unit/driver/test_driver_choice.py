@@ -794,5 +794,7 @@ def test_problems_begin_with_nouveau_and_mention_secure_boot():
     observed["secure_boot"] = True
     found = verify(observed, OPTIONS)
     assert found[0].startswith("Nouveau still drives GPUs") and "Secure Boot is on" in found[1]
+    observed["gpus"][0]["driver"] = "nova_core"
+    assert verify(observed, OPTIONS)[0].startswith("Nova (nova_core) still drives GPUs of host gpu1: reboot it")
     observed["gpus"][0]["driver"] = "vfio-pci"
     assert not any("Nouveau" in one for one in verify(observed, OPTIONS))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import modprobe
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD, NEW = "580.82.07", "580.95.05"
@@ -55,7 +56,7 @@ ROLES = {
 def node(version=OLD, library=NEW, nouveau=False, error=None):
     return {
         "kernel": {"installed": ["6.1"]},
-        "nouveau": {"loaded": nouveau},
+        "nouveau": {"loaded": nouveau, "nova": {"modules": []}},
         "gpus": [{"driver": "nouveau" if nouveau else "nvidia"}],
         "driver": {"module_version": version, "library_version": library, "error": error},
     }
@@ -275,19 +276,21 @@ PLAN = """
 def test_nouveau_that_needs_a_reboot_is_left_to_maintenance_where_reboots_are_allowed(tmp_path):
     """The role executes nothing: the hosts are unreachable."""
     image = {"path": "/boot/initrd.img-6.1", "release": "6.1", "bytes": 1, "newer": True, "blacklist": True}
-    files = {"/etc/modprobe.d/blacklist-nouveau.conf": "blacklist nouveau\noptions nouveau modeset=0\n"}
+    files = {modprobe.PATH: "".join(f"{line}\n" for line in modprobe.DIRECTIVES)}
 
-    def host(maintenance, loaded=True):
+    def host(name, loaded=True):
         state = {"loaded": loaded, "refcnt": 3 if loaded else None, "files": files, "images": [image], "boot_free": 9}
+        nova = {"modules": ["nova_core"] if name == "drain-2" else [], "in_use": True}
         gpu_node = {
             "distribution": {"family": "debian", "id": "debian", "version": "12"},
             "kernel": {"installed": ["6.1"]},
-            "nouveau": {"tool": "initramfs-tools", **state},
+            "nouveau": {"tool": "initramfs-tools", **state, "nova": nova},
         }
-        return {"gpu_node": gpu_node, "gpu_maintenance": maintenance, "ansible_host": "192.0.2.1"}
+        return {"gpu_node": gpu_node, "gpu_maintenance": name.partition("-")[0], "ansible_host": "192.0.2.1"}
 
-    hosts = {name: host(name.partition("-")[0]) for name in ("never-1", "drain-1", "reboot-1")}
-    hosts["reboot-2"] = host("reboot", loaded=False)
+    hosts = {name: host(name) for name in ("never-1", "drain-1", "reboot-1")}
+    hosts["reboot-2"] = host("reboot-2", loaded=False)
+    hosts["drain-2"] = host("drain-2", loaded=False)
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(PLAN)
     done = playbook(tmp_path, ROOT / ".collections")
@@ -295,4 +298,5 @@ def test_nouveau_that_needs_a_reboot_is_left_to_maintenance_where_reboots_are_al
     assert "left to maintenance: reboot-1." in done.stdout
     assert "changed=1" not in done.stdout
     assert done.stdout.count("has nouveau loaded and in use") == 3
+    assert done.stdout.count("Host drain-2 has nova_core loaded and in use") == 1
     assert done.stdout.count("Role maintenance will drain and reboot it.") == 1

@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_quer
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from node_fakes import FakeSystem, killed_at_every_step
 
-BOTH = "blacklist nouveau\noptions nouveau modeset=0\n"
+BOTH = "blacklist nouveau\noptions nouveau modeset=0\nblacklist nova_drm\nblacklist nova_core\n"
 KERNELS = ("6.1.0-18-amd64", "6.1.0-22-amd64")
 
 
@@ -264,6 +264,60 @@ def test_module_with_another_user_requires_a_reboot(more):
     assert not [line for line in node.ran if line.startswith(("tee", "modprobe"))]
 
 
+NOVA = {"/sys/bus/pci/drivers/NovaCore/bind": "", "/sys/module/nova_core/refcnt": "0\n"}
+# nova_drm uses nova_core.
+BOTH_OF_NOVA = {
+    **NOVA,
+    "/sys/module/nova_core/refcnt": "1\n",
+    "/sys/module/nova_core/holders/nova_drm": "",
+    "/sys/module/nova_drm/refcnt": "0\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "modules"), [(NOVA, "nova_core"), (BOTH_OF_NOVA, "nova_drm nova_core")], ids=["core", "both"]
+)
+def test_nova_is_unloaded_with_what_uses_it(files, modules):
+    node = Node(files=files)
+
+    def unload(argv):
+        for path in [path for path in node.files if path.startswith("/sys/module/nova")]:
+            del node.files[path]
+        return Done(0, "", "")
+
+    node.commands["modprobe -r"] = unload
+    assert "module nova_core" in headers(work(True, True, node))
+    result = work(True, False, node)
+    assert "module nova_core" in headers(result) and not result["reboot_required"]
+    assert [line for line in node.ran if line.startswith("modprobe")] == [f"modprobe -r {modules}"]
+    assert not work(True, False, node)["changed"]
+
+
+@pytest.mark.parametrize("path", ["/sys/module/nova_core/refcnt", "/sys/module/nova_drm/refcnt"])
+def test_nova_in_use_requires_a_reboot(path):
+    node = Node(files={**BOTH_OF_NOVA, path: "2\n"})
+    result = work(True, False, node)
+    assert result["reboot_required"] and "module nova_core" not in headers(result)
+    assert not work(True, False, node)["changed"]
+    node = Node(files=NOVA)
+    node.commands["modprobe -r"] = IN_USE
+    assert work(True, False, node)["reboot_required"]
+
+
+def test_no_reboot_removes_a_nova_that_is_built_in():
+    node = Node(files={"/sys/bus/pci/drivers/NovaCore/bind": ""})
+    assert observe(node, "debian", KERNELS)["nova"] == {"modules": [], "in_use": False, "built_in": True}
+    assert not work(True, False, node)["reboot_required"]
+    assert observe(Node(files=NOVA), "debian", KERNELS)["nova"]["built_in"] is False
+
+
+@pytest.mark.parametrize("name", ["nouveau/nouveau.ko.xz", "nova-core/nova-core.ko.zst", "nova/nova_core.ko"])
+def test_images_with_a_driver_of_the_kernels_own(name):
+    listed = f"usr/lib/modules/7.0/kernel/drivers/gpu/{name}\ninit\n"
+    assert initramfs.content(listed, nouveau.PATH).nouveau
+    assert not initramfs.content(listed.replace("nova", "mova").replace("nouveau", "x"), nouveau.PATH).nouveau
+
+
 def test_module_that_came_into_use_requires_a_reboot():
     node = Node(loaded="0\n")
     node.commands["modprobe -r"] = IN_USE
@@ -273,8 +327,10 @@ def test_module_that_came_into_use_requires_a_reboot():
 @pytest.mark.parametrize(
     ("text", "after"),
     [
-        ("# mine\n blacklist\tnouveau # x\noptions nouveau  modeset=0", None),
+        ("# mine\n blacklist\tnouveau # x\noptions nouveau  modeset=0\nblacklist nova_drm\nblacklist nova_core", None),
         ("blacklist nouveau\n", BOTH),
+        # As this collection wrote it before it knew nova.
+        ("blacklist nouveau\noptions nouveau modeset=0\n", BOTH),
         ("# mine\nblacklist pcspkr", "# mine\nblacklist pcspkr\n" + BOTH),
         ("#blacklist nouveau\n", "#blacklist nouveau\n" + BOTH),
     ],

@@ -48,8 +48,9 @@ HEALTHY: dict[str, Any] = {
     "nouveau": {
         "loaded": False,
         "refcnt": None,
+        "nova": {"modules": [], "in_use": False, "built_in": False},
         "tool": "initramfs-tools",
-        "files": {BLACKLIST: "blacklist nouveau\noptions nouveau modeset=0\n"},
+        "files": {BLACKLIST: "blacklist nouveau\noptions nouveau modeset=0\nblacklist nova_drm\nblacklist nova_core\n"},
         "dracut": None,
         "images": [IMAGE],
         "leftovers": [],

@@ -3,7 +3,8 @@
 
 ``tree.yml``: ``like`` another tree, ``release`` (os-release), ``files`` by path, ``links``, ``folders``, ``pci``
 (address: "vendor:device class driver"), ``kernels`` (release: headers, module), ``running``, ``dpkg`` or ``rpm`` (name,
-version, maker, "held"; ``manager`` and ``database`` of rpm), ``smi`` (rows of nvidia-smi, or how it fails),
+version, maker, "held"; ``manager`` and ``database`` of rpm), ``smi`` (rows of nvidia-smi, or how it fails; a recorded
+answer has only the ``fields`` that were asked for, so any newer field is refused as by a driver without it),
 ``commands`` by how their line begins. ``expected.yml``: parts of the observation by their dotted path.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nvidia_smi import NEWER_FIELDS
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 
 TREES = Path(__file__).parent / "trees"
@@ -135,17 +137,21 @@ def place(root: Path, path: str) -> Path:
 
 def smi(scripted: JsonObject, line: str) -> Done:
     """Answer as nvidia-smi, with the fields of the tree."""
+    asked = (re.search(r"--query-gpu=(\S+)", line) or [""])[0].partition("=")[2].split(",")
+    if "fields" in scripted:
+        newer = [field for field in asked if field in NEWER_FIELDS and field not in scripted["fields"]]
+        if newer:
+            return Done(2, f'Field "{newer[0]}" is not a valid field to query.\n\n', "")
     if "out" in scripted or "rc" in scripted:
         return Done(scripted.get("rc", 0), scripted.get("out", ""), scripted.get("err", ""))
     if line.endswith(" -q"):
         return Done(0, scripted.get("report", ""), "")
-    fields = re.search(r"--query-gpu=(\S+)", line).group(1).split(",")
-    for field in fields:
+    for field in asked:
         if field in scripted.get("unknown", []):
             return Done(2, f'Field "{field}" is not a valid field to query.\n\n', "")
     common = {"persistence_mode": "Disabled", "mig.mode.current": "[N/A]", "fabric.state": "[N/A]", **scripted["all"]}
     rows = [{"index": index, **common, **card} for index, card in enumerate(scripted["cards"])]
-    return Done(0, "".join(", ".join(str(card[field]) for field in fields) + "\n" for card in rows), "")
+    return Done(0, "".join(", ".join(str(card[field]) for field in asked) + "\n" for card in rows), "")
 
 
 def row(package: Sequence[str], words: Sequence[str]) -> str:

@@ -61,12 +61,15 @@ def facts_of_nouveau(loaded, files):
     return {
         "distribution": {"family": "debian"},
         "kernel": {"installed": ["6.1"]},
-        "nouveau": {"loaded": loaded, "refcnt": 3 if loaded else None, "files": files, "images": [], "boot_free": None},
+        "nouveau": {
+            **{"loaded": loaded, "refcnt": 3 if loaded else None, "files": files, "images": [], "boot_free": None},
+            "nova": {"modules": [], "in_use": False},
+        },
     }
 
 
 def test_nouveau_without_drift_still_reports_a_needed_reboot(monkeypatch):
-    files = {driver_nouveau.PATH: "blacklist nouveau\noptions nouveau modeset=0\n"}
+    files = {driver_nouveau.PATH: "".join(f"{line}\n" for line in driver_nouveau.DIRECTIVES)}
     for loaded in (True, False):
         result, executed = act(nouveau, {"observed": facts_of_nouveau(loaded, files)}, monkeypatch)
         assert executed == [] and result["changed"] is False and result["reboot_required"] is loaded
