@@ -174,7 +174,7 @@ def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
 def _node_options(variables: t.Mapping[str, t.Any]) -> NodeOptions:
     """Return the variables of the nodes' roles, and their defaults for those that aren't set."""
     defaults = NodeOptions()
-    names = {"maintenance": "gpu_maintenance"}
+    names = {"maintenance": "gpu_maintenance", "fabric_manager": "driver_fabric_manager"}
     return NodeOptions(
         **{
             field.name: str(variables.get(names.get(field.name, field.name), getattr(defaults, field.name)))

@@ -55,6 +55,7 @@ _value:
     - C(replaced), packages to remove before C(packages) are installed.
     - C(headers), a list of dicts of C(kernel) and C(packages); C(build), packages that a .run file needs.
     - C(prerequisites), dicts of C(id), C(what) and C(commands); C(services); C(persistence_override).
+    - C(modules), those of the kernel that manage NVSwitches of NVLink 5.
   type: dict
 """
 

@@ -334,7 +334,8 @@ gpu_node:
         fabric:
           description: >-
             C(version) of the fabric manager, or empty, whether it is C(needed) because there are NVSwitches, and for those of NVLink 5 (C(nvlink5)), which
-            aren't on PCI, whether the module ib_umad that manages them is loaded (C(umad)).
+            aren't on PCI, the kernel modules that manage them and aren't loaded (C(unloaded)), and those of them that the kernel doesn't have (C(missing)).
+            C(at_boot) is whether role driver has them loaded at boot.
           type: dict
         others:
           description: >-

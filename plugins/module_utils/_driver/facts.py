@@ -15,7 +15,7 @@ from .._host.types import Excluded, ExcludedCard, NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
 from . import persistence, provided, runfile
 from .library import MODULE, PROC, library_version, loaded_version
-from .types import Card, Fabric, InstalledDriver, ModuleFile
+from .types import FABRIC_MODULES, Card, Fabric, InstalledDriver, ModuleFile
 
 FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 INFINIBAND = "/sys/class/infiniband"
@@ -29,7 +29,8 @@ SWITCH_MANAGER = "SW_MNG"
 NVLINK5_BOARDS = (0x2901, 0x29BC, 0x3182)
 # A virtual machine gets 1, 2, 4 or 8 cards of a board, and only one with all of them also gets the switches.
 PART_OF_BOARD = 4
-UMAD = "/sys/module/ib_umad"
+# Role driver's list of them for the boot.
+FABRIC_AT_BOOT = "/etc/modules-load.d/kubegpu-fabric.conf"
 
 # Packages with the kernel module or NVML's library. Two sources of these conflict; of all others they don't.
 DRIVER_PACKAGE = re.compile(
@@ -136,18 +137,28 @@ def minor(system: System, address: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwitch]) -> Fabric:
-    """Return the fabric manager's version, and whether this machine's cards need it."""
+def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwitch], release: str) -> Fabric:
+    """Return the fabric manager's version, whether this machine's cards need it, and what manages their switches.
+
+    :param release: of the running kernel.
+    """
     found = None
     if system.exists(FABRIC_MANAGER):
         done = system.run([FABRIC_MANAGER, "-v"], timeout=10)
         found = re.search(r"version is\s*:\s*(\d[\d.]*)", done.out + done.err)
     nvlink5 = not switches and _hidden_switches(system, gpus)
+    unloaded = [name for name in FABRIC_MODULES if nvlink5 and not system.exists(f"/sys/module/{name}")]
+    if unloaded:
+        built_in = text(system, f"/lib/modules/{release}/modules.builtin")
+        unloaded = [name for name in unloaded if f"/{name}.ko" not in built_in]
+    modules = text(system, f"/lib/modules/{release}/modules.dep") if unloaded else ""
     return {
         "version": found.group(1) if found else "",
         "needed": bool(switches) or nvlink5,
         "nvlink5": nvlink5,
-        "umad": nvlink5 and system.exists(UMAD),
+        "unloaded": unloaded,
+        "missing": [name for name in unloaded if f"/{name}.ko" not in modules],
+        "at_boot": system.exists(FABRIC_AT_BOOT),
     }
 
 

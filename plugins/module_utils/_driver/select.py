@@ -21,7 +21,16 @@ from .conflicts import conflicts
 from .modprobe import IN_KERNEL
 from .options import DriverOptions, driver_options
 from .runfile import SHA256, VERSION
-from .types import MISMATCH, Choice, Conflict, Headers, NodeFacts, Prerequisite, StreamOption
+from .types import (
+    FABRIC_MODULES,
+    MISMATCH,
+    Choice,
+    Conflict,
+    Headers,
+    NodeFacts,
+    Prerequisite,
+    StreamOption,
+)
 
 KNOWN = {
     "driver_state": ("present", "external", "absent"),
@@ -180,6 +189,7 @@ class _Chooser:
         choice["hold_also"] = self.catalog.entries("hold_also")
         choice["never_upgrade"] = self.catalog.entries("never_upgrade")
         choice["services"] = [PERSISTENCED, *([FABRIC] if fabric else [])]
+        choice["modules"] = self._fabric_modules() if fabric else []
         choice["persistence_override"] = self.catalog.persistence_override if not of_runfile else ""
         choice["conflicts"] = self._conflicts()
         if not self.refusals:
@@ -213,6 +223,7 @@ class _Chooser:
             "hold": self.options.hold,
             "source_dir": self.options.packages_dir if self.source_name == "packages" else "",
             "services": [],
+            "modules": [],
             "persistence_override": "",
         }
 
@@ -395,6 +406,21 @@ class _Chooser:
                 f"{self.catalog.name}: set driver_source to repository, or driver_fabric_manager to absent."
             )
         return names
+
+    def _fabric_modules(self) -> list[str]:
+        """Return the modules through which NVSwitches of NVLink 5 are managed; a container has its host's."""
+        fabric: t.Mapping[str, t.Any] = self.driver.get("fabric") or {}
+        if not fabric.get("nvlink5") or not self.kernel.get("installed"):
+            return []
+        missing = fabric["missing"]
+        if missing and not self.refusals:
+            release, without = self.kernel.get("release"), " and no ".join(missing)
+            self.refusals.append(
+                f"Host {self.host} has NVSwitches of NVLink 5, and its kernel {release} has no {without}, without which "
+                f"no fabric manager starts: install the kernel's package with it (on Ubuntu linux-modules-extra-{release}), "
+                "or set driver_fabric_manager to absent."
+            )
+        return list(FABRIC_MODULES)
 
     # ------------------------------------------------------------------ obstacles on the node
 

@@ -13,6 +13,8 @@ from .._packages.types import AptState, PackageLists, RpmState
 
 # NVML's return code where the loaded module and the library have different versions.
 MISMATCH = 18
+# What manages NVSwitches of NVLink 5: their InfiniBand devices, and the programs' access to them.
+FABRIC_MODULES = ("mlx5_ib", "ib_umad")
 
 
 class Card(t.TypedDict):
@@ -62,13 +64,16 @@ class PersistenceDaemon(t.TypedDict):
 class Fabric(t.TypedDict):
     """The fabric manager's version, and whether the machine's cards need it.
 
-    ``nvlink5``: the NVSwitches aren't on PCI and are managed by ib_umad and NVLSM; ``umad``: that module is loaded.
+    ``nvlink5``: the NVSwitches aren't on PCI and are managed by NVLSM through modules of InfiniBand: those that aren't
+    loaded, and those of them that the running kernel doesn't have. ``at_boot``: role driver has them loaded at boot.
     """
 
     version: str
     needed: bool
     nvlink5: bool
-    umad: bool
+    unloaded: list[str]
+    missing: list[str]
+    at_boot: bool
 
 
 class Licence(t.TypedDict):
@@ -268,4 +273,5 @@ class Choice(t.TypedDict):
     hold: bool
     source_dir: str
     services: list[str]
+    modules: list[str]
     persistence_override: str

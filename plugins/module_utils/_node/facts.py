@@ -98,7 +98,7 @@ def observe(
         "integrated": gpu.integrated(system),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
-        "driver": {**installed, "fabric": driver.fabric(system, every, switches)},
+        "driver": {**installed, "fabric": driver.fabric(system, every, switches, kernel["release"])},
         "memory_limit": memory_limit.conditions(
             installed["module_version"] or installed["version"] or "",
             tools["version"] or "",

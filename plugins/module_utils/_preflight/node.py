@@ -49,6 +49,7 @@ class NodeOptions:
     driver_source: str = "repository"
     driver_version: str = "580.95.05"
     driver_repo_url: str = ""
+    fabric_manager: str = "auto"
     toolkit_state: str = "present"
     toolkit_version: str = "1.20.1-1"
     maintenance: str = "never"
@@ -513,17 +514,30 @@ def _fabric(machine: Machine) -> Finding | None:
 
 @check("fabric-module")
 def _fabric_module(machine: Machine) -> Finding | None:
-    """NVSwitches of NVLink 5 are managed by the kernel module ib_umad, which isn't loaded: no fabric manager starts."""
+    """A kernel module that manages NVSwitches of NVLink 5 isn't loaded: no fabric manager starts."""
     fabric = machine.node["driver"]["fabric"]
-    if not fabric["nvlink5"] or fabric["umad"] or not machine.has_kernel:
+    unloaded, missing = fabric["unloaded"], fabric["missing"]
+    if not unloaded or not machine.has_kernel:
         return None
-    what = "has NVSwitches of NVLink 5 and doesn't have the module ib_umad loaded that manages them"
-    if machine.installs_driver:
-        return _found(NOTE, what, "role driver loads it, also at boot")
+    release = machine.node["kernel"]["release"]
+    if missing:
+        return _found(
+            PROBLEM,
+            "has NVSwitches of NVLink 5, and its kernel {release} doesn't have what manages them: {modules}",
+            "install the kernel's package with it (on Ubuntu linux-modules-extra-{release})",
+            modules=missing,
+            release=release,
+        )
+    what = "has NVSwitches of NVLink 5, and what manages them isn't loaded: {modules}"
+    if machine.installs_driver and machine.options.fabric_manager != "absent":
+        return _found(NOTE, what, "role driver loads it, also at boot", modules=unloaded)
     return _found(
-        PROBLEM, what, "run 'modprobe ib_umad', write its name to /etc/modules-load.d/ib_umad.conf, restart "
-        "nvidia-fabricmanager, and see that the package nvlsm is installed"
-    )  # fmt: skip
+        PROBLEM,
+        what,
+        "load it by modprobe, write the names to a file in /etc/modules-load.d, restart nvidia-fabricmanager, and see "
+        "that the package nvlsm is installed",
+        modules=unloaded,
+    )
 
 
 @check("fabric-state")

@@ -532,6 +532,20 @@ def test_ubuntus_persistence_daemon_gets_a_drop_in():
     assert chosen(node("debian-12", "turing"))["persistence_override"] == ""
 
 
+def test_nvswitches_of_nvlink_5_need_modules_of_the_kernel():
+    observed = node("rocky-9", "blackwell")
+    observed["driver"]["fabric"] = {"version": "", "needed": True, "nvlink5": True, "missing": []}
+    assert chosen(observed)["modules"] == ["mlx5_ib", "ib_umad"]
+    assert chosen(observed, fabric_manager="absent")["modules"] == []
+    assert chosen(node("rocky-9", "hopper"), fabric_manager="present")["modules"] == []
+    observed["driver"]["fabric"]["missing"] = ["mlx5_ib", "ib_umad"]
+    assert "has no mlx5_ib and no ib_umad, without which no fabric manager starts" in chosen(observed)["refusals"][0]
+    assert chosen(observed, fabric_manager="absent")["refusals"] == []
+    # A container has its host's modules.
+    observed["kernel"]["installed"] = []
+    assert chosen(observed)["refusals"] == [] and chosen(observed)["modules"] == []
+
+
 def test_the_fabric_manager_can_be_required_and_excluded():
     assert "nvidia-fabricmanager" in chosen(node("rocky-9", "hopper"), fabric_manager="present")["services"]
     observed = node("rocky-9", "hopper", nvswitches=[{"address": "0000:c0:00.0"}])

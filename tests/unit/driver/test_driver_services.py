@@ -26,7 +26,15 @@ esac
 """
 
 
-NOTHING = {"repositories": [], "packages": [], "streams": [], "hold_also": [], "build": [], "services": []}
+NOTHING = {
+    "repositories": [],
+    "packages": [],
+    "streams": [],
+    "hold_also": [],
+    "build": [],
+    "services": [],
+    "modules": [],
+}
 FACTS = {
     "services": {"nvidia-persistenced": {"active": True, "enabled": False}},
     "kernel": {"installed": []},
@@ -43,6 +51,7 @@ class Machine:
     :param tasks: the file of the role's tasks that the play runs on it.
     :param enables: as ``persistence.enables`` observes it.
     :param others: a drop-in of somebody else is beside the role's.
+    :param fabric: what differs from a machine without NVSwitches.
     :param masked: the driver is of a .run file, and the administrator has masked the unit.
     """
 
@@ -53,6 +62,7 @@ class Machine:
         enables: bool | None,
         others: bool = False,
         masked: bool = False,
+        fabric: dict[str, object] | None = None,
         **choice: object,
     ) -> None:
         self.folder = folder
@@ -61,9 +71,11 @@ class Machine:
         self.link = self.units / "multi-user.target.wants" / "nvidia-persistenced.service"
         for one in (self.link.parent, self.drop_in.parent, folder / "bin"):
             one.mkdir(parents=True)
-        (folder / "bin" / "systemctl").write_text(SYSTEMCTL)
-        (folder / "bin" / "systemctl").chmod(0o755)
+        for program in ("systemctl", "modprobe"):
+            (folder / "bin" / program).write_text(SYSTEMCTL.replace('"$@"', f'{program} "$@"', program != "systemctl"))
+            (folder / "bin" / program).chmod(0o755)
         self.drop_in.write_text(OVERRIDE)
+        self.listed = tasks == "absent"
         self.link.symlink_to("/lib/systemd/system/nvidia-persistenced.service")
         self.other = self.drop_in.with_name("override.conf")
         if others:
@@ -76,7 +88,11 @@ class Machine:
             "persistence_daemon": daemon,
             "runfile": None,
             "others": [],
+            "fabric": {"unloaded": [], "at_boot": False, **(fabric or {})},
         }
+        self.modules = folder / "kubegpu-fabric.conf"
+        if self.listed:
+            self.modules.write_text("mlx5_ib\n")
         self.unit = self.units / "nvidia-persistenced.service"
         services = FACTS["services"]
         if masked:
@@ -87,6 +103,7 @@ class Machine:
             "tasks": tasks,
             "choice": {"manager": "apt", "persistence_override": OVERRIDE, **NOTHING, **choice},
             "units": str(self.units),
+            "modules": str(self.modules),
             "gpu_node": {**FACTS, "driver": driver, "services": services},
             "path": f"{folder / 'bin'}:{os.environ['PATH']}",
         }
@@ -94,7 +111,7 @@ class Machine:
     def ran(self) -> list[str]:
         log = self.folder / "bin" / "log"
         lines = log.read_text().splitlines() if log.exists() else []
-        return [line for line in lines if line.startswith(("daemon-reload", "restart"))]
+        return [line for line in lines if line.startswith(("daemon-reload", "restart", "modprobe"))]
 
 
 RESTARTED = ["daemon-reload", "restart nvidia-persistenced"]
@@ -105,15 +122,28 @@ HOSTS = {
     "killed-uninstall": ("absent", None),
     "daemon-stays": ("absent", True, True),
     "masked": ("services", None, False, True),
+    "nvlink5": ("services", True),
+    "nvlink5-loaded": ("services", True),
+    "nvlink5-uninstall": ("absent", True, True),
 }
 
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("services")
-    ours = {"killed-uninstall": {"services": ["nvidia-persistenced"]}}
+    modules = ["mlx5_ib", "ib_umad"]
+    ours = {
+        "killed-uninstall": {"services": ["nvidia-persistenced"]},
+        "nvlink5": {"modules": modules, "fabric": {"unloaded": ["ib_umad"]}},
+        "nvlink5-loaded": {"modules": modules, "fabric": {"at_boot": True}},
+        "nvlink5-uninstall": {"fabric": {"at_boot": True}},
+    }
     found = {name: Machine(folder / name, *given, **ours.get(name, {})) for name, given in HOSTS.items()}
-    names = {"__driver_choice": "{{ choice }}", "__driver_unit_folder": "{{ units }}"}
+    names = {
+        "__driver_choice": "{{ choice }}",
+        "__driver_unit_folder": "{{ units }}",
+        "__driver_modules_file": "{{ modules }}",
+    }
     role = {"name": "kubegpu.share.driver"}
     play = {"hosts": "all", "gather_facts": False, "environment": {"PATH": "{{ path }}"}}
     # ansible-core 2.19 takes the first host's file for all hosts where a variable names it.
@@ -164,6 +194,18 @@ def test_uninstall_restarts_a_daemon_that_stays_and_keeps_drop_ins_of_others(mac
     machine = machines["daemon-stays"]
     assert machine.ran() == RESTARTED and machine.other.exists()
     assert not machine.drop_in.exists() and not machine.link.is_symlink()
+
+
+def test_modules_that_manage_nvswitches_of_nvlink_5_are_loaded_now_and_at_boot(machines):
+    assert machines["nvlink5"].modules.read_text() == "mlx5_ib\nib_umad\n"
+    assert machines["nvlink5"].ran() == ["modprobe -a ib_umad"]
+    # Nothing is left to do.
+    assert not machines["nvlink5-loaded"].modules.exists() and not machines["nvlink5-loaded"].ran()
+    assert not machines["off-by-hand"].modules.exists()
+
+
+def test_uninstall_removes_the_list_of_modules_at_boot(machines):
+    assert machines["nvlink5-uninstall"].listed and not machines["nvlink5-uninstall"].modules.exists()
 
 
 PID = {persistence.PID_FILE: "42\n"}

@@ -15,7 +15,7 @@ CARD: dict[str, Any] = {
 }
 # What a card has beside the fields that a test gives it.
 MODES: dict[str, Any] = {"name": "NVIDIA L4", "unified": False, "persistence": None, "mig": None, "fabric": None}
-FABRIC: dict[str, Any] = {"version": "", "needed": False, "nvlink5": False, "umad": False}
+FABRIC: dict[str, Any] = {"version": "", "needed": False, "nvlink5": False, "unloaded": [], "missing": []}
 NOTHING_EXCLUDED: dict[str, Any] = {"cards": [], "unmatched": [], "unnamed": False}
 BLACKLIST = "/etc/modprobe.d/blacklist-nouveau.conf"
 IMAGE: dict[str, Any] = {

@@ -225,13 +225,27 @@ def test_an_empty_folder_of_the_gpu_operator_is_no_driver():
     assert driver.other_managers(system, {}) == []
 
 
+def test_modules_that_manage_nvswitches_of_nvlink_5():
+    dep = "/lib/modules/6.1/modules.dep"
+    files = {
+        "/sys/module/mlx5_ib/refcnt": "0",
+        dep: "kernel/drivers/infiniband/core/ib_umad.ko.xz: kernel/drivers/infiniband/core/ib_core.ko.xz\n",
+    }
+    cards = [{"device": "0x2901", "generation": "blackwell"}] * 8
+    found = driver.fabric(FakeSystem(files), cards, [], "6.1")
+    assert (found["unloaded"], found["missing"]) == (["ib_umad"], [])
+    assert driver.fabric(FakeSystem({}), cards, [], "6.1")["missing"] == ["mlx5_ib", "ib_umad"]
+    # Where the switches are on PCI, or there are none, no such module is needed.
+    assert driver.fabric(FakeSystem({}), cards[:1], [], "6.1")["unloaded"] == []
+
+
 def test_product_data_is_read_only_where_hidden_switches_can_be():
     vpd = f"{driver.INFINIBAND}/mlx5_0/device/vpd"
     system = FakeSystem({vpd: "SMDL=SW_MNG"})
     for generation, needed in (("hopper", False), ("blackwell", True)):
-        assert driver.fabric(system, [{"device": "0x1", "generation": generation}], [])["needed"] is needed
+        assert driver.fabric(system, [{"device": "0x1", "generation": generation}], [], "6.1")["needed"] is needed
     card = {"device": "0x1", "generation": "blackwell"}
-    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [card], [])["needed"] is False
+    assert driver.fabric(FakeSystem({vpd: "ConnectX-7"}), [card], [], "6.1")["needed"] is False
 
 
 # --------------------------------------------------------------------------- toolkit and CDI

@@ -18,6 +18,7 @@ DRAIN, REBOOT = NodeOptions(maintenance="drain"), NodeOptions(maintenance="reboo
 
 NO_DRIVER = {"driver__module_version": None, "driver__library_version": "", "driver__cards": [], "nvswitches": []}
 # id, severity, options, changed facts, part of the text.
+NVLINK5 = {"version": "580.95.05", "needed": True, "nvlink5": True}
 CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("nouveau-in-use", WARNING, DEFAULT, {"nouveau__loaded": True, "nouveau__refcnt": 2}, "set gpu_maintenance"),
     ("nouveau-in-use", NOTE, REBOOT, {"nouveau__loaded": True, "nouveau__refcnt": 2}, "drained and rebooted"),
@@ -69,11 +70,16 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("fabric-manager", PROBLEM, EXTERNAL, {"services": {"nvidia-fabricmanager": {"active": False}}},
      "that does not run"),
     ("fabric-module", NOTE, DEFAULT,
-     {"driver__fabric": {"version": "580.95.05", "needed": True, "nvlink5": True}}, "role driver loads it"),
-    ("fabric-module", PROBLEM, EXTERNAL,
-     {"driver__fabric": {"version": "580.95.05", "needed": True, "nvlink5": True}}, "modprobe ib_umad"),
+     {"driver__fabric": {**NVLINK5, "unloaded": ["ib_umad"]}}, "role driver loads it"),
+    ("fabric-module", PROBLEM, EXTERNAL, {"driver__fabric": {**NVLINK5, "unloaded": ["ib_umad"]}},
+     "isn't loaded: ib_umad; load it by modprobe"),
+    ("fabric-module", PROBLEM, NodeOptions(fabric_manager="absent"),
+     {"driver__fabric": {**NVLINK5, "unloaded": ["ib_umad"]}}, "load it by modprobe"),
+    ("fabric-module", PROBLEM, DEFAULT,
+     {"driver__fabric": {**NVLINK5, "unloaded": ["mlx5_ib", "ib_umad"], "missing": ["mlx5_ib"]}},
+     "(on Ubuntu linux-modules-extra-6.1)"),
     ("fabric-manager", PROBLEM, EXTERNAL,
-     {"nvswitches": [], "driver__fabric": {"needed": True, "nvlink5": True, "umad": True}}, "no fabric manager"),
+     {"nvswitches": [], "driver__fabric": {**NVLINK5, "version": ""}}, "no fabric manager"),
     ("fabric-state", PROBLEM, EXTERNAL, {"driver__cards": [{"address": CARD["address"], "fabric": "in progress"}]},
      "0000:01:00.0 (in progress)"),
     ("no-own-memory", PROBLEM, DEFAULT,
