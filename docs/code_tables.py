@@ -121,7 +121,10 @@ SYMPTOMS = (
         "`kubectl get node NAME -o yaml`: the annotation `kubegpu.share/cards` has each card's state with its "
         "reason code. `nvidia-smi` on the node shows whether the driver still has the card.",
         ("S1", "S4", "C6", "C9", "G1", "G2", "G11"),
-        ("CardLost", "MIGEnabled", "RecoveryRequired", "RowRemapFailed", "XIDError", "MemoryLimitUnavailable"),
+        (
+            *("CardLost", "Excluded", "FabricNotReady", "MIGEnabled", "RecoveryRequired", "RowRemapFailed"),
+            *("UnifiedMemory", "XIDError", "MemoryLimitUnavailable"),
+        ),
         ("card-lost", "driver-fails", "driver-mismatch", "kernel-without-module", "foreign-plugin", "fabric-manager"),
     ),
     Symptom(

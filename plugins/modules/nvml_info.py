@@ -36,7 +36,7 @@ options:
     type: int
     default: 30
   exclude:
-    description: Cards that Kubernetes must not get, as in M(kubegpu.share.gpu_node_info). Of them only the identity is read, and nothing is returned.
+    description: Cards that Kubernetes must not get, as in M(kubegpu.share.gpu_node_info). Of them only the identity is read, and returned in C(excluded).
     type: list
     elements: str
     default: []
@@ -144,6 +144,11 @@ nvml:
                 V(none), V(gpu_reset), V(node_reboot), V(drain_p2p), V(drain_and_reset), V(recover_imex_domain), V(bus_reset) or
                 V(system_reboot); with a newer driver possibly V(action_8).
               type: str
+            fabric:
+              description: >-
+                The card's registration with its NVSwitches, C(state), which is V(not_started), V(in_progress) or V(completed), and the C(status) of one that
+                is completed, 0 for success; null for a card without NVSwitches. CUDA fails on a card that isn't registered.
+              type: dict
             xids:
               description: Xid codes of this card in the kernel's log, each once; NVML itself doesn't record them.
               type: list
@@ -223,6 +228,10 @@ nvml:
             used_mib:
               description: Memory of the cgroup's processes.
               type: int
+    excluded:
+      description: What O(exclude) leaves out, each with C(uuid), C(pci), C(name) and the C(entry) that names it.
+      type: list
+      elements: dict
     pods_limited:
       description: Number of pods with a hard limit; null if the driver has no such limits.
       type: int

@@ -84,7 +84,7 @@ COMMON_CHECKS = {
     ),
     "C5": Invariant(
         "The GPUs allocated to pods exist",
-        "UUIDs in kubelet's allocations with NVML's",
+        "UUIDs in kubelet's allocations with NVML's, those and the claims' with gpu_exclude",
         "FAIL",
         "delete the pod; if the machine's GPUs were changed, drain the node and remove kubelet's device checkpoint "
         "before the node is used again",
@@ -92,6 +92,11 @@ COMMON_CHECKS = {
             "no_data": "the allocated GPUs can't be compared with NVML's: {why}",
             "unidentified": "whether the GPU of container {container} exists is unknown: {why}",
             "gpu_missing": "{uuid} was allocated to the pod, and the machine no longer has it",
+            "gpu_excluded": "{uuid} was allocated to the pod, and gpu_exclude keeps it from Kubernetes now",
+        },
+        {
+            "gpu_excluded": "delete the pod, so that it gets another GPU, or take the card out of gpu_exclude and run "
+            "site.yml",
         },
     ),
     "C6": Invariant(
@@ -169,8 +174,8 @@ COMMON_CHECKS = {
         },
     ),
     "C9": Invariant(
-        "Every node with GPUs is ready, and its machine was observed",
-        "the API's nodes, their condition Ready, and the machines' evidence",
+        "Every node with GPUs is ready, its GPUs are registered with their NVSwitches, and its machine was observed",
+        "the API's nodes, their condition Ready, the machines' evidence, and NVML's state of the fabric",
         "FAIL not ready; UNKNOWN",
         "delete the pod, unless the node comes back",
         {
@@ -181,11 +186,15 @@ COMMON_CHECKS = {
             "not_ready": "the node isn't ready (condition Ready: {ready}), so the state of its pods' GPUs is unknown",
             "not_observed": "the node's machine wasn't observed in this run",
             "unreachable": "the node's machine couldn't be observed: {why}",
+            "unregistered": "GPU {card} ({uuid}) isn't registered with its NVSwitches ({state}): CUDA fails on it with "
+            "error 802",
         },
         {
             "unknown_node": "add the node to the cluster again",
             "unreadable_api": "find out which server answers",
             "not_ready": "find out why kubelet doesn't report to the API server",
+            "unregistered": "run 'systemctl status nvidia-fabricmanager' on the node; where the NVSwitches are a hypervisor's "
+            "or of other trays of a rack, look at the fabric manager there",
         },
     ),
 }

@@ -122,7 +122,8 @@ def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResu
 
 
 def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    """Check C5: allocated GPUs exist. A terminating pod may have lost its MIG device already."""
+    """Check C5: allocated GPUs exist, and are Kubernetes'. A terminating pod may have lost its MIG device already."""
+    _excluded_claims(node, result)
     mine = [pod for pod in node.pods if pod.active and not pod.terminating]
     requesting = [pod for pod in mine if requests_devices(pod)]
     entries = [(pod, one) for pod in mine for one in entries_of(node, pod)]
@@ -141,7 +142,19 @@ def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) ->
             continue
         existing = join(one.uuid for one in node.nvml.gpus)
         for uuid in sorted(uuids - node.nvml.uuids):
-            result.fail("gpu_missing", uuid=uuid, kubelet=uuid, nvml=existing, **details)
+            cause = "gpu_excluded" if uuid in node.nvml.excluded else "gpu_missing"
+            result.fail(cause, uuid=uuid, kubelet=uuid, nvml=existing, **details)
+
+
+def _excluded_claims(node: Node, result: CheckResult) -> None:
+    """Report pods whose claims have a card that gpu_exclude has taken from Kubernetes since."""
+    devices = {uuid.lower(): uuid for uuid in node.nvml.excluded}
+    for pod in node.pods:
+        for part in (part for claim in pod.claims for part in claim.parts if pod.active and part.pool == node.name):
+            if part.device in devices:
+                result.count()
+                uuid = devices[part.device]
+                result.fail("gpu_excluded", pod=pod, uuid=uuid, key=uuid, api=f"{part.pool}/{part.device}")
 
 
 def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -299,5 +312,9 @@ def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
             result.unknown("not_observed", node=node.name)
         elif node.nvml.problem and node.nvml.problem == node.kubelet.problem:
             result.unknown("unreachable", node=node.name, why=node.nvml.problem)
+        for gpu in node.nvml.gpus:
+            if gpu.unregistered:
+                place = {"card": gpu.index, "uuid": gpu.uuid, "key": gpu.uuid}
+                result.fail("unregistered", node=node.name, state=gpu.unregistered, nvml=gpu.unregistered, **place)
         for problem in (*node.unreadable, *([node.cards_problem] if node.cards_problem else [])):
             result.unknown("unreadable_node", node=node.name, why=problem)

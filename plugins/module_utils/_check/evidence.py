@@ -30,7 +30,7 @@ PLACES = ("pod", "container", "host", "gone", "unknown")
 # Above what a node can have.
 MAX_GPUS = 256
 # Fields of a GPU that stand in its parts "memory" and "mig".
-OF_PARTS = ("total_mib", "used_mib", "reserved_mib", "mig_mode")
+OF_PARTS = ("total_mib", "used_mib", "reserved_mib", "mig_mode", "unregistered")
 
 
 def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:
@@ -60,7 +60,18 @@ def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:
     why = silent.get("problem") if silent else None
     reason = f": {shorten(why, 200)}" if isinstance(why, str) and why else ""
     unidentified = f"NVML lists a GPU without its UUID{reason}" if silent is not None else ""
-    return Nvml("", tuple(sorted(gpus, key=lambda one: one.index)), unidentified)
+    excluded = reader.mappings(raw.get("excluded"), "nvml.excluded")
+    left_out = (reader.text(one.get("uuid"), "nvml.excluded uuid") for one in excluded)
+    return Nvml("", tuple(sorted(gpus, key=lambda one: one.index)), unidentified, frozenset(left_out) - {""})
+
+
+def _unregistered(raw: JsonObject, reader: Reader, where: str) -> str:
+    """Return the state of a registration with NVSwitches that isn't completed; empty where nothing is missing."""
+    health = reader.mapping(raw.get("health"), f"{where} health")
+    fabric = reader.mapping(health.get("fabric"), f"{where} health.fabric")
+    state = reader.text(fabric.get("state"), f"{where} health.fabric.state")
+    status = reader.number(fabric.get("status"), f"{where} health.fabric.status") or 0
+    return (f"{state}, status {status}" if status else "") if state == "completed" else shorten(state)
 
 
 def _gpu(raw: JsonObject, reader: Reader) -> Gpu | None:
@@ -77,6 +88,7 @@ def _gpu(raw: JsonObject, reader: Reader) -> Gpu | None:
         **{name: one for name, one in reader.fields(Gpu, raw, where).items() if name not in OF_PARTS},
         total_mib=reader.number(memory.get("total_mib"), f"{where} memory.total_mib"),
         used_mib=reader.number(memory.get("used_mib"), f"{where} memory.used_mib"),
+        unregistered=_unregistered(raw, reader, where),
         reserved_mib=reader.number(memory.get("reserved_mib"), f"{where} memory.reserved_mib"),
         mig_mode=reader.text(mig.get("mode"), f"{where} mig.mode"),
         mig=tuple(Mig(**reader.fields(Mig, one, f"{where} mig")) for one in devices),

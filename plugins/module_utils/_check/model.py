@@ -126,6 +126,7 @@ class Gpu:
     """A GPU as NVML lists it; ``processes`` and ``limits`` are None where NVML doesn't report them.
 
     :param reserved_mib: what driver and firmware keep of its memory; None where the driver doesn't report it.
+    :param unregistered: the state of its registration with NVSwitches where it isn't completed; else empty.
     """
 
     index: int
@@ -141,6 +142,7 @@ class Gpu:
     compute_mode: str
     processes: tuple[Process, ...] | None
     limits: tuple[Limit, ...] | None
+    unregistered: str = ""
 
     @property
     def label(self) -> str:
@@ -153,11 +155,13 @@ class Nvml:
 
     :param problem: why there is none; empty where there is one.
     :param unidentified: that NVML lists a GPU without its UUID, and why; empty where all have one.
+    :param excluded: UUIDs of the cards that gpu_exclude keeps from Kubernetes, which aren't among ``gpus``.
     """
 
     problem: str
     gpus: tuple[Gpu, ...] = ()
     unidentified: str = ""
+    excluded: frozenset[str] = frozenset()
 
     def gpu(self, uuid: str) -> Gpu | None:
         """Return the GPU of a UUID, which is the GPU's own or that of one of its MIG devices."""

@@ -140,6 +140,8 @@ class Reason(str, enum.Enum):
     UNEQUAL_SHARES = "UnequalShares"
     # Cards that aren't given to pods.
     CARD_LOST = "CardLost"
+    EXCLUDED = "Excluded"
+    FABRIC_NOT_READY = "FabricNotReady"
     MIG_ENABLED = "MIGEnabled"
     RECOVERY_REQUIRED = "RecoveryRequired"
     ROW_REMAP_FAILED = "RowRemapFailed"

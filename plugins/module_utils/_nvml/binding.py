@@ -134,6 +134,14 @@ class Library:
             raise NvmlRefused(NOT_SUPPORTED if code in (0, INVALID_ARGUMENT) else code)
         return getattr(value, MEMBERS[kind], None)
 
+    def fabric(self, handle: t.Any) -> tuple[t.Any, t.Any]:
+        make = getattr(self._module, "c_nvmlGpuFabricInfo_t", None)
+        if make is None:
+            raise NvmlRefused(FUNCTION_NOT_FOUND)
+        answer = make()
+        self.call("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(answer))
+        return answer.state, answer.status
+
     def limit(self, handle: t.Any, folder: str) -> tuple[t.Any, t.Any, t.Any]:
         make = getattr(self._module, "c_nvmlGetMemoryLimits_v1_t", None)
         if make is None:

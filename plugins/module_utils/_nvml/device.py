@@ -11,7 +11,7 @@ import typing as t
 
 from .query import MIB, Query
 from .return_codes import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlRefused
-from .types import CardFacts, Health, Memory, Mig, MigDeviceRow, RowRemap
+from .types import CardFacts, Fabric, Health, Memory, Mig, MigDeviceRow, RowRemap
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,90}")
 PCI = re.compile(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-9A-F]")
@@ -29,6 +29,8 @@ RECOVERY_ACTIONS = (
     "bus_reset",
     "system_reboot",
 )
+# NVML_GPU_FABRIC_STATE_*, in their order.
+FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
 RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 # nvmlMemoryErrorType_t and nvmlEccCounterType_t.
 UNCORRECTED, VOLATILE, AGGREGATE = 1, 0, 1
@@ -62,6 +64,7 @@ def unknown_card(index: int) -> CardFacts:
             "row_remap": None,
             "retired_pages_pending": None,
             "recovery_action": None,
+            "fabric": None,
             "xids": None,
         },
         "processes": None,
@@ -213,8 +216,18 @@ def health(query: Query, handle: t.Any) -> Health:
         "retired_pages_pending": None if retired is None else bool(retired),
         # A newer driver may have further actions.
         "recovery_action": None if action is None else RECOVERY_ACTIONS[action] if known else f"action_{action}",
+        "fabric": _fabric(query, handle),
         "xids": None,
     }
+
+
+def _fabric(query: Query, handle: t.Any) -> Fabric | None:
+    answer = query.attempt("its registration with NVSwitches", lambda: query.nvml.fabric(handle))
+    state, status = (query.whole("its registration with NVSwitches", one) for one in answer or (None, None))
+    if state is None or status is None or not state:
+        return None
+    # A newer driver may have further states.
+    return {"state": FABRIC_STATES[state] if state < len(FABRIC_STATES) else f"state_{state}", "status": status}
 
 
 def _row_remap(query: Query, handle: t.Any) -> RowRemap | None:

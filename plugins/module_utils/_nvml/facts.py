@@ -129,7 +129,9 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
     notes = [collected.system["problem"]] if collected.system else []
     if complete and ended.ending != END:
         notes.append("HAMi's library couldn't be detected in all processes in time")
-    cards = [one for one in _cards(collected, begun) if not exclude.of(one["pci"], one["uuid"], one["name"])]
+    every = _cards(collected, begun)
+    left_out = {one["index"]: exclude.of(one["pci"], one["uuid"], one["name"]) for one in every}
+    cards = [one for one in every if not left_out[one["index"]]]
     limited = {
         one["pod_uid"]
         for card in cards
@@ -144,6 +146,11 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
         "nvml": system["nvml"] if system else "",
         "cuda": system["cuda"] if system else "",
         "cards": cards,
+        "excluded": [
+            {"uuid": one["uuid"], "pci": one["pci"], "name": one["name"], "entry": left_out[one["index"]]}
+            for one in every
+            if left_out[one["index"]]
+        ],
         "pods_limited": len(limited) if any(card["limits"] is not None for card in cards) else None,
         "seconds": round(clock() - began, 1),
     }

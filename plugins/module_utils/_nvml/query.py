@@ -29,6 +29,9 @@ class Nvml(t.Protocol):
     def field(self, handle: t.Any, name: str) -> t.Any:
         """Return an unsigned field of ``nvmlDeviceGetFieldValues``, by the name of its constant."""
 
+    def fabric(self, handle: t.Any) -> tuple[t.Any, t.Any]:
+        """Return state and status of a card's registration with its NVSwitches (driver branch 530 and newer)."""
+
     def limit(self, handle: t.Any, folder: str) -> tuple[t.Any, t.Any, t.Any]:
         """Return a cgroup's soft limit, hard limit and used memory in bytes, by its path in sysfs."""
 

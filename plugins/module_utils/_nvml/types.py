@@ -45,14 +45,31 @@ class RowRemap(t.TypedDict):
     failed: bool
 
 
+class Fabric(t.TypedDict):
+    """A card's registration with its NVSwitches; ``status`` is NVML's return code of one that is completed."""
+
+    state: str
+    status: int
+
+
+class ExcludedCard(t.TypedDict):
+    """A card that is left alone, and the entry that names it."""
+
+    uuid: str
+    pci: str
+    name: str
+    entry: str
+
+
 class Health(t.TypedDict):
-    """A card's health."""
+    """A card's health; ``fabric`` is None for a card without NVSwitches."""
 
     ecc_uncorrected_volatile: int | None
     ecc_uncorrected_aggregate: int | None
     row_remap: RowRemap | None
     retired_pages_pending: bool | None
     recovery_action: str | None
+    fabric: Fabric | None
     xids: list[int] | None
 
 
@@ -133,6 +150,7 @@ class NvmlFacts(t.TypedDict):
     nvml: str
     cuda: str
     cards: list[CardFacts]
+    excluded: list[ExcludedCard]
     pods_limited: int | None
     seconds: float
 

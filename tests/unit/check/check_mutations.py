@@ -201,6 +201,12 @@ def mutation_11(world: JsonObject) -> None:
     card(world)["memory"]["used_mib"] = 300
 
 
+@breaks("C5", "nvidia_exclusive", "gpu_exclude names a GPU that a pod still has", "gpu_excluded")
+def mutation_excluded(world: JsonObject) -> None:
+    mutation_12(world)
+    world["evidence"][NODE]["nvml"]["excluded"] = [{"uuid": uuid(9)}]
+
+
 @breaks("C5", "nvidia_exclusive", "a GPU of a pod is gone", "gpu_missing")
 def mutation_12(world: JsonObject) -> None:
     entry(world)["ids"] = [uuid(9)]
@@ -306,6 +312,12 @@ breaks("C8", "ours_cdi", "a mount names all GPUs", "device_mount", level="WARN")
 
 breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
     lambda w: node(w)["status"]["conditions"][1].update(status="Unknown")
+)
+breaks("C9", "ours_cdi", "a GPU isn't registered with its NVSwitches", "unregistered")(
+    lambda w: card(w).setdefault("health", {}).update(fabric={"state": "in_progress", "status": 0})
+)
+breaks("C9", "hami_text", "a GPU's registration with its NVSwitches has failed", "unregistered")(
+    lambda w: card(w).setdefault("health", {}).update(fabric={"state": "completed", "status": 999})
 )
 breaks("C9", "hami_json", "an observed machine isn't in the API", "unknown_node", level="UNKNOWN")(
     lambda w: w["evidence"].update(gpu7={"nvml": None, "kubelet": None, "problem": ""})

@@ -539,7 +539,7 @@ def test_nvswitches_of_nvlink_5_need_modules_of_the_kernel():
     assert chosen(observed, fabric_manager="absent")["modules"] == []
     assert chosen(node("rocky-9", "hopper"), fabric_manager="present")["modules"] == []
     observed["driver"]["fabric"]["missing"] = ["mlx5_ib", "ib_umad"]
-    assert "has no mlx5_ib and no ib_umad, without which no fabric manager starts" in chosen(observed)["refusals"][0]
+    assert "has no mlx5_ib and no ib_umad: without it no fabric manager starts" in chosen(observed)["refusals"][0]
     assert chosen(observed, fabric_manager="absent")["refusals"] == []
     # A container has its host's modules.
     observed["kernel"]["installed"] = []

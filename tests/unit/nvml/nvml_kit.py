@@ -13,6 +13,7 @@ import pynvml
 
 # The lab's driver is compiled by its own tests' helpers.
 import simulated_driver
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import card_exclusion as exclusion
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
@@ -80,6 +81,7 @@ def gpu(index: int = 0, **changes: t.Any) -> JsonObject:
         "nvmlDeviceGetGraphicsRunningProcesses_v3": [],
         "nvmlDeviceGetMPSComputeRunningProcesses_v3": [],
         "nvmlDeviceGetMemoryLimits_v1": FakeError(3),
+        "nvmlDeviceGetGpuFabricInfo": FakeError(3),
         **changes,
     }
 
@@ -91,6 +93,7 @@ class FakePynvml:
     nvmlMemory_v2 = 0x2000028
     NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
     c_nvmlGetMemoryLimits_v1_t = SimpleNamespace
+    c_nvmlGpuFabricInfo_t = pynvml.c_nvmlGpuFabricInfo_t
 
     def __init__(self, *cards: t.Any, **system: t.Any) -> None:
         self._system = {
@@ -156,9 +159,11 @@ class LocalWorker:
         return nvml.WorkerResult(messages, nvml.END)
 
 
-def asked(*cards: t.Any, host: Host | None = None, **system: t.Any) -> JsonObject:
+def asked(
+    *cards: t.Any, host: Host | None = None, exclude: exclusion.Exclusion = exclusion.NOTHING, **system: t.Any
+) -> JsonObject:
     """Return the facts of these cards."""
-    return nvml.facts(LocalWorker(FakePynvml(*cards, **system), host or FakeHost()), time.monotonic, 30)
+    return nvml.facts(LocalWorker(FakePynvml(*cards, **system), host or FakeHost()), time.monotonic, 30, exclude)
 
 
 def only(*cards: t.Any, **more: t.Any) -> JsonObject:

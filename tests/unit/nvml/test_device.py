@@ -7,6 +7,7 @@ import typing as t
 from types import SimpleNamespace
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.card_exclusion import parse
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import device as cards
 from hypothesis import given
@@ -38,6 +39,7 @@ def test_a_healthy_node() -> None:
             "row_remap": {"correctable": 1, "uncorrectable": 2, "pending": False, "failed": True},
             "retired_pages_pending": False,
             "recovery_action": "none",
+            "fabric": None,
             "xids": [79, 31],
         },
         "processes": [],
@@ -79,6 +81,38 @@ def test_a_card_lost_while_it_is_read_keeps_its_facts() -> None:
     card = only(gpu(nvmlDeviceGetRemappedRows=FakeError(15)))
     assert card["memory"]["total_mib"] == 16384 and card["uuid"] == gpu_uuid(0)
     assert card["processes"] is None and card["limits"] is None and "GPU is lost (15" in card["problem"]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "found"),
+    [
+        (0, 0, None),
+        (1, 0, {"state": "not_started", "status": 0}),
+        (2, 0, {"state": "in_progress", "status": 0}),
+        (3, 0, {"state": "completed", "status": 0}),
+        (3, 999, {"state": "completed", "status": 999}),
+        (7, 0, {"state": "state_7", "status": 0}),
+    ],
+)
+def test_the_registration_with_nvswitches(state: int, status: int, found: JsonObject | None) -> None:
+    def answer(info: t.Any) -> None:
+        # It is NVML's structure, by reference.
+        info._obj.state, info._obj.status = state, status
+
+    card = only(gpu(nvmlDeviceGetGpuFabricInfo=answer))
+    assert card["health"]["fabric"] == found and not card["problem"]
+
+
+def test_cards_that_are_left_alone_are_named_and_nothing_is_read_of_them() -> None:
+    dead = FakeError(15)
+    kept = gpu(1, nvmlDeviceGetMemoryInfo=dead, nvmlDeviceGetMigMode=dead, nvmlDeviceGetComputeMode=dead)
+    for entry in ("3c:00.0", gpu_uuid(1).upper(), "something"):
+        cards_of = [gpu(0, nvmlDeviceGetName="NVIDIA L4"), kept]
+        found = asked(*cards_of, exclude=parse([entry]))
+        assert [(one["index"], one["problem"]) for one in found["cards"]] == [(0, "")] and not found["problem"]
+        named = {"uuid": gpu_uuid(1), "pci": "00000000:3C:00.0", "name": "NVIDIA Something"}
+        assert found["excluded"] == [{**named, "entry": parse([entry]).entries[0]}]
+    assert asked(gpu(0), kept)["excluded"] == []
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Process:
             "KUBEGPU_SIM_CARDS": str(self.root / "cards"),
         }
 
-    def start(self) -> None:
+    def start(self, *arguments: str) -> None:
         with self._log.open("ab") as stream:
             self._process = subprocess.Popen(
                 [
@@ -77,7 +77,7 @@ class Process:
                     *("--api-server", self.cluster.server.url, "--service-account", str(self.cluster.account)),
                     *("--cdi-folders", str(self.nvidias), "--claim-cdi-folder", str(self.cdi)),
                     *("--cgroup-root", str(self.cgroups.root), "--status-socket", str(self.status_socket)),
-                    *("--query-interval", "0.3"),
+                    *("--query-interval", "0.3", *arguments),
                 ],
                 env={**self.driver_environment, "PYTHONPATH": str(Path(gpushare.__file__).parents[1])},
                 stderr=stream,
@@ -343,3 +343,32 @@ def test_a_claim_that_is_removed_while_its_pod_runs_gives_its_memory_to_nobody(p
     until(lambda: taints() == [[], []], 20, lambda: str(taints()))
     found, card = until(lambda: victim.placed("second"), 60, lambda: victim.why("second"))
     assert card == UUIDS[0].lower() and kubelet.prepare(found)
+
+
+def test_excluded_cards_are_in_no_slice(process: Process) -> None:
+    """A claim that has a card before it is excluded keeps it, with a taint that no other claim tolerates."""
+
+    def offered() -> list[tuple[str, list[str]]]:
+        return [
+            (device["name"], [taint["value"] for taint in device.get("taints", [])])
+            for one in process.cluster.slices()
+            for device in one["spec"]["devices"]
+        ]
+
+    first, second = (one.lower() for one in UUIDS)
+    process.start()
+    until(lambda: offered() == [(first, []), (second, [])], 60)
+    process.kubelet.start()
+    claim = process.claim(1, 0, "4Gi")
+    process.kubelet.prepare(claim)
+    process.kill(signal.SIGTERM)
+    entries = json.dumps({"nodes": [process.cluster.node], "cards": ["01:00.0"]})
+    process.start("--exclude-cards", entries)
+    until(lambda: offered() == [(first, ["Excluded"]), (second, [])], 60)
+    until(lambda: process.ready() == "ok", 60)
+    process.cluster.release("claim1")
+    process.kubelet.unprepare(claim)
+    until(lambda: offered() == [(second, [])], 60)
+    process.kill(signal.SIGTERM)
+    process.start()
+    until(lambda: offered() == [(first, []), (second, [])], 60)

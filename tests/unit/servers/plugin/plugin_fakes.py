@@ -62,6 +62,7 @@ def seen(index: int, gib: int = 16, minor: int | None = None, model: str = "Simu
 class FakeNvml:
     def __init__(self, *cards: NvmlCard) -> None:
         self.found = list(cards)
+        self.left_out: frozenset[str] = frozenset()
         self.problem = ""
         self._xids: queue.Queue[Xid] = queue.Queue()
 

@@ -16,8 +16,19 @@ import pynvml
 import pytest
 from gpushare.nvml import health
 from gpushare.nvml import inventory as nvml_inventory
-from gpushare.nvml.library import MIG, RECOVERY_ACTIONS, REMAP_FAILED, NvidiaMl, NvmlCard, NvmlError, Xid
+from gpushare.nvml.library import (
+    MIG,
+    RECOVERY_ACTIONS,
+    REMAP_FAILED,
+    UNIFIED,
+    UNREGISTERED,
+    NvidiaMl,
+    NvmlCard,
+    NvmlError,
+    Xid,
+)
 from gpushare.shared._contracts import gpushare as contract
+from gpushare.shared._contracts.card_exclusion import Exclusion, parse
 from gpushare.shared._contracts.gpushare import Reason, Refusal
 from plugin_fakes import FakeNvml, seen
 
@@ -107,6 +118,38 @@ def test_inventory_of_cards_below_one_unit() -> None:
     inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(0), memory_mib=1000)), "GiB")
     assert not inventory.refresh()
     assert inventory.reason == "no card of this node holds one whole unit of 1 GiB"
+
+
+def test_inventory_of_a_card_without_memory_of_its_own() -> None:
+    """It is announced with no unit, so that the node's annotation says why there is none."""
+    unified = dataclasses.replace(seen(0), memory_mib=0, problem=UNIFIED)
+    inventory = nvml_inventory.Inventory(FakeNvml(unified), "GiB")
+    assert inventory.refresh()
+    assert inventory.reason == f"no card of this node can be given to pods: {UNIFIED.text}"
+    assert [(card.units, card.healthy, card.code) for card in inventory.cards] == [(0, False, "UnifiedMemory")]
+    text = contract.cards_to_annotation(inventory.cards)
+    assert contract.cards_from_annotation(text) == list(inventory.cards)
+
+
+def test_a_card_that_is_excluded_later_stays_while_pods_have_it() -> None:
+    driver = FakeNvml(seen(0), seen(1))
+    inventory = nvml_inventory.Inventory(driver, "GiB")
+    inventory.refresh()
+    driver.found, driver.left_out = [seen(1)], frozenset({seen(0).uuid})
+    in_use = {seen(0).uuid}
+    inventory.in_use = lambda card: card.uuid in in_use
+    inventory.refresh()
+    assert [(card.index, card.healthy, card.code) for card in inventory.cards] == [
+        (0, False, "Excluded"),
+        (1, True, ""),
+    ]
+    in_use.clear()
+    inventory.refresh()
+    assert [(card.index, card.healthy) for card in inventory.cards] == [(1, True)] and inventory.reason is None
+    driver.found, driver.left_out = [], driver.left_out | {seen(1).uuid}
+    inventory.refresh()
+    assert inventory.reason == "gpu_exclude names every card of this node" and inventory.cards == ()
+    assert inventory.seconds_without_cards == 0, "no restart would change it"
 
 
 # --------------------------------------------------------------------------- health of a card
@@ -265,6 +308,8 @@ class Library(types.ModuleType):
         self.mig: dict[int, int] = {}
         self.recovery: dict[int, int] = {}
         self.remapped: dict[int, tuple[int, int, int, int]] = {}
+        self.fabric: dict[int, tuple[int, int]] = {}
+        self.unified: set[int] = set()
         self.reserve: int | Exception = 0
         self.inside_a_limit = 0
         self.sets: list[dict[int, int]] = []
@@ -317,7 +362,14 @@ class Library(types.ModuleType):
 
     nvmlDeviceGetName = Mock(return_value="Card")
 
+    def nvmlDeviceGetGpuFabricInfo(self, handle: t.Any, info: t.Any) -> None:
+        if (number := self._number(handle)) not in self.fabric:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        info._obj.state, info._obj.status = self.fabric[number]
+
     def nvmlDeviceGetMemoryInfo(self, handle: t.Any, version: int = 0) -> t.Any:
+        if self._number(handle) in self.unified:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         total = (16 << 30) + 12345
         if not version:
             return types.SimpleNamespace(total=total, used=(3 << 30) + 1)
@@ -451,6 +503,40 @@ def test_nvml_problems(library: Library) -> None:
     assert [one.problem for one in driver.cards()] == [None, reset]
     library.mig[1] = 1
     assert [one.problem for one in driver.cards()] == [None, MIG]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "registered"),
+    [
+        (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0, True),
+        (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, 0, False),
+        (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, 0, False),
+        (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, True),
+        (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_ERROR_UNKNOWN, False),
+    ],
+)
+def test_nvml_a_card_that_isnt_registered_with_its_nvswitches(
+    library: Library, state: int, status: int, registered: bool
+) -> None:
+    library.fabric[1] = (state, status)
+    assert [one.problem for one in NvidiaMl().cards()] == [None, None if registered else UNREGISTERED]
+
+
+def test_nvml_a_card_without_memory_of_its_own(library: Library) -> None:
+    library.unified.add(0)
+    first, second = NvidiaMl().cards()
+    assert (first.memory_mib, first.used_mib, first.problem) == (0, 0, UNIFIED) and second.problem is None
+
+
+@pytest.mark.parametrize("entry", ["GPU-0", "0001:c1:00.0"])
+def test_nvml_cards_that_are_left_alone(library: Library, entry: str) -> None:
+    """Nothing but its identity is read of it: its memory can't be, and no error of it is waited for."""
+    # The card's UUID is a shorter one than any of the driver.
+    driver = NvidiaMl(Exclusion((entry.lower(),)))
+    library.mig[0] = 1
+    assert [(one.index, one.uuid) for one in driver.cards()] == [(1, "GPU-1")]
+    assert driver.left_out == {"GPU-0"} and set(library.sets[-1]) == {1}
+    assert NvidiaMl(parse(["card*"])).cards() == []
 
 
 def test_nvml_xids(library: Library) -> None:

@@ -7,6 +7,7 @@ It uses kubelet over gRPC and the API over HTTP; tests kill it and let cards fai
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -66,6 +67,12 @@ class Process:
             "--status-socket", str(self.node.status_socket), "--resync", "1", "--query-interval", "0.3", *arguments
         )
         until(lambda: '"message":"started"' in self.log, 60)
+
+    def refused(self, *arguments: str) -> int:
+        """Its exit status with these arguments."""
+        code = self._launch(*arguments).wait(60)
+        self._process = None
+        return code
 
     def clean(self) -> int:
         """``--cleanup``, to its end."""
@@ -227,6 +234,34 @@ def test_mig_by_the_real_library(process: Process) -> None:
     until(lambda: contract.node_cards(node.kube.node())[0].code == contract.Reason.MIG_ENABLED, 60)
     process.hardware()
     until(lambda: len(node.kubelet.healthy) == 32, 60)
+
+
+def test_excluded_cards_by_the_real_library(process: Process) -> None:
+    """The entries are those of several nodes; a pod that has a card before it is excluded keeps it until it ends."""
+    node, excluded = process.node, contract.Reason.EXCLUDED
+    node.kubelet.start()
+    process.start()
+    until(lambda: len(node.kubelet.healthy) == 32, 60)
+    held = node.run(make_pod("held", 4, booked=0))
+    until(lambda: [card.healthy for card in contract.node_cards(node.kube.node())] == [True, True], 60)
+    process.kill(signal.SIGTERM)
+    others = json.dumps({"nodes": ["another"], "cards": ["*simulated*"]})
+    ours = json.dumps({"nodes": ["another", NODE], "cards": [contract.node_cards(node.kube.node())[0].uuid]})
+    process.start("--exclude-cards", others, "--exclude-cards", ours)
+    until(lambda: len(node.kubelet.healthy) == 16 and all(one.startswith("00000001-") for one in node.kubelet.healthy))
+    until(lambda: [card.code for card in contract.node_cards(node.kube.node())] == [excluded, ""], 60)
+    until(lambda: "GpuCardUnhealthy" in node.kube.reasons("default/held"), 60)
+    node.kube.remove(held)
+    node.kubelet.remove(held)
+    until(lambda: [card.index for card in contract.node_cards(node.kube.node())] == [1], 60)
+    until(lambda: node.kube.node()["status"]["capacity"][contract.RESOURCE_COUNT] == "1", 60)
+
+
+def test_exclusions_that_cant_be_read_end_the_command(process: Process) -> None:
+    index = json.dumps({"nodes": [NODE], "cards": ["1"]})
+    for value, why in (("x", "isn't a JSON object with nodes and cards"), (index, "is an index")):
+        assert process.refused("--exclude-cards", value) == 2
+        assert why in process.log.splitlines()[-1]
 
 
 def test_fault_16_cleanup_by_the_command(process: Process) -> None:

@@ -192,6 +192,7 @@ class Driver:
         self.injection.on_used = self.metrics.injection
         self.inventory.on_xid = self.metrics.xid
         self.inventory.on_refresh = self._probe
+        self.inventory.in_use = lambda card: card.uuid in mib_by_card([card], self.preparation.prepared())
         self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
         self.preparation.cards = self._known_cards
         self.preparation.injected = self._injected

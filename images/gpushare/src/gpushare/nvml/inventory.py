@@ -20,6 +20,8 @@ log = logging.getLogger("gpushare.nvml")
 CHUNK_SECONDS = 1.0
 
 LOST = Refusal(Reason.CARD_LOST, "NVML doesn't answer for it")
+EVERY_EXCLUDED = "gpu_exclude names every card of this node"
+LEFT_OUT = Refusal(Reason.EXCLUDED, "gpu_exclude keeps it from Kubernetes; pods that have it keep it until they end")
 
 
 class HealthFields(t.TypedDict):
@@ -148,6 +150,8 @@ class Inventory:
         self.on_refresh: t.Callable[[tuple[contract.Card, ...]], None] = lambda cards: None
         self.on_xid: t.Callable[[str, int], None] = lambda uuid, number: None
         self.held_slots: HeldSlots = lambda card: 0
+        # Whether pods may have something of a card.
+        self.in_use: t.Callable[[contract.Card], bool] = lambda card: True
 
     @property
     def cards(self) -> tuple[contract.Card, ...]:
@@ -216,9 +220,9 @@ class Inventory:
             answers = [self._with_reserve(one) for one in self._nvml.cards()]
             used = {one.uuid: one.used_mib for one in answers}
             buses = {one.uuid: one.bus for one in answers}
-            self._seen = merge(self._known_cards(answers), answers, self._unit, self.held_slots)
+            self._seen = self._without_excluded(merge(self._known_cards(answers), answers, self._unit, self.held_slots))
             if not self._seen:
-                problem = "NVIDIA's driver answers, but has no card"
+                problem = EVERY_EXCLUDED if self._nvml.left_out else "NVIDIA's driver answers, but has no card"
         except NvmlError as error:
             problem = str(error)
             self._seen = merge(self._seen, [], self._unit)
@@ -227,7 +231,8 @@ class Inventory:
         with self.changed:
             self._used = used
             self._buses |= buses
-            self._no_cards_since = (self._no_cards_since or time.monotonic()) if problem else None
+            lasts = problem and problem != EVERY_EXCLUDED
+            self._no_cards_since = (self._no_cards_since or time.monotonic()) if lasts else None
         announce: tuple[contract.Card, ...] | None = tuple(self._with_health(card) for card in self._seen)
         try:
             self._check(self._seen, self._unit)
@@ -257,6 +262,15 @@ class Inventory:
             # A driver that reports nothing answers at once.
             if (spent := time.monotonic() - began) < chunk:
                 stop.wait(chunk - spent)
+
+    def _without_excluded(self, cards: t.Sequence[contract.Card]) -> tuple[contract.Card, ...]:
+        """Return the cards without those that are left out now; one that pods still have stays, unhealthy."""
+        left_out = self._nvml.left_out
+        return tuple(
+            _refused(card, LEFT_OUT) if card.uuid in left_out else card
+            for card in cards
+            if card.uuid not in left_out or self.in_use(card)
+        )
 
     def _with_reserve(self, card: NvmlCard) -> NvmlCard:
         """Return a card with the whole reserve, as far as it has the memory."""

@@ -22,6 +22,9 @@ UNIFIED = Refusal(
     Reason.UNIFIED_MEMORY, "it has no memory of its own: it uses the machine's, which shares of a card can't be made of"
 )
 REMAP_FAILED = Refusal(Reason.ROW_REMAP_FAILED, "a broken row of its memory can't be remapped")
+UNREGISTERED = Refusal(
+    Reason.FABRIC_NOT_READY, "it isn't registered with its NVSwitches, so CUDA fails on it: see the fabric manager"
+)
 # What the driver requires before the card works again. Actions that concern only links between cards are left out.
 RECOVERY_ACTIONS: t.Mapping[int, str] = {
     1: "the driver requests a reset of the card",
@@ -68,6 +71,10 @@ class Xid(t.NamedTuple):
 class Nvml(t.Protocol):
     """Access to NVML."""
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """UUIDs of the cards that the last query has left out, since ``gpu_exclude`` names them."""
+
     def cards(self) -> list[NvmlCard]:
         """Return the cards that answer now.
 
@@ -89,6 +96,7 @@ class NvidiaMl:
         :param exclude: cards of which nothing but the identity is read.
         """
         self._exclude = exclude
+        self.left_out: frozenset[str] = frozenset()
         # nvidia-ml-py has no types; nothing of it leaves this class.
         self._library: t.Any = importlib.import_module("pynvml")
         self._initialised = False
@@ -142,6 +150,7 @@ class NvidiaMl:
 
     def _query(self) -> list[NvmlCard]:
         found = []
+        left_out = set()
         handles: dict[str, t.Any] = {}
         for index in range(self._library.nvmlDeviceGetCount()):
             try:
@@ -149,6 +158,7 @@ class NvidiaMl:
                 uuid = str(self._library.nvmlDeviceGetUUID(handle))
                 model, bus = str(self._library.nvmlDeviceGetName(handle)), self._bus(handle)
                 if self._exclude.of(bus, uuid, model):
+                    left_out.add(uuid)
                     continue
                 total, used = self._memory(handle)
                 found.append(
@@ -171,6 +181,7 @@ class NvidiaMl:
             except self._library.NVMLError as error:
                 # One card that is lost doesn't take the others with it.
                 log.warning("card %d doesn't answer: %s", index, error)
+        self.left_out = frozenset(left_out)
         self._watch(handles)
         return found
 
@@ -218,8 +229,19 @@ class NvidiaMl:
             wanted = RECOVERY_ACTIONS.get(int(values[0].value.uiVal))
             if wanted:
                 return Refusal(Reason.RECOVERY_REQUIRED, wanted)
+        if not self._is_registered(handle):
+            return UNREGISTERED
         rows = self._query_optional(library.nvmlDeviceGetRemappedRows, handle)
         return REMAP_FAILED if rows and rows[3] else None
+
+    def _is_registered(self, handle: t.Any) -> bool:
+        """Return whether CUDA can use a card that may be one of a board with NVSwitches."""
+        library, found = self._library, self._library.c_nvmlGpuFabricInfo_t()
+        # Without an answer its state stays "not supported", as that of a card without NVSwitches is.
+        self._query_optional(library.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(found))
+        if found.state == library.NVML_GPU_FABRIC_STATE_COMPLETED:
+            return bool(found.status == library.NVML_SUCCESS)
+        return bool(found.state == library.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
 
     def _query_optional(self, call: t.Callable[..., t.Any], *arguments: t.Any) -> t.Any:
         """Return the answer to a query; None if the card or the driver doesn't support it."""

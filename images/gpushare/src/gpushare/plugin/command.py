@@ -190,6 +190,7 @@ class Plugin:
         self.inventory.on_xid = self.metrics.xid
         self.inventory.on_refresh = self._probe_limits
         self.inventory.held_slots = self._held_slots
+        self.inventory.in_use = lambda card: self._held_slots(card) != 0
         self.inventory.guards += [self.enforcer.refusal, self.injection.refusal]
         self.admission.limits = self.enforcer.environment
         self.admission.taken = self.leftovers.taken
