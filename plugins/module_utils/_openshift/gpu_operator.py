@@ -38,6 +38,11 @@ BEFORE = "kubegpu.share/before"
 PRESENT = "nvidia.com/gpu.present"
 PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
 VALIDATOR = "nvidia.com/gpu.deploy.operator-validator"
+OWN_TOOLKIT = "nvidia.com/gpu.deploy.container-toolkit"
+DEPLOY = "nvidia.com/gpu.deploy."
+# The operator's driver and MIG managers give deploy labels such a value for a while, and at the end the one from
+# before: what somebody else writes meanwhile is lost.
+PAUSED_FOR = "paused-for-"
 # Resources that NVIDIA's device plugin announces.
 ANNOUNCED = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
 # Runtime classes that exist only with CDI.
@@ -50,7 +55,7 @@ PLUGIN_CHECK = ("validator", "plugin", "env")
 # What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
 NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
 TOOLKIT = "nvidia-container-toolkit-daemonset"
-OPERANDS, WORKLOAD = "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.workload.config"
+OPERANDS, WORKLOAD, CONTAINER = "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.workload.config", "container"
 _OTHER = object()
 
 ARGUMENTS: JsonObject = {
@@ -117,10 +122,21 @@ class State:
         The operator sets a missing or empty label to true, but only when something else makes it label nodes: it
         doesn't notice that one was removed, so the pods would stay away.
         """
-        live = self.labels(name) or {}
-        labelled = live.get(PRESENT) == "true" and live.get(OPERANDS) != "false"
-        labelled = labelled and live.get(WORKLOAD, "container") == "container"
+        labelled = self.operated(self.labels(name) or {})
         return {key: (value or "true") if labelled else value for key, value in labels.items()}
+
+    def operated(self, labels: JsonObject) -> bool:
+        """Return whether the operator runs its pods for containers on a node, by the node's labels."""
+        sandbox = self.spec.get("sandboxWorkloads") or {}
+        workload = labels.get(WORKLOAD) or sandbox.get("defaultWorkload") or CONTAINER
+        with_containers = sandbox.get("enabled") is not True or workload == CONTAINER
+        return with_containers and labels.get(PRESENT) == "true" and labels.get(OPERANDS) != "false"
+
+    def has_gpu(self, node: JsonObject) -> bool:
+        """Return whether NVIDIA's device plugin announces cards of a node, or the operator runs it there."""
+        capacity = (node.get("status") or {}).get("capacity") or {}
+        announced = any(ANNOUNCED.fullmatch(name) and quantity(value) > 0 for name, value in capacity.items())
+        return announced or self.operated(node["metadata"].get("labels") or {})
 
     def labels(self, name: str) -> JsonObject | None:
         """Return a node's labels; None where it doesn't exist."""
@@ -133,7 +149,7 @@ class State:
 def observe(kube: Kube) -> State:
     """Collect the state that a plan is made from.
 
-    :raises BadInput: there are several ClusterPolicies.
+    :raises BadInput: there are several ClusterPolicies, and none tells that the operator uses it.
     """
     definition = kube.get(DEFINITION)
     if definition is None:
@@ -141,10 +157,15 @@ def observe(kube: Kube) -> State:
     policies = kube.list_all(API, KIND)
     counted = [one for one in policies if (one.get("status") or {}).get("state") != "ignored"]
     if len(counted) > 1:
-        names = ", ".join(sorted(one["metadata"]["name"] for one in counted))
-        raise BadInput(
-            f"there are several ClusterPolicies ({names}), and the GPU Operator uses only one; delete the others"
-        )
+        # The operator reports no state for one that it ignores.
+        used = [one for one in counted if (one.get("status") or {}).get("state")]
+        if len(used) != 1:
+            names = ", ".join(sorted(one["metadata"]["name"] for one in counted))
+            raise BadInput(
+                f"there are several ClusterPolicies ({names}), the GPU Operator uses only one, and their states don't "
+                "tell which; delete the others"
+            )
+        counted = used
     if not counted:
         return State(None, False, (), ())
     running = "status.phase!=Succeeded,status.phase!=Failed"
@@ -188,8 +209,11 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
         back = {name: observed.former(name, labels) for name, labels in noted["labels"].items()}
         return Options(_fields(noted["fields"]), back, (), frozenset(given))
     spec = observed.spec
-    gpu = {one["metadata"]["name"]: one for one in observed.nodes if _has_gpu(one)}
+    gpu = {one["metadata"]["name"]: one for one in observed.nodes if observed.has_gpu(one)}
     ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
+    if not ours and any((observed.labels(name) or {}).get(PRESENT) == "true" for name in shared):
+        # The operator runs nothing on them, which their user decided, so nothing of it is in the way.
+        return options_of("absent", (), observed)
     if not ours:
         raise BadInput(
             "gpushare_nodes: none of them is a GPU node of the GPU Operator, whose nodes are "
@@ -220,7 +244,8 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     if PLUGIN_CHECK not in fields and checked in noted["fields"]:
         fields[PLUGIN_CHECK] = noted["fields"][checked]
         given.add(("fields", checked))
-    if observed.cdi_by_default and (spec.get("toolkit") or {}).get("enabled") is not False:
+    with_toolkit = any((observed.labels(name) or {}).get(OWN_TOOLKIT) != "false" for name in ours)
+    if observed.cdi_by_default and with_toolkit and (spec.get("toolkit") or {}).get("enabled") is not False:
         fields[CDI] = False
         why.append("with CDI the variable by which a pod of gpushare selects its card is ignored")
     labels.update({name: observed.former(name, noted["labels"][name]) for part, name in given if part == "labels"})
@@ -294,7 +319,10 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
 
 
 def make_plan(options: Options, observed: State) -> Plan:
-    """Return the changes that are still missing."""
+    """Return the changes that are still missing.
+
+    :raises BadInput: the operator itself is changing the labels of a node that is to be changed.
+    """
     spec, changes = observed.spec, []
     for name, wanted in options.labels.items():
         live = observed.labels(name)
@@ -315,11 +343,42 @@ def make_plan(options: Options, observed: State) -> Plan:
             changes.append(Change(f"Node {name}", now, then, ("resume", name)))
     note, kept = annotations_of(observed.policy).get(BEFORE), _kept(options, observed.before)
     text = _text(kept)
+    _refuse_paused_nodes({change.step[1] for change in changes}, options, observed)
     if note is not None and not changes and (kept != observed.before or text is None):
         # An interrupted run didn't remove its note.
         left = f"annotation {BEFORE}: {text}\n" if text else ""
         changes.append(Change(str(observed.ref), f"annotation {BEFORE}: {note}\n", left, ("note", "")))
     return Plan(tuple(changes))
+
+
+def _refuse_paused_nodes(changed: set[str], options: Options, observed: State) -> None:
+    """Refuse a change of labels that the operator's driver or MIG manager sets back at its end.
+
+    :param changed: the nodes whose labels are to be changed; others are paused meanwhile.
+    """
+    for name in sorted(changed | set(_to_pause(options, observed))):
+        for key, value in sorted((observed.labels(name) or {}).items()):
+            if key.startswith(DEPLOY) and str(value).startswith(PAUSED_FOR):
+                raise BadInput(
+                    f"the GPU Operator is changing node {name} ({key} is {value}) and sets its labels back at the end; "
+                    "run again when it has finished"
+                )
+
+
+def _to_pause(options: Options, observed: State) -> dict[str, str | None]:
+    """Return the validators to pause: on CRI-O their pods can't start while the toolkit changes the runtime's mode."""
+    paused: dict[str, str | None] = {}
+    has_toolkit = (observed.spec.get("toolkit") or {}).get("enabled") is not False
+    if CDI not in _wrong(options, observed.spec) or not has_toolkit:
+        return paused
+    for node in observed.nodes:
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or "")
+        off = labels.get(VALIDATOR) == "false" or VALIDATOR in options.labels.get(name, {})
+        changes = observed.has_gpu(node) and runtime.startswith("cri-o") and labels.get(OWN_TOOLKIT) == "true"
+        if changes and not off:
+            paused[name] = observed.former(name, {VALIDATOR: labels.get(VALIDATOR)})[VALIDATOR]
+    return paused
 
 
 def _wrong(options: Options, spec: JsonObject) -> dict[Field, t.Any]:
@@ -352,6 +411,16 @@ def _fields(noted: t.Mapping[str, t.Any]) -> dict[Field, t.Any]:
     return {tuple(name.split(".")): value for name, value in noted.items()}
 
 
+def _prune(patch: JsonObject, gone: t.Iterable[Field], live: JsonObject) -> None:
+    """Remove in a patch of the specification also the objects that would be left empty."""
+    for path in gone:
+        for end in range(len(path) - 1, 0, -1):
+            *parents, last = path[:end]
+            if set(_get(live, path[:end]) or {}) - {path[end]}:
+                break
+            _get(patch, tuple(parents))[last] = None
+
+
 def _get(spec: JsonObject, path: Field) -> t.Any:
     found: t.Any = spec
     for part in path:
@@ -359,10 +428,9 @@ def _get(spec: JsonObject, path: Field) -> t.Any:
     return found
 
 
-def _has_gpu(node: JsonObject) -> bool:
-    capacity = (node.get("status") or {}).get("capacity") or {}
-    announced = any(ANNOUNCED.fullmatch(name) and quantity(value) > 0 for name, value in capacity.items())
-    return announced or (node["metadata"].get("labels") or {}).get(PRESENT) == "true"
+def _state(policy: JsonObject | None) -> str:
+    """Return the state that the operator reports."""
+    return str(((policy or {}).get("status") or {}).get("state") or "unknown")
 
 
 def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
@@ -426,13 +494,14 @@ class OperatorReconciler:
         steps = [one.step for one in plan.changes]
         fields = _wrong(options, observed.spec)
         labels = {name: options.labels[name] for kind, name in steps if kind == "labels"}
-        has_toolkit = (observed.spec.get("toolkit") or {}).get("enabled") is not False
-        paused = self._to_pause(options, observed) if CDI in fields and has_toolkit else {}
+        paused = _to_pause(options, observed)
         noted = self._remember(observed, labels, paused)
         why = message = ""
         try:
             why = self._change(observed, fields, labels, list(paused), noted)
-            message = f"the GPU Operator isn't ready with the change: {why}"
+            before = _state(observed.policy)
+            also = "" if before == "ready" else f", nor was it before ({before})"
+            message = f"the GPU Operator isn't ready with the change{also}: {why}"
         except ShareError as error:
             if self._state == "absent":
                 raise
@@ -486,6 +555,8 @@ class OperatorReconciler:
             for name in path[:-1]:
                 part = part.setdefault(name, {})
             part[path[-1]] = value
+        gone = [path for path, value in fields.items() if value is None]
+        _prune(spec, gone, ((self._kube.get(ref) or {}).get("spec") or {}) if gone else {})
         if spec:
             self._kube.patch(ref, {"spec": spec})
         for name in last[away:]:
@@ -548,18 +619,6 @@ class OperatorReconciler:
     def _label(self, name: str, labels: Labels) -> None:
         self._kube.patch(Ref("v1", "Node", "", name), {"metadata": {"labels": dict(labels)}})
 
-    @staticmethod
-    def _to_pause(options: Options, observed: State) -> dict[str, str | None]:
-        """Return the validators to pause: on CRI-O their pods can't start while the runtime's mode changes."""
-        paused: dict[str, str | None] = {}
-        for node in observed.nodes:
-            name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-            runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or "")
-            off = labels.get(VALIDATOR) == "false" or VALIDATOR in options.labels.get(name, {})
-            if _has_gpu(node) and runtime.startswith("cri-o") and not off:
-                paused[name] = observed.former(name, {VALIDATOR: labels.get(VALIDATOR)})[VALIDATOR]
-        return paused
-
     def _toolkit(self, observed: State) -> JsonObject | None:
         """Return the toolkit's DaemonSet, in the operator's namespace where the ClusterPolicy tells it."""
         namespace = ((observed.policy or {}).get("status") or {}).get("namespace") or ""
@@ -597,11 +656,12 @@ class OperatorReconciler:
         """Wait until the operator is ready; return its state and errors where it isn't in time."""
 
         def problem() -> tuple[str, bool]:
-            status = ((self._kube.get(ref) or {}).get("status")) or {}
-            if status.get("state") == "ready":
+            live = self._kube.get(ref)
+            state = _state(live)
+            if state == "ready":
                 return "", False
-            errors = [one.get("message") for one in status.get("conditions") or [] if one.get("type") == "Error"]
-            state = status.get("state") or "unknown"
+            conditions = ((live or {}).get("status") or {}).get("conditions") or []
+            errors = [one.get("message") for one in conditions if one.get("type") == "Error"]
             return f"its state is {state}" + "".join(f": {one}" for one in errors if one), False
 
         # Its first state may be older than the change.

@@ -22,6 +22,7 @@ from memory_kube import MemoryKube
 from real_apiserver import MERGE, Refused
 from simulation import Simulation, module_of
 
+DEPLOYED = (subject.PRESENT, subject.PLUGIN, subject.VALIDATOR, subject.OWN_TOOLKIT)
 ON, OFF = ("true", "true"), ("false", "true")
 CRIO, CONTAINERD = "cri-o://1.33.4", "containerd://2.1.0"
 POLICY = Ref(subject.API, subject.KIND, "", "gpu-cluster-policy")
@@ -60,8 +61,9 @@ class Operator:
         number = self.toolkits if self.toolkits is not None else 1
         counted = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
         live["status"] = {"observedGeneration": live["metadata"]["generation"], **dict.fromkeys(counted, number)}
-        gpu = [one["metadata"]["labels"] for ref, one in kube.objects.items() if ref.kind == "Node"]
-        if any(one.get(subject.PRESENT) == "true" and one.get(subject.VALIDATOR) != "true" for one in gpu):
+        nodes = [one["metadata"] for ref, one in kube.objects.items() if ref.kind == "Node"]
+        gpu = [one["labels"] for one in nodes if one["labels"].get(subject.PLUGIN)]
+        if any(one.get(subject.VALIDATOR) != "true" for one in gpu):
             kube.objects[POLICY]["status"] = {"state": "notReady"}
 
 
@@ -103,7 +105,7 @@ class Played(Simulation):
 
 
 def node(name, runtime=CONTAINERD, gpu=True):
-    labels = {subject.PRESENT: "true", subject.PLUGIN: "true", subject.VALIDATOR: "true"} if gpu else {}
+    labels = dict.fromkeys(DEPLOYED, "true") if gpu else {}
     status = {"nodeInfo": {"containerRuntimeVersion": runtime}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
 
@@ -535,3 +537,108 @@ def test_validator_of_an_older_release_returns_to_mixed_nodes():
     assert not run(kube, "a")["changed"]
     run(kube, state="absent")
     assert kube.get(POLICY)["spec"]["validator"]["plugin"] == mine and labels(kube, "a") == ON
+
+
+# --------------------------------------------------------------------------- shapes of clusters
+
+
+def second(kube, name="second", **status):
+    add(kube, {**policy(name, devicePlugin={"enabled": True}, cdi={"enabled": True}), "status": status})
+    return Ref(subject.API, subject.KIND, "", name)
+
+
+def test_policy_in_use_is_the_one_with_a_state():
+    """The controller never writes ignored: it reports no state of the second ClusterPolicy."""
+    kube = cluster("a")
+    other = second(kube)
+    kube.sleep(1)
+    assert run(kube, "a")["policy"] == POLICY.name and settings(kube) == (False, False)
+    assert kube.get(other)["spec"] == {"devicePlugin": {"enabled": True}, "cdi": {"enabled": True}}
+    second(kube, state="ready")
+    with pytest.raises(BadInput, match=r"several ClusterPolicies \(gpu-cluster-policy, second\).* don't tell which"):
+        run(kube, "a")
+
+
+def test_toolkit_of_the_nodes_own_leaves_cdi_alone():
+    """With CRI-O the module waited for a DaemonSet without pods, and rolled back."""
+    kube = cluster("a", "b", runtime=CRIO)
+    for name in ("a", "b"):
+        node_labels(kube, name)[subject.OWN_TOOLKIT] = "false"
+    kube.operator.toolkits = 0
+    assert run(kube, "a", "b")["changed"] and settings(kube) == (False, True)
+    assert not any(ref.kind == "Node" for _verb, ref, _body in kube.changes)
+    # One node with the operator's toolkit is enough.
+    node_labels(kube, "b")[subject.OWN_TOOLKIT] = "true"
+    kube.operator.toolkits, kube.changes = 1, []
+    run(kube, "a", "b")
+    assert settings(kube) == (False, False)
+    assert {ref.name for _verb, ref, _body in kube.changes if ref.kind == "Node"} == {"b"}
+
+
+def test_node_without_the_operators_pods_is_left_alone():
+    kube = cluster("a", "theirs", runtime=CRIO)
+    node_labels(kube, "a").clear()
+    node_labels(kube, "a").update({subject.PRESENT: "true", subject.OPERANDS: "false"})
+    assert not run(kube, "a")["changed"]
+    node_labels(kube, "a").update(dict.fromkeys(DEPLOYED, "true"))
+    node_labels(kube, "a").pop(subject.OPERANDS)
+    run(kube, "a")
+    node_labels(kube, "a")[subject.OPERANDS] = "false"
+    # Its user has taken it from the operator: the others' settings return.
+    assert run(kube, "a")["changed"] and (settings(kube), noted(kube)) == ((True, True), None)
+
+
+@pytest.mark.parametrize("by_label", [True, False])
+def test_node_for_virtual_machines_is_no_other_node(by_label):
+    kube = cluster("a", "vm", runtime=CRIO)
+    sandbox = {"enabled": True} if by_label else {"enabled": True, "defaultWorkload": "vm-passthrough"}
+    kube.objects[POLICY]["spec"]["sandboxWorkloads"] = sandbox
+    node_labels(kube, "vm").clear()
+    node_labels(kube, "vm").update({subject.PRESENT: "true"})
+    kind, name = ("vm-passthrough", "vm") if by_label else ("container", "a")
+    node_labels(kube, name)[subject.WORKLOAD] = kind
+    before = dict(node_labels(kube, "vm"))
+    run(kube, "a")
+    assert (settings(kube), labels(kube, "a")) == ((False, False), ON)
+    assert node_labels(kube, "vm") == before
+    run(kube, state="absent")
+    assert node_labels(kube, "vm") == before and settings(kube) == (True, True)
+
+
+@pytest.mark.parametrize("key", [subject.PLUGIN, subject.OWN_TOOLKIT])
+def test_node_that_the_operator_is_changing_is_refused(key):
+    """Its driver manager would set the labels back to what they were when it began."""
+    kube = cluster("a", "theirs")
+    for state, name in (("present", "a"), ("absent", "a")):
+        node_labels(kube, "a")[key] = "paused-for-driver-upgrade"
+        kube.changes, message = [], f"changing node {name} .{key} is paused-for-driver-upgrade."
+        if state == "absent":
+            # A label that gpushare has disabled isn't paused.
+            node_labels(kube, "a").update({subject.PLUGIN: "false", "nvidia.com/gpu.deploy.dcgm": "paused-for-x"})
+            message = "changing node a"
+        with pytest.raises(BadInput, match=message):
+            run(kube, "a", state=state)
+        assert not kube.changes
+        node_labels(kube, "a").update(dict.fromkeys(DEPLOYED, "true"))
+        node_labels(kube, "a").pop("nvidia.com/gpu.deploy.dcgm", None)
+        if state == "present":
+            run(kube, "a")
+    # Another node's upgrade is no matter.
+    node_labels(kube, "theirs")[subject.PLUGIN] = "paused-for-driver-upgrade"
+    assert run(kube, "a")["changed"]
+
+
+def test_operator_that_was_not_ready_before_is_said_so():
+    kube = cluster("a")
+    kube.operator.broken = lambda spec: True
+    kube.sleep(1)
+    with pytest.raises(NotInEffect, match=r"isn't ready with the change, nor was it before \(notReady\): not within"):
+        run(kube, "a")
+
+
+def test_nothing_is_left_in_the_policy():
+    kube = cluster("a", "theirs", cdi_by_default=False)
+    before = json.dumps(kube.get(POLICY)["spec"])
+    run(kube, "a")
+    run(kube, state="absent")
+    assert json.dumps(kube.get(POLICY)["spec"]) == before
