@@ -120,7 +120,8 @@ def read(
         _take(found["flags"], seen, word, value, keys)
     for key, name in VARIABLES.items():
         value = environment.get(f"{prefix}_{name}")
-        if value is not None and key in keys:
+        # An empty variable is none.
+        if value and key in keys:
             found["environment"][key] = [value]
     for one in [path, *(f"{folder_of(path)}/{name}" for name in drop_ins(names(folder_of(path))))]:
         text = content(one)
@@ -135,7 +136,12 @@ def read(
             seen.setdefault(key, set()).update(words)
         found["files"].append({"path": one, "entries": entries})
     twice = sorted(key for key, words in seen.items() if len(words) > 1)
-    wrong = twice or [key for key in SWITCHES if _last(values(found, key)) not in (*TRUE, *FALSE, None)]
+    # It refuses each value that is neither, also one before the last, or of a variable beside a flag.
+    wrong = twice or [
+        key
+        for key in SWITCHES
+        if {*values(found, key), *found["environment"].get(key, ())}.difference((*TRUE, *FALSE))
+    ]
     if wrong:
         having = [one["path"] for one in found["files"] if any(entry["key"] == wrong[0] for entry in one["entries"])]
         found["problem"] = {"path": (having or [path])[-1], "line": 0, "code": "two-names" if twice else "switch"}
