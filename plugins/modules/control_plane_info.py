@@ -166,7 +166,12 @@ def main() -> None:
             found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
             if asked:
                 gpu_node = facts.observe(
-                    system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"], asked["exclude"]
+                    system,
+                    asked["images"],
+                    asked["packages"],
+                    asked["baseline"],
+                    asked["driver_version"],
+                    asked["exclude"],
                 )
                 found |= {"user": user(), "gpu_node": gpu_node}
         return found

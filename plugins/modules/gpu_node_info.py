@@ -466,7 +466,9 @@ def main() -> None:
 
     def collect() -> JsonObject:
         with naming_user():
-            gpu_node = observe(system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"], asked["exclude"])
+            gpu_node = observe(
+                system, asked["images"], asked["packages"], asked["baseline"], asked["driver_version"], asked["exclude"]
+            )
         return {"changed": False, "user": user(), "gpu_node": gpu_node}
 
     run_module(module, collect)

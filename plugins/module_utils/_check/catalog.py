@@ -193,8 +193,8 @@ COMMON_CHECKS = {
             "unknown_node": "add the node to the cluster again",
             "unreadable_api": "find out which server answers",
             "not_ready": "find out why kubelet doesn't report to the API server",
-            "unregistered": "run 'systemctl status nvidia-fabricmanager' on the node; where the NVSwitches are a hypervisor's "
-            "or of other trays of a rack, look at the fabric manager there",
+            "unregistered": "run 'systemctl status nvidia-fabricmanager' on the node; where the NVSwitches are a "
+            "hypervisor's or of other trays of a rack, look at the fabric manager there",
         },
     ),
 }

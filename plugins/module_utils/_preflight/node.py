@@ -275,7 +275,7 @@ def _nouveau(machine: Machine) -> Finding | None:
         return None
     cards = [card for name in names for card in bound[name]]
     what = "has {modules} loaded" + (" for {cards}" if cards else "")
-    fields = {"modules": names, "cards": cards}
+    fields: dict[str, t.Any] = {"modules": names, "cards": cards}
     if machine.options.maintenance == "reboot":
         return _found(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", **fields)
     action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"

@@ -138,9 +138,7 @@ def read(
     twice = sorted(key for key, words in seen.items() if len(words) > 1)
     # It refuses each value that is neither, also one before the last, or of a variable beside a flag.
     wrong = twice or [
-        key
-        for key in SWITCHES
-        if {*values(found, key), *found["environment"].get(key, ())}.difference((*TRUE, *FALSE))
+        key for key in SWITCHES if {*values(found, key), *found["environment"].get(key, ())}.difference((*TRUE, *FALSE))
     ]
     if wrong:
         having = [one["path"] for one in found["files"] if any(entry["key"] == wrong[0] for entry in one["entries"])]
