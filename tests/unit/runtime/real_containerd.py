@@ -26,7 +26,8 @@ _SOURCES: dict[str, Callable[[], Path]] = {
     "2.4": lambda: real_parts.built("containerd") / "containerd",
 }
 RELEASES = tuple(_SOURCES)
-# The releases of the usual tests: one before 2.0, whose program is a download of seconds, and the lab's.
+# The releases of the usual tests: one before 2.0, whose program is a download of seconds, and the lab's. What a release
+# ignores is tried on 2.2, the last one that ignores settings of another format: that is one program to build.
 USUAL = ("1.7", "2.4")
 FURTHER = tuple(one for one in RELEASES if one not in USUAL)
 # For ``parametrize``: every further release is downloaded or built first, which takes minutes.

@@ -99,15 +99,15 @@ def test_our_settings_change_nothing_of_what_counts(
 def test_ignored_settings_are_named(
     main: tuple[int, int], drop_in: tuple[int, int] | None, words: str, tmp_path: Path
 ) -> None:
-    real_containerd.of("2.4")
-    node = Node(written(merged(main, drop_in)), "2.4", tmp_path / "node")
+    real_containerd.of("2.2")
+    node = Node(written(merged(main, drop_in)), "2.2", tmp_path / "node")
     (warning,) = drive(node, PRESENT).warnings
-    assert warning.startswith("containerd 2.4 ignores ") and words.format(f"{node.root}{MAIN}") in warning
+    assert warning.startswith("containerd 2.2 ignores ") and words.format(f"{node.root}{MAIN}") in warning
     assert drive(node, PRESENT).plan.empty
 
 
 def test_containerds_own_migration_drops_what_it_ignores(tmp_path: Path) -> None:
-    binary = real_containerd.of("2.4")
+    binary = real_containerd.of("2.2")
     path = tmp_path / "config.toml"
     path.write_text(text(0, 1, 111))
     command = [binary, "--config", str(path), "config", "migrate"]
@@ -115,7 +115,7 @@ def test_containerds_own_migration_drops_what_it_ignores(tmp_path: Path) -> None
     assert corpus_containerd.cri_of(tomllib.loads(done.stdout))["max_container_log_line_size"] == BUILT_IN
 
 
-@pytest.mark.parametrize("release", ["2.4", pytest.param("2.0", marks=pytest.mark.long)])
+@pytest.mark.parametrize("release", ["2.2", pytest.param("2.0", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("old", "new"), [((0, 1), (2, 2)), ((3, 3), (2, 2)), ((2, 2), (3, 3)), ((2, 2), (0, 1))])
 def test_files_that_the_user_converts_under_our_drop_in(
     release: str, old: tuple[int, int], new: tuple[int, int], tmp_path: Path

@@ -179,7 +179,7 @@ def test_a_foreign_broken_file_stops_no_removal() -> None:
 
 
 def test_a_snapshotter_that_takes_effect_is_announced(tmp_path: Path) -> None:
-    binary, config = real_containerd.of("2.4"), tmp_path / "config.toml"
+    binary, config = real_containerd.of("2.2"), tmp_path / "config.toml"
     text = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\n  snapshotter = "stargz"\n'
     config.write_text(text)
     planned = make_plan(PRESENT, real_containerd.observe(binary, config))
