@@ -8,6 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+import manifests
 import pytest
 import real_apiserver
 
@@ -35,6 +36,12 @@ def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "KUBEADM_INIT_DRYRUN_DIR": str(folder)},
     )
+
+
+def expected() -> str:
+    """The manifest that the tests' own text has for its release."""
+    minor = int(VERSION.split(".")[1])
+    return manifests.kubeadm(minor).replace(f":v1.{minor}.3", f":{VERSION}")
 
 
 def complaint(text: str, folder: Path) -> str:

@@ -146,7 +146,7 @@ def test_refused(name: str) -> None:
 
 def test_corpus_equals_kubeadms_manifest(tmp_path: Path) -> None:
     """What the others are written after."""
-    assert real_kubeadm.manifest(tmp_path) == manifests.kubeadm(36)
+    assert real_kubeadm.manifest(tmp_path) == real_kubeadm.expected()
 
 
 @pytest.mark.parametrize(
