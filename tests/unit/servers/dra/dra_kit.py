@@ -269,13 +269,11 @@ class Kubelet:
             self._prepared.discard(one.uid)
 
     @contextlib.contextmanager
-    def watching(self) -> t.Iterator[list[dict[str, tuple[int, str]]]]:
+    def watching(self, watch: wire.Method = dra.WATCHES[-1]) -> t.Iterator[list[dict[str, tuple[int, str]]]]:
         """Follow the health of the newest plugin's devices: each answer's status and message by device."""
         found: list[dict[str, tuple[int, str]]] = []
         with wire.connect(self.endpoints[-1]) as channel:
-            stream = channel.unary_stream(
-                dra.WATCH.path, wire.encode, wire.decoder(dra.WATCH.response, dra.WATCH.classes)
-            )(b"")
+            stream = channel.unary_stream(watch.path, wire.encode, wire.decoder(watch.response, watch.classes))(b"")
 
             def follow() -> None:
                 with contextlib.suppress(grpc.RpcError):

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
 from gpushare.dra import command, preparation
-from gpushare.kubelet import dra
+from gpushare.kubelet import dra, wire
 from gpushare.nvml.library import MIG
 from gpushare.nvml.limits import MIB, Limit
 from gpushare.shared._contracts import gpushare as contract
@@ -427,10 +427,13 @@ def test_a_card_that_is_lost_while_the_driver_is_away(make: t.Callable[..., Driv
     until(lambda: [one["name"] for one in node.devices()] == names[1:])
 
 
-def test_kubelet_is_told_of_the_cards_health(node: DriverNode, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("watch", dra.WATCHES, ids=dra.HEALTH_SERVICES)
+def test_kubelet_is_told_of_the_cards_health(
+    node: DriverNode, monkeypatch: pytest.MonkeyPatch, watch: wire.Method
+) -> None:
     """It shows that in the status of pods, so that no right to write Events is needed."""
     monkeypatch.setattr(command, "HEALTH_SECONDS", 0.3)
-    with node.kubelet.watching() as seen_by_kubelet:
+    with node.kubelet.watching(watch) as seen_by_kubelet:
         healthy = {FIRST.lower(): (1, ""), SECOND.lower(): (1, "")}
         until(lambda: seen_by_kubelet[-1:] == [healthy])
         # It is repeated, since kubelet forgets it.

@@ -135,7 +135,7 @@ def test_slices_are_restored_and_changed_as_a_pool(cluster: Cluster, kube: KubeA
 
 def test_where_the_api_drops_taints_the_card_is_left_out(tmp_path: Path) -> None:
     """The feature DRADeviceTaints is off: a taint would keep no pod away, and the slices would never be as wanted."""
-    with own_api_server("--feature-gates=DRADeviceTaints=false") as server:
+    with own_api_server("--feature-gates=DRADeviceTaints=false,DRADeviceTaintRules=false") as server:
         cluster = Cluster(server, tmp_path / "account", "gpu-node-without-taints")
         kube = connect(server.url, str(cluster.account))
         with publishing(cluster, kube) as publisher:

@@ -42,6 +42,7 @@ def test_the_answer_has_an_entry_for_each_claim() -> None:
 def test_the_registration() -> None:
     info = dra.plugin_info("gpu.kubegpu.share", "/e.sock")
     wanted = field(1, b"DRAPlugin") + field(2, b"gpu.kubegpu.share") + field(3, b"/e.sock") + field(4, b"v1.DRAPlugin")
+    wanted += field(4, b"v1alpha1.DRAResourceHealth") + field(4, b"v1.DRAResourceHealth")
     assert wire.encode(info) == wanted
     status = dra.CLASSES[dra.NOTIFY.request].FromString(b"\x08\x01" + field(2, b"no"))
     assert status.plugin_registered and status.error == "no"
@@ -56,10 +57,15 @@ def test_the_health_of_devices() -> None:
     good = field(1, field(1, b"p") + field(2, b"d")) + b"\x10\x01\x18\x07"
     bad = field(1, field(1, b"p") + field(2, b"e")) + b"\x10\x02\x18\x07" + field(5, b"X: y")
     assert found == field(1, good) + field(1, bad)
-    assert dra.WATCH.path == "/v1alpha1.DRAResourceHealth/NodeWatchResources"
+    assert [watch.path for watch in dra.WATCHES] == [
+        "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+        "/v1.DRAResourceHealth/NodeWatchResources",
+    ]
 
 
-@pytest.mark.parametrize("path", ["dra/v1", "dra-health/v1alpha1", "pluginregistration/v1", "podresources/v1"])
+@pytest.mark.parametrize(
+    "path", ["dra/v1", "dra-health/v1alpha1", "dra-health/v1", "pluginregistration/v1", "podresources/v1"]
+)
 def test_the_tables_agree_with_the_published_files(path: str) -> None:
     """The kubelet module that the lab's kubelet is built of has them, where Go has fetched it."""
     try:
@@ -80,7 +86,8 @@ def test_the_tables_agree_with_the_published_files(path: str) -> None:
             r"^\s*((?:repeated |optional )?[\w.]+|map<\w+, \w+>)\s+(\w+)\s*=\s*(\d+);", body, re.M
         )
     }
-    ours = {(message, name): given for message, fields in dra.TABLE[package].items() for name, given in fields.items()}
+    table = dra.TABLE["v1alpha1" if path == "dra-health/v1" else package]
+    ours = {(message, name): given for message, fields in table.items() for name, given in fields.items()}
     assert ours
     for key, (number, kind) in ours.items():
         plain = re.sub(r"^(repeated|optional)", "", published[key][1]).replace("HealthStatus", "int32")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""gRPC and protobuf of kubelet's DRA plugin API (v1), of devices' health (v1alpha1), of its plugin registration (v1),
-and of claims in PodResources.
+"""gRPC and protobuf of kubelet's DRA plugin API (v1), of devices' health (v1alpha1, v1), of its plugin registration
+(v1), and of claims in PodResources.
 
 As in ``wire``, the messages are tables of fields. A field with presence (``share_id``) is one without it here: an empty
-string isn't sent in either case. An enumeration's value is a number. Source: kubernetes v1.36.3, the files api.proto of
-dra/v1, dra-health/v1alpha1, pluginregistration/v1 and podresources/v1 in staging/src/k8s.io/kubelet/pkg/apis.
+string isn't sent in either case. An enumeration's value is a number. Source: kubernetes v1.37.2, the files api.proto of
+dra/v1, dra-health/v1alpha1 and v1 (the same), pluginregistration/v1 and podresources/v1 in staging/src/k8s.io/kubelet/pkg/apis.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from gpushare.shared._contracts.pod_resources import LIST, LIST_REQUEST
 # The type and the service by which a plugin registers.
 PLUGIN_TYPE, SERVICE = "DRAPlugin", "v1.DRAPlugin"
 _DRA, _HEALTH = "k8s.io.kubelet.pkg.apis.dra.v1", "v1alpha1"
+# kubelet 1.36 asks the first one in any case, kubelet 1.37 the newest one that the plugin names when it registers.
+HEALTH_SERVICES = ("v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth")
 _REGISTRATION, _PODS = "pluginregistration", "v1"
 # The enumeration HealthStatus.
 HEALTHY, UNHEALTHY = 1, 2
@@ -98,9 +100,16 @@ PREPARE = _method(
 UNPREPARE = _method(
     _DRA, "DRAPlugin", "NodeUnprepareResources", "NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse"
 )
-WATCH = _method(
-    _HEALTH, "DRAResourceHealth", "NodeWatchResources", "NodeWatchResourcesRequest", "NodeWatchResourcesResponse"
-)._replace(stream=True)
+WATCHES = tuple(
+    wire.Method(
+        f"/{service}/NodeWatchResources",
+        f"{_HEALTH}.NodeWatchResourcesRequest",
+        f"{_HEALTH}.NodeWatchResourcesResponse",
+        CLASSES,
+        stream=True,
+    )
+    for service in HEALTH_SERVICES
+)
 INFO = _method(_REGISTRATION, "Registration", "GetInfo", "InfoRequest", "PluginInfo")
 NOTIFY = _method(
     _REGISTRATION, "Registration", "NotifyRegistrationStatus", "RegistrationStatus", "RegistrationStatusResponse"
@@ -187,7 +196,7 @@ def health(devices: t.Iterable[DeviceHealth], now: int) -> t.Any:
 
     :param now: Unix time, in seconds.
     """
-    response = CLASSES[WATCH.response]()
+    response = CLASSES[f"{_HEALTH}.NodeWatchResourcesResponse"]()
     for one in devices:
         added = response.devices.add(
             health=UNHEALTHY if one.problem else HEALTHY, last_updated_time=now, message=one.problem
@@ -197,7 +206,8 @@ def health(devices: t.Iterable[DeviceHealth], now: int) -> t.Any:
 
 
 def plugin_info(driver: str, endpoint: str) -> t.Any:
-    return CLASSES[INFO.response](type=PLUGIN_TYPE, name=driver, endpoint=endpoint, supported_versions=[SERVICE])
+    services = [SERVICE, *HEALTH_SERVICES]
+    return CLASSES[INFO.response](type=PLUGIN_TYPE, name=driver, endpoint=endpoint, supported_versions=services)
 
 
 class PodClaims(t.NamedTuple):

@@ -69,10 +69,10 @@ class PluginSockets:
         name = uuid.uuid4().hex[:8]
         self._registry_socket, self._own_socket = registry / f"{driver}-{name}.sock", folder / f"dra-{name}.sock"
         prepare = wire.handlers({dra.PREPARE: self._prepare, dra.UNPREPARE: self._unprepare})
-        health = wire.handlers({dra.WATCH: self._health})
+        health = [wire.handlers({watch: self._health}) for watch in dra.WATCHES]
         register = wire.handlers({dra.INFO: self._info, dra.NOTIFY: self._notified})
         # The own socket is there when kubelet is told of it.
-        self._handlers = {self._own_socket: (prepare, health), self._registry_socket: (register,)}
+        self._handlers = {self._own_socket: (prepare, *health), self._registry_socket: (register,)}
         self._servers: dict[Path, grpc.Server] = {}
         self._registered = False
         self._error: str | None = None
