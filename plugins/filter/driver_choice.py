@@ -52,6 +52,8 @@ _value:
     - C(maintenance), a message where the node has to be drained first.
     - C(repositories), C(streams), C(pins), C(packages), C(replaces), C(hold), C(hold_also), C(never_upgrade) and
       C(source_dir), which are options of M(kubegpu.share.pinned_packages).
+    - C(follows), those of C(packages) that are of one kernel each, and metapackages that bring those of the next
+      kernel; they aren't held.
     - C(replaced), packages to remove before C(packages) are installed.
     - C(headers), a list of dicts of C(kernel) and C(packages); C(build), packages that a .run file needs.
     - C(prerequisites), dicts of C(id), C(what) and C(commands); C(services); C(persistence_override).

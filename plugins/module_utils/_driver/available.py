@@ -35,6 +35,8 @@ CUDA = re.compile(r"/compute/cuda/repos/")
 # Part of the id of this collection's own repository file.
 OURS = "kubegpu-cuda"
 VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+){1,2})[-_~+].*")
+# Of a version of Ubuntu's packages for kernels, the kernel's release.
+RELEASE = re.compile(r"([0-9]+[.][0-9]+[.][0-9]+)[.-]([0-9]+)")
 # Versions that a message names.
 MOST = 8
 
@@ -75,6 +77,23 @@ def findings(
         names = [name for one in missing for name in one["packages"]]
         return [_finding("package-lists-old", WARNING, found, remedy, packages=names, days=days)]
     return missing
+
+
+def may_have(gpu_node: NodeFacts, packages: t.Iterable[str]) -> bool:
+    """Return whether the lists have all of these packages, or weren't asked or say nothing."""
+    lists = gpu_node.get("package_lists")
+    return not (lists and lists["packages"]) or all(_has(lists["packages"], one) for one in packages)
+
+
+def has_release(gpu_node: NodeFacts, package: str, kernel: str) -> bool:
+    """Return whether the newest version of a metapackage that the lists have is of a kernel's release.
+
+    :param kernel: version of the kernel's metapackage, such as 6.8.0-64.67 or 5.15.0.140.136.
+    """
+    lists = gpu_node.get("package_lists")
+    versions = list(lists["packages"].get(package) or ()) if lists else []
+    wanted, newest = (RELEASE.match(one) for one in (kernel, max(versions, key=natural, default="")))
+    return bool(wanted and newest and wanted.groups() == newest.groups())
 
 
 def _finding(id: str, severity: str, found: str, remedy: str, **fields: t.Any) -> ListFinding:

@@ -16,6 +16,7 @@ import typing as t
 from .._core.types import JsonObject
 from .._host.kernels import booted
 from .._host.types import Package
+from .._packages.names import followed
 from .options import DriverOptions
 from .types import Headers, NodeFacts, Prerequisite, StreamOption
 
@@ -139,10 +140,14 @@ class Catalog:
         stays = [name.partition("=")[0] for name in wanted]
         stays += [self._pattern(name, str(self.branch)) for name in per_kernel]
         patterns = self.replaceable()
+        # Those of another branch aren't held; they came with packages that are.
+        ours = any(row.get("held") and _matches(name, patterns) for name, row in self._installed.items())
+        endings = tuple(f"-{ending}" for ending, _headers in followed(self._installed).values() if ending)
+        metapackages = [name for name in self._installed if ours and endings and name.endswith(endings)]
         return sorted(
             name
             for name, row in self._installed.items()
-            if row.get("held") and _matches(name, patterns) and not _matches(name, stays)
+            if (row.get("held") or name in metapackages) and _matches(name, patterns) and not _matches(name, stays)
         )
 
     def ever_installed(self) -> list[str]:
@@ -198,12 +203,36 @@ class Catalog:
             sets.append({"kernel": kernel, "packages": [self._filled(name, kernel) for name in names]})
         return sets
 
+    def following(self) -> list[Headers]:
+        """Return the metapackages of headers that are missing beside a kernel's: they bring those of its next release.
+
+        Without them the next kernel has no headers, so no module is built for it. A held kernel has no next one.
+        """
+        if self.manager != "apt" or not self.kernels():
+            return []
+        return [
+            {"kernel": name, "packages": [headers]}
+            for name, (_flavour, headers) in sorted(followed(self._installed).items())
+            if headers not in self._installed and not self._installed[name].get("held")
+        ]
+
+    def followers(self, flavour: str) -> dict[str, str]:
+        """Return the metapackages of compiled modules, each with that of its kernel; a held kernel has none."""
+        names = (self.row.get("per_kernel") or {}).get(flavour) or ()
+        found = {}
+        for name in names if not self._options.packages else ():
+            for kernel, (ending, _headers) in sorted(followed(self._installed).items()):
+                if "{kernel}" in name and ending and not self._installed[kernel].get("held"):
+                    found[self._filled(name, ending)] = kernel
+        return found
+
     def header_names(self) -> list[str]:
         """Return the names of all packages of headers for this node's kernels."""
         names = []
         for kernel in map(str, self._kernel.get("installed") or []):
             row = self._headers_row(kernel)
             names += [self._filled(one, kernel) for one in (*(row.get("each") or ()), *(row.get("newest") or ()))]
+        names += [headers for _flavour, headers in followed(self._installed).values()] if self.manager == "apt" else []
         return list(dict.fromkeys(name.partition("=")[0] for name in names))
 
     def _headers_row(self, kernel: str) -> JsonObject:

@@ -193,6 +193,7 @@ class _Chooser:
         choice["persistence_override"] = self.catalog.persistence_override if not of_runfile else ""
         choice["conflicts"] = self._conflicts()
         if not self.refusals:
+            choice["follows"] = self._follows(flavour)
             choice["lists"] = self._accepted(
                 available.findings(*self.known, flavour, choice["packages"], choice["headers"])
             )
@@ -216,6 +217,7 @@ class _Chooser:
             "prerequisites": [],
             "build": [],
             "packages": [],
+            "follows": [],
             "replaced": [],
             "replaces": [],
             "hold_also": [],
@@ -367,7 +369,23 @@ class _Chooser:
                 f"is built, and that is no kernel of {self.catalog.name} whose package role driver knows: install the "
                 "headers yourself, or boot the distribution's own kernel and remove this one."
             )
-        return [one for one in sets if one["packages"]]
+        following = [one for one in self.catalog.following() if available.may_have(self.node, one["packages"])]
+        return [one for one in sets if one["packages"]] + following
+
+    def _follows(self, flavour: str) -> list[str]:
+        """Return the packages that have to follow the kernel, and therefore aren't held: compiled modules.
+
+        A metapackage is taken where the lists have it for the installed kernel: a newer one would bring its kernel.
+        """
+        kernels = tuple(f"-{one}" for one in self.catalog.kernels())
+        modules = [one for one in self.catalog.packages(flavour) if kernels and one.endswith(kernels)]
+        installed = self.node.get("packages") or {}
+        followers = self.catalog.followers(flavour) if modules else {}
+        return modules + [
+            name
+            for name, kernel in followers.items()
+            if name in installed or available.has_release(self.node, name, str(installed[kernel].get("version")))
+        ]
 
     def _prerequisites(self) -> list[Prerequisite]:
         """Return the repositories to enable first, or refuse with the commands."""

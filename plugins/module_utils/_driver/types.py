@@ -266,6 +266,7 @@ class Choice(t.TypedDict):
     prerequisites: list[Prerequisite]
     build: list[str]
     packages: list[str]
+    follows: list[str]
     replaced: list[str]
     replaces: list[str]
     hold_also: list[str]

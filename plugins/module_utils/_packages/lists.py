@@ -14,14 +14,12 @@ from xml.etree import ElementTree
 
 from .._host.system import Done, System
 from .._host.types import Kernel, Package
-from .names import DRIVER, matches_any
+from .names import DRIVER, followed, matches_any
 from .types import PackageFacts, PackageLists
 
 NO_DRIVER = ("*-debuginfo", "*-debugsource", "*-devel", "*-dev-*")
 KERNELS = ("kernel*-devel", "kernel*-devel-matched")
 HEADERS = ("linux-headers-*", "proxmox-headers-*", "proxmox-default-headers", "pve-headers*")
-# Metapackages of kernels, whose rest is the flavour: linux-image-generic-hwe-22.04 has linux-headers-generic-hwe-22.04.
-IMAGE = re.compile(r"linux-image-(?!unsigned-|extra-)([a-z].*)")
 SECONDS = 60
 APT_STAMPS = (
     "/var/lib/apt/periodic/update-success-stamp",
@@ -49,19 +47,14 @@ def wanted(version: str, packages: t.Mapping[str, Package], kernel: Kernel, boot
     return not there or any(not modules[one]["nvidia"] for one in booted if one in modules)
 
 
-def flavours(packages: t.Iterable[str]) -> list[str]:
-    """Return the rest of the names of installed metapackages of kernels, such as generic-hwe-22.04."""
-    found = (IMAGE.fullmatch(name) for name in packages)
-    return sorted(one.group(1) for one in found if one)
-
-
 def observe(system: System, facts: PackageFacts, kernels: t.Sequence[str]) -> PackageLists:
     """Return what the lists have of the driver, and of headers and compiled modules for these kernels.
 
     :param facts: with all installed packages.
     """
     if facts["apt"] is not None:
-        found = _apt(system, [*kernels, *flavours(facts["packages"])])
+        flavours = [flavour for flavour, _headers in followed(facts["packages"]).values() if flavour]
+        found = _apt(system, [*kernels, *flavours])
         stamps: t.Sequence[str] = APT_STAMPS
     elif facts["rpm"] is not None:
         manager = facts["rpm"]["manager"]

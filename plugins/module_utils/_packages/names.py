@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import typing as t
 
 # Names of the driver's packages in any catalogue of role driver, which a test compares.
@@ -15,6 +16,25 @@ DRIVER = (
     *("libcuda1", "nvidia-fabric*manager*", "libnvidia-nscq*", "kmod-nvidia-*dkms", "nvidia-open-kmod"),
     *("nvidia-driver-G0[0-9]*", "nvidia-open-driver-G0[0-9]*", "linux-modules-nvidia-*"),
 )
+# Metapackages that bring the next kernel of a flavour, and those that bring its headers, by how their names begin:
+# linux-image-generic-hwe-22.04 goes with linux-headers-generic-hwe-22.04. A kernel's own package has its whole release.
+_HEADERS = {
+    "linux-image-": "linux-headers-",
+    "proxmox-default-kernel": "proxmox-default-headers",
+    "proxmox-kernel-": "proxmox-headers-",
+    "pve-kernel-": "pve-headers-",
+}
+_KERNEL = re.compile(r"[0-9]+[.][0-9]+[.][0-9]+|^(unsigned|extra)-|-(dbg|signed|template)$")
+
+
+def followed(packages: t.Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the installed metapackages of kernels: of each the flavour, and the metapackage of its headers."""
+    found = {}
+    for name in packages:
+        for start, headers in _HEADERS.items():
+            if name.startswith(start) and not _KERNEL.search(name[len(start) :]):
+                found[name] = (name[len(start) :], headers + name[len(start) :])
+    return found
 
 
 def matches_any(name: str, patterns: t.Iterable[str]) -> bool:

@@ -474,7 +474,12 @@ def _unheld(machine: Machine) -> Finding | None:
     upgrades = machine.node["services"].get("unattended-upgrades")
     if machine.installs_driver or upgrades is None or not upgrades["enabled"]:
         return None
-    loose = sorted(name for name, one in machine.node["packages"].items() if "nvidia" in name and not one["held"])
+    # The packages of kernels of the flavour nvidia, and what follows the kernel, aren't the driver's to hold.
+    loose = sorted(
+        name
+        for name, one in machine.node["packages"].items()
+        if "nvidia" in name and not name.startswith("linux-") and not one["held"]
+    )
     if not loose:
         return None
     more = " …" if len(loose) > 3 else ""

@@ -248,6 +248,77 @@ def test_lists_that_cannot_be_read_say_nothing(apt: AptSystem) -> None:
     assert finding["id"] == "package-lists-unknown" and "can't be read (" in finding["found"]
 
 
+def at(release: str, kernel: str, installed: Mapping[str, str], given: Any, held: Sequence[str] = ()) -> Any:
+    rows = {name: {"version": version, "held": name in held} for name, version in installed.items()}
+    observed = node(release, "turing", packages=rows, package_lists=given)
+    observed["kernel"] = {"release": kernel, "installed": [kernel], "modules": {kernel: {"headers": True}}}
+    return observed
+
+
+FOLLOWED = [
+    # release, kernel, the metapackage of the kernel, that of its headers
+    ("ubuntu-24.04", "6.8.0-64-generic", "linux-image-generic", "linux-headers-generic"),
+    ("ubuntu-22.04", "6.8.0-64-generic", "linux-image-generic-hwe-22.04", "linux-headers-generic-hwe-22.04"),
+    ("ubuntu-24.04", "6.8.0-1028-aws", "linux-image-aws", "linux-headers-aws"),
+    ("ubuntu-24.04", "6.8.0-1028-gke", "linux-image-gke", "linux-headers-gke"),
+    ("ubuntu-24.04", "6.8.0-1028-azure", "linux-image-azure-lts-24.04", "linux-headers-azure-lts-24.04"),
+    ("ubuntu-24.04-arm64", "6.8.0-1028-nvidia-64k", "linux-image-nvidia-64k", "linux-headers-nvidia-64k"),
+    ("debian-12", "6.1.0-39-amd64", "linux-image-amd64", "linux-headers-amd64"),
+    ("debian-12", "6.1.0-39-cloud-amd64", "linux-image-cloud-amd64", "linux-headers-cloud-amd64"),
+    ("debian-12", "6.8.12-29-pve", "proxmox-default-kernel", "proxmox-default-headers"),
+    ("debian-12", "6.8.12-29-pve", "proxmox-kernel-6.8", "proxmox-headers-6.8"),
+]
+
+
+@pytest.mark.parametrize(("release", "kernel", "image", "headers"), FOLLOWED)
+def test_headers_of_the_next_kernel_come_with_a_metapackage(
+    release: str, kernel: str, image: str, headers: str
+) -> None:
+    installed = {image: "6.8.0-64.67", f"linux-image-{kernel}": "1", "linux-image-extra-virtual": "1"}
+    wanted = [{"kernel": image, "packages": [headers]}]
+    assert chosen(at(release, kernel, installed, None))["headers"] == wanted
+    given = {"age_hours": 1, "error": "", "packages": {headers: {"6.8": ["u"]}}}
+    assert chosen(at(release, kernel, installed, given))["headers"] == wanted
+    # Held by the user, there already, unknown to the lists, or not to be installed.
+    assert chosen(at(release, kernel, installed, None, held=[image]))["headers"] == []
+    assert chosen(at(release, kernel, {**installed, headers: "6.8"}, None))["headers"] == []
+    assert chosen(at(release, kernel, installed, {**given, "packages": {"dkms": {"3": ["u"]}}}))["headers"] == []
+    assert chosen(at(release, kernel, installed, None), install_headers="never")["headers"] == []
+
+
+def test_compiled_modules_follow_the_kernel_and_are_not_held(apt: AptSystem) -> None:
+    module, meta = f"linux-modules-nvidia-580-server-open-{KERNEL}", "linux-modules-nvidia-580-server-open-generic"
+    other = f"{meta}-hwe-24.04"
+    apt.repository("archive", [*packages(USER, "580.95.05"), (meta, "6.8.0-64.67+1"), (other, "6.11.0-9.9+1"), *HEADER])
+    observed = at("ubuntu-24.04", KERNEL, {"linux-image-generic": "6.8.0-64.67"}, apt.asked())
+    found = chosen(observed, source="distribution")
+    assert (found["refusals"], found["lists"], found["headers"]) == ([], [], [])
+    assert found["follows"] == [module, meta] and module in found["packages"] and meta not in found["packages"]
+    assert not any("linux-modules-nvidia-x".startswith(one) for one in found["never_upgrade"])
+    # With a newer one another kernel would come, and what the user holds has none.
+    for version, held in (("6.8.0-60.63", ()), ("6.8.0-64.67", ["linux-image-generic"])):
+        observed = at("ubuntu-24.04", KERNEL, {"linux-image-generic": version}, apt.asked(), held)
+        assert chosen(observed, source="distribution")["follows"] == [module]
+    # Unasked lists say nothing of a metapackage; one that is there stays.
+    observed = at("ubuntu-24.04", KERNEL, {"linux-image-generic": "6.8.0-60.63", meta: "6.8.0-60.63+1"}, None)
+    assert chosen(observed, source="distribution")["follows"] == [module, meta]
+    # NVIDIA's packages are built on the node.
+    assert chosen(observed)["follows"] == []
+
+
+def test_the_metapackage_of_another_branch_is_removed_with_it() -> None:
+    old = "linux-modules-nvidia-570-server-open"
+    installed = {
+        "linux-image-generic": "6.8.0-64.67",
+        f"{old}-generic": "6.8.0-64.67+1",
+        "nvidia-utils-570-server": "570",
+    }
+    observed = at("ubuntu-24.04", KERNEL, installed, None, held=["nvidia-utils-570-server"])
+    assert chosen(observed, source="distribution")["replaced"] == [f"{old}-generic", "nvidia-utils-570-server"]
+    # Without packages that the role holds it is somebody else's.
+    assert chosen(at("ubuntu-24.04", KERNEL, installed, None), source="distribution")["replaced"] == []
+
+
 def test_lists_that_were_not_asked_say_nothing() -> None:
     assert found(None, source="distribution")["lists"] == [] and node("debian-12").get("package_lists") is None
 
