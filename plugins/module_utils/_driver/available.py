@@ -112,6 +112,7 @@ class _Lists:
         self._url = self._catalog.url()
         rpm: t.Mapping[str, t.Any] = gpu_node.get("rpm") or {}
         self._urls = {one["id"]: str(one.get("url") or "") for one in rpm.get("repositories") or ()}
+        self._sources = {one for versions in self._all.values() for sources in versions.values() for one in sources}
         self._driver = {
             name: kept
             for name, versions in self._all.items()
@@ -126,11 +127,15 @@ class _Lists:
 
         :param source: its URL or, of rpm, its id.
         """
-        url = self._urls.get(source, source)
         if self._options.source == "repository":
-            return source.startswith(OURS) or (bool(self._url) and self._plain(url).startswith(self._plain(self._url)))
+            return self._is_ours(source)
         # On SUSE a part of it comes from NVIDIA's repository.
-        return bool(self._url) or not (CUDA.search(url) or source.startswith(OURS))
+        return bool(self._url) or not (CUDA.search(self._urls.get(source, source)) or source.startswith(OURS))
+
+    def _is_ours(self, source: str) -> bool:
+        """Return whether a repository is the one that role driver writes into the node's sources."""
+        url = self._plain(self._urls.get(source, source))
+        return source.startswith(OURS) or (bool(self._url) and url.startswith(self._plain(self._url)))
 
     def _plain(self, url: str) -> str:
         """Return a URL without its scheme, with the architecture as NVIDIA names it."""
@@ -159,8 +164,8 @@ class _Lists:
 
     def of_driver(self, flavour: str, packages: t.Sequence[str]) -> t.Iterator[ListFinding]:
         """Yield that the lists lack packages of the version, with the versions that they have."""
-        if not self._driver and self._options.source == "repository":
-            # The node doesn't have this repository yet.
+        if self._url and not any(self._is_ours(one) for one in self._sources):
+            # The node doesn't have this repository yet, of which all or a part of the driver comes.
             return
         compiled = self._compiled(packages)
         missing = self._lacking(one for one in packages if one not in compiled)

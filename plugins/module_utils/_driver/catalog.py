@@ -37,7 +37,7 @@ class Catalog:
     """
 
     def __init__(self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions) -> None:
-        self.data = data
+        self.data = data = data if _is_of(data, gpu_node.get("distribution") or {}) else {}
         self._options = options
         self._seen = gpu_node
         self._distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
@@ -312,6 +312,11 @@ def _every_name(row: JsonObject) -> list[str]:
 
 def _matches(name: str, patterns: t.Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_of(data: JsonObject, distribution: t.Mapping[str, t.Any]) -> bool:
+    """Return whether a catalogue, which is found by the major version, is of this release (24.10 isn't 24.04)."""
+    return not data.get("version") or data["version"] == distribution.get("version")
 
 
 def kernel_flavour(release: str) -> str:

@@ -194,9 +194,10 @@ class _Chooser:
         choice["conflicts"] = self._conflicts()
         if not self.refusals:
             choice["follows"] = self._follows(flavour)
-            choice["lists"] = self._accepted(
-                available.findings(*self.known, flavour, choice["packages"], choice["headers"])
-            )
+            # A repository that is enabled first isn't in the lists yet.
+            asked = choice["packages"] if not choice["prerequisites"] else []
+            found = available.findings(*self.known, flavour, asked, choice["headers"])
+            choice["lists"] = self._accepted(found)
         choice["maintenance"] = self._maintenance(flavour)
 
     def _nothing(self) -> Choice:

@@ -211,6 +211,10 @@ def test_a_distribution_without_a_catalogue_is_refused():
         "external."
     ]
     assert chosen(observed, state="external")["refusals"] == []
+    # Releases between those with long support have the same major number.
+    observed = node("ubuntu-24.04", "turing")
+    observed["distribution"]["version"] = "24.10"
+    assert "runs ubuntu 24.10, which role driver has no packages for" in chosen(observed)["refusals"][0]
 
 
 # --------------------------------------------------------------------------- sources, pins, prerequisites

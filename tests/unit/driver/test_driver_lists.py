@@ -319,6 +319,20 @@ def test_the_metapackage_of_another_branch_is_removed_with_it() -> None:
     assert chosen(at("ubuntu-24.04", KERNEL, installed, None), source="distribution")["replaced"] == []
 
 
+def test_what_a_repository_will_have_that_is_added_or_enabled_first_is_not_missing() -> None:
+    """NVIDIA's part of SUSE's driver, and AlmaLinux's repository of drivers, which a run enables."""
+    sles = {"nvidia-open-driver-G06-signed-cuda-kmp-default": {"580.95.05_k6.4.0_150600.21-1.1": ["sle-updates"]}}
+    given = {"age_hours": 1, "error": "", "packages": {**sles, "nvidia-smi": {"1": ["sle-updates"]}}}
+    assert found(given, "sles-15", source="distribution")["lists"] == []
+    given["packages"]["nvidia-compute-utils-G06"] = {"570.133.20-0": ["kubegpu-cuda"]}
+    assert one(found(given, "sles-15", source="distribution"))["id"] == "driver-version-missing"
+    given["packages"] = {"kernel-devel-matched": {"5.14.0-570.12.1.el9_6": ["appstream"]}}
+    alma = found(given, "almalinux-9", source="distribution", prerequisites="install", install_headers="never")
+    assert alma["prerequisites"] and (alma["refusals"], alma["lists"]) == ([], [])
+    alma = found(given, "almalinux-9", source="distribution", prerequisites="ignore", install_headers="never")
+    assert one(alma)["id"] == "driver-version-missing"
+
+
 def test_lists_that_were_not_asked_say_nothing() -> None:
     assert found(None, source="distribution")["lists"] == [] and node("debian-12").get("package_lists") is None
 
