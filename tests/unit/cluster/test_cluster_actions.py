@@ -37,7 +37,12 @@ def act(task_vars=None, **arguments):
     action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
     action._display = MagicMock(columns=100)
     # What the roles refuse of a machine is in the tests of the plan, which evaluate the roles' tasks.
-    nothing = {"driver_choice": {"refusals": []}, "toolkit_refused": [], "runtime_refused": [], "runtime_warnings": []}
+    nothing = {
+        "driver_choice": {"refusals": [], "lists": []},
+        "toolkit_refused": [],
+        "runtime_refused": [],
+        "runtime_warnings": [],
+    }
     with patch.object(preflight, "Planner", return_value=MagicMock(validate=lambda _name: nothing)):
         return run(action, task_vars)
 

@@ -217,6 +217,28 @@ def test_a_distribution_without_a_catalogue_is_refused():
     assert "runs ubuntu 24.10, which role driver has no packages for" in chosen(observed)["refusals"][0]
 
 
+@pytest.mark.parametrize(
+    ("id", "family", "version"),
+    [
+        ("azurelinux", "azurelinux", "3.0"),
+        ("fedora", "redhat", "43"),
+        ("debian", "debian", "14"),
+        ("ubuntu", "debian", "26.04"),
+        ("ubuntu", "debian", "22.10"),
+        ("sles", "suse", "16.0"),
+        ("sle-micro", "suse", "5.5"),
+        ("opensuse-tumbleweed", "suse", "20261120"),
+        ("pop", "debian", "22.04"),
+        ("amzn", "redhat", "2"),
+    ],
+)
+def test_every_other_release_is_refused_by_its_name(id, family, version):
+    observed = node("debian-12", "turing")
+    observed["distribution"].update(id=id, family=family, version=version)
+    [refusal] = chosen(observed)["refusals"]
+    assert f"runs {id} {version}, which role driver has no packages for" in refusal
+
+
 # --------------------------------------------------------------------------- sources, pins, prerequisites
 
 
