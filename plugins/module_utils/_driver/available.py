@@ -65,8 +65,8 @@ def findings(
         return [
             _finding("package-lists-unknown", NOTE, found, "role driver downloads them before it installs", why=why)
         ]
-    asked = _Lists(gpu_node, data, options)
-    missing = [*asked.of_driver(flavour, packages), *asked.of_kernels(flavour, packages, headers)]
+    asked = _Lists(gpu_node, data, options, packages)
+    missing = [*asked.of_driver(flavour), *asked.of_kernels(flavour, headers)]
     age = lists["age_hours"]
     if missing and age is not None and age > OLD_HOURS:
         days = int(age // 24)
@@ -104,11 +104,15 @@ def _finding(id: str, severity: str, found: str, remedy: str, **fields: t.Any) -
 class _Lists:
     """The lists of one node, restricted to the repositories that the driver would come from."""
 
-    def __init__(self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions) -> None:
+    def __init__(
+        self, gpu_node: NodeFacts, data: JsonObject, options: DriverOptions, packages: t.Sequence[str]
+    ) -> None:
         self._node, self._data, self._options = gpu_node, data, options
         lists = gpu_node.get("package_lists")
         self._all: t.Mapping[str, t.Mapping[str, t.Sequence[str]]] = lists["packages"] if lists else {}
         self._catalog = self._of(options.version)
+        self._packages = packages
+        self._fabric = bool(set(self._catalog.fabric(nvlink5=False)) & set(packages))
         self._url = self._catalog.url()
         rpm: t.Mapping[str, t.Any] = gpu_node.get("rpm") or {}
         self._urls = {one["id"]: str(one.get("url") or "") for one in rpm.get("repositories") or ()}
@@ -155,20 +159,22 @@ class _Lists:
 
     def _whole(self, catalog: Catalog, flavour: str) -> bool:
         has_flavour = catalog.row.get(flavour) or (catalog.row.get("per_kernel") or {}).get(flavour)
-        return bool(has_flavour) and not self._lacking(catalog.packages(flavour))
+        # With the fabric manager where the machine needs it.
+        fabric = catalog.fabric(nvlink5=False) if self._fabric else []
+        return bool(has_flavour) and not self._lacking([*catalog.packages(flavour), *fabric])
 
-    def _compiled(self, packages: t.Iterable[str]) -> dict[str, str]:
+    def _compiled(self) -> dict[str, str]:
         """Return the kernels of compiled modules that have packages for one kernel each, by the packages' names."""
         kernels = self._catalog.kernels()
-        return {one: kernel for one in packages for kernel in kernels if _name(one).endswith(f"-{kernel}")}
+        return {one: kernel for one in self._packages for kernel in kernels if _name(one).endswith(f"-{kernel}")}
 
-    def of_driver(self, flavour: str, packages: t.Sequence[str]) -> t.Iterator[ListFinding]:
+    def of_driver(self, flavour: str) -> t.Iterator[ListFinding]:
         """Yield that the lists lack packages of the version, with the versions that they have."""
         if self._url and not any(self._is_ours(one) for one in self._sources):
             # The node doesn't have this repository yet, of which all or a part of the driver comes.
             return
-        compiled = self._compiled(packages)
-        missing = self._lacking(one for one in packages if one not in compiled)
+        compiled = self._compiled()
+        missing = self._lacking(one for one in self._packages if one not in compiled)
         if not missing:
             return
         there = self._versions(flavour)
@@ -196,16 +202,14 @@ class _Lists:
         branch = self._options.version.partition(".")[0]
         return next((one for one in there if one.partition(".")[0] == branch), there[0])
 
-    def of_kernels(
-        self, flavour: str, packages: t.Sequence[str], headers: t.Sequence[Headers]
-    ) -> t.Iterator[ListFinding]:
+    def of_kernels(self, flavour: str, headers: t.Sequence[Headers]) -> t.Iterator[ListFinding]:
         """Yield the packages of headers and compiled modules that the lists lack for the node's kernels."""
         missing: dict[str, list[str]] = {}
         for one in headers:
             lacking = [name for name in one["packages"] if not _has(self._all, name)]
             if lacking:
                 missing[one["kernel"]] = lacking
-        modules = {name: kernel for name, kernel in self._compiled(packages).items() if not _has(self._driver, name)}
+        modules = {name: kernel for name, kernel in self._compiled().items() if not _has(self._driver, name)}
         for name, kernel in modules.items():
             missing.setdefault(kernel, []).append(name)
         if not missing:

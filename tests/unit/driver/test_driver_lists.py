@@ -190,6 +190,16 @@ def test_what_a_mirror_has(apt: AptSystem, versions, flavours, card, flavour, wo
         assert finding["id"] == "driver-version-missing" and words in finding["found"] and remedy in finding["remedy"]
 
 
+def test_a_version_without_its_fabric_manager_is_none_for_a_machine_with_nvswitches(apt: AptSystem) -> None:
+    rows = [*packages(USER, "580.95.05", "570.172.08"), ("nvidia-fabricmanager-570", "570.172.08-0ubuntu1"), *HEADER]
+    apt.repository("archive", rows)
+    switches = [{"address": "0000:c0:00.0", "device": "0x22a3", "driver": None}]
+    observed = node("ubuntu-24.04", "hopper", nvswitches=switches, package_lists=apt.asked())
+    finding = one(chosen(observed, source="distribution"))
+    assert (finding["packages"], finding["versions"]) == (["nvidia-fabricmanager-580"], ["570.172.08"])
+    assert chosen(observed, source="distribution", version="570.172.08")["lists"] == []
+
+
 def test_a_repository_that_the_node_does_not_have_yet_is_unknown(apt: AptSystem) -> None:
     apt.repository("archive", [*packages(USER, "570.133.20"), *HEADER])
     assert found(apt.asked())["lists"] == []
