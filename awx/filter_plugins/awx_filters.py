@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Filters for configure.yml: an AWX survey from the argument specifications of roles, and paths of files to read."""
+"""Filters for configure.yml: surveys from roles' argument specifications, whole notifications, and paths of files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ from ansible.errors import AnsibleFilterError
 
 # What a survey can ask, by an option's type. The answer for a list is text with commas, which the asked roles split.
 TYPES = {"str": "text", "path": "text", "int": "integer", "float": "float", "bool": "multiplechoice", "list": "text"}
+# What AWX 24.6.1 adds to a notification's configuration where it is missing, by type; for mail servers without a login
+# also what it demands, though it may be empty.
+ADDED: dict[str, dict[str, Any]] = {
+    "awssns": dict.fromkeys(
+        ("aws_region", "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "sns_topic_arn"), ""
+    ),
+    "email": {"timeout": 30, "username": "", "password": ""},
+    "webhook": {"http_method": "POST", "disable_ssl_verification": False, "username": "", "password": ""},
+}
+# What AWX doesn't show of a configuration, of any type.
+HIDDEN = ("account_token", "aws_secret_access_key", "aws_session_token", "grafana_key", "password", "token")
+EVENTS = ("started", "success", "error", "workflow_approval")
 MARKUP = re.compile(r"\b[A-Z]+\(((?:\\.|[^\\)])*)\)")
 
 
@@ -86,8 +98,24 @@ def awx_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def awx_whole_notifications(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return notifications as AWX shows them afterwards, so that a module that compares them finds no difference.
+
+    :param given: ``awx_notifications``.
+    :returns: each with ``secret``: whether it has what AWX doesn't show.
+    """
+    whole = []
+    for one in given:
+        configuration = {**ADDED.get(one["notification_type"], {}), **one["notification_configuration"]}
+        made = {**one, "notification_configuration": configuration}
+        if one.get("messages"):
+            made["messages"] = {**dict.fromkeys(EVENTS), **one["messages"]}
+        whole.append({**made, "secret": any(configuration.get(name) for name in HIDDEN)})
+    return whole
+
+
 class FilterModule:
     """Announce the filters to Ansible."""
 
     def filters(self) -> dict[str, Any]:
-        return {"awx_survey": awx_survey, "awx_path": awx_path}
+        return {"awx_survey": awx_survey, "awx_path": awx_path, "awx_whole_notifications": awx_whole_notifications}

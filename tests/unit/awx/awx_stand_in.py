@@ -137,6 +137,7 @@ UNIFIED = (
     "workflow_approval_templates",
 )
 SURVEYED = ("job_templates", "workflow_job_templates")
+NOTICES = ("started", "success", "error", "workflow_approval")
 # Fields of a webhook, the only notifications here, with their types, and their defaults where they have one.
 WEBHOOK: dict[str, tuple[type, t.Any]] = {
     "url": (str, None),
@@ -399,12 +400,18 @@ class Controller:
             if given.get(prompt) is not None and not template.get(f"ask_{prompt}_on_launch"):
                 raise Refused(400, {prompt: ["Field is not configured to prompt on launch."]})
 
-    def _check_notification_templates(self, after: Object, given: Object, _existing: Object | None) -> None:
+    def _check_notification_templates(self, after: Object, given: Object, existing: Object | None) -> None:
+        before = (existing or {}).get("messages") or {}
+        if existing is None:
+            after.setdefault("messages", dict.fromkeys(NOTICES))
+        elif "messages" in given:
+            # What is not given stays.
+            after["messages"] = {one: given["messages"].get(one) or before.get(one) for one in NOTICES}
         if "notification_configuration" not in given:
             return
         values = after["notification_configuration"]
-        if unknown := set(values) - set(WEBHOOK):
-            raise Refused(400, {"notification_configuration": [f"unknown: {sorted(unknown)}"]})
+        if existing is not None and values.get("password") == ENCRYPTED:
+            values["password"] = existing["notification_configuration"]["password"]
         values |= {
             name: default for name, (_type, default) in WEBHOOK.items() if name not in values and default is not None
         }

@@ -163,3 +163,30 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
     for name, template in TEMPLATES.items():
         [used, *_machine] = sorted(controller.listed("job_templates", f"kubegpu {name}", "credentials"))
         assert ("can read" in controller.injected(used, "/k")["file"]["template"]) is template.get("reads_only", False)
+
+
+@pytest.mark.long
+def test_a_notification_without_a_secret_is_compared(stand_in, folder):
+    """Its address changed; one with a password is written only on request."""
+    first, again, _reader = runs()
+    controller = stand_in.controller
+    hook = {"url": "https://chat.example.org/hooks/new", "headers": {"X-Team": "gpu"}}
+    secret = {"name": "secret", "notification_type": "webhook", "notification_configuration": {**hook, "password": "1"}}
+    given = yaml.safe_load((folder / "my-awx.yml").read_text())["awx_notifications"]
+    given[0] |= {"notification_configuration": hook, "messages": {"error": {"message": "A job failed"}}}
+    (folder / "more.json").write_text(json.dumps({"awx_notifications": [*given, secret]}))
+    # A job template lists the new one, too.
+    wanted = ["Create the notification templates", "Create the job templates", "Create the workflow"]
+    rc, text = configure(stand_in, folder, *first, "-e", "@more.json")
+    assert rc == 0 and changed(text) == wanted, text
+    shown = controller.named("notification_templates", "platform team")
+    assert (shown["notification_configuration"]["url"], shown["messages"]["error"]) == (
+        hook["url"],
+        given[0]["messages"]["error"],
+    )
+    rc, text = configure(stand_in, folder, *first, "-e", "@more.json")
+    assert rc == 0 and recap(text)["changed"] == 0, text
+    rc, text = configure(stand_in, folder, *again, "-e", "@more.json")
+    assert rc == 0 and re.findall(
+        r"^changed: .*item=(.*)\)", text.partition("notification templates")[2].partition("TASK")[0], re.M
+    ) == ["secret"], text

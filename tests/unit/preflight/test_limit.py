@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
 from ansible_runs import ROOT, ansible, write_inventory
+from real_apiserver import own_api_server
 
 PLAYBOOKS = {path.stem: path for path in sorted((ROOT / "playbooks").glob("*.yml"))}
 FIRST = "limit.yml"
-GROUPS = {"gpu_nodes": ["gpu1", "gpu2"], "control_plane": ["cp1", "cp2"]}
+# None can be reached: a limit that isn't refused changes no machine.
+AWAY = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+GROUPS = {"gpu_nodes": dict.fromkeys(["gpu1", "gpu2"], AWAY), "control_plane": dict.fromkeys(["cp1", "cp2"], AWAY)}
 LOCALHOST = "--limit gpu1 leaves out localhost, {}: add it (--limit 'localhost,gpu1')"
 REFUSED = {
     "acceptance": ("gpu1", LOCALHOST.format("which creates the workloads")),
@@ -32,6 +36,7 @@ REFUSED = {
     ),
     "verify": ("gpu1", LOCALHOST.format("which runs the checks")),
 }
+MIRROR = "kubernetes.io/config.mirror"
 # The others' first play is the same, which a test of the files shows.
 USUAL = ("preflight", "nodes", "uninstall", "build_images")
 
@@ -108,3 +113,22 @@ def test_add_node_takes_no_limit_without_a_node(tmp_path):
     """It would be site.yml for all nodes."""
     done = play(tmp_path, PLAYBOOKS["add_node"], "--limit", "localhost,cp1")
     assert done.rc == 2 and "Name the node that joins: -e add_node=NODE" in done.text, done.text
+
+
+@pytest.mark.long
+def test_uninstall_leaves_no_scheduler_with_an_extender_that_is_gone(tmp_path):
+    labels = {"component": "kube-scheduler", "tier": "control-plane"}
+    container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.36.3"}
+    container["command"] = ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf"]
+    with own_api_server() as api:
+        for name in ("gpu1", "cp1", "cp2"):
+            roles = {"node-role.kubernetes.io/control-plane": ""} if name != "gpu1" else {}
+            api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": roles}})
+        for name in ("cp1", "cp2"):
+            about = {"name": f"kube-scheduler-{name}", "labels": labels, "annotations": {MIRROR: "1"}}
+            pod = {"metadata": about, "spec": {"nodeName": name, "containers": [container]}}
+            api.request("POST", "/api/v1/namespaces/kube-system/pods", pod)
+        words = ("--limit", "localhost,cp1")
+        done = play(tmp_path, PLAYBOOKS["uninstall"], *words, gpu_kubeconfig=str(api.kubeconfig))
+    said = "leaves out cp2, whose kube-scheduler would go on asking the extender, which is removed: add it"
+    assert done.rc == 2 and said in done.text and not re.search("changed=[1-9]", done.text), done.text
