@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 import shlex
 import typing as t
@@ -79,7 +80,8 @@ def unit(system: System, name: str) -> Unit:
         arguments = command_line(system, int(pid)) or arguments
     # A line for each file.
     lines = [line for line in done.out.splitlines() if line.startswith("EnvironmentFiles=")]
-    variables = re.findall(r"(\S+) \(ignore_errors=", "\n".join(line.partition("=")[2] for line in lines))
+    named = re.findall(r"(\S+) \(ignore_errors=", "\n".join(line.partition("=")[2] for line in lines))
+    variables = [path for one in named for path in _matching(system, one)]
     files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *variables]
     return Unit(
         name=name,
@@ -93,6 +95,16 @@ def unit(system: System, name: str) -> Unit:
         variables=values.get("Environment", ""),
         environment_files=tuple(variables),
     )
+
+
+def _matching(system: System, pattern: str) -> list[str]:
+    """Return the files of an EnvironmentFile=, whose name may be a pattern."""
+    folder, _slash, name = pattern.rpartition("/")
+    if not re.search(r"[*?[]", name):
+        return [pattern]
+    hidden = name.startswith(".")
+    found = fnmatch.filter(system.names(folder or "/"), name)
+    return [f"{folder}/{one}" for one in sorted(found) if hidden or not one.startswith(".")]
 
 
 def environment(system: System, where: Unit) -> dict[str, str]:

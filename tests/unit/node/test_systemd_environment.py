@@ -44,3 +44,13 @@ def test_arguments_of_the_next_start(command: str, own: str, files: dict[str, st
     found = unit(machine, "k3s.service")
     assert found.environment_files == (*files, "/etc/missing")
     assert next_arguments(found, environment(machine, found)) == arguments
+
+
+def test_files_of_the_environment_may_be_a_pattern() -> None:
+    files = {"/etc/k3s/b.env": "K3S_DATA_DIR=/b\n", "/etc/k3s/a.env": "K3S_DATA_DIR=/a\n", "/etc/k3s/.c.env": "X=1\n"}
+    machine = Machine("k3s server", files)
+    machine.shown = machine.shown.partition("EnvironmentFiles=")[0]
+    machine.shown += "EnvironmentFiles=/etc/k3s/*.env (ignore_errors=yes)\n"
+    found = unit(machine, "k3s.service")
+    assert found.environment_files == ("/etc/k3s/a.env", "/etc/k3s/b.env")
+    assert environment(machine, found) == {"K3S_DATA_DIR": "/b"}
