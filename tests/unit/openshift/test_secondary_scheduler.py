@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -35,6 +36,8 @@ GROUPS = f"/apis/operators.coreos.com/v1/namespaces/{SPACE}/operatorgroups"
 SUBSCRIPTIONS = f"/apis/operators.coreos.com/v1alpha1/namespaces/{SPACE}/subscriptions"
 DEFINITION = "secondaryschedulers.operator.openshift.io"
 CONFIG = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
+# What the real operator did, by test_real_secondary_scheduler.py.
+RECORDED = yaml.safe_load((Path(__file__).parent / "recorded/secondary_scheduler_1_6.yml").read_text())
 IMAGE = "registry.k8s.io/scheduler-plugins/kube-scheduler:v0.33.5"
 
 
@@ -79,11 +82,16 @@ class Played(Simulation):
             return
         self.generation = live["metadata"]["generation"]
         spec = live["spec"]
-        container = {"name": "secondary-scheduler", "image": spec["schedulerImage"], "command": ["/bin/kube-scheduler"]}
-        volume = {"name": "etckubernetes", "configMap": {"name": spec["schedulerConfig"]}}
+        made = RECORDED["deployment"]
+        container = {"name": "secondary-scheduler", "image": spec["schedulerImage"]}
+        container |= {"command": made["command"], "args": made["args"]}
+        volumes = [
+            {**one, "configMap": {"name": spec["schedulerConfig"]}} if "configMap" in one else one
+            for one in made["volumes"]
+        ]
         labels = {"app": "secondary-scheduler"}
         metadata = {"labels": labels, "annotations": {"generation": str(self.generation)}}
-        pod = {"metadata": metadata, "spec": {"containers": [container], "volumes": [volume]}}
+        pod = {"metadata": metadata, "spec": {"containers": [container], "volumes": volumes}}
         options = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod}
         metadata = {"name": "secondary-scheduler", "namespace": SPACE, "labels": labels}
         self.server.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": options})
@@ -365,22 +373,26 @@ def test_incompatible_options_refused(release, given, message):
 
 
 def test_real_scheduler_reads_the_configuration(openshift, tmp_path):
-    """Start it with a kubeconfig, and wait until it schedules."""
+    """Start it with a kubeconfig and the operator's arguments, and wait until it schedules."""
     found = dedicated.plan({"version": "4.22.0", "nodes": []}, options(image="example.org/scheduler:v1.35.0"))
     config = yaml.safe_load(found["config"])
     config["clientConnection"] = {"kubeconfig": str(openshift.kubeconfig)}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config))
     log = tmp_path / "log"
-    command = [openshift.programs["kube-scheduler"], f"--config={file}", "--secure-port=0", "--v=2"]
+    openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    # Its certificate is a Service's. The operator turns the election of a leader on, which the configuration has off.
+    arguments = [one for one in RECORDED["deployment"]["args"] if not one.startswith(("--config", "--tls-"))]
+    assert "--leader-elect=true" in arguments
+    command = [openshift.programs["kube-scheduler"], f"--config={file}", "--secure-port=0", *arguments]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env={"PATH": os.environ["PATH"]})
     try:
         end = time.monotonic() + 30
-        while "Starting Kubernetes Scheduler" not in log.read_text() and process.poll() is None:
+        while "Successfully acquired lease" not in log.read_text() and process.poll() is None:
             assert time.monotonic() < end, log.read_text()[-500:]
             time.sleep(0.1)
-        assert process.poll() is None, log.read_text()[-800:]
+        assert process.poll() is None and "Starting Kubernetes Scheduler" in log.read_text(), log.read_text()[-800:]
     finally:
         process.kill()
         process.wait()
