@@ -92,13 +92,18 @@ class State:
     """The objects of the cluster that the GPU Operator's settings depend on.
 
     :param policy: the ClusterPolicy in use; None without the operator.
-    :param cdi_by_default: this release passes cards by CDI only, unless it is disabled.
+    :param defaults: of the API server for fields of the ClusterPolicy, by their dotted names.
     """
 
     policy: JsonObject | None
-    cdi_by_default: bool
+    defaults: t.Mapping[str, t.Any]
     nodes: t.Sequence[JsonObject]
     pods: t.Sequence[JsonObject]
+
+    @property
+    def cdi_by_default(self) -> bool:
+        """This release passes cards by CDI only, unless it is disabled."""
+        return self.defaults.get(".".join(CDI)) is True
 
     @property
     def ref(self) -> Ref:
@@ -153,7 +158,7 @@ def observe(kube: Kube) -> State:
     """
     definition = kube.get(DEFINITION)
     if definition is None:
-        return State(None, False, (), ())
+        return State(None, {}, (), ())
     policies = kube.list_all(API, KIND)
     counted = [one for one in policies if (one.get("status") or {}).get("state") != "ignored"]
     if len(counted) > 1:
@@ -167,19 +172,25 @@ def observe(kube: Kube) -> State:
             )
         counted = used
     if not counted:
-        return State(None, False, (), ())
+        return State(None, {}, (), ())
     running = "status.phase!=Succeeded,status.phase!=Failed"
     pods = kube.list_all("v1", "Pod", field_selector=running)
-    return State(counted[0], _cdi_by_default(definition), kube.list_all("v1", "Node"), pods)
+    return State(counted[0], _defaults(definition), kube.list_all("v1", "Node"), pods)
 
 
-def _cdi_by_default(definition: JsonObject) -> bool:
+def _defaults(definition: JsonObject) -> dict[str, t.Any]:
+    """Return the API server's defaults of the fields beside those that are changed, by their dotted names."""
+    found: dict[str, t.Any] = {}
     for version in (definition.get("spec") or {}).get("versions") or []:
-        schema = ((version.get("schema") or {}).get("openAPIV3Schema") or {}).get("properties") or {}
-        cdi = ((schema.get("spec") or {}).get("properties") or {}).get("cdi") or {}
-        if ((cdi.get("properties") or {}).get("enabled") or {}).get("default") is True:
-            return True
-    return False
+        schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
+        for parents in {path[:-1] for path in (CDI, PLUGIN_CHECK)}:
+            part: JsonObject = schema
+            for name in ("spec", *parents):
+                part = (part.get("properties") or {}).get(name) or {}
+            for name, one in (part.get("properties") or {}).items():
+                if "default" in one:
+                    found[".".join((*parents, name))] = one["default"]
+    return found
 
 
 # --------------------------------------------------------------------------- planning
@@ -411,13 +422,15 @@ def _fields(noted: t.Mapping[str, t.Any]) -> dict[Field, t.Any]:
     return {tuple(name.split(".")): value for name, value in noted.items()}
 
 
-def _prune(patch: JsonObject, gone: t.Iterable[Field], live: JsonObject) -> None:
-    """Remove in a patch of the specification also the objects that would be left empty."""
+def _prune(patch: JsonObject, gone: t.Iterable[Field], live: JsonObject, defaults: t.Mapping[str, t.Any]) -> None:
+    """Remove in a patch of the specification also the objects that would have nothing but the API server's defaults."""
     for path in gone:
         for end in range(len(path) - 1, 0, -1):
-            *parents, last = path[:end]
-            if set(_get(live, path[:end]) or {}) - {path[end]}:
+            there = _get(live, path[:end]) or {}
+            kept = [name for name in there if there[name] != defaults.get(".".join((*path[:end], name)), _OTHER)]
+            if set(kept) - {path[end]}:
                 break
+            *parents, last = path[:end]
             _get(patch, tuple(parents))[last] = None
 
 
@@ -472,9 +485,12 @@ class OperatorReconciler:
         self._shared = shared
         self._waiting = waiting
         self._options: Options | None = None
+        self._defaults: t.Mapping[str, t.Any] = {}
 
     def observe(self) -> State:
-        return observe(self._kube)
+        found = observe(self._kube)
+        self._defaults = found.defaults
+        return found
 
     def options(self, observed: State) -> Options:
         """Return the required settings, which follow from the first state: they record what is changed."""
@@ -556,7 +572,7 @@ class OperatorReconciler:
                 part = part.setdefault(name, {})
             part[path[-1]] = value
         gone = [path for path, value in fields.items() if value is None]
-        _prune(spec, gone, ((self._kube.get(ref) or {}).get("spec") or {}) if gone else {})
+        _prune(spec, gone, ((self._kube.get(ref) or {}).get("spec") or {}) if gone else {}, self._defaults)
         if spec:
             self._kube.patch(ref, {"spec": spec})
         for name in last[away:]:

@@ -58,7 +58,8 @@ class Operator:
         self.age = self.age + 1 if generation == self.generation else 0
         spec = policy["spec"]
         # As the definition's default has it.
-        spec.setdefault("cdi", {}).setdefault("enabled", True)
+        if "cdi" in spec:
+            spec["cdi"].setdefault("enabled", True)
         if self.age == 0 and self.generation is not None:
             self.label(kube)
         self.generation = generation
@@ -77,7 +78,7 @@ class Operator:
     def follow(self, kube, spec):
         """Change the DaemonSets with CDI, of which only the toolkit's is an object here."""
         ref = Ref("apps/v1", "DaemonSet", "gpu-operator", subject.TOOLKIT)
-        live, mode = kube.objects[ref], spec["cdi"]["enabled"]
+        live, mode = kube.objects[ref], (spec.get("cdi") or {}).get("enabled", True)
         nodes = self.nodes(kube)
         if live["spec"].get("cdi") != mode:
             live["spec"]["cdi"] = mode
@@ -684,12 +685,20 @@ def test_operator_that_was_not_ready_before_is_said_so():
         run(kube, "a")
 
 
-def test_nothing_is_left_in_the_policy():
-    kube = cluster("a", "theirs", cdi_by_default=False)
+@pytest.mark.parametrize("theirs", [{}, {"default": True}])
+def test_nothing_is_left_in_the_policy(theirs):
+    kube = cluster("a", "theirs")
+    schema = kube.objects[subject.DEFINITION]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    schema["spec"]["properties"]["cdi"]["properties"]["default"] = {"default": False}
+    kube.objects[POLICY]["spec"].pop("cdi")
     before = json.dumps(kube.get(POLICY)["spec"])
     run(kube, "a")
+    # The API server's default, or what its user sets meanwhile.
+    kube.objects[POLICY]["spec"]["cdi"].update({"default": False, **theirs})
     run(kube, state="absent")
-    assert json.dumps(kube.get(POLICY)["spec"]) == before
+    left = kube.get(POLICY)["spec"]
+    kept = left.pop("cdi", {})
+    assert json.dumps(left) == before and kept == ({**theirs, "enabled": True} if theirs else {})
 
 
 @pytest.mark.parametrize("runtime", [CRIO, CONTAINERD])
