@@ -113,20 +113,24 @@ class PlayedGpuOperator(PlayedPlugin):
     :ivar applies: the MIG manager acts.
     """
 
-    NAMESPACE = "gpu-operator"
+    NAMESPACE = "nvidia-gpu-operator"
 
     def __init__(self, server: ApiServer, **more: t.Any) -> None:
         super().__init__(server, self.NAMESPACE, **more)
         self._applied: dict[str, str] = {}
+        self._seen = 0
         self.applies = True
 
     def _before(self) -> None:
-        [policy] = self._get("/apis/nvidia.com/v1/clusterpolicies")["items"]
+        policies = self._get("/apis/nvidia.com/v1/clusterpolicies")["items"]
+        [policy] = [one for one in policies if one["metadata"]["name"] == "cluster-policy"]
         self.config_map = ((policy["spec"].get("devicePlugin") or {}).get("config") or {}).get("name", "")
         path = f"/apis/apps/v1/namespaces/{self.NAMESPACE}/daemonsets/{PLUGINS[1]}"
         annotations = {"metadata": {"annotations": {"config": self.config_map}}}
         if self._get(path)["spec"]["template"]["metadata"].get("annotations") != annotations["metadata"]["annotations"]:
             self.server.request("PATCH", path, {"spec": {"template": annotations}}, MERGE)
+        # It labels nodes again when the ClusterPolicy's specification changes, and notices no label that is removed.
+        generation, self._seen = self._seen, policy["metadata"]["generation"]
         for node in self._get("/api/v1/nodes")["items"]:
             name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
             wanted, state = labels.get("nvidia.com/mig.config"), "nvidia.com/mig.config.state"
@@ -134,6 +138,7 @@ class PlayedGpuOperator(PlayedPlugin):
                 self._applied[name] = wanted
                 body = {"metadata": {"labels": {state: "success"}}}
                 self.server.request("PATCH", f"/api/v1/nodes/{name}", body, MERGE)
-            if labels.get("nvidia.com/gpu.present") == "true" and "nvidia.com/gpu.deploy.device-plugin" not in labels:
+            missing = "nvidia.com/gpu.deploy.device-plugin" not in labels
+            if labels.get("nvidia.com/gpu.present") == "true" and missing and generation != self._seen:
                 body = {"metadata": {"labels": {"nvidia.com/gpu.deploy.device-plugin": "true"}}}
                 self.server.request("PATCH", f"/api/v1/nodes/{name}", body, MERGE)

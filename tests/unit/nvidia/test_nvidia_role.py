@@ -319,6 +319,8 @@ def operator(server):
         "spec": spec,
     }
     server.apply(policy, manager="theirs")
+    path = "/apis/nvidia.com/v1/clusterpolicies/cluster-policy/status"
+    server.request("PATCH", path, {"status": {"state": "ready", "namespace": namespace}}, MERGE)
     for name in ("gpu1", "gpu2"):
         labels = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.device-plugin": "true"}
         server.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}}, MERGE)
@@ -353,7 +355,7 @@ def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
 
         played.asleep = True
         text = message("cluster")
-        assert "within 5 seconds. DaemonSet gpu-operator/nvidia-device-plugin-daemonset: of 2 pods " in text
+        assert "within 5 seconds. DaemonSet nvidia-gpu-operator/nvidia-device-plugin-daemonset: of 2 pods " in text
         played.asleep = played.applies = False
         role.step("cluster")
         assert "MIG manager hasn't applied the MIG layout of gpu1, gpu2 within 5 seconds" in message("nodes")
@@ -362,7 +364,7 @@ def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
         played.asleep = True
         pod = operator.request("GET", f"/api/v1/namespaces/{played.NAMESPACE}/pods")["items"][0]["metadata"]["name"]
         text = message("remove_nodes")
-        assert "pods of namespace gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
+        assert "pods of namespace nvidia-gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
 
 
 def policy_of(server):
@@ -397,7 +399,10 @@ def test_the_gpu_operator_gets_the_configurations_and_its_own_back(operator, tmp
         assert name != configured["devicePlugin"]["config"]["name"]
         role.step("remove_nodes", nvidia_device_plugin_nodes=["gpu1"])
         assert allocatable(operator, "gpu1") == {}
-        assert node(operator, "gpu1")["metadata"]["labels"]["nvidia.com/gpu.deploy.device-plugin"] == "false"
+        labels = node(operator, "gpu1")["metadata"]["labels"]
+        assert labels["nvidia.com/gpu.deploy.device-plugin"] == "false"
+        # Without its files no other pod of the operator starts after a reboot.
+        assert labels["nvidia.com/gpu.deploy.operator-validator"] == "true"
         assert policy_of(operator) != before
         restored(role, before)
 
@@ -449,6 +454,9 @@ def test_nodes_of_the_operators_gpucluster_are_refused_and_those_of_its_policy_a
 
 def test_the_gpu_operators_policy_is_restored(operator, tmp_path):
     before = policy_of(operator)
+    # The operator reports no state of a ClusterPolicy that it doesn't use.
+    second = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "a-second"}, "spec": before}
+    operator.apply(second, manager="theirs")
     with PlayedGpuOperator(operator):
         configured = {"m": {"mig_strategy": "mixed", "mig_layout": "seven"}}
         role = Role(operator, tmp_path, "", nvidia_device_plugin_configurations=configured)
