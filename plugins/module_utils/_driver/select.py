@@ -436,8 +436,8 @@ class _Chooser:
             release, without = self.kernel.get("release"), " and no ".join(missing)
             self.refusals.append(
                 f"Host {self.host} has NVSwitches of NVLink 5, and its kernel {release} has no {without}: without it "
-                "no fabric manager starts. Install the kernel's package with it "
-                f"(on Ubuntu linux-modules-extra-{release}), or set driver_fabric_manager to absent."
+                "no fabric manager starts. Install the kernel's package with it (on Ubuntu "
+                f"linux-modules-extra-{release}), or set driver_fabric_manager to absent."
             )
         return list(FABRIC_MODULES)
 

@@ -726,7 +726,7 @@ def _cards(machine: Machine) -> list[Card]:
 @check("unknown-cards")
 def _unknown_cards(machine: Machine) -> Finding | None:
     """The driver isn't loaded: the memory of the cards isn't known yet."""
-    if not machine.unit or not machine.listed or machine.node["driver"]["cards"]:
+    if not machine.unit or not machine.listed or not machine.gpus or machine.node["driver"]["cards"]:
         return None
     return _found(
         NOTE,

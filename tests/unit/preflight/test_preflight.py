@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as operator
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
@@ -328,3 +329,64 @@ def test_a_host_without_facts_is_a_finding_among_the_others(id, user, words, ign
 
 def test_every_finding_has_a_meaning():
     assert all(meaning.endswith(".") for meaning in described().values())
+
+
+KEPT = {"address": "0000:00:00.0", "uuid": "", "name": "", "entry": "0000:00:00.0"}
+
+
+def excluding(cards=(), unmatched=(), unnamed=False, **more):
+    node_facts = facts(**more)
+    node_facts["driver"]["excluded"] = {"cards": list(cards), "unmatched": list(unmatched), "unnamed": unnamed}
+    return node_facts
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"cards": [KEPT]}, []),
+        (
+            {"unmatched": ["nvidia t400*"]},
+            [("exclude-unmatched", "problem", "gpu_exclude: nvidia t400* names no card")],
+        ),
+        # Of a card that no driver lists only the address is known.
+        ({"unmatched": ["nvidia t400*"], "unnamed": True}, [("exclude-unmatched", "warning", "names no card yet")]),
+        (
+            {"unmatched": ["0000:3c:00.0"], "unnamed": True},
+            [("exclude-unmatched", "problem", "0000:3c:00.0 names no card; correct it, or remove it")],
+        ),
+        # Every card of the machine: nothing is left to share.
+        (
+            {"cards": [KEPT], "gpus": 0, "count": 0},
+            [("no-gpu", "problem", "host gpu1 has no card beside those that it keeps: 0000:00:00.0")],
+        ),
+    ],
+)
+def test_what_gpu_exclude_names(given, expected):
+    result = found(hosts=with_gpu1(facts=excluding(**given)))
+    assert [(one.id, one.severity) for one in result] == [one[:2] for one in expected]
+    assert all(text in one.text for one, (_id, _severity, text) in zip(result, expected, strict=True))
+
+
+def test_an_entry_of_a_group_may_name_cards_of_some_machines():
+    entry = "nvidia t400*"
+    named = {**KEPT, "entry": entry}
+    hosts = [Host("gpu1", "gpu1", "gpu_nodes", excluding(cards=[named]), R615)]
+    hosts += [Host("gpu2", "gpu2", "gpu_nodes", excluding(unmatched=[entry]), R615)]
+    objects = [node("gpu1"), node("gpu2")]
+    assert [one.id for one in found(hosts=hosts, objects=objects)] == []
+    hosts[0] = Host("gpu1", "gpu1", "gpu_nodes", excluding(unmatched=[entry]), R615)
+    [one] = found(hosts=hosts, objects=objects)
+    assert (one.id, one.hosts) == ("exclude-unmatched", ("gpu1", "gpu2"))
+
+
+@pytest.mark.parametrize("backend", ["hami", "nvidia", ""])
+def test_a_back_end_that_takes_every_card_is_refused_where_one_is_to_be_kept(backend):
+    hosts = with_gpu1(facts=excluding(cards=[KEPT]))
+    options = Options(device_plugin_image="example.org/plugin:1")
+    if backend:
+        having = {"gpushare": [], "extender": [], "hami": [], "nvidia": [], "nodes": [{"node": "gpu1"}]}
+        options = Options(claims=Claims(backends={**having, backend: ["gpu1"]}))
+    result = [one for one in examine(options, None, hosts) if one.id == "exclude-unsupported"]
+    assert [(one.severity, one.host, one.fields["cards"]) for one in result] == [("problem", "gpu1", ["0000:00:00.0"])]
+    assert "preflight_ignore: [exclude-unsupported@gpu1]" in result[0].text
+    assert not [one for one in examine(options, None, HOSTS) if one.id == "exclude-unsupported"]

@@ -54,6 +54,10 @@ def found(*hosts: Variables, cluster: bool = True) -> list[tuple[str, str, str]]
         ("gpushare_placement", "worst", "'worst' isn't one of 'binpack', 'spread'; set it to one of 'binpack',"),
         ("gpushare_memory_limit", "hard", "'hard' isn't one of 'auto', 'required', 'off'; set it to one of 'auto',"),
         ("driver_hold", "perhaps", "'perhaps' isn't true or false; set it to true or false"),
+        ("gpu_exclude", ["GPU-123"], "'GPU-123' is neither a PCI address (0000:3b:00.0), a UUID (GPU-…)"),
+        ("gpu_exclude", ["3b:00.0", "*"], "'*' matches every card: take the machine out of gpu_nodes instead"),
+        ("gpu_exclude", "0", "'0' is an index, which changes with the cards that the driver finds: use the card's PCI"),
+        ("gpu_exclude", {"a": 1}, '{"a": 1} isn\'t a list of texts; set it to a list of texts'),
         ("driver_version", [580], "[580] isn't a text; set it to a text"),
         ("gpushare_nodes", {"gpu1": None}, '{"gpu1": null} isn\'t a list of texts; set it to a list of texts'),
         ("gpushare_ignore_xids", ["x"], '["x"] isn\'t a list of whole numbers; set it to a list of whole numbers'),
@@ -197,6 +201,7 @@ WRONG = {
     "gpushare_wait_timeout": "abc",
     "gpu_kubeconfig": "reader.kubeconfig",
     "driver_version": "{{ gpu_node.driver.version }}",
+    "gpu_exclude": ["0000:3b:00.0", "3b:0", 1],
 }
 
 
@@ -228,10 +233,14 @@ def test_variables_are_reported_once_with_file_and_line_before_any_connection(pl
         "runtime_name: 'dockr' isn't one of 'auto', 'containerd', 'docker', 'crio', 'k3s', 'rke2' (CLI option '-e')",
         "scheduler_mode: 'statik' isn't one of",
         "driver_version: it isn't known before the run: 'gpu_node' is undefined (group_vars/all.yml:5)",
+        "gpu_exclude: '3b:0' is neither a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model "
+        "(NVIDIA T400*) (group_vars/all.yml:8)",
+        "gpu_exclude: 1 is neither a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model "
+        "(NVIDIA T400*) (group_vars/all.yml:9)",
     ):
         assert joined.count(words) == 1, (words, text)
     assert joined.count(kubeconfig) == (playbook != "nodes"), text
-    number = 5 if playbook == "nodes" else 6
+    number = 7 if playbook == "nodes" else 8
     assert f"Problems with variables, listed above: {number}. No machine was connected." in text
     assert "unreachable=1" not in text and "UNREACHABLE" not in text and "Collect the machine" not in text
     # The failure doesn't repeat them.
