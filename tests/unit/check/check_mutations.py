@@ -549,6 +549,15 @@ breaks("D9", "claims_mib", "pods hold a card that is tainted", "holds_unhealthy"
     lambda w: tainted(w, "XIDError")
 )
 
+@breaks("C5", "claims_mib", "gpu_exclude names a card that a pod's claim still has", "gpu_excluded")
+def mutation_excluded_claim(world: JsonObject) -> None:
+    tainted(world, "Excluded")
+    named = offered(world)["name"]
+    cards = nvml(world)["cards"]
+    nvml(world)["excluded"] = [{"uuid": one["uuid"]} for one in cards if one["uuid"].lower() == named]
+    nvml(world)["cards"] = [one for one in cards if one["uuid"].lower() != named]
+
+
 ADMISSION = "admissionregistration.k8s.io/v1"
 TURNS = (ADMISSION, "MutatingAdmissionPolicy", "", "gpushare-claims")
 breaks("D10", "claims_enforced", "an admission policy is gone", "missing")(
