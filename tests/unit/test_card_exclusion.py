@@ -27,10 +27,25 @@ def test_unusable_entries_are_refused(entry: object) -> None:
 
 
 def test_each_node_reads_its_own_entries() -> None:
-    hostvars = {"a": {"gpu_exclude": ["3b:00.0"]}, "b": {"gpu_exclude": ["0000:3b:00.0"]}, "c": {}}
+    # A survey of AWX has text.
+    hostvars = {"a": {"gpu_exclude": ["3b:00.0"]}, "b": {"gpu_exclude": "0000:3b:00.0, 3b:00.0"}, "c": {}}
     values = card_exclusions(hostvars, ["a", "b", "c"])
     assert len(values) == 1
     assert exclusion.of_node("a", values).entries == exclusion.of_node("b", values).entries == ("0000:3b:00.0",)
     assert exclusion.of_node("c", values).entries == ()
     with pytest.raises(BadInput):
         exclusion.of_node("a", ["{}"])
+
+
+def test_nodes_that_are_no_hosts_have_the_entries_of_the_play() -> None:
+    hostvars = {"gpu1": {"gpu_node_name": "node1", "gpu_exclude": [UUID]}}
+    values = card_exclusions(hostvars, ["gpu1"], ["node1", "node2"], "NVIDIA T400*")
+    assert exclusion.of_node("node1", values).entries == (UUID.lower(),)
+    assert exclusion.of_node("node2", values).entries == ("nvidia t400*",)
+
+
+def test_an_argument_stays_below_the_kernels_limit() -> None:
+    names = [f"{number:03d}." + "a" * 249 for number in range(2 * exclusion.MOST_NODES)]
+    made = exclusion.options(dict.fromkeys(names, exclusion.parse([UUID] * exclusion.MOST_ENTRIES)))
+    assert len(made) == 2 and max(len(one) for one in made) < 128 * 1024
+    assert exclusion.of_node(names[-1], made).entries == (UUID.lower(),)

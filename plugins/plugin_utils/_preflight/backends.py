@@ -61,7 +61,7 @@ def card_exclusions(
     by_node = {node: node for node in listed(nodes)} | dict(zip(node_names(hosts, hostvars), hosts, strict=True))
     return card_exclusion.options(
         {
-            node: card_exclusion.parse((hostvars[host].get(EXCLUDE) or []) if host in hostvars else given)
+            node: card_exclusion.parse(listed((hostvars[host].get(EXCLUDE) or []) if host in hostvars else given))
             for node, host in by_node.items()
         }
     )
