@@ -41,6 +41,7 @@ FACTS = {
         "persistence_daemon": {"enables": True, "masked": False, "files": []},
         "runfile": None,
         "others": [],
+        "fabric": {"version": "", "needed": False, "nvlink5": False, "at_boot": False},
     },
     "packages": {
         name: {"version": f"{VERSION}-1", "held": True, "origin": ""}
