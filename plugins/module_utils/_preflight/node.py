@@ -275,11 +275,11 @@ def _nouveau(machine: Machine) -> Finding | None:
         return None
     cards = [card for name in names for card in bound[name]]
     what = "has {modules} loaded" + (" for {cards}" if cards else "")
-    fields: dict[str, t.Any] = {"modules": names, "cards": cards}
     if machine.options.maintenance == "reboot":
-        return _found(NOTE, what, "it will be drained and rebooted, as gpu_maintenance allows", **fields)
+        action = "it will be drained and rebooted, as gpu_maintenance allows"
+        return _found(NOTE, what, action, modules=names, cards=cards)
     action = "set gpu_maintenance: reboot, or reboot it yourself after role nouveau has run"
-    return _found(WARNING, what + ", and only a reboot may unload it", action, **fields)
+    return _found(WARNING, what + ", and only a reboot may unload it", action, modules=names, cards=cards)
 
 
 @check("nova-built-in")

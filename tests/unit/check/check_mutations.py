@@ -549,6 +549,7 @@ breaks("D9", "claims_mib", "pods hold a card that is tainted", "holds_unhealthy"
     lambda w: tainted(w, "XIDError")
 )
 
+
 @breaks("C5", "claims_mib", "gpu_exclude names a card that a pod's claim still has", "gpu_excluded")
 def mutation_excluded_claim(world: JsonObject) -> None:
     tainted(world, "Excluded")
