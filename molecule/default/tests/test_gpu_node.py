@@ -50,8 +50,13 @@ def test_an_upgrade_does_not_touch_them(host: Any) -> None:
 
 def test_nouveau_is_disabled(host: Any) -> None:
     file = host.file("/etc/modprobe.d/blacklist-nouveau.conf")
-    lines = ["blacklist nouveau", "options nouveau modeset=0", "blacklist nova_drm", "blacklist nova_core", ""]
-    assert file.content_string.split("\n")[-5:] == lines
+    lines = [
+        "blacklist nouveau",
+        "options nouveau modeset=0",
+        *(f"blacklist {name}" for name in ("nova", "nova_drm", "nova_core")),
+        "",
+    ]
+    assert file.content_string.split("\n")[-6:] == lines
     # A kernel without modules has no /proc/modules.
     assert not host.file("/sys/module/nouveau").exists
 

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 PATH = "/etc/modprobe.d/blacklist-nouveau.conf"
-# nouveau's successor in the kernel: https://docs.kernel.org/gpu/nova/ - the second one uses the first.
-NOVA = ("nova_drm", "nova_core")
+# nouveau's successor in the kernel, in the order of unloading: https://docs.kernel.org/gpu/nova/
+# The one that draws was called nova before it was called nova_drm.
+NOVA = ("nova", "nova_drm", "nova_core")
 # The two lines of NVIDIA's installation guide: the first prevents loading it, the second prevents it from using a GPU.
 # The others are there before the kernel is: an update that brings nova would take the cards at its first boot.
 DIRECTIVES = ("blacklist nouveau", "options nouveau modeset=0", *(f"blacklist {name}" for name in NOVA))

@@ -47,8 +47,8 @@ class Provider:
 OPERATOR_ROOT = "/run/nvidia/driver"
 GKE = "/home/kubernetes/bin/nvidia"
 VGPU = "vgpu"
-# The driver's name of a vGPU ends with its memory in GB and a letter of its kind: A40-4Q, GRID T4-16C, L4-12Q.
-VGPU_NAME = re.compile(r".*-\d+(?:-\d+)?(?:ME)?[ABCQ]")
+# The driver's name of a vGPU ends with its memory in GB and a letter of its kind: A40-4Q, GRID T4-16C, L4-12Q, A100-1-5CME, T4-2B4.
+VGPU_NAME = re.compile(r".*-\d+(?:-\d+)?(?:[ACQ](?:ME)?|B\d?)")
 
 PROVIDERS = (
     # Its container mounts its root there; an empty folder may be left over.

@@ -33,7 +33,7 @@ def test_each_node_finds_its_own_entries_in_the_arguments(template: str) -> None
 
 @pytest.mark.parametrize("template", ["device_plugin", "dra"])
 def test_nothing_is_given_where_no_host_keeps_a_card(template: str) -> None:
-    assert values(template, hostvars=dict.fromkeys(HOSTS, {})) == []
+    assert values(template, hostvars={host: {} for host in HOSTS}) == []
     # Nodes that are no hosts have the play's variable.
     found = values(template, groups={}, hostvars={}, gpushare_nodes=["node9"], gpu_exclude=["3b:00.0"])
     assert exclusion.of_node("node9", found).entries == ("0000:3b:00.0",)

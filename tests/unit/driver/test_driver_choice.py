@@ -838,3 +838,19 @@ def test_problems_begin_with_nouveau_and_mention_secure_boot():
     assert verify(observed, OPTIONS)[0].startswith("Nova (nova_core) still drives GPUs of host gpu1: reboot it")
     observed["gpus"][0]["driver"] = "vfio-pci"
     assert not any("Nouveau" in one for one in verify(observed, OPTIONS))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA A40-4Q", "GRID T4-16C", "NVIDIA L4-12Q", "GRID T4-2B4", "NVIDIA A100-1-5CME", "NVIDIA L40S-48A"],
+)
+def test_a_vgpu_by_the_drivers_name_of_it(name):
+    assert provided.is_vgpu({"name": name})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA A100-SXM4-40GB", "Tesla V100-PCIE-16GB", "NVIDIA H100 80GB HBM3", "NVIDIA GB10", "NVIDIA A800-SXM4-80GB"],
+)
+def test_a_card_that_is_no_vgpu(name):
+    assert not provided.is_vgpu({"name": name})

@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_quer
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from node_fakes import FakeSystem, killed_at_every_step
 
-BOTH = "blacklist nouveau\noptions nouveau modeset=0\nblacklist nova_drm\nblacklist nova_core\n"
+BOTH = "blacklist nouveau\noptions nouveau modeset=0\nblacklist nova\nblacklist nova_drm\nblacklist nova_core\n"
 KERNELS = ("6.1.0-18-amd64", "6.1.0-22-amd64")
 
 
@@ -274,8 +274,14 @@ BOTH_OF_NOVA = {
 }
 
 
+# As the one that draws was called at first.
+FIRST_OF_NOVA = {path.replace("nova_drm", "nova"): text for path, text in BOTH_OF_NOVA.items()}
+
+
 @pytest.mark.parametrize(
-    ("files", "modules"), [(NOVA, "nova_core"), (BOTH_OF_NOVA, "nova_drm nova_core")], ids=["core", "both"]
+    ("files", "modules"),
+    [(NOVA, "nova_core"), (BOTH_OF_NOVA, "nova_drm nova_core"), (FIRST_OF_NOVA, "nova nova_core")],
+    ids=["core", "both", "first"],
 )
 def test_nova_is_unloaded_with_what_uses_it(files, modules):
     node = Node(files=files)
@@ -327,7 +333,11 @@ def test_module_that_came_into_use_requires_a_reboot():
 @pytest.mark.parametrize(
     ("text", "after"),
     [
-        ("# mine\n blacklist\tnouveau # x\noptions nouveau  modeset=0\nblacklist nova_drm\nblacklist nova_core", None),
+        (
+            "# mine\n blacklist\tnouveau # x\noptions nouveau  modeset=0\n"
+            "blacklist nova\nblacklist nova_drm\nblacklist nova_core",
+            None,
+        ),
         ("blacklist nouveau\n", BOTH),
         # As this collection wrote it before it knew nova.
         ("blacklist nouveau\noptions nouveau modeset=0\n", BOTH),

@@ -50,7 +50,10 @@ HEALTHY: dict[str, Any] = {
         "refcnt": None,
         "nova": {"modules": [], "in_use": False, "built_in": False},
         "tool": "initramfs-tools",
-        "files": {BLACKLIST: "blacklist nouveau\noptions nouveau modeset=0\nblacklist nova_drm\nblacklist nova_core\n"},
+        "files": {
+            BLACKLIST: "blacklist nouveau\noptions nouveau modeset=0\n"
+            "blacklist nova\nblacklist nova_drm\nblacklist nova_core\n"
+        },
         "dracut": None,
         "images": [IMAGE],
         "leftovers": [],
