@@ -47,7 +47,7 @@ class Provider:
 OPERATOR_ROOT = "/run/nvidia/driver"
 GKE = "/home/kubernetes/bin/nvidia"
 VGPU = "vgpu"
-# The driver's name of a vGPU ends with its memory in GB and a letter of its kind: A40-4Q, GRID T4-16C, L4-12Q, A100-1-5CME, T4-2B4.
+# The driver's name of a vGPU ends with its memory in GB and letters of its kind: A40-4Q, A100-1-5CME, T4-2B4.
 VGPU_NAME = re.compile(r".*-\d+(?:-\d+)?(?:[ACQ](?:ME)?|B\d?)")
 
 PROVIDERS = (

@@ -799,6 +799,14 @@ def test_a_driver_that_others_provide_is_left_alone_on_any_distribution(provider
     assert chosen(observed)["refusals"]
 
 
+@pytest.mark.parametrize("also", ["nvidia", "runfile"])
+def test_the_driver_of_a_vgpu_guest_stays_however_it_was_installed(also):
+    observed = node("ubuntu-22.04", "ampere")
+    observed["driver"].update(module_version="570.172.08", others=["vgpu", also])
+    found = chosen(observed)
+    assert (found["refusals"], found["conflicts"], found["packages"]) == ([], [], []) and found["provided"] == "vgpu"
+
+
 # --------------------------------------------------------------------------- verification
 
 
