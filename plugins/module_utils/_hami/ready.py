@@ -53,23 +53,31 @@ def unready(kube: DryRun, params: JsonObject) -> list[str]:
 
     :param params: the module's options.
     """
-    found = [
-        reason for reason in map(not_ready_reason, workloads(kube, params["release"], params["namespace"])) if reason
-    ]
+    there = workloads(kube, params["release"], params["namespace"])
+    found = [_of_none(params)] if not there else []
+    # Nodes get their labels after the release.
+    found += [not_ready_reason(one, may_be_empty=not params["nodes"]) or "" for one in there]
     if params["proof_namespace"]:
         found.append(webhook_problem(kube, params))
     return [reason for reason in (*found, unregistered(kube, params["nodes"])) if reason]
 
 
-def wait_rolled_out(kube: Kube, release: str, namespace: str, waiting: Waiting) -> None:
+def _of_none(params: JsonObject) -> str:
+    return f"the release {params['release']} has no Deployment and no DaemonSet in namespace {params['namespace']}"
+
+
+def wait_rolled_out(kube: Kube, params: JsonObject, waiting: Waiting) -> None:
     """Wait until all pods of the release are ready.
 
+    :param params: the module's options.
     :raises NotInEffect: they aren't at the timeout; with the reasons of the pods, their events and logs.
     """
-    found = workloads(kube, release, namespace)
+    found = workloads(kube, params["release"], params["namespace"])
     if not found:
-        raise NotInEffect(f"the release {release} has no Deployment and no DaemonSet in namespace {namespace}")
-    watched = ClusterObjects(kube, [_name_only(one) for one in found], "present")
+        raise NotInEffect(_of_none(params))
+    # Nodes get their labels after the release.
+    empty = not params["nodes"]
+    watched = ClusterObjects(kube, [_name_only(one) for one in found], "present", may_be_empty=empty)
     watched.observe()
     watched.wait(waiting)
 
@@ -131,7 +139,7 @@ def ensure(kube: DryRun, params: JsonObject, check: bool, waiting: Waiting | Non
         return {"changed": False, "unready": unready(kube, params), "requests": dict(kube.requests)}
     waiting = waiting or Waiting(timeout=params["wait_timeout"])
     end = waiting.now() + waiting.timeout
-    wait_rolled_out(kube, params["release"], params["namespace"], waiting)
+    wait_rolled_out(kube, params, waiting)
     problems: list[t.Callable[[], str]] = [lambda: unregistered(kube, params["nodes"])]
     if params["proof_namespace"]:
         problems.insert(0, lambda: webhook_problem(kube, params))

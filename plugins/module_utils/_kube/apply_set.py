@@ -73,6 +73,7 @@ class ClusterObjects:
 
     :param manager: the field manager for server-side apply.
     :param replace_unready: delete pods of the DaemonSets that run without being ready.
+    :param may_be_empty: a DaemonSet that no node is to run is ready.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class ClusterObjects:
         state: str,
         manager: str = FIELD_MANAGER,
         replace_unready: bool = False,
+        may_be_empty: bool = False,
     ) -> None:
         self._kube = kube
+        self._may_be_empty = may_be_empty
         self._manager = manager
         self._replace_unready = replace_unready
         # By uid, the pods that were not ready at the first observation; their replacements get time to become ready.
@@ -128,7 +131,7 @@ class ClusterObjects:
     def _observe_unready_pods(self) -> None:
         pods: list[JsonObject] = []
         for live in self._live.values():
-            if live is not None and live["kind"] == "DaemonSet" and not_ready_reason(live) and selector(live):
+            if live is not None and live["kind"] == "DaemonSet" and self._not_ready(live) and selector(live):
                 pods += self._kube.list_all("v1", "Pod", live["metadata"]["namespace"], label_selector=selector(live))
         found = [pod for pod in pods if containers_with_logs(pod) and not ready(pod) and not _is_terminating(pod)]
         unready = {str(pod["metadata"]["uid"]): pod for pod in found}
@@ -241,9 +244,14 @@ class ClusterObjects:
             deleted = [ref for ref in state if ref.kind != "Node" and not self._foreign.get(ref)]
             return {ref: f"{ref} still exists" for ref in deleted if state[ref]}
         texts = {
-            ref: not_ready_reason(live, node_resources) if live else f"{ref} was deleted" for ref, live in state.items()
+            ref: self._not_ready(live, node_resources) if live else f"{ref} was deleted" for ref, live in state.items()
         }
         return {ref: text for ref, text in texts.items() if text}
+
+    def _not_ready(
+        self, live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})
+    ) -> str | None:
+        return not_ready_reason(live, node_resources, self._may_be_empty)
 
     def _reasons(self, pending: t.Sequence[Ref]) -> list[str]:
         """Return reasons from pods, their events and logs, as far as they are readable."""
@@ -340,6 +348,8 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     :raises ShareError: its details have the changes made until then.
     """
     definitions = objects.parse(params["definitions"])
+    if params["node_resources"] and not any(one["kind"] == "Node" for one in definitions):
+        raise BadInput("node_resources: there is no Node among the definitions, so none would be waited for")
     reconciler = ClusterObjects(kube, definitions, params["state"], params["field_manager"], params["replace_unready"])
     result: JsonObject = {"changed": False}
     try:

@@ -19,10 +19,14 @@ REPEATING = ("Failed", "BackOff", "ErrImageNeverPull", "InspectFailed", "FailedS
 MAX_REASONS = 6
 
 
-def not_ready_reason(live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> str | None:
+def not_ready_reason(
+    live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({}), may_be_empty: bool = False
+) -> str | None:
     """Return why an object isn't ready; None if it is.
 
     :param node_resources: of each resource, how many must be allocatable on each node; 0 for any number above 0.
+    :param may_be_empty: a DaemonSet without a node is ready, because its nodes get their labels later, or none is
+        meant to have it. Everywhere else it runs nothing, and is never ready.
     """
     kind, status = live["kind"], live.get("status") or {}
     if kind == "Node":
@@ -42,12 +46,16 @@ def not_ready_reason(live: JsonObject, node_resources: t.Mapping[str, int] = Map
         return f"{ref_of(live)}: its controller hasn't processed the change yet"
     if kind == "DaemonSet":
         wanted = int(status.get("desiredNumberScheduled") or 0)
+        if not wanted and not may_be_empty:
+            return f"{ref_of(live)}: no node matches its selectors and tolerations, so it has no pod"
         on_delete = ((live.get("spec") or {}).get("updateStrategy") or {}).get("type") == "OnDelete"
         counted = [] if on_delete else [("of the new revision", status.get("updatedNumberScheduled"))]
         counted += [("ready", status.get("numberReady")), ("available", status.get("numberAvailable"))]
     else:
         replicas = (live.get("spec") or {}).get("replicas")
         wanted = 1 if replicas is None else int(replicas)
+        if not wanted:
+            return f"{ref_of(live)}: it is scaled to 0, so it has no pod"
         counted = [("of the new revision", status.get("updatedReplicas")), ("ready", status.get("readyReplicas"))]
         if kind == "Deployment":
             counted.append(("available", status.get("availableReplicas")))

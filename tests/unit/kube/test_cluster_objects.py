@@ -246,6 +246,22 @@ def test_the_wait_covers_a_daemonset_whose_pods_depend_on_the_new_label(kube):
     assert result["requests"] == {"GET": 4 + 2 + 2 + 2}
 
 
+def test_a_daemonset_that_no_node_runs_is_never_in_effect(kube):
+    """Control planes with other taints or labels than its pods are made for: nothing runs, and nothing is unready."""
+    apply_set(kube, ALL)
+    settle(kube, D)
+    counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
+    kube.objects[D]["status"].update(dict.fromkeys(counts, 0))
+    with pytest.raises(NotInEffect, match="no node matches its selectors and tolerations"):
+        apply_set(kube, [one for one in ALL if one["kind"] != "Node"], wait=True, waiting=clock())
+    assert apply_set(kube, ALL, check=True, wait=True)["unready"]
+
+
+def test_resources_of_no_node_are_refused(kube):
+    with pytest.raises(BadInput, match="no Node among the definitions"):
+        apply_set(kube, [one for one in ALL if one["kind"] != "Node"], wait=True, node_resources={"x/y": 0})
+
+
 def announces(kube, units):
     kube.objects[G].update(status={"allocatable": {"x/y": units}})
 

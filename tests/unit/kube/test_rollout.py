@@ -30,12 +30,14 @@ ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
         (workload("DaemonSet", **{**DONE, "numberReady": 0}), "0 of 2 pods are ready"),
         (workload("DaemonSet", **{**DONE, "numberAvailable": 1}), "1 of 2 pods are available"),
         (workload("DaemonSet", spec=ON_DELETE, **{**DONE, "updatedNumberScheduled": 0}), None),
-        (workload("DaemonSet", desiredNumberScheduled=0), None),
+        (workload("DaemonSet", desiredNumberScheduled=0), "no node matches its selectors"),
+        (workload("DaemonSet", spec=ON_DELETE), "no node matches its selectors"),
         ({**workload("DaemonSet"), "status": {}}, "hasn't processed"),
         (workload("Deployment", replicas=1, updatedReplicas=1, readyReplicas=1, availableReplicas=1), None),
         (workload("Deployment", replicas=2, updatedReplicas=1, readyReplicas=1, availableReplicas=1), "old revision"),
         (workload("Deployment", updatedReplicas=1), "0 of 1 pod is ready"),
-        (workload("Deployment", spec={"replicas": 0}), None),
+        (workload("Deployment", spec={"replicas": 0}), "scaled to 0"),
+        (workload("StatefulSet", spec={"replicas": 0}), "scaled to 0"),
         (workload("StatefulSet", spec={"replicas": 2}, updatedReplicas=2, readyReplicas=1), "1 of 2 pods are ready"),
         ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}, None),
     ],
@@ -43,6 +45,12 @@ ON_DELETE = {"updateStrategy": {"type": "OnDelete"}}
 def test_not_ready_reason(live, message):
     reason = rollout.not_ready_reason(live)
     assert reason is None if message is None else message in reason
+
+
+def test_a_daemonset_whose_nodes_come_later_may_be_empty():
+    """helm deploys a back end's plugin before its nodes get their label."""
+    assert rollout.not_ready_reason(workload("DaemonSet", desiredNumberScheduled=0), may_be_empty=True) is None
+    assert rollout.not_ready_reason(workload("DaemonSet", desiredNumberScheduled=1), may_be_empty=True)
 
 
 def test_a_node_announces_its_resources():
