@@ -36,7 +36,7 @@ options:
   wait:
     description:
       - Wait until every DaemonSet, Deployment and StatefulSet among the objects is rolled out and every node announces its O(node_resources).
-        With O(state=absent), until the objects are deleted.
+        A workload that is to have no pod is never rolled out, unless it is a DaemonSet and O(min_nodes) is V(0). With O(state=absent), until the objects are deleted.
       - After O(wait_timeout) the module fails with the reasons from the pods' states, events and logs.
       - Check mode doesn't wait.
     type: bool
@@ -48,8 +48,16 @@ options:
   node_resources:
     description:
       - Resources of which every node among the objects must announce this many before the wait ends; any number above 0 where it is 0.
+      - Without a node among the objects it is refused.
     type: dict
     default: {}
+  min_nodes:
+    description:
+      - On how many nodes each DaemonSet among the objects must run, at least. One that fewer nodes match isn't rolled out.
+      - V(0) where its nodes come later.
+    type: int
+    default: 1
+    version_added: 1.1.0
   replace_unready:
     description:
       - Delete pods of the DaemonSets among the objects that run without being ready, so that they are recreated.

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import typing as t
 
 from .._contracts import hami
+from .._contracts.hami_marks import PLUGIN_LABEL
 from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
@@ -54,16 +56,33 @@ def unready(kube: DryRun, params: JsonObject) -> list[str]:
     :param params: the module's options.
     """
     there = workloads(kube, params["release"], params["namespace"])
-    found = [_of_none(params)] if not there else []
-    # Nodes get their labels after the release.
-    found += [not_ready_reason(one, may_be_empty=not params["nodes"]) or "" for one in there]
+    found = [not_ready_reason(one, min_nodes=0) or "" for one in there] or [_none(params)]
+    found.append(not_on_nodes(there, params["nodes"]))
     if params["proof_namespace"]:
         found.append(webhook_problem(kube, params))
     return [reason for reason in (*found, unregistered(kube, params["nodes"])) if reason]
 
 
-def _of_none(params: JsonObject) -> str:
+def _none(params: JsonObject) -> str:
     return f"the release {params['release']} has no Deployment and no DaemonSet in namespace {params['namespace']}"
+
+
+def not_on_nodes(there: t.Sequence[JsonObject], nodes: t.Sequence[str]) -> str:
+    """Return why the device plugin isn't ready on as many nodes; empty where it is.
+
+    :param there: the release's workloads. Its DaemonSets for cards of others may run on none.
+    :param nodes: those with a label of HAMi; they get it after the release.
+    """
+    if not nodes or not there:
+        return ""
+    key, value = PLUGIN_LABEL
+    plugins = [
+        one
+        for one in there
+        if one["kind"] == "DaemonSet" and (one["spec"]["template"]["metadata"].get("labels") or {}).get(key) == value
+    ]
+    reasons = [not_ready_reason(one, min_nodes=len(nodes)) or "" for one in plugins]
+    return "; ".join(filter(None, reasons)) if plugins else "the release has no DaemonSet of HAMi's device plugin"
 
 
 def wait_rolled_out(kube: Kube, params: JsonObject, waiting: Waiting) -> None:
@@ -74,10 +93,8 @@ def wait_rolled_out(kube: Kube, params: JsonObject, waiting: Waiting) -> None:
     """
     found = workloads(kube, params["release"], params["namespace"])
     if not found:
-        raise NotInEffect(_of_none(params))
-    # Nodes get their labels after the release.
-    empty = not params["nodes"]
-    watched = ClusterObjects(kube, [_name_only(one) for one in found], "present", may_be_empty=empty)
+        raise NotInEffect(_none(params))
+    watched = ClusterObjects(kube, [_name_only(one) for one in found], "present", min_nodes=0)
     watched.observe()
     watched.wait(waiting)
 
@@ -140,7 +157,11 @@ def ensure(kube: DryRun, params: JsonObject, check: bool, waiting: Waiting | Non
     waiting = waiting or Waiting(timeout=params["wait_timeout"])
     end = waiting.now() + waiting.timeout
     wait_rolled_out(kube, params, waiting)
-    problems: list[t.Callable[[], str]] = [lambda: unregistered(kube, params["nodes"])]
+    there = functools.partial(workloads, kube, params["release"], params["namespace"])
+    problems: list[t.Callable[[], str]] = [
+        lambda: not_on_nodes(there() if params["nodes"] else (), params["nodes"]),
+        lambda: unregistered(kube, params["nodes"]),
+    ]
     if params["proof_namespace"]:
         problems.insert(0, lambda: webhook_problem(kube, params))
     for problem_of in problems:

@@ -49,6 +49,7 @@ ARGUMENTS: JsonObject = {
     "wait": {"type": "bool", "default": False},
     "wait_timeout": {"type": "int", "default": 300},
     "node_resources": {"type": "dict", "default": {}},
+    "min_nodes": {"type": "int", "default": 1},
     "replace_unready": {"type": "bool", "default": False},
     "status_file": {"type": "path"},
     "field_manager": {"type": "str", "default": FIELD_MANAGER},
@@ -73,7 +74,7 @@ class ClusterObjects:
 
     :param manager: the field manager for server-side apply.
     :param replace_unready: delete pods of the DaemonSets that run without being ready.
-    :param may_be_empty: a DaemonSet that no node is to run is ready.
+    :param min_nodes: on how many nodes each DaemonSet has to run, at least.
     """
 
     def __init__(
@@ -83,10 +84,10 @@ class ClusterObjects:
         state: str,
         manager: str = FIELD_MANAGER,
         replace_unready: bool = False,
-        may_be_empty: bool = False,
+        min_nodes: int = 1,
     ) -> None:
         self._kube = kube
-        self._may_be_empty = may_be_empty
+        self._min_nodes = min_nodes
         self._manager = manager
         self._replace_unready = replace_unready
         # By uid, the pods that were not ready at the first observation; their replacements get time to become ready.
@@ -248,10 +249,8 @@ class ClusterObjects:
         }
         return {ref: text for ref, text in texts.items() if text}
 
-    def _not_ready(
-        self, live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})
-    ) -> str | None:
-        return not_ready_reason(live, node_resources, self._may_be_empty)
+    def _not_ready(self, live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> str | None:
+        return not_ready_reason(live, node_resources, self._min_nodes)
 
     def _reasons(self, pending: t.Sequence[Ref]) -> list[str]:
         """Return reasons from pods, their events and logs, as far as they are readable."""
@@ -349,8 +348,10 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     """
     definitions = objects.parse(params["definitions"])
     if params["node_resources"] and not any(one["kind"] == "Node" for one in definitions):
-        raise BadInput("node_resources: there is no Node among the definitions, so none would be waited for")
-    reconciler = ClusterObjects(kube, definitions, params["state"], params["field_manager"], params["replace_unready"])
+        raise BadInput("node_resources: no Node is among the definitions, so the wait would be for nothing")
+    reconciler = ClusterObjects(
+        kube, definitions, params["state"], params["field_manager"], params["replace_unready"], params["min_nodes"]
+    )
     result: JsonObject = {"changed": False}
     try:
         result = run(reconciler, check)

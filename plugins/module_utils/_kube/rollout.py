@@ -20,13 +20,12 @@ MAX_REASONS = 6
 
 
 def not_ready_reason(
-    live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({}), may_be_empty: bool = False
+    live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({}), min_nodes: int = 1
 ) -> str | None:
     """Return why an object isn't ready; None if it is.
 
     :param node_resources: of each resource, how many must be allocatable on each node; 0 for any number above 0.
-    :param may_be_empty: a DaemonSet without a node is ready, because its nodes get their labels later, or none is
-        meant to have it. Everywhere else it runs nothing, and is never ready.
+    :param min_nodes: on how many nodes a DaemonSet has to run, at least; one that runs on fewer isn't ready.
     """
     kind, status = live["kind"], live.get("status") or {}
     if kind == "Node":
@@ -46,8 +45,9 @@ def not_ready_reason(
         return f"{ref_of(live)}: its controller hasn't processed the change yet"
     if kind == "DaemonSet":
         wanted = int(status.get("desiredNumberScheduled") or 0)
-        if not wanted and not may_be_empty:
-            return f"{ref_of(live)}: no node matches its selectors and tolerations, so it has no pod"
+        if wanted < min_nodes:
+            matching = f"only {wanted} of {min_nodes} nodes match" if wanted else "no node matches"
+            return f"{ref_of(live)}: {matching} its selectors and tolerations, and others get no pod of it"
         on_delete = ((live.get("spec") or {}).get("updateStrategy") or {}).get("type") == "OnDelete"
         counted = [] if on_delete else [("of the new revision", status.get("updatedNumberScheduled"))]
         counted += [("ready", status.get("numberReady")), ("available", status.get("numberAvailable"))]

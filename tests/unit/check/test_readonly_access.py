@@ -191,7 +191,14 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     request.addfinalizer(lambda: api.request("DELETE", "/api/v1/nodes/gpu2"))
     wanted = {f"{kind}{suffix}" for kind, _name in POLICY_KINDS for suffix in ("", "Binding")} | {"DeviceClass"}
     objects = [one for one in rendered("dra", "dra_admission") if one["kind"] in wanted]
-    options = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": {}, "replace_unready": False}
+    options = {
+        "state": "present",
+        "wait": False,
+        "wait_timeout": 5,
+        "node_resources": {},
+        "min_nodes": 1,
+        "replace_unready": False,
+    }
     ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
     servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny"}
     given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}

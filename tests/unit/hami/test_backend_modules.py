@@ -157,7 +157,7 @@ def test_hamis_release_is_ready_only_with_its_webhook():
     kube.try_create = lambda one: one
     given = {"backend": "hami", "state": "ready", "proof_namespace": "default", "nodes": ["gpu1"]}
     unready = cluster.ensure(kube, params(cluster, **given), True)["unready"]
-    assert [one.partition(" ")[0] for one in unready] == ["HAMi's", "node"], unready
+    assert [one.partition(" ")[0] for one in unready] == ["the", "HAMi's", "node"], unready
 
 
 def test_each_back_end_with_files_has_its_own_removal():

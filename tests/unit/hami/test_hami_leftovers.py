@@ -272,5 +272,32 @@ def test_it_waits_for_pods_and_for_registered_nodes():
     ):
         node = a_node(**({REGISTER: text} if text else {}))
         with pytest.raises(NotInEffect, match=f"node gpu1: .*{problem}"):
-            wait(Api(deployment(1), node), proof_namespace="", nodes=["gpu1"])
-    assert wait(Api(deployment(1), a_node(**{REGISTER: CARD})), proof_namespace="", nodes=["gpu1"])["changed"] is False
+            wait(Api(deployment(1), plugin(1), node), proof_namespace="", nodes=["gpu1"])
+    registered = a_node(**{REGISTER: CARD})
+    done = wait(Api(deployment(1), plugin(1), registered), proof_namespace="", nodes=["gpu1"])
+    assert done["changed"] is False
+
+
+def plugin(wanted, component="hami-device-plugin"):
+    counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
+    status = {"observedGeneration": 1, **dict.fromkeys(counts, wanted)}
+    metadata = {**deployment(1)["metadata"], "name": component}
+    spec = {"selector": {"matchLabels": {"a": component}}}
+    spec["template"] = {"metadata": {"labels": {"app.kubernetes.io/component": component}}}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec, "status": status}
+
+
+def test_a_plugin_that_no_node_matches_is_not_taken_for_one_that_runs():
+    """What it registered in an earlier life stays on the node."""
+    registered = a_node(**{REGISTER: CARD})
+    given = {"proof_namespace": "", "nodes": ["gpu1"]}
+    for workloads, problem in (
+        ([deployment(1), plugin(0)], "hami-device-plugin: no node matches"),
+        ([deployment(1)], "no DaemonSet of HAMi's device plugin"),
+        ([deployment(1), plugin(1, "hami-mock-device-plugin")], "no DaemonSet of HAMi's device plugin"),
+    ):
+        with pytest.raises(NotInEffect, match=problem):
+            wait(Api(*workloads, registered), **given)
+    # Its nodes get their labels after the release, and a plugin for cards of others may have none.
+    wait(Api(deployment(1), plugin(0)), proof_namespace="")
+    wait(Api(deployment(1), plugin(1), plugin(0, "hami-mlu-device-plugin"), registered), **given)

@@ -236,7 +236,14 @@ class FakeKube:
 
 def apply_set(kube, definitions, check=False, waiting=None, **params):
     """Run ``cluster_objects`` with its defaults, without waiting; return its result with this run's requests."""
-    usual = {"state": "present", "wait": False, "wait_timeout": 5, "node_resources": {}, "replace_unready": False}
+    usual = {
+        "state": "present",
+        "wait": False,
+        "wait_timeout": 5,
+        "node_resources": {},
+        "min_nodes": 1,
+        "replace_unready": False,
+    }
     given = {"definitions": copy.deepcopy(definitions), "field_manager": FIELD_MANAGER, **usual, **params}
     kube.requests.clear()
     return ensure(kube, given, check, waiting)

@@ -252,13 +252,18 @@ def test_a_daemonset_that_no_node_runs_is_never_in_effect(kube):
     settle(kube, D)
     counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
     kube.objects[D]["status"].update(dict.fromkeys(counts, 0))
+    without = [one for one in ALL if one["kind"] != "Node"]
     with pytest.raises(NotInEffect, match="no node matches its selectors and tolerations"):
-        apply_set(kube, [one for one in ALL if one["kind"] != "Node"], wait=True, waiting=clock())
+        apply_set(kube, without, wait=True, waiting=clock())
     assert apply_set(kube, ALL, check=True, wait=True)["unready"]
+    assert apply_set(kube, without, wait=True, min_nodes=0, waiting=clock())["changed"] is False
+    settle(kube, D)
+    with pytest.raises(NotInEffect, match="only 1 of 2 nodes match"):
+        apply_set(kube, without, wait=True, min_nodes=2, waiting=clock())
 
 
 def test_resources_of_no_node_are_refused(kube):
-    with pytest.raises(BadInput, match="no Node among the definitions"):
+    with pytest.raises(BadInput, match="no Node is among the definitions"):
         apply_set(kube, [one for one in ALL if one["kind"] != "Node"], wait=True, node_resources={"x/y": 0})
 
 

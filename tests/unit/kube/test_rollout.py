@@ -47,10 +47,12 @@ def test_not_ready_reason(live, message):
     assert reason is None if message is None else message in reason
 
 
-def test_a_daemonset_whose_nodes_come_later_may_be_empty():
-    """helm deploys a back end's plugin before its nodes get their label."""
-    assert rollout.not_ready_reason(workload("DaemonSet", desiredNumberScheduled=0), may_be_empty=True) is None
-    assert rollout.not_ready_reason(workload("DaemonSet", desiredNumberScheduled=1), may_be_empty=True)
+def test_a_daemonset_runs_on_as_many_nodes_as_it_is_asked_for():
+    """None where its nodes get their labels later; all schedulers' nodes where one without an extender fails pods."""
+    none, two = workload("DaemonSet"), workload("DaemonSet", **DONE)
+    assert rollout.not_ready_reason(none, min_nodes=0) is None
+    assert rollout.not_ready_reason(two, min_nodes=2) is None
+    assert "only 2 of 3 nodes match" in rollout.not_ready_reason(two, min_nodes=3)
 
 
 def test_a_node_announces_its_resources():

@@ -367,6 +367,22 @@ def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
         assert "pods of namespace nvidia-gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
 
 
+def test_resources_that_another_plugin_announced_are_no_proof_of_the_operators(operator, tmp_path):
+    """Its plugin matches no node, and what the nodes announced before is still there."""
+    with PlayedGpuOperator(operator) as played:
+        role = Role(operator, tmp_path, "")
+        role.step("cluster")
+        role.step("nodes")
+        played.asleep = True
+        path = f"/apis/apps/v1/namespaces/{played.NAMESPACE}/daemonsets/nvidia-device-plugin-daemonset"
+        selector = {"nvidia.com/gpu.deploy.device-plugin": None, "example.org/cards": "none"}
+        operator.request("PATCH", path, {"spec": {"template": {"spec": {"nodeSelector": selector}}}}, MERGE)
+        until(lambda: operator.request("GET", path)["status"]["desiredNumberScheduled"] == 0)
+        assert allocatable(operator, "gpu1")
+        done = role.run("nodes", nvidia_device_plugin_wait_timeout=5)
+        assert done.rc != 0 and "only 0 of 2 nodes match its selectors" in " ".join(done.text.split()), done.text
+
+
 def policy_of(server):
     return server.request("GET", "/apis/nvidia.com/v1/clusterpolicies/cluster-policy")["spec"]
 

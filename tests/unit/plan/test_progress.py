@@ -101,7 +101,7 @@ def test_a_wait_reports_what_is_pending():
     definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}
     params = {"definitions": [space, {**definition, "spec": {}}], "state": "present", "field_manager": "kubegpu-share"}
-    params |= {"replace_unready": False, "wait": True, "wait_timeout": 2, "node_resources": {}}
+    params |= {"replace_unready": False, "wait": True, "wait_timeout": 2, "node_resources": {}, "min_nodes": 1}
     with pytest.raises(NotInEffect):
         apply_set.ensure(kube, params, False, Waiting(0.01, 0.01, status=seen.append))
     assert seen and seen[0].startswith("DaemonSet n/d")
