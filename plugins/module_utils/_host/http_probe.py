@@ -1,16 +1,39 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The adapter to HTTP health endpoints of the machine on which the module runs."""
+"""The adapter to HTTP servers, as the machine reaches them on which the module runs."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ssl
 import typing as t
 
+# Seconds for one step of a request.
+TIMEOUT = 5
+# More of a response isn't read.
+MAX_BODY = 64 * 1024
+
 # Requests a URL and returns the HTTP status, or 0 without a response.
 Probe = t.Callable[[str], int]
+
+
+class Answer(t.NamedTuple):
+    """The response to a POST.
+
+    :param status: the HTTP status; 0 without a response.
+    :param failure: why there is none: ``refused``, ``timeout``, ``tls``, ``unreachable`` or ``no_http``.
+    :param text: the response's body, or the error's text.
+    """
+
+    status: int
+    failure: str
+    text: str
+
+
+# Posts JSON to a URL.
+Post = t.Callable[[str, str], Answer]
 
 
 def probe(url: str) -> int:
@@ -18,19 +41,45 @@ def probe(url: str) -> int:
 
     Certificates are not verified, because kube-scheduler signs its own.
     """
-    scheme, _colon, rest = url.partition("://")
-    address, slash, path = rest.partition("/")
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     try:
-        if scheme == "https":
-            context = ssl.create_default_context()
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(address, timeout=5, context=context)
-        else:
-            connection = http.client.HTTPConnection(address, timeout=5)
-        connection.request("GET", slash + path)
+        connection, path = _connection(url, context)
+        connection.request("GET", path)
         status = connection.getresponse().status
         connection.close()
     except (OSError, http.client.HTTPException, ValueError):
         return 0
     return status
+
+
+def post(url: str, body: str) -> Answer:
+    """Post JSON, without a proxy; certificates are verified by the machine's authorities."""
+    try:
+        connection, path = _connection(url, ssl.create_default_context())
+        with contextlib.closing(connection):
+            connection.request("POST", path, body.encode(), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return Answer(response.status, "", response.read(MAX_BODY).decode(errors="replace"))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Answer(0, _failure(error), " ".join(str(error).split()) or type(error).__name__)
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if isinstance(error, ssl.SSLError):
+        return "tls"
+    return "unreachable" if isinstance(error, OSError) else "no_http"
+
+
+def _connection(url: str, context: ssl.SSLContext) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection to a URL's server, which isn't open yet, and the URL's path."""
+    scheme, _colon, rest = url.partition("://")
+    address, slash, path = rest.partition("/")
+    if scheme == "https":
+        return http.client.HTTPSConnection(address, timeout=TIMEOUT, context=context), slash + path
+    return http.client.HTTPConnection(address, timeout=TIMEOUT), slash + path

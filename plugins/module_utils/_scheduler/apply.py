@@ -12,12 +12,12 @@ from .._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._host.file_transaction import FileTransaction, replacements
-from .._host.http_probe import Probe, probe
+from .._host.http_probe import Post, Probe, post, probe
 from .._host.system import System
 from .._host.systemd import stale, unit
 from .._runtime.engine import ConfigUpdate, Engine
 from . import control_plane as cp
-from . import embedded, static_pod
+from . import embedded, extender_proof, static_pod
 
 # A server starts the API server, and RKE2 its own pods, before kube-scheduler.
 RESTART_SECONDS = 300.0
@@ -46,17 +46,24 @@ def work(
     ask: Probe = probe,
     sleep: t.Callable[[float], None] = time.sleep,
     now: t.Callable[[], float] = time.monotonic,
+    send: Post = post,
 ) -> JsonObject:
     """Apply the action plugin's plan.
 
     :param params: the module's options.
     :param ask: returns the HTTP status of a URL, 0 for none.
+    :param send: posts the extender's request.
+    :raises ShareError: the extender doesn't answer from this machine, on whose network kube-scheduler runs; nothing was
+        changed.
     :raises NotInEffect: kube-scheduler doesn't run with the new files; they are rolled back.
     """
     plan = params["plan"]
     if not plan:
         raise BadInput("plan: the module needs its action plugin, which makes the plan")
     changes = replacements(plan["files"])
+    if plan["extender"]:
+        host = (system.read("/proc/sys/kernel/hostname") or "").strip()
+        extender_proof.require_answer(plan["extender"], host, send, sleep, now)
     if plan["kind"] in embedded.PLACES:
         engine = Server(system, plan, params["timeout"], ask, now)
         ConfigUpdate(system, engine, RESTART_SECONDS + params["timeout"], sleep, now).run(changes)

@@ -81,6 +81,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         lease=lease_of(text, flags, minor),
         # k3s elects no leader where its datastore is SQLite.
         lease_certain=False,
+        extender=options.extender.url if options.present else "",
     )
 
 

@@ -88,6 +88,7 @@ class SchedulerPlan:
     :param lease: namespace and name of the lease that it takes; None where it takes none.
     :param lease_certain: whether it is known to take one.
     :param warnings: what the user has to do beside this change, each a sentence.
+    :param extender: the URL of the extender that kube-scheduler asks then; empty where it is removed.
     """
 
     plan: Plan
@@ -102,6 +103,7 @@ class SchedulerPlan:
     lease: tuple[str, str] | None = None
     lease_certain: bool = True
     warnings: tuple[str, ...] = ()
+    extender: str = ""
 
     @property
     def restarts(self) -> bool:
@@ -112,14 +114,14 @@ class SchedulerPlan:
 
     def to_module(self) -> JsonObject:
         """Return the module's option ``plan``."""
-        return self._to_module(self.files, self.config, self.policy)
+        return self._to_module(self.files, self.config, self.policy, self.extender)
 
     def rollback(self) -> JsonObject:
         """Return the module's option ``plan`` that reverts this plan."""
         files = [File(path, after, before) for path, before, after in reversed(self.files)]
         return self._to_module(files, *self.before)
 
-    def _to_module(self, files: t.Sequence[File], config_path: str, policy_path: str) -> JsonObject:
+    def _to_module(self, files: t.Sequence[File], config_path: str, policy_path: str, extender: str = "") -> JsonObject:
         return {
             "kind": self.kind,
             "manifest": self.manifest,
@@ -128,6 +130,7 @@ class SchedulerPlan:
             "policy": policy_path,
             "loads": dict(self.loads),
             "urls": list(self.urls),
+            "extender": extender,
         }
 
 
@@ -195,6 +198,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         manifest=path,
         lease=lease_of(_config_after(observed, files, named[0]), after, _minor_or_newest(manifest, options)),
         warnings=_kubespray_warnings(options, files),
+        extender=options.extender.url if options.present else "",
     )
 
 

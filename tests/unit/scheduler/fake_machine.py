@@ -181,7 +181,7 @@ class Watched:
     :param left: these machines; equal ones once.
     """
 
-    CALLS = ("read", "names", "exists", "link", "write", "remove", "run", "sleep", "now", "ask")
+    CALLS = ("read", "names", "exists", "link", "write", "remove", "run", "sleep", "now", "ask", "post")
 
     def __init__(self, machine: t.Any) -> None:
         self._machine = machine
@@ -233,7 +233,7 @@ def plan(system: t.Any, options: Options) -> SchedulerPlan:
 
 
 def carry_out(system: t.Any, planned: SchedulerPlan, timeout: int = 60) -> None:
-    work({"plan": planned.to_module(), "timeout": timeout}, system, system.ask, system.sleep, system.now)
+    work({"plan": planned.to_module(), "timeout": timeout}, system, system.ask, system.sleep, system.now, system.post)
 
 
 def run(system: t.Any, options: Options) -> SchedulerPlan:

@@ -7,9 +7,11 @@ import posixpath
 import re
 from collections.abc import Sequence
 
+from ansible_collections.kubegpu.share.plugins.module_utils._host.http_probe import Answer
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 
 BOOT = 1_000_000.0
+ANSWERS = Answer(200, "", '{"Nodes": null, "NodeNames": [], "FailedNodes": {}, "Error": ""}')
 
 
 class MemorySystem:
@@ -25,6 +27,8 @@ class MemorySystem:
         self.links: dict[str, str] = {}
         self.log: list[str] = []
         self.time = 100.0
+        # What answers at the extender's URL.
+        self.extender = ANSWERS
 
     def read(self, path: str) -> str | None:
         if path == "/proc/uptime":
@@ -35,6 +39,10 @@ class MemorySystem:
         """The file of a path below the root of a process, which sees the machine's own."""
         found = re.match(r"/proc/(\d+)/root(/.*)", path)
         return found[2] if found and f"/proc/{found[1]}/stat" in self.files else path
+
+    def post(self, url: str, body: str) -> Answer:
+        self.log.append(f"post {url}")
+        return self.extender
 
     def names(self, path: str) -> list[str]:
         return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
