@@ -24,7 +24,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # with the library kubernetes only for kubeconfigs that need it.
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (15, 70),
-    "backend_objects": (27, 180),
+    "backend_objects": (27, 182),
     "cluster_info": (31, 221),
     "cluster_objects": (17, 130),
     "container_runtime": (28, 182),
@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "image_build": (9, 36),
     "image_import": (18, 115),
     "kernel_driver": (15, 50),
-    "kube_scheduler": (26, 210),
+    "kube_scheduler": (27, 216),
     "kubeadm_config": (11, 58),
     "kubelet_devices_info": (16, 105),
     "machine_config": (14, 90),

@@ -227,11 +227,13 @@ GPUSHARE_CHECKS = {
     "S1": Invariant(
         "The extender and the device plugins are ready, or gpushare-dra-templates and the DRA drivers",
         "the servers' pods with the control plane's nodes and the labelled GPU nodes",
-        "FAIL; UNKNOWN where the scheduler's set-up is unknown",
+        "FAIL; UNKNOWN where the scheduler's set-up or its machines are unknown",
         "run site.yml again",
         {
             "not_checked": "gpushare's servers weren't checked, since how this cluster runs its scheduler is unknown: "
             "{why}",
+            "no_control_plane": "no extender was checked: scheduler_mode is {mode}, and no machine of the control "
+            "plane is known",
             "not_running": "{server} doesn't run on {node}",
             "not_ready": "{server} isn't ready on {node}: {why}",
             "not_running_anywhere": "{server} isn't ready: it has no pod",
@@ -240,6 +242,7 @@ GPUSHARE_CHECKS = {
         {
             "not_checked": "add the control plane's machines to the inventory's group control_plane, or set "
             "scheduler_mode",
+            "no_control_plane": "add the control plane's machines to the inventory's group control_plane",
             "not_ready": "read the pod's log and events; run site.yml again",
             "not_ready_anywhere": "read the pod's log and events; run site.yml again",
         },
@@ -251,6 +254,8 @@ GPUSHARE_CHECKS = {
         "FAIL; UNKNOWN where neither machine nor API shows it",
         "run site.yml again",
         {
+            "no_control_plane": "no scheduler was checked: scheduler_mode is {mode}, and no machine of the control "
+            "plane is known",
             "k3s_arguments": "k3s doesn't show its scheduler's arguments in the API",
             "no_scheduler": "no kube-scheduler runs on {node}",
             "own_configuration": "kube-scheduler on {node} has a configuration of its own, and the API doesn't show "
@@ -281,6 +286,7 @@ GPUSHARE_CHECKS = {
             "secondary_without_extender": "the secondary scheduler's configuration has no extender for {resource}",
         },
         {
+            "no_control_plane": "add the control plane's machines to the inventory's group control_plane",
             "k3s_arguments": "compare them with site.yml --check",
             "no_scheduler": "read kubelet's log on {node}",
             "own_configuration": "compare it with site.yml --check",
@@ -317,10 +323,11 @@ GPUSHARE_CHECKS = {
     "S4": Invariant(
         "Every GPU node is in the cluster, has both labels and announces GPUs",
         "the machines with evidence and the labelled nodes with the API's nodes",
-        "FAIL; WARN for the restricted label alone",
+        "FAIL; UNKNOWN where no node is known; WARN for the restricted label alone",
         "join the machine to the cluster",
         {
             "not_in_cluster": "node {node} isn't in the cluster",
+            "no_gpu_node": "no node was checked: none has a label of gpushare, and no machine of one is known",
             "no_label": "node {node} lacks the label {label}",
             "not_restricted": "node {node} has the label {label} and lacks {restricted}, so no server runs there",
             "restricted_alone": "node {node} has the label {restricted} without its back end's own, which its "
@@ -329,6 +336,7 @@ GPUSHARE_CHECKS = {
             "not_offered": "node {node} has no card in a ResourceSlice of {driver}",
         },
         {
+            "no_gpu_node": "add the machines to the inventory's group gpu_nodes, or name the nodes in gpushare_nodes",
             "no_label": "run site.yml again",
             "not_restricted": "run site.yml again if the node is in the inventory; the label of another one was set by "
             "somebody else, which its kubelet may: find out who, and remove it",

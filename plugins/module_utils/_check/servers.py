@@ -47,6 +47,8 @@ def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
     if EXTENDER in kinds and servers.problem:
         result.unknown("not_checked", why=servers.problem)
     elif EXTENDER in kinds and servers.scheduler in constants.ON_MACHINES:
+        if not servers.control_plane:
+            result.unknown("no_control_plane", mode=servers.scheduler)
         for name in servers.control_plane:
             _check_server(servers, EXTENDER, name, result)
     elif EXTENDER in kinds:
@@ -99,6 +101,8 @@ def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
         return
     if servers.scheduler == constants.OPENSHIFT and servers.api is not None:
         check_openshift(servers, servers.api, result)
+    if servers.scheduler in constants.ON_MACHINES and not servers.control_plane:
+        result.unknown("no_control_plane", mode=servers.scheduler)
     for node in servers.control_plane if servers.scheduler in constants.ON_MACHINES else ():
         result.count()
         if _check_processes(servers.running.get(node), node, result):
@@ -156,7 +160,10 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
         result.fail("not_in_cluster", node=name)
     for node in snapshot.nodes if servers is not None else ():
         _check_restricted(node, result)
-    for node, allocation in _checked(snapshot):
+    checked = _checked(snapshot)
+    if servers is not None and not servers.problem and not (checked or snapshot.unknown_nodes) and needed(snapshot):
+        result.unknown("no_gpu_node")
+    for node, allocation in checked:
         result.count()
         if not has_label(node):
             result.fail("no_label", node=node.name, label=label_of(allocation), key="label")

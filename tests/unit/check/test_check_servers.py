@@ -100,6 +100,21 @@ def test_contradictions(objects, expected):
     assert sorted(failed) == sorted(expected), found
 
 
+@pytest.mark.parametrize("mode", ["static_pod", "k3s", "rke2"])
+def test_a_check_of_no_machine_and_of_no_node_is_unknown(mode):
+    """Nothing of what is needed is known: no scheduler's machine, no node."""
+    found = findings([node("cp1")], nodes={}, control_plane=[], scheduler=mode)
+    assert [one[:3] for one in found] == [
+        ("S1", "UNKNOWN", "no_control_plane"),
+        ("S2", "UNKNOWN", "no_control_plane"),
+        ("S4", "UNKNOWN", "no_gpu_node"),
+    ]
+    # Another back end has the nodes, or one of gpushare's is there.
+    labels = {"kubegpu.share/backend": "hami", "gpu": "on", "node-restriction.kubernetes.io/kubegpu-share": "hami"}
+    assert findings([node("cp1"), node("gpu1", labels=labels)], nodes={}, control_plane=[], scheduler=mode) == []
+    assert "no_gpu_node" not in [one[2] for one in findings(GOOD, scheduler=mode)]
+
+
 @pytest.mark.parametrize(
     ("objects", "nodes", "expected"),
     [

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The request by which role scheduler proves the extender, against real servers; kube-scheduler sees the same."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+import typing as t
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host import http_probe
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extender_proof import (
+    PAUSE_SECONDS,
+    PROOF_SECONDS,
+    REASONS,
+    REQUEST,
+    problem,
+    require_answer,
+)
+from api_double import ApiDouble
+from extender_kit import Start, eventually
+from fake_clock import FakeClock
+from gpushare.api.client import connect
+from gpushare.extender.command import Extender
+from gpushare.shared._contracts import gpushare as contract
+from prometheus_client import CollectorRegistry
+from real_apiserver import MERGE, ApiServer
+from tls_files import Files
+
+PREFIX = contract.EXTENDER_PREFIX
+
+
+def prove(url: str) -> tuple[str, str]:
+    """Ask with the real adapter and a clock of its own; return the code and the sentence, empty where it answers."""
+    clock = FakeClock()
+    begun = clock.now()
+    try:
+        require_answer(url, "cp1", http_probe.post, clock.sleep, clock.now)
+    except ShareError as error:
+        details = error.details
+        assert (details["code"], details["url"], details["host"]) == ("extender_unanswered", f"{url}/filter", "cp1")
+        assert PROOF_SECONDS <= clock.now() - begun <= PROOF_SECONDS + PAUSE_SECONDS, "a few tries in the stated time"
+        assert f"{url}/filter" in str(error) and " cp1 " in str(error)
+        return details["reason"], str(error)
+    return "", ""
+
+
+def url_of(port: int, scheme: str = "http", host: str = "127.0.0.1") -> str:
+    return f"{scheme}://{host}:{port}{PREFIX}"
+
+
+def test_the_extender_answers_and_books_nothing(api: ApiDouble, start: Start) -> None:
+    client = start(16)
+    assert prove(url_of(client.extender.service.port)) == ("", "")
+    assert client.used() == [0] and api.asked("PATCH", "") == []
+
+
+def test_an_extender_that_has_read_nothing_yet_is_none(api: ApiDouble, start: Start) -> None:
+    client = start(ready=False)
+    client.extender.api._refusal = lambda: contract.Refusal(contract.Reason.NOT_READY, "the nodes aren't read")
+    reason, text = prove(url_of(client.extender.service.port))
+    assert reason == "not_ready" and "the nodes aren't read" in text and "read the log" in text.lower()
+
+
+def test_an_extender_with_tls_is_asked_as_the_scheduler_would(start: Start, tmp_path: Path) -> None:
+    """On machines kube-scheduler has no certificate for it."""
+    port = start(16, tls=Files(tmp_path).tls()).extender.service.port
+    assert prove(url_of(port, "https"))[0] == "tls"
+    assert prove(url_of(port))[0] in ("no_http", "unreachable", "http_status")
+
+
+class Other(BaseHTTPRequestHandler):
+    """Another program at the extender's address."""
+
+    status, body = 200, b"{}"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: t.Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def another(status: int, body: bytes) -> Iterator[int]:
+    handler = type("Handler", (Other,), {"status": status, "body": body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "reason"),
+    [
+        (404, b"not found", "http_status"),
+        (503, b'{"NodeNames": [], "Error": ""}', "http_status"),
+        # kube-scheduler takes no other status, nor a redirection.
+        (204, b"", "http_status"),
+        (302, b"", "http_status"),
+        (200, b"<html>", "not_an_extender"),
+        (200, b"{}", "not_an_extender"),
+        (200, b'[{"NodeNames": []}]', "not_an_extender"),
+        (200, b'{"status": "ok"}', "not_an_extender"),
+        # A node that nobody asked about.
+        (200, b'{"NodeNames": ["gpu1"], "Error": ""}', "not_an_extender"),
+        (200, b'{"NodeNames": {}, "Error": ""}', "not_an_extender"),
+        (200, b'{"NodeNames": null, "Error": "no\\u001b[2J cards"}', "not_ready"),
+        (200, b'{"NodeNames": [], "Error": "', "not_an_extender"),
+        # Of upstream's releases: the newer ones' keys, and the older ones', which leave empty fields out.
+        (200, b'{"Nodes":null,"NodeNames":[],"FailedNodes":{},"Error":""}', ""),
+        (200, b'{"nodenames":[]}', ""),
+        (200, b'{"NodeNames": null, "FailedNodes": null}', ""),
+    ],
+)
+def test_only_an_extenders_answer_counts(status: int, body: bytes, reason: str) -> None:
+    with another(status, body) as port:
+        found, text = prove(url_of(port))
+    assert found == reason
+    assert "\x1b" not in text and (not reason or REASONS[reason][1][1:30] in text), text
+
+
+def test_what_does_not_answer_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_probe, "TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert prove(url_of(port))[0] == "timeout"
+    reason, text = prove(url_of(port))
+    assert reason == "refused" and "connection refused" in text and "kubectl get pods" in text.lower()
+    assert prove(f"http://127.0.0.1:nowhere{PREFIX}")[0] == "no_http"
+    # Each try may wait for the resolver.
+    assert problem(http_probe.post(url_of(port, host="no-such-host.invalid"), REQUEST))[0] == "unreachable"
+
+
+# --------------------------------------------------------------------------- a real kube-scheduler
+
+PODS = "/api/v1/namespaces/default/pods"
+POD = {
+    "metadata": {"name": "share"},
+    "spec": {"containers": [{"name": "c", "image": "i", "resources": {"limits": {contract.RESOURCE_MEMORY: "1"}}}]},
+}
+
+
+def test_kube_scheduler_places_a_share_only_where_the_proof_succeeds(own_server: ApiServer, tmp_path: Path) -> None:
+    server = own_server
+    card = contract.Card(0, "GPU-00000000-0000-0000-0000-000000000000", 0, 16384, 16)
+    annotations = {contract.NODE_CARDS: contract.cards_to_annotation([card])}
+    server.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1", "annotations": annotations}})
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110", contract.RESOURCE_MEMORY: "16"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [{"type": "Ready", "status": "True"}]}
+    server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": status}, MERGE)
+    server.request("PATCH", "/api/v1/nodes/gpu1", {"spec": {"taints": None}}, MERGE)
+    server.request("POST", PODS, POD)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    entry = {
+        "urlPrefix": url_of(port),
+        "filterVerb": "filter",
+        "bindVerb": "bind",
+        "nodeCacheCapable": True,
+        "managedResources": [{"name": contract.RESOURCE_MEMORY, "ignoredByScheduler": False}],
+    }
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(server.kubeconfig)},
+        "podInitialBackoffSeconds": 1,
+        "podMaxBackoffSeconds": 1,
+        "extenders": [entry],
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [server.programs["kube-scheduler"], f"--config={tmp_path}/config.yaml", "--secure-port=0"]
+
+    def pod() -> t.Any:
+        return server.request("GET", f"{PODS}/share")
+
+    def refused() -> bool:
+        conditions = pod()["status"].get("conditions") or [{}]
+        return "connection refused" in str(conditions[0].get("message", ""))
+
+    server.service_account(tmp_path / "account")
+    with (tmp_path / "log").open("wb") as log, contextlib.ExitStack() as stack:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
+        stack.callback(process.wait, 20)
+        stack.callback(process.terminate)
+        eventually(refused, 60)
+        assert prove(url_of(port))[0] == "refused"
+        kube = connect(server.url, str(tmp_path / "account"))
+        extender = Extender(kube, port=port, registry=CollectorRegistry(), namespace="default")
+        extender.start()
+        stack.callback(extender.stop)
+        eventually(lambda: extender.unready() is None, 60)
+        assert prove(url_of(port)) == ("", "")
+        assert eventually(lambda: contract.pod_node(pod()), 60) == "gpu1"
