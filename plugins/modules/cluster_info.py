@@ -235,6 +235,10 @@ scheduler:
       description: These machines, as hosts of the inventory. The holder of the scheduler's lease is the last.
       type: list
       elements: str
+    unlabelled:
+      description: The nodes of these machines that have no label of a control plane.
+      type: list
+      elements: str
     versions:
       description: The versions of the kube-schedulers that are static pods, from the tags of their images.
       type: list

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import typing as t
 
@@ -49,6 +50,8 @@ LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")
 SERVERS = {"+k3s": (K3S, "k3s"), "+rke2": (RKE2, "RKE2")}
 # Distributions that run kube-scheduler outside of a pod, by a mark of their nodes.
 K0S, MICROK8S_LABEL, RKE1_ANNOTATIONS = "+k0s", "microk8s.io/cluster", "rke.cattle.io/"
+# The arguments with which k3s and RKE2 run on a node, as a list in JSON; the first is server or agent.
+NODE_ARGUMENTS = ("k3s.io/node-args", "rke2.io/node-args")
 # Annotations of the servers' namespace that are returned.
 OWN_ANNOTATIONS = "kubegpu.share/"
 
@@ -119,6 +122,7 @@ class DetectedScheduler(t.TypedDict):
     mode: str
     reason: str
     hosts: list[str]
+    unlabelled: list[str]
     on_machines: bool
     openshift: str
     takes_policy: bool
@@ -133,6 +137,8 @@ class Node:
     """One node; ``hostnames`` are the names that the API reports for its machine.
 
     :param distribution: that runs kube-scheduler outside of a pod; empty for another or an unknown one.
+    :param server: k3s or RKE2 run there as a server, by what its kubelet says of itself; asked of machines in group
+        control_plane only.
     """
 
     name: str
@@ -141,10 +147,15 @@ class Node:
     os: str
     hostnames: tuple[str, ...] = ()
     distribution: str = ""
+    server: bool = False
+
+    @property
+    def labelled(self) -> bool:
+        return any(label in self.labels for label in CONTROL_PLANE_LABELS)
 
     @property
     def control_plane(self) -> bool:
-        return any(label in self.labels for label in CONTROL_PLANE_LABELS)
+        return self.labelled or self.server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -475,10 +486,12 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
             f"(kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
         )
     namespace = str(options["namespace"])
+    places = {hosts[one] for one in selected.hosts}
     return {
         "mode": selected.mode,
         "reason": selected.reason,
         "hosts": list(selected.hosts),
+        "unlabelled": sorted(one.name for one in state.nodes if not one.labelled and one.name in places),
         "on_machines": on_machines,
         "openshift": state.openshift,
         "takes_policy": policy,
@@ -529,7 +542,8 @@ def read_state(kube: Kube, nodes: t.Sequence[JsonObject], hosts: t.Iterable[str]
     :param nodes: the API's Node objects.
     :param hosts: names of the nodes of group control_plane.
     """
-    known = [_node(one) for one in nodes]
+    hosts = frozenset(hosts)
+    known = [_node(one, hosts) for one in nodes]
     if any(OPENSHIFT_LABEL in one.labels or coreos.is_coreos({"name": one.os}) for one in known):
         version = kube.get(openshift.CLUSTER_VERSION)
         if version is not None:
@@ -567,7 +581,18 @@ def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
     return {str(pod["spec"].get("nodeName")): str(one.get("image", "")) for pod, one in found if one is not None}
 
 
-def _node(node: JsonObject) -> Node:
+def _is_server(annotations: JsonObject) -> bool:
+    for name in NODE_ARGUMENTS:
+        try:
+            words = json.loads(annotations.get(name) or "[]")
+        except (TypeError, ValueError):
+            continue
+        if isinstance(words, list) and words[:1] == ["server"] and "--disable-scheduler" not in words:
+            return True
+    return False
+
+
+def _node(node: JsonObject, hosts: t.Collection[str]) -> Node:
     metadata, status = node["metadata"], node.get("status") or {}
     info = status.get("nodeInfo") or {}
     labels = metadata.get("labels") or {}
@@ -587,4 +612,5 @@ def _node(node: JsonObject) -> Node:
         line(info.get("osImage", "")),
         tuple(str(one) for one in names if one),
         next((title for title, marked in marks.items() if marked), ""),
+        str(metadata["name"]) in hosts and _is_server(annotations),
     )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import (
@@ -258,6 +260,51 @@ def test_control_plane_machines_without_a_label_are_found_by_lease_and_inventory
     )
     assert detected(kube, hosts={"a": "m1", "b": "m2"})["hosts"] == ["b", "a"]
     assert [call for call in kube.calls if "kube-system" in call and "Pods" in call] == ["GET Pods kube-system"] * 3
+
+
+def test_nodes_of_schedulers_without_a_label_are_reported():
+    """By their names the extender reaches them."""
+    labelled, old, bare = raw_node("cp1"), raw_node("cp2"), raw_node("cp3", worker=True)
+    old["metadata"]["labels"] = OLD_CONTROL
+    pods = [mirror(name) for name in ("cp1", "cp2", "cp3")]
+    kube = FakeKube(labelled, old, bare, raw_node("gpu1", worker=True), *pods, lease("cp1"))
+    found = detected(kube, hosts={"a": "cp1", "b": "cp2", "c": "cp3"})
+    assert (found["mode"], sorted(found["hosts"]), found["unlabelled"]) == ("static_pod", ["a", "b", "c"], ["cp3"])
+    assert detected(kubeadm())["unlabelled"] == []
+    assert detected(openshift_of("4.20.0"), hosts={})["unlabelled"] == []
+
+
+def server_node(name, distribution, arguments, labels=None):
+    """As k3s and RKE2 note on their nodes with which arguments they run."""
+    kubelet = {"k3s": "v1.34.2+k3s1", "rke2": "v1.34.2+rke2r1"}[distribution]
+    metadata = {"labels": labels, "annotations": {f"{distribution}.io/node-args": json.dumps(arguments)}}
+    return of_api("Node", name, metadata=metadata, status={"nodeInfo": {"kubeletVersion": kubelet}})
+
+
+ROLES = {f"node-role.kubernetes.io/{name}": "true" for name in ("control-plane", "etcd", "master")}
+
+
+@pytest.mark.parametrize("distribution", ["k3s", "rke2"])
+def test_servers_of_k3s_and_rke2_are_known_by_their_roles_and_arguments(distribution):
+    """RKE2 1.34 sets no label master; a node of etcd alone has no scheduler, and a label may be missing."""
+    role = {"node-role.kubernetes.io/control-plane": "true"}
+    etcd = {"node-role.kubernetes.io/etcd": "true"}
+    # A taken node says of itself what it likes.
+    agent = server_node("gpu1", distribution, ["server"])
+    for labels, missing in ((ROLES, []), (role, []), (OLD_CONTROL, []), (None, ["s1"]), ({"a": "b"}, ["s1"])):
+        machines = [server_node("s1", distribution, ["server", "--cluster-init"], labels)]
+        machines += [server_node("e1", distribution, ["server", "--disable-scheduler"], etcd), agent]
+        pods = [mirror("s1")] if distribution == "rke2" else []
+        found = detected(FakeKube(*machines, *pods), hosts={"a": "s1"})
+        assert (found["mode"], found["hosts"], found["unlabelled"]) == (distribution, ["a"], missing)
+        with pytest.raises(BadInput, match="node e1 of host b runs no kube-scheduler; take it out of the group"):
+            detected(FakeKube(*machines, *pods), hosts={"a": "s1", "b": "e1"})
+
+
+@pytest.mark.parametrize("arguments", ["agent", [], ["agent"], {"a": 1}, None, ["server", "--disable-scheduler"]])
+def test_what_is_no_server_of_k3s_is_none(arguments):
+    with pytest.raises(BadInput, match=r"node s1 of host a runs no kube-scheduler|outside of a pod"):
+        detected(FakeKube(server_node("s1", "k3s", arguments)), hosts={"a": "s1"})
 
 
 def test_a_hosted_scheduler_is_told_apart():
