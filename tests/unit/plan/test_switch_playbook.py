@@ -288,6 +288,10 @@ def test_a_node_whose_cards_are_in_use_outside_of_pods_gets_nothing_new(machine,
     done = switch(machine, tmp_path, "extender")
     assert done.rc != 0 and machine.label() is None, done.text
     assert "isn't clean for" in done.text and "No card was given away" in done.text
+    # Of no card there is no process either.
+    cards.write_text(CARDS.partition("card ")[0])
+    done = switch(machine, tmp_path, "extender")
+    assert done.rc != 0 and "can't be proven clean: NVML lists no card." in " ".join(done.text.split()), done.text
     cards.write_text(CARDS)
     assert switch(machine, tmp_path, "dra").rc == 0 and finished(machine)
 
