@@ -54,10 +54,13 @@ def probe(url: str) -> int:
     return status
 
 
-def post(url: str, body: str) -> Answer:
-    """Post JSON, without a proxy; certificates are verified by the machine's authorities."""
+def post(url: str, body: str, context: ssl.SSLContext | None = None) -> Answer:
+    """Post JSON, without a proxy.
+
+    :param context: of TLS; by default the machine's authorities verify the server's certificate.
+    """
     try:
-        connection, path = _connection(url, ssl.create_default_context())
+        connection, path = _connection(url, context or ssl.create_default_context())
         with contextlib.closing(connection):
             connection.request("POST", path, body.encode(), {"Content-Type": "application/json"})
             response = connection.getresponse()

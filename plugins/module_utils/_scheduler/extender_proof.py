@@ -59,6 +59,16 @@ def problem(answer: Answer) -> tuple[str, str]:
     return ("", "") if found.get("nodenames", "") in ([], None) else ("not_an_extender", "")
 
 
+def parsed(text: str) -> Answer:
+    """Return an answer that a pod has received and written as JSON; one of its own where it wrote something else."""
+    try:
+        found = json.loads(text)
+        answer = Answer(int(found["status"]), str(found["failure"]), str(found["text"]))
+    except (ValueError, TypeError, KeyError):
+        return Answer(0, "unreachable", text or "the pod that asked has written nothing")
+    return answer if answer.failure in ("", *REASONS) else Answer(0, "unreachable", answer.text)
+
+
 def require_answer(
     url: str, host: str, post: Post, sleep: t.Callable[[float], None], now: t.Callable[[], float]
 ) -> None:
@@ -75,20 +85,21 @@ def require_answer(
         if not code:
             return
         if now() >= end:
-            raise unanswered(asked, host, code, text)
+            raise unanswered(f"kube-scheduler on {host}", asked, code, text, host)
         sleep(PAUSE_SECONDS)
 
 
-def unanswered(asked: str, host: str, code: str, text: str) -> ShareError:
+def unanswered(scheduler: str, asked: str, code: str, text: str, host: str = "") -> ShareError:
     """Return the error of an extender that doesn't answer.
 
+    :param scheduler: what isn't changed therefore, for the message.
     :param asked: the URL.
-    :param host: from where.
     :param code: of ``REASONS``, and ``text`` its text.
+    :param host: from where; empty for a pod.
     """
     why, way_out = REASONS[code]
     return ShareError(
-        f"kube-scheduler on {host} isn't changed, because the extender doesn't answer {asked} from there within "
+        f"{scheduler} isn't changed, because the extender doesn't answer {asked} from there within "
         f"{PROOF_SECONDS:g} s: {why.format(text=line(text))}. {way_out[0].upper()}{way_out[1:]}.",
         code="extender_unanswered",
         reason=code,

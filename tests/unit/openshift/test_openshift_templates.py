@@ -138,7 +138,13 @@ def test_service_and_network_policy_select_the_extender():
     assert service["selector"].items() <= labels.items() and service["type"] == "ClusterIP"
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     (rule,) = policy["ingress"]
-    (peer,) = rule["from"]
+    (peer, proof) = rule["from"]
+    asking = one(rendered("openshift/proof"), "Pod")
+    assert proof == {"podSelector": {"matchLabels": proof["podSelector"]["matchLabels"]}}
+    assert proof["podSelector"]["matchLabels"].items() <= asking["metadata"]["labels"].items()
+    assert asking["metadata"]["namespace"] == NAMESPACE
+    # It is none of the extender's own.
+    assert not service["selector"].items() <= asking["metadata"]["labels"].items()
     namespace = {"kubernetes.io/metadata.name": "openshift-secondary-scheduler-operator"}
     assert peer["namespaceSelector"]["matchLabels"] == namespace
     assert peer["podSelector"]["matchLabels"] == {"app": "secondary-scheduler"}

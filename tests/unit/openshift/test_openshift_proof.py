@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The proof on OpenShift by the role's tasks: a real API server, the real extender with TLS, and a played kubelet.
+
+The kubelet runs the pod's command on this machine, where the Service's name is the loopback address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import typing as t
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.kubegpu.share.plugins.filter.extender_answer import extender_answer
+from api_double import ApiDouble, make_node
+from extender_kit import eventually
+from gpushare.extender.command import Extender
+from own_cluster import run_playbook
+from prometheus_client import CollectorRegistry
+from real_apiserver import MERGE, ApiServer, Refused, own_api_server
+from tls_files import Files
+
+NAMESPACE = "gpushare-system"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+POD = f"{PODS}/gpushare-extender-proof"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    with own_api_server() as started:
+        started.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        yield started
+
+
+class Kubelet:
+    """Runs the pod, and reports how it ended.
+
+    :param port: of the extender; None where the image can't be pulled.
+    """
+
+    def __init__(self, server: ApiServer, folder: Path, port: int | None) -> None:
+        self.server, self.folder, self.port = server, folder, port
+        self.seen: list[dict[str, t.Any]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Kubelet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        done = ""
+        while not self._stopped.wait(0.2):
+            with contextlib.suppress(Refused):
+                pod = self.server.request("GET", POD)
+                if pod["metadata"]["uid"] != done:
+                    done = pod["metadata"]["uid"]
+                    self.seen.append(pod)
+                    self.server.request("PATCH", f"{POD}/status", {"status": self._status(pod)}, MERGE)
+
+    def _status(self, pod: dict[str, t.Any]) -> dict[str, t.Any]:
+        if self.port is None:
+            state: dict[str, t.Any] = {"terminated": {"exitCode": 1, "reason": "ContainerCannotRun"}}
+            return {"phase": "Failed", "containerStatuses": [self._container(state)]}
+        [container] = pod["spec"]["containers"]
+        _python, flags, program, url, request, _seconds, folder, _written = container["command"]
+        [mount] = container["volumeMounts"]
+        assert (flags, folder) == ("-ISc", mount["mountPath"])
+        there = url.replace(f"gpushare-extender.{NAMESPACE}.svc:12345", f"127.0.0.1:{self.port}")
+        words = [there, request, "1", str(self.folder), str(self.folder / "written")]
+        subprocess.run([sys.executable, flags, program, *words], check=True)
+        message = (self.folder / "written").read_text()
+        state = {"terminated": {"exitCode": 0, "reason": "Completed", "message": message}}
+        return {"phase": "Succeeded", "containerStatuses": [self._container(state)]}
+
+    def _container(self, state: dict[str, t.Any]) -> dict[str, t.Any]:
+        return {"name": "proof", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+
+
+@pytest.fixture
+def extender(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """The scheduler's certificate as the Secret has it, and the port of an extender that asks for it."""
+    (tmp_path / "files").mkdir()
+    files, api = Files(tmp_path / "files"), ApiDouble()
+    api.put("nodes", make_node("a", 16))
+    started = Extender(api, port=0, registry=CollectorRegistry(), tls=files.tls())
+    started.start()
+    eventually(lambda: started.unsynced() is None)
+    folder = tmp_path / "client"
+    folder.mkdir()
+    certificate, key = files.authority.sign("client", "kube-scheduler")
+    for source, name in ((certificate, "tls.crt"), (key, "tls.key"), (files.authority.folder / "ca.crt", "ca.crt")):
+        (folder / name).write_bytes(Path(source).read_bytes())
+    yield folder, started.service.port
+    started.stop()
+
+
+def prove(server: ApiServer, folder: Path) -> t.Any:
+    variables = {
+        "scheduler_kubeconfig": str(server.kubeconfig),
+        "gpushare_namespace": NAMESPACE,
+        "gpushare_image": "registry.example.org/gpushare:1",
+        "scheduler_detection": {"mode": "openshift", "openshift": "4.20.1"},
+        "scheduler_step": "openshift_proof",
+    }
+    role = {"name": "kubegpu.share.scheduler", "rolespec_validate": False}
+    task = {"ansible.builtin.include_role": role, "vars": variables}
+    return run_playbook(folder, [{"hosts": "localhost", "gather_facts": False, "tasks": [task]}])
+
+
+def test_the_extender_is_asked_with_the_schedulers_certificate(
+    server: ApiServer, extender: tuple[Path, int], tmp_path: Path
+) -> None:
+    folder, port = extender
+    with Kubelet(server, folder, port) as kubelet:
+        done = prove(server, tmp_path)
+    assert done.rc == 0, done.text
+    assert len(kubelet.seen) == 1 and server.ask("GET", POD)[0] == 404
+
+
+def test_an_extender_that_does_not_answer_stops_the_run(
+    server: ApiServer, extender: tuple[Path, int], tmp_path: Path
+) -> None:
+    folder, _port = extender
+    with Kubelet(server, folder, 1):
+        done = prove(server, tmp_path)
+    text = " ".join(done.text.split())
+    assert (
+        done.rc != 0 and "The secondary scheduler isn't changed, because the extender doesn't answer https://" in text
+    )
+    assert (
+        f"gpushare-extender.{NAMESPACE}.svc:12345/gpushare-scheduler/filter" in text and "(connection refused)" in text
+    )
+    assert server.ask("GET", POD)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        ("", "unreachable", "has written nothing"),
+        ("its pod ImagePullBackOff", "unreachable", "ImagePullBackOff"),
+        ('{"status": 0, "failure": "nonsense", "text": "x"}', "unreachable", "x"),
+        ('{"status": 0, "failure": "tls", "text": "certificate verify failed"}', "tls", "certificate verify failed"),
+        ('{"status": 200, "failure": "", "text": "{}"}', "not_an_extender", "no extender"),
+        ('{"status": 200, "failure": "", "text": "{\\"NodeNames\\": []}"}', "", ""),
+    ],
+)
+def test_what_the_pod_has_written_is_judged_as_on_machines(text: str, reason: str, words: str) -> None:
+    found = extender_answer(text, "https://x/filter")
+    assert found["reason"] == reason and words in found["problem"], found
