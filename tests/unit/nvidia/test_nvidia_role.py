@@ -373,6 +373,8 @@ def test_resources_that_another_plugin_announced_are_no_proof_of_the_operators(o
         role = Role(operator, tmp_path, "")
         role.step("cluster")
         role.step("nodes")
+        done = role.run("nodes", nvidia_device_plugin_nodes=[])
+        assert done.rc != 0 and "nvidia_device_plugin_nodes: no node is named" in done.text, done.text
         played.asleep = True
         path = f"/apis/apps/v1/namespaces/{played.NAMESPACE}/daemonsets/nvidia-device-plugin-daemonset"
         selector = {"nvidia.com/gpu.deploy.device-plugin": None, "example.org/cards": "none"}
