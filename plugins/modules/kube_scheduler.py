@@ -21,6 +21,8 @@ description:
   - Files are edited on the controller. The machine is only accessed when something has to change. Then a new kube-scheduler process with the
     configuration has to become healthy, and its lease in the cluster has to be renewed, by another process where this machine's held it.
     Otherwise the module rolls the files back and fails with the last errors of kube-scheduler's log.
+  - Before it changes anything, with O(state=present), the extender has to answer a filter request from the machine, within 60 seconds. Otherwise the
+    module fails with C(code=extender_unanswered), C(reason), C(url) and C(host).
   - Refuses a manifest that is a symbolic link, a second kube-scheduler pod in the manifests' folder, and a control plane that is half upgraded.
   - A run that was interrupted is completed by the next.
 requirements:

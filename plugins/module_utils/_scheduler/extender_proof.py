@@ -13,8 +13,8 @@ from .._core.types import JsonObject
 from .._core.untrusted import line
 from .._host.http_probe import TIMEOUT, Answer, Post
 
-# The extender's pod is ready by then, so that a few tries are enough.
-PROOF_SECONDS, PAUSE_SECONDS = 30.0, 2.0
+# Its pod was ready a moment ago. A machine that has just started, or its API server, may need some time again.
+PROOF_SECONDS, PAUSE_SECONDS = 60.0, 2.0
 # A pod that asks for no share, and no node for it: nothing is booked. Keys as Go writes an ExtenderArgs.
 _POD: JsonObject = {
     "metadata": {"name": "gpushare-proof", "namespace": "default", "uid": "gpushare-proof"},

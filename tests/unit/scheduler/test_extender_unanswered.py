@@ -32,11 +32,11 @@ def machines() -> list[t.Any]:
 def test_nothing_is_changed_where_no_extender_answers(machine: t.Any) -> None:
     before, begun = dict(machine.files), machine.time
     machine.extender = REFUSED
-    words = r"isn't changed, because the extender doesn't answer http.* within 30 s"
+    words = r"isn't changed, because the extender doesn't answer http.* within 60 s"
     with pytest.raises(ShareError, match=words) as one:
         run(machine, PRESENT)
     assert one.value.details["reason"] == "refused" and one.value.details["host"] in ("cp1", "server1")
-    assert machine.time - begun <= 32
+    assert machine.time - begun <= 62
     assert machine.files == before and set(done(machine)) == {ASKED}
     # With an answer the same run succeeds, by one request.
     machine.extender = ANSWERS
