@@ -100,6 +100,13 @@ options:
     description: Only nodes with these labels are used.
     type: dict
     default: {}
+  tolerations:
+    description: Tolerations of the pods, as in a pod's C(spec.tolerations).
+    type: list
+    elements: dict
+    default:
+      - key: nvidia.com/gpu
+        operator: Exists
   scheduler_name:
     description: The scheduler that places pods on nodes of the extender, if it isn't the cluster's own. Claims are allocated by the cluster's own.
     type: str
@@ -262,6 +269,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import PodExec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import (
     ALL,
+    TOLERATED,
     WORKLOADS,
     Options,
 )
@@ -282,6 +290,7 @@ def main() -> None:
         },
         "node": {"type": "str"},
         "node_selector": {"type": "dict", "default": {}},
+        "tolerations": {"type": "list", "elements": "dict", "default": list(TOLERATED)},
         "scheduler_name": {"type": "str"},
         "placement": {"type": "str", "choices": [*PLACEMENTS], "default": PLACEMENTS[0]},
         "runtime_class": {"type": "str"},

@@ -327,12 +327,14 @@ def resolve(
     others = frozenset().union(*(given for name, given in now.items() if name not in named))
     own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
     imported = values.get(IMPORTED, ())
-    templates = server_nodes.place(values.get(TEMPLATES_NODES) or (), cluster["nodes"], imported)
+    tolerated = values.get(server_nodes.VARIABLE, server_nodes.EVERY)
+    sharing = [one["node"] for one in own]
+    templates = server_nodes.place(values.get(TEMPLATES_NODES) or (), cluster["nodes"], imported, sharing, tolerated)
     on_control_plane = bool(own) and not {*templates["nodes"]}.isdisjoint(imported or ())
     return {
         "nodes": nodes,
         "absent": absent,
-        "gpushare": [one["node"] for one in own],
+        "gpushare": sharing,
         "extender": having[EXTENDER],
         "dra": having[DRA],
         "hami": having[HAMI],

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import typing as t
 
+from .._core.types import JsonObject
+from .._kube import tolerations
 from .cluster import ClusterNode
 
 # Of the control plane's nodes: since kubeadm 1.20, and before that. No kubelet may set them on its own node.
 CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
-# Taints of a node's condition, which come and go.
-CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
-REPELLING = ("NoSchedule", "NoExecute")
+# Taints that these pods always tolerate: the control plane's own, and those of servers of k3s and RKE2. As in
+# roles/gpushare/templates/server_parts.j2.
+TOLERATED = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/etcd", "CriticalAddonsOnly")
+# The variable with further tolerations, and its default: every taint.
+VARIABLE = "gpushare_tolerations"
+EVERY: tuple[JsonObject, ...] = ({"operator": "Exists"},)
 
 # On the nodes that a variable names; on the control plane; on the nodes of gpushare, which run pods of tenants.
 NAMED, CONTROL_PLANE, GPU_NODES = "named", "control_plane", "gpu_nodes"
@@ -25,11 +30,14 @@ class Place(t.TypedDict):
     :ivar place: ``NAMED``, ``CONTROL_PLANE`` or ``GPU_NODES``.
     :ivar nodes: the names of these nodes, empty for ``GPU_NODES``.
     :ivar imported: the playbooks import the servers' image there, rather than each node pulling it.
+    :ivar taints: keys of these nodes' own taints that its pods tolerate, besides ``TOLERATED``. A Deployment's pods
+        can't tolerate every taint: they would stay on nodes that are gone, and return to one that is drained.
     """
 
     place: str
     nodes: list[str]
     imported: bool
+    taints: list[str]
 
 
 def control_plane(nodes: t.Sequence[ClusterNode], imported: t.Collection[str] | None) -> list[str]:
@@ -46,18 +54,46 @@ def _is_control_plane(node: ClusterNode) -> bool:
 
 
 def _is_closed(node: ClusterNode) -> bool:
-    """Return whether a node has a taint that the servers' pods don't tolerate."""
-    taints = [str(one.get("key", "")) for one in node.get("taints", ()) if one.get("effect") in REPELLING]
-    return any(key not in CONTROL_PLANE_LABELS and not key.startswith(CONDITIONS) for key in taints)
+    return bool(closing(node))
 
 
-def place(named: t.Sequence[str], nodes: t.Sequence[ClusterNode], imported: t.Collection[str] | None) -> Place:
+def closing(node: t.Mapping[str, t.Any]) -> list[JsonObject]:
+    """Return the taints of a node that the servers' pods don't tolerate wherever they run."""
+    return tolerations.untolerated(tolerations.lasting(node.get("taints") or ()), tolerations.exist(TOLERATED))
+
+
+def closed_control_plane(nodes: t.Iterable[ClusterNode]) -> dict[str, list[JsonObject]]:
+    """Return the control plane's nodes that have such taints, with these."""
+    return {node["name"]: closing(node) for node in nodes if _is_control_plane(node) and _is_closed(node)}
+
+
+def place(
+    named: t.Sequence[str],
+    nodes: t.Sequence[ClusterNode],
+    imported: t.Collection[str] | None,
+    sharing: t.Collection[str] = (),
+    tolerated: t.Sequence[JsonObject] = EVERY,
+) -> Place:
     """Return where a server runs that the playbooks deploy once for the cluster.
 
     :param named: the variable's nodes; empty to choose.
     :param imported: as for ``control_plane``.
+    :param sharing: the nodes of gpushare.
+    :param tolerated: the value of ``VARIABLE``.
     """
+    known = imported is not None
     if named:
-        return {"place": NAMED, "nodes": list(named), "imported": imported is not None}
+        taints = _own_taints(nodes, named, tolerated)
+        return {"place": NAMED, "nodes": list(named), "imported": known, "taints": taints}
     found = control_plane(nodes, imported)
-    return {"place": CONTROL_PLANE if found else GPU_NODES, "nodes": found, "imported": imported is not None}
+    if found:
+        return {"place": CONTROL_PLANE, "nodes": found, "imported": known, "taints": []}
+    return {"place": GPU_NODES, "nodes": [], "imported": known, "taints": _own_taints(nodes, sharing, tolerated)}
+
+
+def _own_taints(
+    nodes: t.Iterable[ClusterNode], chosen: t.Collection[str], tolerated: t.Sequence[JsonObject]
+) -> list[str]:
+    taints = [one for node in nodes if node["name"] in chosen for one in closing(node)]
+    refused = tolerations.untolerated(taints, tolerated)
+    return sorted({str(one.get("key")) for one in taints if one not in refused})

@@ -63,8 +63,8 @@ class CaseSuite(Suite, t.Generic[Seen]):
             name = nodes.name_of(node)
             if allocator_of(node) != self.backend or self._options.node not in (None, name):
                 continue
-            usable = nodes.accepts_pods(node, self._options.node_selector)
-            found = self.see(node) if usable else "it isn't Ready, is cordoned, or has a taint or other labels"
+            refusal = nodes.refusal(node, self._options.node_selector, self._options.tolerations)
+            found = refusal or self.see(node)
             if isinstance(found, str):
                 reasons[name] = found
             elif best is None or found[0] > best[0]:

@@ -152,7 +152,7 @@ class SuiteClient:
 
     def usable_state(self, node: JsonObject) -> NodeState | str:
         """Return a node's state, or why the node can't be used."""
-        reason = nodes.unusable_reason(node, self._options.node_selector)
+        reason = nodes.unusable_reason(node, self._options.node_selector, self._options.tolerations)
         return reason or nodes.node_state(node, self._pods_of(nodes.name_of(node)))
 
     def node_state(self, name: str) -> NodeState:

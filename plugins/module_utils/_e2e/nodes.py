@@ -12,8 +12,9 @@ from .._contracts import backends, hami
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._core.types import JsonObject
+from .._kube import tolerations
 from .._kube.refs import is_ready
-from .objects import DRA, EXTENDER
+from .objects import DRA, EXTENDER, TOLERATED
 
 # A larger number than the API has for a quantity: such a node isn't read any further.
 MOST_UNITS = 2**63
@@ -118,14 +119,19 @@ def no_backend_reason(nodes: t.Iterable[t.Any]) -> str:
     return f"{reason}; the allocations of {' and '.join(others)} here don't follow gpushare's contract"
 
 
-def unusable_reason(node: JsonObject, selector: t.Mapping[str, str]) -> str:
+def unusable_reason(
+    node: JsonObject, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED
+) -> str:
     """Return why a node that shares memory can't be used, without its pods; empty if it can."""
     try:
         other = other_backend(node)
         if other:
             return f"{other} allocates its GPUs too, so that its free memory is unknown"
-        if not (accepts_pods(node, selector) and _has_cards(node)):
-            return "it isn't Ready, is cordoned, has a taint or other labels, or has no healthy card"
+        reason = refusal(node, selector, tolerated)
+        if reason:
+            return reason
+        if not _has_cards(node):
+            return "it has no healthy card"
     except MALFORMED:
         return "its object in the API is malformed"
     return ""
@@ -135,17 +141,23 @@ def _has_cards(node: JsonObject) -> bool:
     return contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
 
 
-def accepts_pods(node: JsonObject, selector: t.Mapping[str, str]) -> bool:
-    """Return whether a node is Ready and neither its labels nor a cordon or taint keep the suite's pods away."""
+def refusal(node: JsonObject, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED) -> str:
+    """Return why a node takes none of the suite's pods: its state, a cordon, its labels, or a taint; else empty.
+
+    :param tolerated: the pods' tolerations.
+    """
     metadata, spec = (node.get(key) or {} for key in ("metadata", "spec"))
     labels = metadata.get("labels") or {}
-    taints = [one for one in spec.get("taints") or [] if one.get("key") != hami.RESOURCE_COUNT]
-    return (
-        is_ready(node)
-        and not spec.get("unschedulable")
-        and all(one.get("effect") == "PreferNoSchedule" for one in taints)
-        and all(labels.get(key) == value for key, value in selector.items())
-    )
+    if not is_ready(node):
+        return "it isn't Ready"
+    if spec.get("unschedulable"):
+        return "it is cordoned"
+    if any(labels.get(key) != value for key, value in selector.items()):
+        return f"it hasn't the labels {', '.join(f'{key}={value}' for key, value in selector.items())}"
+    taints = tolerations.untolerated(spec.get("taints") or (), tolerated)
+    if taints:
+        return f"it has {', '.join(tolerations.shown(taints))}, which the suite's pods don't tolerate"
+    return ""
 
 
 def node_state(node: JsonObject, pods: t.Iterable[JsonObject]) -> NodeState | str:

@@ -29,6 +29,8 @@ NOBODY = 65534
 # Seconds. The pods of a killed run hold memory for at most this long, even without a further run.
 POD_SECONDS = 3600
 PLUGIN_COMMANDS = ("gpushare-device-plugin", "gpushare-dra-driver")
+# The taint that nodes with GPUs usually have.
+TOLERATED: tuple[JsonObject, ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 # Who allocates the cards of a node.
 EXTENDER, DRA = "extender", "dra"
 # On a pod: which of them it is for, where a cluster has nodes of both.
@@ -48,6 +50,7 @@ class Options:
     :param cases: more cases for the suites ``hami`` and ``nvidia``.
     :param program_command: a program that computes, and ends with 0 if that worked.
     :param program_image: the image that has it; None for ``image``.
+    :param tolerations: of the pods.
     :param only: names of the nodes that may be used; None for all.
     """
 
@@ -66,6 +69,7 @@ class Options:
     cases: t.Sequence[JsonObject] = ()
     program_command: t.Sequence[str] = ()
     program_image: str | None = None
+    tolerations: t.Sequence[JsonObject] = TOLERATED
     only: t.Collection[str] | None = None
 
     def __post_init__(self) -> None:
@@ -130,7 +134,7 @@ class PodTemplate:
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "tolerations": [dict(one) for one in options.tolerations],
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": self.user,

@@ -16,6 +16,7 @@ from .._contracts import hami
 from .._contracts.backends import RESTRICTED
 from .._contracts.gpushare import NODE_LABEL
 from .._core.types import JsonObject
+from .._kube import tolerations
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 # Variables of the extender and the device plugin alone: where a node has them, they mean those.
@@ -277,6 +278,9 @@ def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) 
     if not found["parts"]["dra"] or backends.IMPORTED not in claims.values:
         return
     fields: JsonObject = {"server": "gpushare-dra-templates", "where": where["place"]}
+    tolerated = claims.values.get(server_nodes.VARIABLE, server_nodes.EVERY)
+    named = [node for node in cluster["nodes"] if node["name"] in where["nodes"]]
+    closed = {node["name"]: tolerations.untolerated(server_nodes.closing(node), tolerated) for node in named}
     known = {node["name"] for node in cluster["nodes"]}
     imported = {*(claims.values.get(backends.IMPORTED) or ()), *found["gpushare"]}
     unknown = [name for name in where["nodes"] if name not in known]
@@ -290,12 +294,27 @@ def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) 
         do = "name such hosts, or put the servers' image into a registry"
         fields["nodes"] = without
         yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
+    elif where["place"] == server_nodes.NAMED and all(closed.values()):
+        what = "{server} tolerates none of the taints of {nodes}"
+        do = "add their tolerations to gpushare_tolerations, or name other nodes"
+        fields["nodes"] = _tainted(closed)
+        yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
+    elif where["place"] == server_nodes.GPU_NODES and server_nodes.closed_control_plane(cluster["nodes"]):
+        what = "{server} runs on the nodes with shared cards, since it doesn't tolerate the taints of {nodes}: who takes a "
+        what += "node with shared cards gets its account, which lists all pods"
+        do = "name nodes of the control plane there, whose taints it then tolerates"
+        fields["nodes"] = _tainted(server_nodes.closed_control_plane(cluster["nodes"]))
+        yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
     elif where["place"] == server_nodes.GPU_NODES:
         what = "{server} runs on the nodes with shared cards, since no control plane can run it: who takes one of them "
         what += "gets its account, which lists all pods"
         do = "name nodes without pods of tenants there, or, where the playbooks import its image, all nodes of the "
         do += "control plane in the group control_plane"
         yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
+
+
+def _tainted(found: t.Mapping[str, t.Sequence[JsonObject]]) -> list[str]:
+    return [f"{name} ({', '.join(tolerations.shown(taints))})" for name, taints in found.items()]
 
 
 def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:

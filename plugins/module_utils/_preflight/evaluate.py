@@ -13,9 +13,11 @@ from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
 from .._allocation.nodes import node_unit
+from .._allocation.server_nodes import EVERY
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._images import delivery
+from .._kube import tolerations
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
@@ -50,6 +52,8 @@ CLUSTER = {
     "not-joined": "Other hosts than those that add_node.yml names aren't in the cluster yet.",
     "runtime": "The node's container runtime isn't one of those that can be set up.",
     "image-delivery": "Images can't be imported: the runtime isn't containerd, or the node isn't in the inventory.",
+    "taint-servers": "A node has a taint that its device plugin, or DRA driver, doesn't tolerate.",
+    "taint-pods": "A node has a taint that users' pods need a toleration for.",
     "foreign-plugin": "Another device plugin announces the same cards.",
     "no-helm": "The controller lacks helm, by which HAMi's and NVIDIA's charts are deployed.",
     "driver-container-absent": "The GPU Operator gives the node its driver by a container, which doesn't run now.",
@@ -79,6 +83,13 @@ TROUBLE = {
         "returns no facts: {reason}",
         "mend that on the machine, or leave it out (--limit 'localhost,all,!NAME')",
     ),
+}
+
+# By back end, the variable with the tolerations of its pods on the nodes, and what they are.
+TOLERATIONS = {
+    node_backends.GPUSHARE: ("gpushare_tolerations", "gpushare's device plugin or DRA driver"),
+    node_backends.HAMI: ("hami_tolerations", "HAMi's device plugin"),
+    node_backends.NVIDIA: ("nvidia_device_plugin_tolerations", "NVIDIA's device plugin"),
 }
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
@@ -263,6 +274,7 @@ def _cluster(
         else:
             yield from _node(options, host, node, host.node in shared, cluster["plugins"])
             yield from _driver_container(host, node, cluster["operators"])
+    yield from _taints(options, cluster, shared)
     if options.memory_unit in contract.MIB_PER_UNIT:
         yield from _unit_change(options, cluster)
 
@@ -396,6 +408,52 @@ def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Pl
     """Return whether the plugins on a node are the GPU Operator's, which role nvidia_device_plugin configures."""
     ours = options.claims.backends is not None and node in options.claims.backends["nvidia"]
     return ours and bool(here) and all(one["owner"].startswith("ClusterPolicy ") for one in here)
+
+
+def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> t.Iterator[Finding]:
+    """Report taints that keep the pods of a back end, or those of users, off nodes with shared cards."""
+    found = options.claims.backends
+    given = {one["node"]: one["backend"] for one in found["nodes"]} if found else {}
+    operated = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    needed: dict[tuple[str, ...], list[str]] = {}
+    for node in cluster["nodes"]:
+        lasting = tolerations.lasting(node["taints"])
+        if node["name"] not in shared or not lasting:
+            continue
+        needed.setdefault(tuple(tolerations.shown(lasting)), []).append(node["name"])
+        backend = given.get(node["name"], node_backends.GPUSHARE)
+        variable, server = TOLERATIONS[backend]
+        refused = tolerations.untolerated(lasting, options.claims.values.get(variable, EVERY))
+        # The GPU Operator's ClusterPolicy has the tolerations of its own pods.
+        if refused and not (backend == node_backends.NVIDIA and operated):
+            yield Finding(
+                "taint-servers",
+                PROBLEM,
+                "node {node} has {taints}, which its entries don't tolerate: {server} wouldn't run there",
+                "leave it unset, which tolerates every taint, or add {toleration}",
+                node["name"],
+                variable,
+                {
+                    "node": node["name"],
+                    "taints": tolerations.shown(refused),
+                    "server": server,
+                    "toleration": [f"{{key: {one['key']}, operator: Exists}}" for one in refused],
+                },
+            )
+    for taints, names in needed.items():
+        yield Finding(
+            "taint-pods",
+            NOTE,
+            "node{s} {nodes} {has} {taints}: no pod of users runs there without a toleration of it, and Kubernetes' "
+            "ExtendedResourceToleration adds one only for a taint whose key is the requested resource",
+            "add it to the pods; acceptance.yml's get it by acceptance_tolerations",
+            fields={
+                "nodes": names,
+                "taints": list(taints),
+                "s": "s" if len(names) > 1 else "",
+                "has": "have" if len(names) > 1 else "has",
+            },
+        )
 
 
 def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:

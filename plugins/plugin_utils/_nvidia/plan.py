@@ -50,6 +50,7 @@ class Options(t.TypedDict):
     operator: bool
     injection: str
     runtime_class: str
+    tolerations: t.Sequence[JsonObject]
     image: str
     gfd: bool
     values: JsonObject
@@ -310,7 +311,11 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
         "config": {"map": {name: _text(one) for name, one in documents.items()}, "default": options["default"]},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         "gfd": {"enabled": options["gfd"]},
+        "tolerations": options["tolerations"],
     }
+    if options["gfd"]:
+        # The chart's own are for one value of one taint; without a worker a node never gets the labels.
+        ours["nfd"] = {"worker": {"tolerations": options["tolerations"]}}
     if runtime_class:
         ours["runtimeClassName"] = runtime_class
     if root:

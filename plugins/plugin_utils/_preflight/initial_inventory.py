@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from ...module_utils._allocation import node_backends
 from ...module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
+from ...module_utils._kube.tolerations import REPELLING
 from ...module_utils._contracts import gpushare, nvidia_plugin
 from ...module_utils._core import untrusted
 
@@ -122,8 +123,6 @@ class _Node:
         except untrusted.Refused as error:
             self.announced, self.refusal = set(), (error.code, str(error))
 
-
-REPELLING = ("NoSchedule", "NoExecute")
 
 
 def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:

@@ -19,6 +19,7 @@ from ansible.module_utils.errors import ArgumentValueError
 
 from ...module_utils._contracts import card_exclusion
 from ...module_utils._core.types import JsonObject
+from ...module_utils._kube import tolerations
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .._actions.local_path import local_path
 from .inventory import listed
@@ -35,6 +36,18 @@ TYPES = {
     "path": "a path",
 }
 ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
+# Variables whose entries argument specifications describe only in part, with what says why a value is none.
+FORMS: dict[str, t.Callable[[t.Any], str]] = dict.fromkeys(
+    (
+        "gpushare_tolerations",
+        "hami_tolerations",
+        "hami_scheduler_tolerations",
+        "nvidia_device_plugin_tolerations",
+        "scheduler_dedicated_tolerations",
+        "acceptance_tolerations",
+    ),
+    tolerations.problem,
+)
 # How much of a value or of a reason is printed, in characters.
 MOST_CHARACTERS = 60
 MOST_REASON = 200
@@ -124,10 +137,14 @@ def _values(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Find
             action = "correct its template"
             yield Finding("wrong-value", PROBLEM, "it can't be evaluated: {reason}{where}", action, "", name, fields)
         else:
+            reason = FORMS[name](host.effective[name]) if name in FORMS and not wanted else ""
             if wanted:
                 yield _wrong(name, option.rules, host, wanted)
             elif name == "gpu_exclude":
                 yield from _exclusions(host)
+            elif reason:
+                fields = {"reason": reason, "where": host.where(name)}
+                yield Finding("wrong-value", PROBLEM, "{reason}{where}", "correct it", "", name, fields)
 
 
 def _wanted(name: str, rules: JsonObject, value: t.Any) -> str:

@@ -17,6 +17,7 @@ from ...module_utils._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
 from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
+from ...module_utils._kube import tolerations
 from ...module_utils._openshift import cluster as openshift
 from ...module_utils._scheduler.constants import ADMISSION_BETA_SINCE, ADMISSION_SINCE, DEDICATED_NAME, OPENSHIFT
 from . import config
@@ -55,6 +56,7 @@ class SchedulerOptions(t.TypedDict, total=False):
     replicas: int
     nodes: t.Sequence[str]
     imported: t.Sequence[str] | None
+    tolerations: t.Sequence[JsonObject]
     extender: str
     timeout: int
     preemption: bool
@@ -230,7 +232,23 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
     chosen = sorted({name for name in wanted if name in linux})
     if wanted and not chosen:
         raise BadInput(f"scheduler_dedicated_nodes: none of {', '.join(wanted)} is a node of the cluster")
-    places, replicas = len(chosen or linux), int(options["replicas"])
+    tolerated = [*tolerations.exist(server_nodes.TOLERATED), *(options.get("tolerations") or ())]
+    if chosen:
+        # As the template has it: nodes that were chosen by name may be those of the GPUs.
+        tolerated += tolerations.exist(["nvidia.com/gpu"])
+    refused = {
+        one["name"]: tolerations.untolerated(tolerations.lasting(one.get("taints") or ()), tolerated)
+        for one in systems
+        if one["name"] in (chosen or linux)
+    }
+    open_nodes = [name for name, taints in refused.items() if not taints]
+    if len(open_nodes) < int(options["replicas"]) <= len(refused):
+        closed = [f"{name} has {', '.join(tolerations.shown(taints))}" for name, taints in refused.items() if taints]
+        raise BadInput(
+            f"scheduler_dedicated_tolerations: {options['replicas']} pods need as many nodes, and tolerate the taints "
+            f"of {len(open_nodes)} only: {'; '.join(closed[:3])}"
+        )
+    places, replicas = len(refused), int(options["replicas"])
     if places < replicas:
         raise BadInput(
             f"scheduler_replicas: {replicas} pods need as many nodes, and there "

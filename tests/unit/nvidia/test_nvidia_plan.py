@@ -47,6 +47,7 @@ def planned(configurations=None, **more):
         "runtime_class": "",
         "image": "",
         "gfd": False,
+        "tolerations": [{"operator": "Exists"}],
         "values": {},
         "facts": {},
         "assume_runtime": False,
