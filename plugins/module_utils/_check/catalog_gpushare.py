@@ -227,7 +227,8 @@ GPUSHARE_CHECKS = {
     "S1": Invariant(
         "The extender and the device plugins are ready, or gpushare-dra-templates and the DRA drivers",
         "the servers' pods with the control plane's nodes and the labelled GPU nodes",
-        "FAIL; UNKNOWN where the scheduler's set-up or its machines are unknown",
+        "FAIL; WARN where a Deployment has fewer ready pods than it wants; UNKNOWN where the scheduler's set-up or "
+        "its machines are unknown",
         "run site.yml again",
         {
             "not_checked": "gpushare's servers weren't checked, since how this cluster runs its scheduler is unknown: "
@@ -236,10 +237,22 @@ GPUSHARE_CHECKS = {
             "plane is known",
             "not_running": "{server} doesn't run on {node}",
             "not_ready": "{server} isn't ready on {node}: {why}",
+            "kept_away": "{server} doesn't run on {node}, which has {why}, and its pods don't tolerate that",
             "not_running_anywhere": "{server} isn't ready: it has no pod",
             "not_ready_anywhere": "{server} isn't ready: {why}",
+            "fewer_ready": "{server} has a pod that is ready, and lacks others: {why}",
+            "wanted_unknown": "{server} has a pod that is ready, and how many it should have is unknown: {why}",
         },
         {
+            "not_running": "read the Events of its DaemonSet, and see that the node has the labels by which that "
+            "selects nodes; then run site.yml again",
+            "kept_away": "leave gpushare_tolerations unset, which tolerates every taint, or add this one; then run "
+            "site.yml again",
+            "not_running_anywhere": "read the Events of its Deployment and of that one's ReplicaSet; then run site.yml "
+            "again",
+            "fewer_ready": "read the Events of its Deployment and pods: nodes may be full, cordoned or tainted, or a "
+            "quota may refuse the pods",
+            "wanted_unknown": "see that its Deployment exists, and that this account may get it",
             "not_checked": "add the control plane's machines to the inventory's group control_plane, or set "
             "scheduler_mode",
             "no_control_plane": "add the control plane's machines to the inventory's group control_plane",

@@ -10,8 +10,11 @@ import typing as t
 from .._allocation.node_backends import ALLOCATORS, lacks_restricted
 from .._contracts import backends
 from .._contracts import gpushare as contract
+from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .._kube.rollout import ready, reasons
+from .._kube import tolerations
+from .._kube.refs import Ref, ref_of
+from .._kube.rollout import not_ready_reason, ready, reasons
 from .._scheduler import constants
 from .._scheduler.constants import ANNOTATION, FOLDER
 from .._scheduler.pods import runs_scheduler
@@ -26,6 +29,12 @@ from .servers_scheduler import check_openshift, is_openshift_scheduler
 EXTENDER = "extender"
 DEVICE_PLUGIN = "device-plugin"
 SCHEDULER = "scheduler"
+# Those that a Deployment runs.
+DEPLOYMENTS = {
+    SCHEDULER: constants.DEDICATED_NAME,
+    EXTENDER: "gpushare-extender",
+    DRA_TEMPLATES: "gpushare-dra-templates",
+}
 
 
 def is_server_pod(pod: JsonObject) -> bool:
@@ -44,30 +53,73 @@ def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
     if servers is None:
         return
     kinds = needed(snapshot)
+    nodes = {node.name: node for node in snapshot.nodes}
     if EXTENDER in kinds and servers.problem:
         result.unknown("not_checked", why=servers.problem)
     elif EXTENDER in kinds and servers.scheduler in constants.ON_MACHINES:
         if not servers.control_plane:
             result.unknown("no_control_plane", mode=servers.scheduler)
         for name in servers.control_plane:
-            _check_server(servers, EXTENDER, name, result)
+            _check_server(servers, EXTENDER, name, result, nodes)
     elif EXTENDER in kinds:
         _check_anywhere(servers, SCHEDULER if servers.scheduler == constants.DEDICATED else EXTENDER, result)
     if DRA in kinds:
         _check_anywhere(servers, DRA_TEMPLATES, result)
     for node, allocation in _checked(snapshot):
-        _check_server(servers, DRA_DRIVER if allocation == DRA else DEVICE_PLUGIN, node.name, result)
+        _check_server(servers, DRA_DRIVER if allocation == DRA else DEVICE_PLUGIN, node.name, result, nodes)
 
 
 def _check_anywhere(servers: Servers, component: str, result: CheckResult) -> None:
+    """Check a server that is bound to no node: FAIL without a ready pod, WARN where it has fewer than it should."""
     mine = [pod for pod in servers.pods if is_server(pod, component)]
     result.count()
+    place = {"key": component, "server": component}
+    live, unread = None, ""
+    # One of a DaemonSet, as the extender beside OpenShift's schedulers up to 4.9, shows what is missing by itself.
+    if servers.api is not None and (not mine or any(_of_replica_set(pod) for pod in mine)):
+        namespace = str(mine[0]["metadata"].get("namespace") or "") if mine else servers.namespace
+        ref = Ref("apps/v1", "Deployment", namespace, DEPLOYMENTS[component])
+        try:
+            live = servers.api.get(ref)
+            unread = "" if live else f"{ref} doesn't exist"
+        except ShareError as error:
+            unread = str(error)
+    waiting = [*reasons(None, mine, []), *(_refusals(live) if live else ())]
+    why = "; ".join(waiting)
     if not any(ready(pod) for pod in mine):
-        cause = "not_ready_anywhere" if mine else "not_running_anywhere"
-        result.fail(cause, key=component, server=component, why="; ".join(reasons(None, mine, [])))
+        result.fail("not_ready_anywhere" if waiting else "not_running_anywhere", why=why, **place)
+    elif unread:
+        result.unknown("wanted_unknown", why=unread, **place)
+    else:
+        missing = not_ready_reason(live) if live else why
+        if missing:
+            result.warn("fewer_ready", why="; ".join(dict.fromkeys([missing, *waiting])), **place)
 
 
-def _check_server(servers: Servers, component: str, node: str, result: CheckResult) -> None:
+def _of_replica_set(pod: JsonObject) -> bool:
+    owners = (pod.get("metadata") or {}).get("ownerReferences") or []
+    return any(one.get("kind") == "ReplicaSet" for one in owners)
+
+
+def _refusals(deployment: JsonObject) -> list[str]:
+    """Return why the API server creates no pods of a Deployment, such as a quota."""
+    return [
+        f"{ref_of(deployment)}: {one.get('message')}"
+        for one in (deployment.get("status") or {}).get("conditions") or []
+        if one.get("type") == "ReplicaFailure" and one.get("status") == "True"
+    ]
+
+
+def _kept_away(servers: Servers, component: str, node: Node | None) -> list[JsonObject]:
+    """Return the taints of a node that the server's pods on other nodes don't tolerate; all, where it has no pod."""
+    pods = [pod for pod in servers.pods if is_server(pod, component)]
+    tolerated = [one for pod in pods[:1] for one in (pod.get("spec") or {}).get("tolerations") or []]
+    return tolerations.untolerated(tolerations.lasting(node.json["spec"]["taints"]), tolerated) if node else []
+
+
+def _check_server(
+    servers: Servers, component: str, node: str, result: CheckResult, nodes: t.Mapping[str, Node]
+) -> None:
     result.count()
     mine = [
         pod
@@ -78,8 +130,10 @@ def _check_server(servers: Servers, component: str, node: str, result: CheckResu
     ]
     if any(ready(pod) for pod in mine):
         return
-    cause = "not_ready" if mine else "not_running"
-    result.fail(cause, node=node, key=component, server=component, why="; ".join(reasons(None, mine, [])))
+    taints = _kept_away(servers, component, nodes.get(node)) if not mine else []
+    cause = "not_ready" if mine else "kept_away" if taints else "not_running"
+    why = ", ".join(tolerations.shown(taints)) if taints else "; ".join(reasons(None, mine, []))
+    result.fail(cause, node=node, key=component, server=component, why=why)
 
 
 def _checked(snapshot: Snapshot) -> list[tuple[Node, str]]:

@@ -22,6 +22,7 @@ from .evidence import MAX_GPUS, kubelet_of, nvml_of
 from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Container, Node, Nvml, Options, Pod, Servers, Snapshot
 from .parse import Reader, describe, parse_time, shorten
 
+TAINT = ("key", "value", "effect")
 STATIC_HASH = "kubernetes.io/config.hash"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 # NVIDIA's container toolkit gives every card to a container with this variable and without the other one.
@@ -268,8 +269,10 @@ def _node(
     status = reader.mapping(raw.get("status"), "status")
     annotations = reader.strings(metadata.get("annotations"), "annotation")
     labels = reader.strings(metadata.get("labels"), "label")
+    taints = reader.mappings(reader.mapping(raw.get("spec"), "spec").get("taints"), "taints")
     plain: JsonObject = {
         "metadata": {"name": name, "annotations": annotations, "labels": labels},
+        "spec": {"taints": [{key: reader.text(one.get(key), f"taint {key}") for key in TAINT} for one in taints]},
         "status": {field: reader.quantities(status.get(field), field) for field in ("capacity", "allocatable")},
     }
     given = evidence_by_node.get(name)

@@ -30,6 +30,8 @@ CLEAN_SECONDS = 120.0
 TRANSIENT = (429, 500, 502, 503, 504)
 # Until the controller manager has created the namespace's service account, the API server forbids pods with this text.
 NO_ACCOUNT = ("serviceaccount", "not found")
+# And until it has counted what a new quota limits.
+UNCOUNTED = ("status unknown for quota",)
 
 Result = t.TypeVar("Result")
 
@@ -52,7 +54,11 @@ def is_transient(error: ShareError) -> bool:
         return True
     if not isinstance(error, KubeError):
         return False
-    return error.status in TRANSIENT or (error.status == 403 and all(part in error.message for part in NO_ACCOUNT))
+    if error.status in TRANSIENT:
+        return not error.admission
+    return error.status == 403 and any(
+        all(part in error.message for part in parts) for parts in (NO_ACCOUNT, UNCOUNTED)
+    )
 
 
 class SuiteClient:

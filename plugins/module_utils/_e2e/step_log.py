@@ -65,8 +65,11 @@ class StepRunner:
 
     def _api_failure(self, identifier: str, error: ShareError) -> StepResult:
         self._api_error = result.shorten(str(error))
-        forbidden = isinstance(error, KubeError) and error.status == FORBIDDEN
-        do = "grant the rights that gpu_acceptance lists" if forbidden else "check the API server's health"
+        do = "check the API server's health"
+        if isinstance(error, KubeError) and error.status == FORBIDDEN:
+            do = "grant the rights that gpu_acceptance lists"
+        if isinstance(error, KubeError) and error.admission:
+            do = "see which quota, LimitRange or policy of the cluster refuses the suite's pods, and exempt its namespace"
         return StepResult(identifier, result.UNKNOWN, self._api_error, do)
 
     def skip(self, identifier: str, reason: str) -> None:

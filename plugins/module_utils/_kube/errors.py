@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing as t
 
 from .._core.errors import BadInput, ShareError
@@ -16,6 +17,9 @@ TIMEOUT = (5.0, 30.0)
 # Also the answer to an eviction that a disruption budget doesn't allow, whose causes name the budget.
 TOO_MANY = 429
 KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
+# The API has one status and one reason for both; its authorization names the user.
+# Of a quota's scope it has status 500.
+_ADMISSION = re.compile(r"""is forbidden: (?!User ")|^admission webhook "|^insufficient quota """)
 
 
 class KubeError(ShareError):
@@ -25,6 +29,7 @@ class KubeError(ShareError):
     :ivar reason: the API's own reason, such as ``NotFound``, ``Conflict`` or ``TooManyRequests``; empty without one.
         See the constants ``StatusReason`` in apimachinery's ``pkg/apis/meta/v1/types.go``, v0.36.0.
     :ivar message: the API's own message.
+    :ivar admission: its admission refuses the object, such as for a quota or a policy, and not its authorization.
     """
 
     def __init__(self, text: str, status: int = 0, reason: str = "", message: str = "", **details: t.Any) -> None:
@@ -32,6 +37,7 @@ class KubeError(ShareError):
         self.status = status
         self.reason = reason
         self.message = message
+        self.admission = status in (403, 500) and _ADMISSION.search(message) is not None
 
 
 class KubeUnusable(KubeError, BadInput):
@@ -66,7 +72,9 @@ def refused(status: int, reason: str, body: t.Any, host: str, subject: str) -> K
             "they are wrong or have expired"
         )
         return KubeUnusable(text, status, why, message)
-    if status == 403:
+    if status in (403, 500) and _ADMISSION.search(message):
+        text = f"{subject}: the API server's admission refuses it: {message}"
+    elif status == 403:
         text = f"{KUBECONFIG}: its user lacks a permission: {message}"
     elif status == 404:
         text = f"{subject}: {message} (404)"

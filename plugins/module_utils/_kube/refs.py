@@ -27,6 +27,7 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("v1", "Event"): ("events", True),
     ("v1", "Pod"): ("pods", True),
     ("v1", "Secret"): ("secrets", True),
+    ("v1", "ResourceQuota"): ("resourcequotas", True),
     ("v1", "Service"): ("services", True),
     ("v1", "ServiceAccount"): ("serviceaccounts", True),
     ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy"): ("mutatingadmissionpolicies", False),

@@ -35,9 +35,7 @@ def lasting(taints: t.Iterable[JsonObject]) -> list[JsonObject]:
 def untolerated(taints: t.Iterable[JsonObject], tolerations: t.Sequence[JsonObject]) -> list[JsonObject]:
     """Return the taints that keep a pod away, since none of its tolerations matches them."""
     return [
-        one
-        for one in taints
-        if one.get("effect") in REPELLING and not any(_matches(each, one) for each in tolerations)
+        one for one in taints if one.get("effect") in REPELLING and not any(_matches(each, one) for each in tolerations)
     ]
 
 

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from ...module_utils._allocation import node_backends
 from ...module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
-from ...module_utils._kube.tolerations import REPELLING
 from ...module_utils._contracts import gpushare, nvidia_plugin
 from ...module_utils._core import untrusted
+from ...module_utils._kube.tolerations import REPELLING
 
 # Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
 GPU_LABELS = (
@@ -122,7 +122,6 @@ class _Node:
             self.announced = {found}
         except untrusted.Refused as error:
             self.announced, self.refusal = set(), (error.code, str(error))
-
 
 
 def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:

@@ -997,6 +997,12 @@ breaks("S1", "ours_envvar", "the device plugin isn't ready", "not_ready")(
 )
 
 
+@breaks("S1", "ours_envvar", "the node has a taint that the device plugin doesn't tolerate", "kept_away")
+def mutation_kept_away(world: JsonObject) -> None:
+    world["servers"]["pods"].pop(1)
+    node(world)["spec"] = {"taints": [{"key": "sku", "value": "gpu", "effect": "NoExecute"}]}
+
+
 breaks(
     "S2", "ours_envvar", "an upgrade removed the extender from kube-scheduler's configuration", "configuration_lost"
 )(lambda w: w["servers"].update(pods=[*w["servers"]["pods"][:2], scheduler("cp1", "--leader-elect=true")]))

@@ -279,6 +279,61 @@ def test_server_that_is_bound_to_no_node(mode, component):
     assert findings([*rest, unready], **wanted) == [("S1", "FAIL", "not_ready_anywhere", "")]
 
 
+def deployment(name, wanted, ready, **status):
+    """A Deployment as its controller reports it."""
+    counted = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), ready)
+    spec = {"replicas": wanted}
+    metadata = {"name": name, "namespace": "gpushare-system"}
+    status = {**counted, "updatedReplicas": wanted, "observedGeneration": 1, **status}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec, "status": status}
+
+
+QUOTA = "pods is forbidden: insufficient quota to match these scopes: [{PriorityClass In [system-cluster-critical]}]"
+
+
+@pytest.mark.parametrize(
+    ("live", "others", "expected"),
+    [
+        (deployment("gpushare-dra-templates", 2, 2), (), []),
+        (deployment("gpushare-dra-templates", 2, 1), (), [("WARN", "fewer_ready")]),
+        (deployment("gpushare-dra-templates", 2, 1), ("False",), [("WARN", "fewer_ready")]),
+        (None, (), [("UNKNOWN", "wanted_unknown")]),
+    ],
+)
+def test_a_server_with_fewer_pods_than_its_deployment_wants(live, others, expected):
+    """One ready pod serves, and isn't all that was asked for."""
+    pods = [server("dra-templates", "gpu1"), *(server("dra-templates", "gpu2", state) for state in others)]
+    for one in pods:
+        one["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "gpushare-dra-templates-1"}]
+    objects = [*BY_CLAIMS[:2], *pods, *([live] if live else [])]
+    report = checked(with_claims(objects, slices_of("gpu1", CARDS, limits="enforced")), control_plane=[])["report"]
+    assert [(one["level"], one["cause"]) for one in report["findings"] if one["check"] == "S1"] == expected
+    said = " ".join(one["what"] for one in report["findings"])
+    assert ("1 of 2 pods are ready" in said) == (expected == [("WARN", "fewer_ready")])
+
+
+def test_a_server_that_a_quota_keeps_out_is_told_with_the_api_servers_reason():
+    refused = {"type": "ReplicaFailure", "status": "True", "message": QUOTA}
+    objects = [*BY_CLAIMS[:2], deployment("gpushare-dra-templates", 2, 0, conditions=[refused])]
+    kube = with_claims(objects, slices_of("gpu1", CARDS, limits="enforced"))
+    [one] = [each for each in checked(kube, control_plane=[])["report"]["findings"] if each["check"] == "S1"]
+    assert (one["level"], one["cause"]) == ("FAIL", "not_ready_anywhere") and QUOTA in one["what"]
+
+
+def test_a_taint_that_keeps_a_server_off_its_node_is_told():
+    tainted = node("gpu2", CARDS, check_worlds.LABELS["extender"])
+    sku = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
+    tainted.setdefault("spec", {})["taints"] = [sku, {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
+    report = checked(FakeKube(*copy.deepcopy([*GOOD, tainted])))["report"]
+    [one] = [each for each in report["findings"] if each["check"] == "S1"]
+    assert (one["cause"], one["node"]) == ("kept_away", "gpu2")
+    assert "has sku=gpu:NoSchedule, and its pods" in one["what"] and "gpushare_tolerations" in one["do"]
+    # Pods elsewhere tolerate it, so that isn't why.
+    tolerant = server("device-plugin", "gpu1")
+    tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+    assert ("S1", "FAIL", "not_running", "gpu2") in findings([*replaced(tolerant), tainted])
+
+
 # --------------------------------------------------------------------------- single objects of the API
 
 

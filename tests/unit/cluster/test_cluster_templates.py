@@ -271,7 +271,10 @@ def test_the_device_plugin_runs_on_tainted_gpu_nodes_and_gets_all_gpus(name):
     spec = pod_of(name)["spec"]
     assert spec["nodeSelector"] == {contract.NODE_LABEL: contract.NODE_LABEL_VALUE, RESTRICTED: "extender"}
     assert spec["priorityClassName"] == "system-node-critical"
-    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+    # By the labels alone administrators choose its nodes, whatever taints these have.
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    mine = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
+    assert pod_of(name, gpushare_tolerations=mine)["spec"]["tolerations"] == mine
     assert "runtimeClassName" not in spec
     assert pod_of(name, gpushare_runtime_class="nvidia")["spec"]["runtimeClassName"] == "nvidia"
     (container,) = spec["containers"]

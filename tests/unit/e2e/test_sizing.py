@@ -184,6 +184,10 @@ def test_the_freest_node_with_two_cards_is_selected() -> None:
 def test_usable_nodes(change: dict[str, object], expected: bool) -> None:
     one = {**node("gpu1", [16]), "spec": change}
     assert (nodes.unusable_reason(one, {}) == "") is expected
+    team = [{"key": "team", "operator": "Exists", "effect": "NoSchedule"}]
+    if change.get("taints", [{}])[0].get("key") == "team":
+        assert nodes.unusable_reason(one, {}) == "it has team:NoSchedule, which the suite's pods don't tolerate"
+        assert nodes.unusable_reason(one, {}, team) == ""
     one["status"]["conditions"][0]["status"] = "Unknown"
     assert nodes.unusable_reason(one, {}) != ""
 

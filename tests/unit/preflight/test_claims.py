@@ -278,7 +278,11 @@ def test_a_node_that_nobody_named_stops_the_run_that_would_take_its_server():
         ({"node-role.kubernetes.io/master": ""}, f"{CONTROL}:NoSchedule", [], None, "control_plane", ""),
         ({CONTROL: ""}, "node.kubernetes.io/not-ready:NoExecute", [], None, "control_plane", ""),
         ({CONTROL: ""}, "mine:PreferNoSchedule", [], None, "control_plane", ""),
-        ({CONTROL: ""}, "CriticalAddonsOnly:NoExecute", [], None, "gpu_nodes", "templates-place"),
+        # As servers of k3s and RKE2.
+        ({CONTROL: ""}, "CriticalAddonsOnly:NoExecute", [], None, "control_plane", ""),
+        ({CONTROL: ""}, "node-role.kubernetes.io/etcd:NoExecute", [], None, "control_plane", ""),
+        ({CONTROL: ""}, "mine:NoExecute", [], None, "gpu_nodes", "templates-place"),
+        ({CONTROL: ""}, "mine:NoExecute", ["cp1"], None, "named", ""),
         # As managed control planes.
         ({}, "", [], None, "gpu_nodes", "templates-place"),
         # The playbooks import the image on these machines.

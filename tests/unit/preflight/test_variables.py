@@ -13,7 +13,12 @@ import pytest
 import yaml
 from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import origin, specifications
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import SOURCES, Variables, examine
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import (
+    FORMS,
+    SOURCES,
+    Variables,
+    examine,
+)
 from test_privileges import items
 from verify_kit import ROOT, run_playbook
 
@@ -87,6 +92,34 @@ def test_a_wrong_value_is_one_sentence_with_what_is_allowed(variable: str, value
 )
 def test_what_a_role_accepts_is_no_finding(variable: str, value: t.Any) -> None:
     assert found(host(**{variable: value})) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (
+            [{"key": "sku"}, {"operator": "In", "key": "a"}],
+            "entry 2 has the operator In, which is none of Exists, Equal",
+        ),
+        ([{"key": "sku", "operator": "Equal", "value": True}], "entry 1 has a value that is no text: quote it"),
+        ([{"operator": "Equal", "value": "x"}], "entry 1 has no key: that is valid with the operator Exists only"),
+        ([{"key": "a", "operator": "Exists", "value": "x"}], "entry 1 has a value, which the operator Exists doesn't"),
+        ([{"key": "a", "effect": "noschedule"}], "entry 1 has the effect noschedule, which is none of NoSchedule, "),
+        (
+            [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3}],
+            "entry 1 has tolerationSeconds, which need the",
+        ),
+        (
+            [{"keys": "a"}],
+            "entry 1 has keys, and a toleration has key, operator, value, effect, tolerationSeconds only",
+        ),
+    ],
+)
+@pytest.mark.parametrize("variable", sorted(FORMS))
+def test_wrong_tolerations_are_one_sentence(variable: str, value: t.Any, reason: str) -> None:
+    [(id, severity, said)] = found(host(**{variable: value}))
+    assert (id, severity) == ("wrong-value", "problem")
+    assert said.startswith(f"{variable}: its {reason}") and "\n" not in said
 
 
 def test_a_variable_counts_only_where_its_role_runs() -> None:

@@ -9,6 +9,7 @@ import pytest
 import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import server_nodes
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
@@ -130,7 +131,9 @@ def control(name, *taints):
         ((control("cp1"), control("cp2"), "w1"), {"nodes": ["w1", "cp1"]}, ["cp1", "w1"], False),
         # Too few, or closed to its pods.
         ((control("cp1"), "w1"), {}, [], False),
-        ((control("cp1"), control("cp2", "CriticalAddonsOnly"), "w1"), {}, [], False),
+        ((control("cp1"), control("cp2", "mine"), "w1"), {}, [], False),
+        # Servers of RKE2 and k3s, as their documentation taints them.
+        ((control("cp1", "CriticalAddonsOnly"), control("cp2", "node-role.kubernetes.io/etcd"), "w1"), {}, [], True),
         ((control("cp1"), "w1"), {"replicas": 1}, [], True),
         # The playbooks import its image there.
         ((control("cp1"), control("cp2"), "w1"), {"imported": ["cp1", "cp2", "w1"]}, [], True),
@@ -150,6 +153,30 @@ def test_its_pods_select_the_control_planes_label():
     assert {"matchExpressions": [{"key": CONTROL, "operator": "Exists"}]} in terms
     assert {each["key"] for term in terms for each in term["matchExpressions"]} == set(CONTROL_PLANE_LABELS)
     assert {"key": CONTROL, "operator": "Exists"} in spec["tolerations"]
+
+
+def test_nodes_whose_taints_its_pods_do_not_tolerate_are_no_place_for_them():
+    sku = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
+    there = (control("cp1", "mine"), {**node("gpu1"), "taints": [sku]})
+    with pytest.raises(BadInput) as refused:
+        planned(there=there, replicas=1)
+    assert str(refused.value) == (
+        "scheduler_dedicated_tolerations: 1 pods need as many nodes, and tolerate the taints of 0 only: cp1 has "
+        "mine:NoSchedule; gpu1 has sku=gpu:NoSchedule"
+    )
+    mine = [{"key": "sku", "operator": "Exists"}]
+    assert planned(there=there, replicas=1, tolerations=mine)["nodes"] == []
+    # A condition ends by itself, and what was chosen by name may have the GPUs' taint.
+    passing = {**node("w1"), "taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]}
+    gpus = {**node("gpu2"), "taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}
+    assert planned(there=(passing,), replicas=1)["nodes"] == []
+    assert planned(there=(gpus,), replicas=1, nodes=["gpu2"])["nodes"] == ["gpu2"]
+
+
+def test_its_pods_tolerate_what_the_plan_takes_for_tolerated():
+    tolerations = pod_of(there=(control("cp1"), control("cp2"), "w1"))["spec"]["tolerations"]
+    keys = [one["key"] for one in tolerations if one["key"].startswith(("node-role", "Critical"))]
+    assert keys == list(server_nodes.TOLERATED)
 
 
 def test_nodes_outside_the_cluster_are_left_out():

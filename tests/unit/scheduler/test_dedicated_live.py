@@ -61,9 +61,9 @@ def test_change_and_revert(server):
 
 def test_pods_fit_pod_security_restricted(server):
     quota = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas/{NAME}"
-    assert server.request("GET", quota)["spec"]["hard"] == {"pods": "1k"}
+    assert server.request("GET", quota)["spec"]["hard"] == {"pods": "1G"}
     # There is no controller manager that counts.
-    counted = {"status": {"hard": {"pods": "1k"}, "used": {"pods": "0"}}}
+    counted = {"status": {"hard": {"pods": "1G"}, "used": {"pods": "0"}}}
     server.request("PATCH", f"{quota}/status", counted, MERGE)
     pod = one(rendered("workload"), "Deployment")["spec"]["template"]
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All"
