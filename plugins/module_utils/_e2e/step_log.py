@@ -69,7 +69,7 @@ class StepRunner:
         if isinstance(error, KubeError) and error.status == FORBIDDEN:
             do = "grant the rights that gpu_acceptance lists"
         if isinstance(error, KubeError) and error.admission:
-            do = "see which quota, LimitRange or policy of the cluster refuses the suite's pods, and exempt its namespace"
+            do = "exempt the suite's namespace from the quota, LimitRange or policy that refuses its pods"
         return StepResult(identifier, result.UNKNOWN, self._api_error, do)
 
     def skip(self, identifier: str, reason: str) -> None:

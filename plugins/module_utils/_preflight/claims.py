@@ -300,10 +300,8 @@ def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) 
         fields["nodes"] = _tainted(closed)
         yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
     elif where["place"] == server_nodes.GPU_NODES and server_nodes.closed_control_plane(cluster["nodes"]):
-        what = (
-            "{server} runs on the nodes with shared cards, since it doesn't tolerate the taints of {nodes}: who takes "
-        )
-        what += "a node with shared cards gets its account, which lists all pods"
+        what = "{server} runs on the nodes with shared cards, since it doesn't tolerate the taints of {nodes}: who "
+        what += "takes a node with shared cards gets its account, which lists all pods"
         do = "name nodes of the control plane there, whose taints it then tolerates"
         fields["nodes"] = _tainted(server_nodes.closed_control_plane(cluster["nodes"]))
         yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)

@@ -35,7 +35,7 @@ def container_of(name, **variables):
 def test_each_component_is_complete_and_consistent(name):
     objects = rendered("namespace", name, **UPSTREAM, gpushare_namespace="elsewhere")
     more = {"extender": ["Role", "RoleBinding"], "device_plugin": ["NetworkPolicy"]}.get(name, [])
-    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *more, "DaemonSet"]
+    kinds = ["Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", *more, "ResourceQuota", "DaemonSet"]
     assert sorted(each["kind"] for each in objects) == sorted(kinds)
     account, binding, workload = (one(objects, kind) for kind in ("ServiceAccount", "ClusterRoleBinding", "DaemonSet"))
     subject = {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "elsewhere"}
@@ -258,6 +258,44 @@ def test_the_device_plugin_has_sys_admin_only_where_a_driver_can_limit():
     assert with_drivers("580.95.05", "") == with_drivers("580.95.05", "", driver_version=f"{older}.1") == []
     assert with_drivers("580.95.05", "", driver_version=f"{limits.DRIVER}.1") == ["SYS_ADMIN"]
     assert with_drivers("580.95.05") == ["SYS_ADMIN"] and with_drivers(nodes=0) == ["SYS_ADMIN"]
+
+
+def selinux_type(name, machine, image="", **variables):
+    """The type of the device plugin's, or the DRA driver's, container; ``machine`` is None where it isn't observed."""
+    hosts = {"gpu1": {} if machine is None else {"gpu_node": {"driver": {}, "security": {"selinux": machine}}}}
+    cluster = {"nodes": [{"name": "gpu1", "os": image}, {"name": "other", "os": "Red Hat Enterprise Linux 9.6"}]}
+    hosts["localhost"] = {"__scheduler_cluster_info": cluster}
+    given = {"groups": {"gpu_nodes": ["gpu1"]}, "hostvars": hosts, "gpushare_nodes": ["gpu1"]}
+    made = one(rendered(name, **UPSTREAM, **given, **variables), "DaemonSet")["spec"]["template"]["spec"]
+    options = [container["securityContext"].get("seLinuxOptions") for container in made["containers"]]
+    assert "seLinuxOptions" not in made["securityContext"] and options[1:] == [None] * (len(options) - 1)
+    return options[0]
+
+
+@pytest.mark.parametrize("name", ["device_plugin", "device_plugin_upstream", "dra"])
+def test_the_device_plugin_leaves_selinuxs_confinement_where_a_node_has_it(name):
+    """Confined, it may neither connect to kubelet nor read its sockets (container-selinux)."""
+    free = {"type": "spc_t", "level": "s0"}
+    assert selinux_type(name, "enforcing") == selinux_type(name, "permissive") == free
+    assert selinux_type(name, "disabled") is None and selinux_type(name, "") is None
+    # The machine's own answer counts more than its system's name.
+    assert selinux_type(name, "disabled", "Rocky Linux 9.6 (Blue Onyx)") is None
+    for image in (
+        "Rocky Linux 9.6 (Blue Onyx)",
+        "Red Hat Enterprise Linux CoreOS 418.94.202501221327-0",
+        "SUSE Linux Micro 6.1",
+        "Amazon Linux 2023.6.20250115",
+        "Fedora CoreOS 41.20250117.3.0",
+    ):
+        assert selinux_type(name, None, image) == free, image
+    for image in ("Ubuntu 24.04.1 LTS", "Debian GNU/Linux 13 (trixie)", "Bottlerocket OS 1.32.0 (aws-k8s-1.31)", ""):
+        assert selinux_type(name, None, image) is None, image
+    assert selinux_type(name, None, gpushare_selinux_type="super_t")["type"] == "super_t"
+    assert selinux_type(name, "enforcing", gpushare_selinux_type="") is None
+
+
+def test_the_container_of_the_metrics_stays_confined():
+    assert selinux_type("device_plugin", "enforcing", gpushare_device_plugin_metrics=True)["type"] == "spc_t"
 
 
 def test_without_limits_no_control_groups_are_writable():

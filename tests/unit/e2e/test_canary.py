@@ -243,6 +243,8 @@ def test_a_late_service_account_and_unreadable_events_are_no_failure() -> None:
 def test_only_a_forbidden_request_waits_for_the_service_account() -> None:
     text = 'serviceaccount "default" not found'
     assert [is_transient(KubeError(text, status, message=text)) for status in (403, 404)] == [True, False]
+    uncounted = 'pods "x" is forbidden: status unknown for quota: mine, resources: pods'
+    assert is_transient(KubeError(uncounted, 403, message=uncounted))
 
 
 def test_an_extender_that_frees_late_is_not_a_failure() -> None:
