@@ -89,6 +89,10 @@ class Refused(Exception):
         self.status = status
 
 
+def _addresses(*texts: str) -> list[x509.IPAddress]:
+    return [x509.IPAddress(ipaddress.ip_address(one)) for one in texts]
+
+
 class _Authority:
     """A certificate authority with its files in a folder.
 
@@ -153,7 +157,7 @@ class _Authority:
         else:
             builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         if usage == ExtendedKeyUsageOID.SERVER_AUTH:
-            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            names = [x509.DNSName("localhost"), *_addresses("127.0.0.1", "::1")]
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self._key, hashes.SHA256())
 
@@ -219,7 +223,8 @@ class ApiServer:
                 return
 
     def _start(self, client: int, peer: int, secure: int) -> None:
-        self.url = f"https://127.0.0.1:{secure}"
+        on = [flag.partition("=")[2] for flag in self._flags if flag.startswith("--bind-address=")]
+        self.url = f"https://{f'[{on[-1]}]' if on and ':' in on[-1] else '127.0.0.1'}:{secure}"
         etcd, pki = f"http://127.0.0.1:{client}", self._authority.folder
         self._spawn(
             "etcd",

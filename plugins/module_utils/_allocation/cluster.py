@@ -132,7 +132,8 @@ def _node(node: JsonObject) -> ClusterNode:
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     info = status.get("nodeInfo") or {}
     annotations: dict[str, str] = metadata.get("annotations") or {}
-    addresses = {one.get("type"): one.get("address") for one in status.get("addresses") or []}
+    # The first one: a node of two families has one of each, in the order of the cluster's own.
+    addresses = {one.get("type"): one.get("address") for one in reversed(status.get("addresses") or [])}
     return {
         "name": line(metadata["name"]),
         # Whoever connects to it parses it: ``untrusted.other_machine``.

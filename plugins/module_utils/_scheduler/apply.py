@@ -147,7 +147,7 @@ class Server(Engine):
                 return unseen[0]
         elif stale(self._system, daemon.pid, [path for path in (named,) if path]):
             return "its process is older than kube-scheduler's configuration"
-        if not all(self._ask(url) == 200 for url in self._plan["urls"]):
+        if not all(any(self._ask(one) == 200 for one in cp.loopbacks(url)) for url in self._plan["urls"]):
             return "its kube-scheduler isn't healthy"
         return ""
 

@@ -255,6 +255,11 @@ def server_url(address: str, port: str | int, scheme: str = "https") -> str:
     return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
 
 
+def loopbacks(url: str) -> tuple[str, ...]:
+    """Return a URL with each loopback address that its server may have: k3s and RKE2 choose it by the machine's."""
+    return (url, url.replace("//127.0.0.1:", "//[::1]:", 1)) if "//127.0.0.1:" in url else (url,)
+
+
 def image_version(manifest: str) -> str:
     """Return the version in the tag of kube-scheduler's image; empty where it has none."""
     found = re.search(

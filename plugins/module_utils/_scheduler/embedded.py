@@ -36,11 +36,16 @@ STAMP = "KUBEGPU_SCHEDULER_CONFIG_SHA256"
 class Places:
     """The collection's files on a server of one kind.
 
-    :param health: URLs of its kube-scheduler's health; before 1.22 without TLS.
+    :param health: URLs of its kube-scheduler's health, of which one answers; on a machine without IPv4 it listens on
+        IPv6's loopback address, and before 1.22 without TLS.
     """
 
     kind: k3s.Kind
-    health: tuple[str, ...] = ("https://127.0.0.1:10259/healthz", "http://127.0.0.1:10251/healthz")
+    health: tuple[str, ...] = (
+        "https://127.0.0.1:10259/healthz",
+        "https://[::1]:10259/healthz",
+        "http://127.0.0.1:10251/healthz",
+    )
 
     @property
     def unit(self) -> str:

@@ -94,7 +94,10 @@ class _Machines:
             except untrusted.Refused as error:
                 self.leave(str(one["name"]), "metadata.name", error.code, f"{error}")
         shared = collections.Counter(address for node in found for address in node.announced)
-        host = urlsplit(server).hostname or ""
+        try:
+            host = untrusted.other_machine(urlsplit(server).hostname or "")
+        except untrusted.Refused:
+            host = ""
         for node in found:
             code, why = node.refusal
             if not code and any(shared[address] > 1 for address in node.announced):

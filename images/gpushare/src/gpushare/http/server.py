@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import queue
@@ -56,6 +57,7 @@ log = logging.getLogger("gpushare.http")
 class Endpoint:
     """Where a server listens: on an address and port, or on a Unix socket.
 
+    :param address: an IPv6 one may be in brackets; empty or ``::`` for all, of IPv4 and of IPv6.
     :param port: 0 for a free one.
     :param path: of the Unix socket, instead of an address; only this process's user may open it.
     :param tls: the certificates' files; with an authority of clients, the handshake requires a certificate.
@@ -69,7 +71,8 @@ class Endpoint:
     trusted: bool = True
 
     def __str__(self) -> str:
-        return self.path or f"{self.address}:{self.port}"
+        address = self.address.strip("[]") or "::"
+        return self.path or f"{f'[{address}]' if ':' in address else address}:{self.port}"
 
 
 class Message(NamedTuple):
@@ -306,13 +309,22 @@ class HttpServer:
             os.chmod(where.path, 0o600)
             listener.listen(BACKLOG)
             return
-        host, flags = where.address.strip("[]") or None, socket.AI_PASSIVE
+        host, flags = where.address.strip("[]"), socket.AI_PASSIVE
+        missing = None
         for family, _kind, _protocol, _name, found in socket.getaddrinfo(
-            host, where.port, type=socket.SOCK_STREAM, flags=flags
+            None if host in ("", "::") else host, where.port, type=socket.SOCK_STREAM, flags=flags
         ):
-            # A name may have several addresses; all use the same port.
-            address = (found[0], self.port or found[1])
-            self._listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            # A name may have several addresses; all use the same port. One of IPv6 may have a scope.
+            address = (found[0], self.port or found[1], *found[2:])
+            try:
+                self._listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            except OSError as error:
+                # A kernel may have one family only.
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise
+                missing = error
+        if missing is not None and not self._listeners:
+            raise missing
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
