@@ -53,6 +53,7 @@ class NodeOptions:
     toolkit_state: str = "present"
     toolkit_version: str = "1.20.1-1"
     maintenance: str = "never"
+    gpushare_selinux_type: str = "auto"
 
     def driver(self) -> dict[str, str]:
         """Return the driver's, by the names of role driver's options."""
@@ -702,6 +703,20 @@ def _selinux(machine: Machine) -> Finding | None:
         "has SELinux enforcing",
         "where containers get 'Insufficient Permissions', run 'ausearch -m avc' and allow container_use_devices "
         "('setsebool -P container_use_devices on')",
+    )
+
+
+@check("selinux-type")
+def _selinux_type(machine: Machine) -> Finding | None:
+    """SELinux is enforcing, and the device plugin and the DRA driver are to stay confined."""
+    if machine.node["security"]["selinux"] != "enforcing" or machine.options.gpushare_selinux_type:
+        return None
+    return _found(
+        WARNING,
+        "has SELinux enforcing: where its container runtime uses it, gpushare's device plugin or DRA driver can't "
+        "reach kubelet without a type of SELinux",
+        "leave it unset, or name a type that the machine's policy has",
+        variable="gpushare_selinux_type",
     )
 
 

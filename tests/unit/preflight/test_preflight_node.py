@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -115,6 +116,8 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
      "of driver 570.1 and runs 580"),
     ("toolkit-gpu-operator", PROBLEM, DEFAULT, {"toolkit__operator": True}, "toolkit.enabled=false"),
     ("mandatory-access", NOTE, DEFAULT, {"security__selinux": "enforcing"}, "container_use_devices"),
+    ("selinux-type", WARNING, dataclasses.replace(DEFAULT, gpushare_selinux_type=""),
+     {"security__selinux": "enforcing", "packages": {"nvidia-container-selinux": "1"}}, "can't reach kubelet"),
 ]  # fmt: skip
 
 
@@ -131,6 +134,14 @@ def test_each_fault_has_its_finding_and_no_other(
     assert message in found[0].text and "\n" not in found[0].text
     assert found[0].found.removeprefix(f"{found[0].variable}: ").startswith("host gpu7 ") and found[0].do
     assert "gpu7" not in found[0].bare
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("permissive", dataclasses.replace(DEFAULT, gpushare_selinux_type="")), ("enforcing", DEFAULT)],
+)
+def test_a_device_plugin_that_selinux_leaves_alone_is_no_finding(mode: str, options: NodeOptions) -> None:
+    assert "selinux-type" not in {one.id for one in examine("gpu7", options, security__selinux=mode)}
 
 
 BOTH = {"6.8.0-99-generic": {"nvidia": True}, "6.8.0-100-generic": {"nvidia": False}}

@@ -57,6 +57,16 @@ def test_install_change_and_remove(name: str) -> None:
     assert f"rmdir {places.folder}" in server.log and f"--config={places.config}" not in server.arguments
 
 
+@BOTH
+def test_on_a_machine_without_ipv4_the_scheduler_answers_on_its_other_loopback_address(name: str) -> None:
+    """k3s and RKE2 give kube-scheduler --bind-address=::1 there."""
+    server = FakeServer(name)
+    answers = server.ask
+    server.ask = lambda url: answers(url) if "//[::1]:" in url else 0  # type: ignore[method-assign]
+    run(server, PRESENT)
+    assert observe(server)["health"] == 200 and plan(server, PRESENT).plan.empty
+
+
 def test_rke2_pod_gets_mount_and_stamp() -> None:
     server = FakeServer("rke2")
     run(server, PRESENT)

@@ -162,4 +162,4 @@ def test_an_inventory_has_ipv6_addresses_as_ssh_takes_them(server: ApiServer) ->
     known = collect(direct.connect(given), nodes, "v1.36.3", foreigners=False)["nodes"]
     made = initial_inventory(known, server="https://[2001:DB8:0:0::6]:6443")
     assert made["gpu_nodes"] == {"gpu1": "2001:db8::5"}
-    assert [one["name"] for one in made["left_out"]] == ["gpu2"]
+    assert [one["node"] for one in made["left_out"]] == ["gpu2"]
