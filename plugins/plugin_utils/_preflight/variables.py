@@ -19,9 +19,9 @@ from ansible.module_utils.errors import ArgumentValueError
 
 from ...module_utils._contracts import card_exclusion
 from ...module_utils._core.types import JsonObject
-from ...module_utils._kube import tolerations
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .._actions.local_path import local_path
+from . import tolerations
 from .inventory import listed
 from .origin import is_vaulted, where
 from .specifications import FACTS, PASSED, Option

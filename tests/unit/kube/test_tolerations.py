@@ -7,6 +7,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import tolerations
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.tolerations import problem
 from real_apiserver import ApiServer
 
 VALID: list[dict[str, t.Any]] = [
@@ -42,11 +43,11 @@ def test_what_is_refused_before_the_run_is_what_the_api_server_refuses(api_serve
     }
     status, _answer = api_server.ask("POST", "/api/v1/namespaces/default/pods?dryRun=All", pod)
     assert (status < 300) is (one in VALID)
-    assert bool(tolerations.problem([one])) is (one not in VALID)
+    assert bool(problem([one])) is (one not in VALID)
 
 
 def test_a_list_is_needed() -> None:
-    assert tolerations.problem("sku") == "it isn't a list" and tolerations.problem([]) == ""
+    assert problem("sku") == "it isn't a list" and problem([]) == ""
 
 
 @pytest.mark.parametrize(

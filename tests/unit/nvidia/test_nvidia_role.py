@@ -364,7 +364,9 @@ def test_what_the_gpu_operator_hasnt_done_is_named(operator, tmp_path):
         played.asleep = True
         pod = operator.request("GET", f"/api/v1/namespaces/{played.NAMESPACE}/pods")["items"][0]["metadata"]["name"]
         text = message("remove_nodes")
-        assert "pods of namespace nvidia-gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
+        assert (
+            "pods of namespace nvidia-gpu-operator are still on nodes that the plugin leaves: " in text and pod in text
+        )
 
 
 def test_resources_that_another_plugin_announced_are_no_proof_of_the_operators(operator, tmp_path):

@@ -117,7 +117,8 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
     ("toolkit-gpu-operator", PROBLEM, DEFAULT, {"toolkit__operator": True}, "toolkit.enabled=false"),
     ("mandatory-access", NOTE, DEFAULT, {"security__selinux": "enforcing"}, "container_use_devices"),
     ("selinux-type", WARNING, dataclasses.replace(DEFAULT, gpushare_selinux_type=""),
-     {"security__selinux": "enforcing", "packages": {"nvidia-container-selinux": {"held": False}}}, "can't reach kubelet"),
+     {"security__selinux": "enforcing", "packages": {"nvidia-container-selinux": {"held": False}}},
+     "reach kubelet"),
 ]  # fmt: skip
 
 
