@@ -10,6 +10,7 @@ would mean another machine to Ansible, or more than a name.
 from __future__ import annotations
 
 import collections
+import contextlib
 import typing as t
 from urllib.parse import urlsplit
 
@@ -94,10 +95,9 @@ class _Machines:
             except untrusted.Refused as error:
                 self.leave(str(one["name"]), "metadata.name", error.code, f"{error}")
         shared = collections.Counter(address for node in found for address in node.announced)
-        try:
-            host = untrusted.other_machine(urlsplit(server).hostname or "")
-        except untrusted.Refused:
-            host = ""
+        host = ""
+        with contextlib.suppress(untrusted.Refused):
+            host = str(untrusted.other_machine(urlsplit(server).hostname or ""))
         for node in found:
             code, why = node.refusal
             if not code and any(shared[address] > 1 for address in node.announced):
