@@ -4,7 +4,8 @@
 
 As in ``wire``, the messages are tables of fields. A field with presence (``share_id``) is one without it here: an empty
 string isn't sent in either case. An enumeration's value is a number. Source: kubernetes v1.37.2, the files api.proto of
-dra/v1, dra-health/v1alpha1 and v1 (the same), pluginregistration/v1 and podresources/v1 in staging/src/k8s.io/kubelet/pkg/apis.
+dra/v1, dra-health/v1alpha1 and v1 (the same), pluginregistration/v1 and podresources/v1 in
+staging/src/k8s.io/kubelet/pkg/apis.
 """
 
 from __future__ import annotations
