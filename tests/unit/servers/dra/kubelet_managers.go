@@ -104,6 +104,12 @@ func main() {
 	getNode := func(ctx context.Context) (*v1.Node, error) {
 		return client.CoreV1().Nodes().Get(ctx, *node, metav1.GetOptions{})
 	}
+	// kubelet knows the node's pods before it unprepares claims of others; from 1.37 on those are refused to pods then.
+	mine, err := client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + *node})
+	must(err)
+	for i := range mine.Items {
+		own.active[mine.Items[i].Namespace+"/"+mine.Items[i].Name] = &mine.Items[i]
+	}
 	must(manager.Start(ctx, own.pods, getNode, ready))
 	plugins := pluginmanager.NewPluginManager(filepath.Join(*root, "plugins_registry"), record.NewFakeRecorder(1000))
 	plugins.AddHandler(registration.DRAPlugin, manager.GetWatcherHandler())
