@@ -82,3 +82,24 @@ def test_machine_without_any_file_has_all_keys(tmp_path):
     assert (node["apt"], node["rpm"], node["packages"]) == (None, None, {})
     assert node["distribution"].items() >= {"id": "linux", "family": "linux", "major": 0}.items()
     assert (node["cgroup"], node["security"]["selinux"]) == ({"version": 0}, "")
+
+
+ASKING = ("apt-cache", "dnf -C", "zypper")
+
+
+@pytest.mark.parametrize(
+    ("tree", "version", "asked"),
+    [
+        # Nothing to install: a run without changes asks nothing.
+        ("ubuntu-24.04-cuda-repo", "580.95.05", False),
+        ("ubuntu-24.04-cuda-repo", "590.48.01", True),
+        ("debian-12-bare", "580.95.05", True),
+        ("debian-12-bare", "", False),
+    ],
+)
+def test_package_lists_are_asked_only_where_the_driver_has_to_be_installed(tree, version, asked, tmp_path):
+    system = TreeSystem(tmp_path, load(tree))
+    found = facts.observe(system, driver_version=version)["package_lists"]
+    assert any(line.startswith(ASKING) for line in system.ran) is asked
+    # A tree has no package manager that answers.
+    assert (found is not None) is asked and (found is None or found["packages"] == {})
