@@ -296,3 +296,25 @@ def test_second_policy_is_not_ours() -> None:
         assert live.settle()
         assert live.run("a", "b")["policy"] == "of-the-cluster"
         assert live.server.request("GET", f"{POLICIES}/a-second")["spec"]["devicePlugin"]["enabled"] is True
+
+
+def test_node_for_virtual_machines() -> None:
+    """The operator runs no device plugin for containers there, and labels it otherwise."""
+    off = {"enabled": False}
+    sandbox = {"sandboxWorkloads": {"enabled": True}, "vfioManager": component(), "sandboxDevicePlugin": component()}
+    sandbox |= {"vgpuManager": off, "vgpuDeviceManager": off, "ccManager": off, "kataSandboxDevicePlugin": off}
+    with cluster(CRIO, **sandbox) as live:
+        change = {"metadata": {"labels": {subject.WORKLOAD: "vm-passthrough"}}}
+        live.server.request("PATCH", "/api/v1/nodes/b", change, MERGE)
+        end = time.monotonic() + MOST
+        while "device-plugin" in live.labels("b"):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        assert live.settle()
+        before, labels = live.spec(), live.labels("b")
+        assert "operator-validator" not in labels and "vfio-manager" in labels
+        assert live.run("a")["changed"] and live.settle()
+        # All nodes with containers are gpushare's.
+        assert live.spec()["devicePlugin"]["enabled"] is False and live.labels("b") == labels
+        live.run(state="absent")
+        assert live.settle() and live.spec() == before and live.labels("b") == labels
