@@ -372,7 +372,7 @@ def _refuse_paused_nodes(changed: set[str], options: Options, observed: State) -
             if key.startswith(DEPLOY) and str(value).startswith(PAUSED_FOR):
                 raise BadInput(
                     f"the GPU Operator is changing node {name} ({key} is {value}) and sets its labels back at the end; "
-                    "run again when it has finished"
+                    "run again when it has finished, or if it has given up set the label to true"
                 )
 
 
