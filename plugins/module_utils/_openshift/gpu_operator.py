@@ -127,8 +127,9 @@ class State:
         The operator sets a missing or empty label to true, but only when something else makes it label nodes: it
         doesn't notice that one was removed, so the pods would stay away.
         """
+        # The operator removes them from a node on which it runs nothing any more, and doesn't notice that one returns.
         labelled = self.operated(self.labels(name) or {})
-        return {key: (value or "true") if labelled else value for key, value in labels.items()}
+        return {key: (value or "true") if labelled else None for key, value in labels.items()}
 
     def operated(self, labels: JsonObject) -> bool:
         """Return whether the operator runs its pods for containers on a node, by the node's labels."""

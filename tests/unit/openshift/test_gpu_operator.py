@@ -633,8 +633,11 @@ def test_node_without_the_operators_pods_is_left_alone():
     node_labels(kube, "a").pop(subject.OPERANDS)
     run(kube, "a")
     node_labels(kube, "a")[subject.OPERANDS] = "false"
-    # Its user has taken it from the operator: the others' settings return.
+    for key in DEPLOYED[1:]:
+        node_labels(kube, "a").pop(key)
+    # Its user has taken it from the operator: the others' settings return, and no label that would start a plugin.
     assert run(kube, "a")["changed"] and (settings(kube), noted(kube)) == ((True, True), None)
+    assert labels(kube, "a") == (None, None)
 
 
 @pytest.mark.parametrize("by_label", [True, False])
