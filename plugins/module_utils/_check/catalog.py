@@ -176,7 +176,7 @@ COMMON_CHECKS = {
     "C9": Invariant(
         "Every node with GPUs is ready, its GPUs are registered with their NVSwitches, and its machine was observed",
         "the API's nodes, their condition Ready, the machines' evidence, and NVML's state of the fabric",
-        "FAIL not ready; UNKNOWN",
+        "FAIL not ready; WARN for a GPU that doesn't register; UNKNOWN",
         "delete the pod, unless the node comes back",
         {
             "unknown_node": "there is evidence of this machine, and the API has no such node",
@@ -188,6 +188,8 @@ COMMON_CHECKS = {
             "unreachable": "the node's machine couldn't be observed: {why}",
             "unregistered": "GPU {card} ({uuid}) isn't registered with its NVSwitches ({state}): CUDA fails on it with "
             "error 802",
+            "not_registering": "GPU {card} ({uuid}) hasn't begun to register with its NVSwitches: unless its NVLinks "
+            "are off, CUDA fails on it with error 802",
         },
         {
             "unknown_node": "add the node to the cluster again",
@@ -195,6 +197,7 @@ COMMON_CHECKS = {
             "not_ready": "find out why kubelet doesn't report to the API server",
             "unregistered": "run 'systemctl status nvidia-fabricmanager' on the node; where the NVSwitches are a "
             "hypervisor's or of other trays of a rack, look at the fabric manager there",
+            "not_registering": "start the fabric manager, unless 'nvidia-smi nvlink --status' shows no active link",
         },
     ),
 }

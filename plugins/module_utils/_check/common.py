@@ -288,6 +288,10 @@ def _check_device_nodes(node: Node, pod: Pod, result: CheckResult) -> None:
         )
 
 
+# The state of a card that doesn't register with NVSwitches: where its links are all off, it needs none.
+NOT_STARTED = "not_started"
+
+
 def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
     """Check C9: every node with GPUs is in the API and ready, and its machine was observed."""
     for name in snapshot.unknown_nodes:
@@ -313,8 +317,13 @@ def nodes_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
         elif node.nvml.problem and node.nvml.problem == node.kubelet.problem:
             result.unknown("unreachable", node=node.name, why=node.nvml.problem)
         for gpu in node.nvml.gpus:
-            if gpu.unregistered:
-                place = {"card": gpu.index, "uuid": gpu.uuid, "key": gpu.uuid}
-                result.fail("unregistered", node=node.name, state=gpu.unregistered, nvml=gpu.unregistered, **place)
+            # The links between cards are off where MIG is on.
+            if not gpu.unregistered or gpu.mig_mode == "enabled":
+                continue
+            place = {"node": node.name, "card": gpu.index, "uuid": gpu.uuid, "key": gpu.uuid, "nvml": gpu.unregistered}
+            if gpu.unregistered == NOT_STARTED:
+                result.warn("not_registering", **place)
+            else:
+                result.fail("unregistered", state=gpu.unregistered, **place)
         for problem in (*node.unreadable, *([node.cards_problem] if node.cards_problem else [])):
             result.unknown("unreadable_node", node=node.name, why=problem)

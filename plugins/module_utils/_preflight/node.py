@@ -37,6 +37,8 @@ SUBJECT = "host {host} "
 # Xid errors after which a card needs a reset or a repair:
 # https://docs.nvidia.com/deploy/xid-errors/
 FATAL_XIDS = (48, 74, 79, 95, 119, 120)
+# States of a card's registration with NVSwitches with which nothing is left to do, and of one that hasn't begun.
+SETTLED, NOT_STARTED = (None, "completed", "not supported"), "not started"
 # Modules beside the driver that dkms builds (GPUDirect Storage and RDMA).
 NO_DRIVER = ("nvidia-fs", "nvidia_fs", "nvidia-peer", "nvidia_peer")
 
@@ -549,21 +551,25 @@ def _fabric_module(machine: Machine) -> Finding | None:
 @check("fabric-state")
 def _fabric_state(machine: Machine) -> Finding | None:
     """The driver reports that a card isn't registered with its NVSwitches: CUDA fails there with error 802."""
-    waiting = [
-        f"{card['address']} ({card['fabric']})"
-        for card in machine.node["driver"]["cards"]
-        if card["fabric"] not in (None, "completed", "not supported")
-    ]
-    if not waiting:
+    # The links between cards are off where MIG is on.
+    states = {card["address"]: card["fabric"] for card in machine.node["driver"]["cards"] if not card["mig"]}
+    idle = [address for address, state in states.items() if state == NOT_STARTED]
+    waiting = {address: state for address, state in states.items() if state not in (*SETTLED, NOT_STARTED)}
+    if not idle and not waiting:
         return None
     rack = not machine.node["driver"]["fabric"]["needed"] and not machine.node["nvswitches"]
+    what = "has cards that aren't registered with their NVSwitches, where CUDA fails with error 802: {cards}"
+    if not waiting:
+        what = (
+            "has cards that don't register with their NVSwitches, where CUDA fails unless their links are off: {cards}"
+        )
     return _found(
-        WARNING if machine.installs_driver and not rack else PROBLEM,
-        "has cards that aren't registered with their NVSwitches, where CUDA fails with error 802: {cards}",
+        PROBLEM if waiting and (rack or not machine.installs_driver) else WARNING,
+        what,
         "look at the fabric manager where the switches are: of the hypervisor, or of the rack's switch trays"
         if rack
         else "run 'systemctl status nvidia-fabricmanager' and 'journalctl -u nvidia-fabricmanager' on it",
-        cards=waiting,
+        cards=[f"{address} ({state})" for address, state in waiting.items()] or idle,
     )
 
 

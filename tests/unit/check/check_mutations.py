@@ -316,6 +316,9 @@ breaks("C9", "ours_envvar", "the node isn't ready", "not_ready")(
 breaks("C9", "ours_cdi", "a GPU isn't registered with its NVSwitches", "unregistered")(
     lambda w: card(w).setdefault("health", {}).update(fabric={"state": "in_progress", "status": 0})
 )
+breaks("C9", "ours_envvar", "a GPU doesn't register with its NVSwitches", "not_registering", level="WARN")(
+    lambda w: card(w).setdefault("health", {}).update(fabric={"state": "not_started", "status": 0})
+)
 breaks("C9", "hami_text", "a GPU's registration with its NVSwitches has failed", "unregistered")(
     lambda w: card(w).setdefault("health", {}).update(fabric={"state": "completed", "status": 999})
 )

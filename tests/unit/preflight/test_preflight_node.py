@@ -83,6 +83,11 @@ CASES: list[tuple[str, str, NodeOptions, dict[str, Any], str]] = [
      {"nvswitches": [], "driver__fabric": {**NVLINK5, "version": ""}}, "no fabric manager"),
     ("fabric-state", PROBLEM, EXTERNAL, {"driver__cards": [{"address": CARD["address"], "fabric": "in progress"}]},
      "0000:01:00.0 (in progress)"),
+    ("fabric-state", WARNING, EXTERNAL, {"driver__cards": [{"address": CARD["address"], "fabric": "not started"}]},
+     "CUDA fails unless their links are off: 0000:01:00.0"),
+    ("fabric-state", PROBLEM, DEFAULT,
+     {"driver__cards": [{"address": CARD["address"], "fabric": "in progress"}], "nvswitches": [],
+      "driver__fabric": {"needed": False}}, "of the hypervisor, or of the rack's switch trays"),
     ("no-own-memory", PROBLEM, DEFAULT,
      {"driver__cards": [{"address": CARD["address"], "name": "NVIDIA GB10", "unified": True}]}, "NVIDIA GB10 at"),
     ("no-own-memory", PROBLEM, DEFAULT,
@@ -245,6 +250,8 @@ def test_every_check_has_a_case_and_a_meaning() -> None:
         # A driver that runs under Secure Boot is signed with a key that is enrolled.
         (DEFAULT, {"secure_boot": True}),
         (DEFAULT, {"log__xids": [{"address": "0000:01:00.0", "code": 13}]}),
+        # MIG turns the links between cards off.
+        (DEFAULT, {"driver__cards": [{"address": CARD["address"], "fabric": "in progress", "mig": True}]}),
         # The boot loader takes 6.1.0-10; an old kernel needs no module.
         (
             DEFAULT,

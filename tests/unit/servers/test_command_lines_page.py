@@ -14,7 +14,7 @@ from gpushare.plugin.command import parse as parse_plugin
 PAGE = (Path(__file__).parents[3] / "docs" / "gpushare.md").read_text()
 SECTION = PAGE.split("\n## Command lines\n")[1].split("\nHTTP of the extender")[0]
 # What the parsers add to the options.
-MADE = {"tls", "metrics"}
+MADE = {"tls", "metrics", "exclude"}
 
 
 def rows(command: str) -> list[tuple[list[str], str]]:

@@ -509,7 +509,7 @@ def test_nvml_problems(library: Library) -> None:
     ("state", "status", "registered"),
     [
         (pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0, True),
-        (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, 0, False),
+        (pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED, 0, True),
         (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, 0, False),
         (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, 0, True),
         (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_ERROR_UNKNOWN, False),

@@ -241,7 +241,8 @@ class NvidiaMl:
         self._query_optional(library.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(found))
         if found.state == library.NVML_GPU_FABRIC_STATE_COMPLETED:
             return bool(found.status == library.NVML_SUCCESS)
-        return bool(found.state == library.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+        # A card whose links are all off doesn't begin to register, and may work.
+        return bool(found.state != library.NVML_GPU_FABRIC_STATE_IN_PROGRESS)
 
     def _query_optional(self, call: t.Callable[..., t.Any], *arguments: t.Any) -> t.Any:
         """Return the answer to a query; None if the card or the driver doesn't support it."""
