@@ -81,7 +81,7 @@ def not_on_nodes(there: t.Sequence[JsonObject], nodes: t.Sequence[str]) -> str:
         for one in there
         if one["kind"] == "DaemonSet" and (one["spec"]["template"]["metadata"].get("labels") or {}).get(key) == value
     ]
-    reasons = [not_ready_reason(one, min_nodes=len(nodes)) or "" for one in plugins]
+    reasons = [not_ready_reason(one, min_nodes=len(set(nodes))) or "" for one in plugins]
     return "; ".join(filter(None, reasons)) if plugins else "the release has no DaemonSet of HAMi's device plugin"
 
 
