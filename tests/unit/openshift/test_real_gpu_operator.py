@@ -318,3 +318,18 @@ def test_node_for_virtual_machines() -> None:
         assert live.spec()["devicePlugin"]["enabled"] is False and live.labels("b") == labels
         live.run(state="absent")
         assert live.settle() and live.spec() == before and live.labels("b") == labels
+
+
+def test_node_that_its_user_takes_from_the_operator() -> None:
+    with cluster(CONTAINERD) as live:
+        before = live.spec()
+        assert live.run("a")["changed"] and live.settle()
+        live.server.request("PATCH", "/api/v1/nodes/a", {"metadata": {"labels": {subject.OPERANDS: "false"}}}, MERGE)
+        end = time.monotonic() + MOST
+        while set(live.labels("a")) != {"operands"}:
+            assert time.monotonic() < end, live.labels("a")
+            time.sleep(0.2)
+        assert live.settle()
+        assert live.run("a")["changed"] and live.settle()
+        assert live.spec() == before and set(live.labels("a")) == {"operands"}
+        assert not live.run("a")["changed"]
