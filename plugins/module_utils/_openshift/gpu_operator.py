@@ -616,6 +616,12 @@ class OperatorReconciler:
                 there = {**(observed.labels(name) or {}), **away}
                 for known in (old_labels, noted["labels"]):
                     known.setdefault(name, {key: there.get(key) for key in wanted})
+            if BEFORE not in annotations_of(observed.policy):
+                # The ClusterPolicy was made anew: its note is gone, and the labels of gpushare's nodes stayed.
+                for name in options.labels:
+                    live = observed.labels(name) or {}
+                    if live.get(NODE_LABEL) == NODE_LABEL_VALUE and live.get(PLUGIN) == "false":
+                        noted["labels"].setdefault(name, {PLUGIN: "true"})
             old_labels = {name: one for name, one in old_labels.items() if observed.labels(name) is not None}
             noted["unproven"] = {
                 **({"fields": old_fields} if old_fields else {}),

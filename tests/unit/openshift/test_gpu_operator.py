@@ -640,6 +640,22 @@ def test_node_without_the_operators_pods_is_left_alone():
     assert labels(kube, "a") == (None, None)
 
 
+def test_policy_that_was_made_anew():
+    """As by a new installation of the operator: its note is gone, and the nodes' labels stayed."""
+    kube = cluster("a", "mine", "theirs")
+    node_labels(kube, "mine")[subject.PLUGIN] = "false"
+    run(kube, "a", "mine")
+    for name in ("a", "mine"):
+        node_labels(kube, name)["gpushare"] = "true"
+    # What its user has disabled before stays so.
+    run(kube, "a", "mine")
+    assert "mine" not in noted(kube)["labels"]
+    add(kube, policy(devicePlugin={"enabled": True}, cdi={"enabled": True}))
+    assert run(kube, "a", "mine")["changed"] and not run(kube, "a", "mine")["changed"]
+    run(kube, state="absent")
+    assert (settings(kube), noted(kube), labels(kube, "a")) == ((True, True), None, ON)
+
+
 @pytest.mark.parametrize("by_label", [True, False])
 def test_node_for_virtual_machines_is_no_other_node(by_label):
     kube = cluster("a", "vm", runtime=CRIO)
