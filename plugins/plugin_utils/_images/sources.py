@@ -19,6 +19,7 @@ COLLECTION = Path(__file__).resolve().parents[3]
 FOLDER = "images/gpushare"
 # Files of the collection that the image takes as well, below gpushare/shared; also named in the Containerfile.
 SHARED = (
+    "plugins/module_utils/_contracts/card_exclusion.py",
     "plugins/module_utils/_contracts/cgroup.py",
     "plugins/module_utils/_contracts/claim_templates.py",
     "plugins/module_utils/_contracts/gpushare.py",
