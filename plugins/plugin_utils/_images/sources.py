@@ -25,6 +25,7 @@ SHARED = (
     "plugins/module_utils/_contracts/gpushare.py",
     "plugins/module_utils/_contracts/pod_resources.py",
     "plugins/module_utils/_contracts/protobuf.py",
+    "plugins/module_utils/_core/errors.py",
     "plugins/module_utils/_core/types.py",
     "plugins/module_utils/_core/untrusted.py",
 )
