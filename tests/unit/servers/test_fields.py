@@ -24,6 +24,7 @@ OTHERWISE: dict[str, set[str]] = {
     "extender/claims.py": {"Deny", "cards", "node", "victims"},
     "extender/register.py": {"at", "bookings", "cards", "count", "pods"},
     "node/metrics_server.py": {"Content-Type"},
+    "shared/_contracts/card_exclusion.py": {"cards", "nodes"},
     "shared/_contracts/cgroup.py": {"hash"},
     "shared/_contracts/gpushare.py": {
         *("healthy", "index", "limit", "limitReason", "memoryMiB", "minor", "model", "reservedMiB", "units"),
