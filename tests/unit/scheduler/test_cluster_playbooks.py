@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Playbooks on a real API server: uninstall's refusal, and namespaces of ours and of others.
 
-Its controllers are real, too; no pods run, since no node belongs to the control plane.
+Its controllers are real, too; kubelets are played.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 
 import pytest
 from own_cluster import ROOT, controllers, run_playbook, until
+from played_plugin import PlayedPlugin
 from real_apiserver import MERGE, own_api_server
 
 SPACES = "/api/v1/namespaces"
@@ -21,6 +22,8 @@ class Cluster:
     def __init__(self, api):
         self.api = api
         self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
+        role = {"node-role.kubernetes.io/control-plane": ""}
+        self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "cp1", "labels": role}})
         amounts = {"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1"}
         status = {"status": {"capacity": amounts, "allocatable": amounts}}
         self.api.request("PATCH", "/api/v1/nodes/gpu1/status", status, MERGE)
@@ -83,7 +86,7 @@ def test_preflight_validates_nodes_outside_the_inventory(cluster, tmp_path):
     playbook = ROOT / "playbooks" / "preflight.yml"
     given = {"gpushare_image_delivery": "registry", "scheduler_mode": "dedicated"}
     for names, words in (
-        (["gpu1", "gpu7"], "gpushare_nodes: gpu7 isn't a node of the cluster, whose nodes are gpu1"),
+        (["gpu1", "gpu7"], "gpushare_nodes: gpu7 isn't a node of the cluster, whose nodes are cp1, gpu1"),
         (["gpu1"], "problem runtime gpu1 runs an unknown container runtime (gpushare_nodes)"),
         ([], "gpu_nodes: the group names no host, and gpushare_nodes no node"),
     ):
@@ -100,10 +103,11 @@ def test_a_namespace_of_others_gets_its_labels_back(cluster, tmp_path):
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings"
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
     cluster.api.request("POST", path, {"metadata": {"name": "theirs"}, "roleRef": role})
-    assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 1
-    assert cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]["labels"][ENFORCE] == "privileged"
-    assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 0
-    done = cluster.role(tmp_path, "absent", gpushare_namespace=name)
+    with PlayedPlugin(cluster.api, name):
+        assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 1
+        assert cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]["labels"][ENFORCE] == "privileged"
+        assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 0
+        done = cluster.role(tmp_path, "absent", gpushare_namespace=name)
     assert done.changed == 2, done.text
     after = cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]
     assert not cluster.there(DAEMONS.format(name)) and cluster.there(f"{path}/theirs")
@@ -118,6 +122,11 @@ RIGHTS = "/apis/rbac.authorization.k8s.io/v1"
 
 def test_policies_rights_and_namespace_of_the_servers(cluster, tmp_path):
     """From a version with other rights, and back to nothing."""
+    with PlayedPlugin(cluster.api, "gpushare-system"):
+        deployed_and_removed(cluster, tmp_path)
+
+
+def deployed_and_removed(cluster, tmp_path):
     rule = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["patch"]}
 
     def named(kind):
@@ -125,7 +134,7 @@ def test_policies_rights_and_namespace_of_the_servers(cluster, tmp_path):
         return {each["metadata"]["name"] for each in found if "gpushare" in each["metadata"]["name"]}
 
     def present(component):
-        return cluster.role(tmp_path, "present", component, gpushare_nodes=[])
+        return cluster.role(tmp_path, "present", component, gpushare_nodes=["gpu1"])
 
     kinds = ("clusterroles", "clusterrolebindings")
     for component, name in (("extender", "extender"), ("device_plugin", "device-plugin")):
@@ -148,6 +157,6 @@ def test_policies_rights_and_namespace_of_the_servers(cluster, tmp_path):
     ties = {"gpushare-annotations", "gpushare-device-plugin", "gpushare-extender"}
     assert named("policies") == ties | {"gpushare-shares", "gpushare-privileged"}
     for component in ("device_plugin", "extender"):
-        cluster.role(tmp_path, "absent", component, gpushare_nodes=[])
+        cluster.role(tmp_path, "absent", component, gpushare_nodes=["gpu1"])
     assert [named(kind) for kind in ("policies", *kinds)] == [set(), set(), set()]
     until(lambda: not cluster.there(f"{SPACES}/gpushare-system"))
