@@ -24,6 +24,8 @@ class Cluster:
         self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "gpu1"}})
         role = {"node-role.kubernetes.io/control-plane": ""}
         self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "cp1", "labels": role}})
+        # Every new node has the taint of one that isn't ready, which a device plugin doesn't tolerate.
+        self.api.request("PATCH", "/api/v1/nodes/gpu1", {"spec": {"taints": None}}, MERGE)
         amounts = {"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1"}
         status = {"status": {"capacity": amounts, "allocatable": amounts}}
         self.api.request("PATCH", "/api/v1/nodes/gpu1/status", status, MERGE)
