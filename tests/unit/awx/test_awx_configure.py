@@ -28,6 +28,7 @@ ELSEWHERE = (
     "ansible-playbook playbooks/readonly_access.yml ",
 )
 TEMPLATES = variables()["awx_job_templates"]
+MESSAGES = {"error": {"message": "A job failed"}}
 STEPS = ["plan", "approve", "site", "verify", "acceptance"]
 
 
@@ -169,24 +170,29 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
 def test_a_notification_without_a_secret_is_compared(stand_in, folder):
     """Its address changed; one with a password is written only on request."""
     first, again, _reader = runs()
-    controller = stand_in.controller
-    hook = {"url": "https://chat.example.org/hooks/new", "headers": {"X-Team": "gpu"}}
-    secret = {"name": "secret", "notification_type": "webhook", "notification_configuration": {**hook, "password": "1"}}
-    given = yaml.safe_load((folder / "my-awx.yml").read_text())["awx_notifications"]
-    given[0] |= {"notification_configuration": hook, "messages": {"error": {"message": "A job failed"}}}
-    (folder / "more.json").write_text(json.dumps({"awx_notifications": [*given, secret]}))
-    # A job template lists the new one, too.
-    wanted = ["Create the notification templates", "Create the job templates", "Create the workflow"]
-    rc, text = configure(stand_in, folder, *first, "-e", "@more.json")
-    assert rc == 0 and changed(text) == wanted, text
-    shown = controller.named("notification_templates", "platform team")
-    assert (shown["notification_configuration"]["url"], shown["messages"]["error"]) == (
-        hook["url"],
-        given[0]["messages"]["error"],
-    )
-    rc, text = configure(stand_in, folder, *first, "-e", "@more.json")
-    assert rc == 0 and recap(text)["changed"] == 0, text
-    rc, text = configure(stand_in, folder, *again, "-e", "@more.json")
-    assert rc == 0 and re.findall(
-        r"^changed: .*item=(.*)\)", text.partition("notification templates")[2].partition("TASK")[0], re.M
-    ) == ["secret"], text
+    shown = stand_in.controller.data["notification_templates"]
+
+    def run(url, *words):
+        """Configure two notifications with an address.
+
+        :returns: the tasks with a change, the output of the task with the notifications, and the addresses afterwards.
+        """
+        hook = {"url": url, "headers": {"X-Team": "gpu"}}
+        two = [("plain", hook), ("secret", {**hook, "password": "1"})]
+        given = [
+            {"name": name, "notification_type": "webhook", "notification_configuration": one, "messages": MESSAGES}
+            for name, one in two
+        ]
+        (folder / "more.json").write_text(json.dumps({"awx_notifications": given}))
+        rc, text = configure(stand_in, folder, *words, "-e", "@more.json")
+        assert rc == 0, text
+        told = text.partition("TASK [Create the notification templates]")[2].partition("TASK [")[0]
+        after = {one["name"]: one["notification_configuration"]["url"] for one in shown.values()}
+        return changed(text), re.findall(r"^changed: .*item=(\w+)", told, re.MULTILINE), after
+
+    run("https://old", *first)
+    tasks, written, after = run("https://new", *first)
+    assert (tasks, written) == (["Create the notification templates"], ["plain"])
+    assert (after["plain"], after["secret"]) == ("https://new", "https://old")
+    _tasks, written, after = run("https://new", *again)
+    assert written == ["secret"] and after["secret"] == "https://new"
