@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "control_plane_info": (70, 353),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (49, 343),
-    "gpu_allocation_check": (69, 580),
+    "gpu_allocation_check": (69, 581),
     "gpu_allocation_info": (29, 202),
     "gpu_node_info": (63, 287),
     "gpu_operator": (14, 123),
