@@ -208,10 +208,10 @@ EXAMPLES = r"""
         url: https://nvidia.github.io/libnvidia-container/stable/deb/amd64/
         key_url: https://nvidia.github.io/libnvidia-container/gpgkey
     packages:
-      - nvidia-container-toolkit=1.20.1-1
-      - nvidia-container-toolkit-base=1.20.1-1
-      - libnvidia-container-tools=1.20.1-1
-      - libnvidia-container1=1.20.1-1
+      - nvidia-container-toolkit=1.20.2-1
+      - nvidia-container-toolkit-base=1.20.2-1
+      - libnvidia-container-tools=1.20.2-1
+      - libnvidia-container1=1.20.2-1
     never_upgrade: [nvidia-container-, libnvidia-container]
     observed: "{{ gpu_node }}"
 

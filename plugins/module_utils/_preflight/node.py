@@ -53,7 +53,7 @@ class NodeOptions:
     driver_repo_url: str = ""
     fabric_manager: str = "auto"
     toolkit_state: str = "present"
-    toolkit_version: str = "1.20.1-1"
+    toolkit_version: str = "1.20.2-1"
     maintenance: str = "never"
     gpushare_selinux_type: str = "auto"
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab import packages
 
-VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.1"
+VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.2"
 
 
 def output(*command: str | Path) -> str:

@@ -75,8 +75,8 @@ def test_packages_depend_on_the_same_version_of_each_other(cuda: Path, container
         module = fields(deb(cuda, "nvidia-kernel-open-dkms", version))
         assert f"firmware-nvidia-gsp (= {version}-1)" in module["Depends"]
     toolkit = fields(deb(container, "nvidia-container-toolkit", TOOLKIT))
-    assert "nvidia-container-toolkit-base (= 1.20.1-1)" in toolkit["Depends"]
-    assert "libnvidia-container-tools (= 1.20.1-1)" in toolkit["Depends"]
+    assert "nvidia-container-toolkit-base (= 1.20.2-1)" in toolkit["Depends"]
+    assert "libnvidia-container-tools (= 1.20.2-1)" in toolkit["Depends"]
     smi = fields(deb(cuda, "nvidia-driver-cuda", VERSION))
     assert smi["Conflicts"] == smi["Provides"] == "nvidia-smi"
 
