@@ -41,7 +41,7 @@ EVERYWHERE = {
     ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings", ("gpushare-claims",), ("get",)),
     ("", "namespaces", ("gpushare-system",), ("get",)),
     ("apps", "daemonsets", ("gpushare-extender",), ("get",)),
-    ("apps", "deployments", ("gpushare-scheduler", "secondary-scheduler"), ("get",)),
+    ("apps", "deployments", ("gpushare-scheduler", "gpushare-extender", "gpushare-dra-templates", "secondary-scheduler"), ("get",)),
     ("admissionregistration.k8s.io", "validatingadmissionpolicies", POLICIES, ("get",)),
     ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", POLICIES, ("get",)),
     ("apiregistration.k8s.io", "apiservices", ("v1beta1.admissionregistration.k8s.io",), ("get",)),
@@ -212,10 +212,10 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
         return check["n"], [(one["cause"], one["key"]) for one in report["findings"] if one["check"] == "D10"]
 
     assert found() == (13, [])
-    # Nodes, pods, slices, claims and templates, and what turns pods into claims.
+    # Nodes, pods, slices, claims and templates, what turns pods into claims, and the templates' Deployment.
     reader.requests.clear()
     found()
-    assert reader.requests == {"GET": 5 + 13}
+    assert reader.requests == {"GET": 5 + 13 + 1}
 
     path = "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/gpushare-claims"
     live = api.request("GET", path)

@@ -96,7 +96,7 @@ def run_playbook(
 
 # What these modules promise, of a node without cards.
 NVML = {"available": True, "problem": "", "driver": "", "nvml": "", "cuda": "", "cards": [], "pods_limited": None}
-NVML |= {"seconds": 0.1}
+NVML |= {"seconds": 0.1, "excluded": []}
 MISSING = {"state": "missing", "problem": ""}
 KUBELET = {
     "root": "/var/lib/kubelet",

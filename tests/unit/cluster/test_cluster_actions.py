@@ -35,7 +35,7 @@ GPU_NODE = gpu_node(
 def act(task_vars=None, **arguments):
     task = SimpleNamespace(args=arguments, check_mode=True, async_val=0, action="x", diff=False, _parent=None)
     action = preflight.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
-    action._display = MagicMock(columns=100)
+    action._display = MagicMock(columns=100, _final_q=None)
     # What the roles refuse of a machine is in the tests of the plan, which evaluate the roles' tasks.
     nothing = {
         "driver_choice": {"refusals": [], "lists": []},
@@ -60,6 +60,7 @@ def node(name):
         "labels": {},
         "annotations": {},
         "runtime": "containerd://2.2.9",
+        "taints": [],
     }
 
 

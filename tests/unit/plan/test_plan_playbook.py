@@ -99,7 +99,7 @@ def hosts_of_plays(folder, planned):
     empty = {"gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "here"}}]}
     plays = [play for name in ("nodes", "site") for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text())]
     # The first play of nodes.yml is for its use alone.
-    plays = [{"name": play["name"], "hosts": play["hosts"], **empty} for play in plays[1:] if "hosts" in play]
+    plays = [{"name": play["name"], "hosts": play["hosts"], **empty} for play in plays if "hosts" in play][1:]
     groups = {
         "gpu_nodes": ["gpu1", "gpu2"],
         "control_plane": ["cp1"],
