@@ -14,13 +14,13 @@ import typing as t
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._node.baseline import default_runtime
+from ...module_utils._runtime.containerd import injects_cdi
 from .tree import Finding, finding
 
 HANDLER = "nvidia"
 # NVIDIA's tools that write CDI specifications, in the order of preference.
 HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
 _TABLE = re.compile(r"""runtimes\.['"]?nvidia['"]?\]""")
-_CDI = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*true[ \t\r]*$", re.MULTILINE)
 
 Way = t.Literal["default", "class", "cdi"]
 
@@ -58,7 +58,7 @@ def node_runtime(name: str, gpu_node: JsonObject) -> NodeRuntime | None:
         # Docker has no RuntimeClass.
         handler=used != "docker" and (HANDLER in found or bool(_TABLE.search(text))),
         # CRI-O has CDI enabled; k3s and RKE2 run a containerd whose configuration isn't in the facts.
-        cdi=used == "crio" or bool(_CDI.search(text)),
+        cdi=used == "crio" or (used == "containerd" and injects_cdi(state)),
         hook=str(hooks[0]) if hooks else "",
     )
 

@@ -17,6 +17,7 @@ from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
 from ...module_utils._driver.provided import root_of
 from ...module_utils._images.names import repository_and_tag
+from ...module_utils._runtime.containerd import injects_cdi
 from . import geometry
 from .configurations import CDI_CRI, ENVVAR, Configuration, configurations
 from .problem import Problem
@@ -31,7 +32,6 @@ OPERATOR_LABELS: t.Mapping[str, str] = {
     "nvidia.com/gpu.deploy.operator-validator": "true",
 }
 _DEFAULT_RUNTIME = re.compile(r"""(?m)^[ \t]*default_runtime_name[ \t]*=[ \t]*["']([^"'\n]*)["'][ \t\r]*$""")
-_CDI = re.compile(r"(?m)^[ \t]*enable_cdi[ \t]*=[ \t]*true[ \t\r]*$")
 _HANDLER = re.compile(r"""(?m)^[ \t]*\[.*\.runtimes\.["']?nvidia["']?\][ \t\r]*$""")
 
 
@@ -123,7 +123,7 @@ def injection_of(facts: t.Any) -> Injection | None:
         if not dump:
             return Injection(ENVVAR, by_class=False)
         found = _DEFAULT_RUNTIME.search(dump)
-        default, handler, cdi = found[1] if found else "", bool(_HANDLER.search(dump)), bool(_CDI.search(dump))
+        default, handler, cdi = found[1] if found else "", bool(_HANDLER.search(dump)), injects_cdi(state)
     else:
         # CRI-O always knows CDI; dockershim and cri-dockerd don't, and k3s' containerd isn't asked.
         default, handler, cdi = state["default_runtime"], RUNTIME in state["runtimes"], name == "crio"

@@ -28,6 +28,7 @@ ACCOUNTS = f"/api/v1/namespaces/{SPACE}/serviceaccounts"
 
 OF_ACCOUNTS = ("gpushare-dra-driver", "gpushare-dra-templates")
 CLAIMS = ("gpushare-claims", "gpushare-allocated-claims", "gpushare-slices", *OF_ACCOUNTS)
+DEPLOYMENTS = ("gpushare-scheduler", "gpushare-extender", "gpushare-dra-templates", "secondary-scheduler")
 POLICIES = ("gpushare-scheduler", *CLAIMS)
 # Every right beyond what each account has, by namespace: group, resource, names, verbs.
 EVERYWHERE = {
@@ -41,7 +42,12 @@ EVERYWHERE = {
     ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings", ("gpushare-claims",), ("get",)),
     ("", "namespaces", ("gpushare-system",), ("get",)),
     ("apps", "daemonsets", ("gpushare-extender",), ("get",)),
-    ("apps", "deployments", ("gpushare-scheduler", "gpushare-extender", "gpushare-dra-templates", "secondary-scheduler"), ("get",)),
+    (
+        "apps",
+        "deployments",
+        ("gpushare-scheduler", "gpushare-extender", "gpushare-dra-templates", "secondary-scheduler"),
+        ("get",),
+    ),
     ("admissionregistration.k8s.io", "validatingadmissionpolicies", POLICIES, ("get",)),
     ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", POLICIES, ("get",)),
     ("apiregistration.k8s.io", "apiservices", ("v1beta1.admissionregistration.k8s.io",), ("get",)),

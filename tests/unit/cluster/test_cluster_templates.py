@@ -412,8 +412,12 @@ def test_each_allocators_daemon_set_selects_its_two_labels():
         (None, None),
     ],
 )
-def test_nodes_are_annotated_with_the_cdi_state_of_their_runtime(dump, enabled):
-    seen = {"gpu_node_name": "gpu1", "gpu_node": {"runtimes": {"containerd": {"dump": dump}}}}
+@pytest.mark.parametrize("version", ["2.2.9", "2.4.2"])
+def test_nodes_are_annotated_with_the_cdi_state_of_their_runtime(dump, enabled, version):
+    if version == "2.4.2" and dump and "enable_cdi" not in dump:
+        # It has no such setting, and CDI is always on.
+        enabled = "true"
+    seen = {"gpu_node_name": "gpu1", "gpu_node": {"runtimes": {"containerd": {"dump": dump, "version": version}}}}
     docker = {"gpu_node": {"runtimes": {"containerd": None}}}
     hosts = {"one": seen, "without-facts": {}, "docker": docker, "without-node": seen | {"gpu_node_name": "x"}}
     found = rendered("node_runtimes", gpushare_nodes=["gpu1"], groups={"gpu_nodes": list(hosts)}, hostvars=hosts)

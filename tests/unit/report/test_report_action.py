@@ -28,7 +28,7 @@ FILES = ("html", "json", "junit", "prometheus")
 def act(check=False, **arguments):
     task = SimpleNamespace(args=arguments, check_mode=check, async_val=0, action="x", diff=False)
     action = gpu_report.ActionModule(task, MagicMock(), MagicMock(), DataLoader(), MagicMock(), MagicMock())
-    action._display = MagicMock()
+    action._display = MagicMock(_final_q=None)
     result = action.run(task_vars={})
     return result, [call.args[0] for call in action._display.display.call_args_list]
 

@@ -269,3 +269,17 @@ def test_error_lines_of_a_journal() -> None:
     assert error_lines(f'time="2026" {failed}\ntime="2026" level=info msg=booted\n') == failed
     assert error_lines("a\nb\nc\nd\n") == "b | c | d"
     assert error_lines("") == "its journal is empty"
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "injects"),
+    [
+        ("1.7.27", "  enable_cdi = false\n", False),
+        ("2.2.9", "  enable_cdi = true\n", True),
+        ("2.4.2", "  cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n", True),
+        ("1.6.20", "", False),
+        ("", "", False),
+    ],
+)
+def test_cdi_is_always_on_where_containerd_has_no_setting_for_it_any_more(version, text, injects):
+    assert c.injects_cdi({"version": version, "dump": text}) is injects
