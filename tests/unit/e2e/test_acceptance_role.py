@@ -38,7 +38,8 @@ def test_the_workloads_name_the_detected_scheduler(localhost, variables, name):
 
 
 def test_the_playbook_detects_the_scheduler_first():
-    (play,) = yaml.safe_load((ROOT / "playbooks/acceptance.yml").read_text())
+    limit, play = yaml.safe_load((ROOT / "playbooks/acceptance.yml").read_text())
+    assert limit["ansible.builtin.import_playbook"] == "limit.yml"
     first, then = play["roles"]
     assert (first["role"], first["scheduler_step"]) == ("kubegpu.share.scheduler", "detect")
     # Nodes are taken as they are, so that hosts' variables and the inventory decide nothing.

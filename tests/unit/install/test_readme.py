@@ -40,6 +40,9 @@ def test_every_block_of_commands_is_typed_by_a_test():
         "make demo",
         "make lab-down",
         "make build",
+        # These run the tests.
+        "make test",
+        "make test-all",
     }
 
 

@@ -150,7 +150,7 @@ def test_service_and_network_policy_select_the_extender():
     assert peer["podSelector"]["matchLabels"] == {"app": "secondary-scheduler"}
     (container,) = template["spec"]["containers"]
     options = command.parse(container["command"][1:])
-    assert (options.address, options.port) == ("0.0.0.0", contract.EXTENDER_PORT)
+    assert (options.address, options.port) == ("::", contract.EXTENDER_PORT)
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "certificates"]
     (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "certificates"]
     secret = one(objects, "Secret", volume["secret"]["secretName"])
