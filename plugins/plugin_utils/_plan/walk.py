@@ -32,7 +32,7 @@ IGNORED = frozenset(
 READ = frozenset(
     ("name", "when", "vars", "loop", "loop_control", "register", "failed_when", "changed_when", "module_defaults")
 )
-BLOCK = frozenset(("name", "when", "vars", "module_defaults", "block", "rescue"))
+BLOCK = frozenset(("name", "when", "vars", "module_defaults", "block", "rescue", "always"))
 # The name of a step that stands for the rest of a role.
 LATER = "Plan the rest when the steps before have run"
 
@@ -250,7 +250,7 @@ class Walk:
         for task in tasks:
             if "block" in task:
                 # A failure that `rescue` would handle is reported as it is.
-                self._list(task["block"], scope.inner(task))
+                self._list([*task["block"], *(task.get("always") or [])], scope.inner(task))
             else:
                 self._task(task, scope)
 

@@ -32,7 +32,7 @@ def tasks_of(entries):
     for one in entries:
         if "block" in one:
             assert set(one) <= BLOCK
-            for part in ("block", "rescue"):
+            for part in ("block", "rescue", "always"):
                 yield from tasks_of(one.get(part) or [])
         else:
             yield one
@@ -298,6 +298,11 @@ def test_conditions_loops_blocks_and_module_defaults():
                 "rescue": [{"kubegpu.share.x": {"name": "a"}, "name": "In its rescue"}],
             },
             {
+                "block": [{"kubegpu.share.x": {"name": "b"}, "name": "In a block"}],
+                "rescue": [{"kubegpu.share.x": {"name": "a"}, "name": "In its rescue"}],
+                "always": [{"kubegpu.share.x": {"name": "a"}, "name": "Always"}],
+            },
+            {
                 "module_defaults": {GROUP: {"name": "a"}},
                 "block": [
                     {"kubegpu.share.x": {}, "name": "By default"},
@@ -310,7 +315,7 @@ def test_conditions_loops_blocks_and_module_defaults():
         **{"..__meta__runtime": {"action_groups": {"cluster": ["x"]}}},
         a__tasks__more=[{"kubegpu.share.x": {"name": "a"}, "name": "Included", "when": "ansible_check_mode"}],
     )
-    assert [one.task for one in made.steps] == ["Loop", "By default", "Included"]
+    assert [one.task for one in made.steps] == ["Loop", "Always", "By default", "Included"]
 
 
 def test_a_change_that_an_earlier_step_makes_is_no_change_of_a_later_one():

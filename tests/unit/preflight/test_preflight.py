@@ -15,7 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from fake_kube import FakeKube
-from gpu_nodes import CARD, gpu_node
+from gpu_nodes import CARD, MODES, gpu_node
 
 UUID = "GPU-5a4d7f2e-0000-4000-8000-00000000000"
 
@@ -40,7 +40,15 @@ def cards(units, memory):
 
 def facts(memory=16384, count=2, gpus=2, family="debian", arch="amd64"):
     rows = [
-        {"index": at, "uuid": f"{UUID}{at}", "minor": at, "memory_mib": memory, "persistence": True, "mig": None}
+        {
+            **MODES,
+            "index": at,
+            "uuid": f"{UUID}{at}",
+            "address": f"0000:{at:02x}:00.0",
+            "minor": at,
+            "memory_mib": memory,
+            "persistence": True,
+        }
         for at in range(count)
     ]
     return gpu_node(
