@@ -91,4 +91,4 @@ def apply(server, objects, state="present", check=False):
     """Apply objects as module cluster_objects does."""
     kube = RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set()))
     wanted = {"definitions": objects, "state": state, "field_manager": "kubegpu-share", "replace_unready": False}
-    return ensure(kube, {**wanted, "wait": False}, check)
+    return ensure(kube, {**wanted, "wait": False, "node_resources": {}, "min_nodes": 1}, check)

@@ -252,7 +252,7 @@ def test_objects_complete_and_consistent():
 def test_extender_rights_equal_those_of_role_gpushare():
     for preemption in (True, False):
         given = {**role_templates.defaults("gpushare"), "gpushare_preemption": preemption}
-        given |= {"gpushare_image_pull_policy": "Never", "__gpushare_image_sha256": ""}
+        given |= {"gpushare_image_pull_policy": "Never", "__gpushare_image_sha256": "", "__gpushare_unlabelled": []}
         theirs = role_templates.objects("gpushare", "extender", **given)
         ours = rendered("rights", scheduler_extender_preemption=preemption)
         assert one(ours, "ClusterRole")["rules"] == one(theirs, "ClusterRole")["rules"]
