@@ -356,9 +356,10 @@ def test_excluded_cards_are_in_no_slice(process: Process) -> None:
         ]
 
     first, second = (one.lower() for one in UUIDS)
-    process.start()
-    until(lambda: offered() == [(first, []), (second, [])], 60)
     process.kubelet.start()
+    process.start()
+    until(lambda: process.ready() == "ok", 60, process.ready)
+    until(lambda: offered() == [(first, []), (second, [])], 60)
     claim = process.claim(1, 0, "4Gi")
     process.kubelet.prepare(claim)
     process.kill(signal.SIGTERM)
