@@ -47,9 +47,6 @@ OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
 # Shims that run the program of BinaryName.
 RUNC_SHIMS = ("io.containerd.runc.v2", "io.containerd.runc.v1")
 
-# CDI is always on from this release on, which has no setting for it any more: containerd's RELEASES.md.
-CDI_ALWAYS_SINCE = (2, 4)
-_CDI = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*(true|false)[ \t\r]*$", re.MULTILINE)
 _PIECE = re.compile(
     r'"""(?:[^\\]|\\.)*?"""|'
     + r"'''.*?'''|"
@@ -122,15 +119,6 @@ def release(version: str) -> tuple[int, int]:
     """Return a version's major and minor number; (0, 0) for an unknown one."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
-
-
-def injects_cdi(state: t.Mapping[str, t.Any]) -> bool:
-    """Return whether a containerd injects devices by CDI.
-
-    :param state: its facts, of which ``dump`` and ``version`` are read.
-    """
-    found = _CDI.search(str(state.get("dump") or ""))
-    return found[1] == "true" if found else release(str(state.get("version") or "")) >= CDI_ALWAYS_SINCE
 
 
 def belongs_to(name: str) -> str:

@@ -14,7 +14,7 @@ import typing as t
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._node.baseline import default_runtime
-from ...module_utils._runtime.containerd import injects_cdi
+from ...module_utils._runtime.cdi import injects_cdi
 from .tree import Finding, finding
 
 HANDLER = "nvidia"

@@ -17,7 +17,7 @@ from ...module_utils._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from ...module_utils._core.types import JsonObject
 from ...module_utils._driver.provided import root_of
 from ...module_utils._images.names import repository_and_tag
-from ...module_utils._runtime.containerd import injects_cdi
+from ...module_utils._runtime.cdi import injects_cdi
 from . import geometry
 from .configurations import CDI_CRI, ENVVAR, Configuration, configurations
 from .problem import Problem

@@ -12,6 +12,7 @@ import pytest
 import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.secrets import mask_words
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.cdi import injects_cdi
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
     losses,
@@ -282,4 +283,4 @@ def test_error_lines_of_a_journal() -> None:
     ],
 )
 def test_cdi_is_always_on_where_containerd_has_no_setting_for_it_any_more(version, text, injects):
-    assert c.injects_cdi({"version": version, "dump": text}) is injects
+    assert injects_cdi({"version": version, "dump": text}) is injects
