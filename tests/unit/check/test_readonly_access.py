@@ -14,8 +14,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check import collec
 from ansible_collections.kubegpu.share.plugins.module_utils._check.servers_claims import POLICIES as POLICY_KINDS
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info
+from fake_kube import apply_options
 from gpushare_objects import rendered
 from own_cluster import controllers
 from real_apiserver import MERGE, own_api_server
@@ -197,15 +197,7 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     request.addfinalizer(lambda: api.request("DELETE", "/api/v1/nodes/gpu2"))
     wanted = {f"{kind}{suffix}" for kind, _name in POLICY_KINDS for suffix in ("", "Binding")} | {"DeviceClass"}
     objects = [one for one in rendered("dra", "dra_admission") if one["kind"] in wanted]
-    options = {
-        "state": "present",
-        "wait": False,
-        "wait_timeout": 5,
-        "node_resources": {},
-        "min_nodes": 1,
-        "replace_unready": False,
-    }
-    ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
+    ensure(admin, apply_options(objects), False)
     servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny"}
     given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
     given["scope"] = "servers"
@@ -228,7 +220,7 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     live["spec"]["failurePolicy"] = "Ignore"
     api.request("PUT", path, live)
     assert found() == (13, [("changed", "MutatingAdmissionPolicy gpushare-claims")])
-    ensure(admin, {"definitions": objects, "field_manager": FIELD_MANAGER, **options}, False)
+    ensure(admin, apply_options(objects), False)
     assert found() == (13, [])
     # A field that somebody adds, and a binding that denies no more.
     path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/gpushare-claims"

@@ -8,7 +8,7 @@ import copy
 import itertools
 import json
 
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ARGUMENTS, ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.compare import LIST_KEYS
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, KINDS, Ref, ref_of
@@ -234,17 +234,15 @@ class FakeKube:
         return self.version_answer
 
 
+def apply_options(definitions, **params):
+    """The options of ``cluster_objects`` with its own defaults; a wait ends after 5 seconds."""
+    usual = {name: rules.get("default") for name, rules in ARGUMENTS.items()}
+    return {**usual, "state": "present", "wait_timeout": 5, "definitions": definitions, **params}
+
+
 def apply_set(kube, definitions, check=False, waiting=None, **params):
     """Run ``cluster_objects`` with its defaults, without waiting; return its result with this run's requests."""
-    usual = {
-        "state": "present",
-        "wait": False,
-        "wait_timeout": 5,
-        "node_resources": {},
-        "min_nodes": 1,
-        "replace_unready": False,
-    }
-    given = {"definitions": copy.deepcopy(definitions), "field_manager": FIELD_MANAGER, **usual, **params}
+    given = apply_options(copy.deepcopy(definitions), **params)
     kube.requests.clear()
     return ensure(kube, given, check, waiting)
 

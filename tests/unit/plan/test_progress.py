@@ -19,7 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube import apply_s
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import status_writer
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.running_tasks import HOSTS_NAMED, RunningTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
-from fake_kube import FakeKube
+from fake_kube import FakeKube, apply_options
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -100,8 +100,7 @@ def test_a_wait_reports_what_is_pending():
     kube = FakeKube()
     definition = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "n"}}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}
-    params = {"definitions": [space, {**definition, "spec": {}}], "state": "present", "field_manager": "kubegpu-share"}
-    params |= {"replace_unready": False, "wait": True, "wait_timeout": 2, "node_resources": {}, "min_nodes": 1}
+    params = apply_options([space, {**definition, "spec": {}}], wait=True, wait_timeout=2)
     with pytest.raises(NotInEffect):
         apply_set.ensure(kube, params, False, Waiting(0.01, 0.01, status=seen.append))
     assert seen and seen[0].startswith("DaemonSet n/d")

@@ -9,6 +9,7 @@ import role_templates
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
+from fake_kube import apply_options
 from role_templates import one
 
 ALL = ("gpushare_namespace", "dedicated/namespace", "dedicated/rights", "dedicated/workload", "dedicated/policy")
@@ -90,5 +91,4 @@ def containers_of(**variables):
 def apply(server, objects, state="present", check=False):
     """Apply objects as module cluster_objects does."""
     kube = RealKube.of_module(types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set()))
-    wanted = {"definitions": objects, "state": state, "field_manager": "kubegpu-share", "replace_unready": False}
-    return ensure(kube, {**wanted, "wait": False, "node_resources": {}, "min_nodes": 1}, check)
+    return ensure(kube, apply_options(objects, state=state), check)
