@@ -18,7 +18,6 @@ import ipaddress
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -34,6 +33,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from ports import free_port
 
 from lab import build
 from lab.shell import LabError
@@ -51,8 +51,6 @@ OTHERS = {"1.29": KUBERNETES_1_29, "1.36": build.OLDER[0]}
 START = 90.0
 # Less work for the garbage collector of Go; there is memory enough.
 GO = {"GOGC": "400"}
-# A port may be taken between its choice and the start.
-TRIES = 3
 MERGE = "application/merge-patch+json"
 
 
@@ -186,7 +184,7 @@ class ApiServer:
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
         # A thread's connections by their address.
         self._connections = threading.local()
-        self._ports: tuple[int, int, int] | None = None
+        self._ports = free_port(), free_port(), free_port()
         self.url = ""
 
     def __enter__(self) -> ApiServer:
@@ -209,20 +207,7 @@ class ApiServer:
 
     def start(self) -> None:
         """Start it, or start it again with its data and its address, and wait until it is ready."""
-        tries = 1 if self._ports else TRIES
-        for left in reversed(range(tries)):
-            ports = self._ports or _free_ports()
-            try:
-                self._start(*ports)
-            except RuntimeError:
-                self.stop()
-                if not left:
-                    raise
-            else:
-                self._ports = ports
-                return
-
-    def _start(self, client: int, peer: int, secure: int) -> None:
+        client, peer, secure = self._ports
         on = [flag.partition("=")[2] for flag in self._flags if flag.startswith("--bind-address=")]
         self.url = f"https://{f'[{on[-1]}]' if on and ':' in on[-1] else '127.0.0.1'}:{secure}"
         etcd, pki = f"http://127.0.0.1:{client}", self._authority.folder
@@ -524,16 +509,6 @@ class ApiServer:
                 if time.monotonic() > end:
                     raise Refused(429, f"{name} is not served")
                 time.sleep(0.2)
-
-
-def _free_ports() -> tuple[int, int, int]:
-    with contextlib.ExitStack() as stack:
-        # Open at the same time, so that they differ.
-        sockets = [stack.enter_context(socket.socket()) for _number in range(3)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        first, second, third = (one.getsockname()[1] for one in sockets)
-    return first, second, third
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import 
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from kube_api import SECRET, Api, forget_environment, kubeconfig, module
+from ports import free_port
 
 
 @pytest.fixture
@@ -184,8 +185,7 @@ def test_a_rejected_apply_names_the_object(connect, api):
 
 
 def test_a_refused_connection_is_reported_at_once(connect):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    port = free_port()
     begin = time.monotonic()
     with pytest.raises(BadInput, match=rf"gpu_kubeconfig.*127\.0\.0\.1:{port} can't be reached: connection refused"):
         connect(f"http://127.0.0.1:{port}").version()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import time
 import typing as t
 from pathlib import Path
@@ -23,6 +22,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates, dedicated
 from definitions import OLD, definitions
 from played_operator import PlayedOperator
+from ports import free_port
 from real_apiserver import own_api_server
 from real_operators import Nodes, anything, checkout, controller_manager, running
 from simulation import module_of
@@ -30,12 +30,6 @@ from test_secondary_scheduler import CR, DEPLOYMENTS, IMAGE, Played, options
 
 MOST = float(os.environ.get("KUBEGPU_GPU_OPERATOR_SECONDS") or 120)
 PROGRAM = "secondary-scheduler-operator"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Olm(Played):

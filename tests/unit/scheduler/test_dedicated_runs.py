@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -19,16 +18,11 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from dedicated_kit import NAME, NAMESPACE, apply, containers_of, one, rendered
 from own_cluster import ROOT, until
+from ports import free_port
 from real_apiserver import MERGE, own_api_server
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NAME}"
 NODE = "gpu1"
-
-
-def free_port():
-    with socket.socket() as one_socket:
-        one_socket.bind(("127.0.0.1", 0))
-        return one_socket.getsockname()[1]
 
 
 class Replica:

@@ -15,6 +15,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
 from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
 from fake_machine import EXTENDER
+from ports import free_port
 
 ENTRY = {
     "urlPrefix": "http://127.0.0.1:12345/gpushare-scheduler",
@@ -182,9 +183,7 @@ def test_insecure_port_listens_on_loopback_only(tmp_path: Path) -> None:
     text = sc.FORM.new(20, {**FLAGS, "port": "0"}, EXTENDER)
     closed = real_scheduler.complaint(text.replace("127.0.0.1:10251", "127.0.0.1:0"), tmp_path, "1.20")
     assert "must be between 1 and 65535" in closed
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     with real_scheduler.running(text.replace("10251", str(port)), tmp_path, "1.20") as error:
         assert not error
         socket.create_connection(("127.0.0.1", port), 5).close()

@@ -30,6 +30,7 @@ from fake_clock import FakeClock
 from gpushare.api.client import connect
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
+from ports import free_port
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer
 from tls_files import Files
@@ -134,13 +135,12 @@ def test_only_an_extenders_answer_counts(status: int, body: bytes, reason: str) 
 def test_what_does_not_answer_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_probe, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        assert prove(url_of(port))[0] == "timeout"
-    reason, text = prove(url_of(port))
+        assert prove(url_of(silent.getsockname()[1]))[0] == "timeout"
+    reason, text = prove(url_of(free_port()))
     assert reason == "refused" and "connection refused" in text and "kubectl get pods" in text.lower()
     assert prove(f"http://127.0.0.1:nowhere{PREFIX}")[0] == "no_http"
     # Each try may wait for the resolver.
-    assert problem(http_probe.post(url_of(port, host="no-such-host.invalid"), REQUEST))[0] == "unreachable"
+    assert problem(http_probe.post(url_of(1, host="no-such-host.invalid"), REQUEST))[0] == "unreachable"
 
 
 # --------------------------------------------------------------------------- a real kube-scheduler
@@ -162,8 +162,7 @@ def test_kube_scheduler_places_a_share_only_where_the_proof_succeeds(own_server:
     server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": status}, MERGE)
     server.request("PATCH", "/api/v1/nodes/gpu1", {"spec": {"taints": None}}, MERGE)
     server.request("POST", PODS, POD)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     entry = {
         "urlPrefix": url_of(port),
         "filterVerb": "filter",

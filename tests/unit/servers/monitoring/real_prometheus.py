@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import typing as t
@@ -19,6 +18,8 @@ import urllib.parse
 import urllib.request
 from functools import cache
 from pathlib import Path
+
+from ports import free_port
 
 from lab.paths import cache_root, made_once
 
@@ -80,8 +81,7 @@ class Prometheus:
     def __init__(self, folder: Path, targets: t.Mapping[str, str], token: str) -> None:
         self._folder, self._targets, self._token = folder, targets, token
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self._address = f"127.0.0.1:{listening.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
 
     def __enter__(self) -> Prometheus:
         config = {
