@@ -36,18 +36,16 @@ TYPES = {
     "path": "a path",
 }
 ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
-# Variables whose entries argument specifications describe only in part, with what says why a value is none.
-FORMS: dict[str, t.Callable[[t.Any], str]] = dict.fromkeys(
-    (
-        "gpushare_tolerations",
-        "hami_tolerations",
-        "hami_scheduler_tolerations",
-        "nvidia_device_plugin_tolerations",
-        "scheduler_dedicated_tolerations",
-        "acceptance_tolerations",
-    ),
-    tolerations.problem,
-)
+# Lists whose entries argument specifications describe only in part, with what says why an entry is invalid.
+ENTRIES: dict[str, t.Callable[[t.Any], str]] = {
+    "gpu_exclude": card_exclusion.problem,
+    "gpushare_tolerations": tolerations.problem,
+    "hami_tolerations": tolerations.problem,
+    "hami_scheduler_tolerations": tolerations.problem,
+    "nvidia_device_plugin_tolerations": tolerations.problem,
+    "scheduler_dedicated_tolerations": tolerations.problem,
+    "acceptance_tolerations": tolerations.problem,
+}
 # How much of a value or of a reason is printed, in characters.
 MOST_CHARACTERS = 60
 MOST_REASON = 200
@@ -137,14 +135,12 @@ def _values(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Find
             action = "correct its template"
             yield Finding("wrong-value", PROBLEM, "it can't be evaluated: {reason}{where}", action, "", name, fields)
         else:
-            reason = FORMS[name](host.effective[name]) if name in FORMS and not wanted else ""
+            if not wanted and name in ENTRIES and host.effective[name] is None:
+                wanted = TYPES["list"]
             if wanted:
                 yield _wrong(name, option.rules, host, wanted)
-            elif name == "gpu_exclude":
-                yield from _exclusions(host)
-            elif reason:
-                fields = {"reason": reason, "where": host.where(name)}
-                yield Finding("wrong-value", PROBLEM, "{reason}{where}", "correct it", "", name, fields)
+            elif name in ENTRIES:
+                yield from _entries(name, host)
 
 
 def _wanted(name: str, rules: JsonObject, value: t.Any) -> str:
@@ -175,14 +171,14 @@ def _wrong(name: str, rules: JsonObject, host: Variables, wanted: str) -> Findin
     return Finding("wrong-value", PROBLEM, "{value} isn't {wanted}{where}", action, "", name, fields)
 
 
-def _exclusions(host: Variables) -> t.Iterator[Finding]:
-    """Report entries of gpu_exclude that can't name a card."""
-    given = host.effective["gpu_exclude"]
+def _entries(name: str, host: Variables) -> t.Iterator[Finding]:
+    """Report the entries of a list that no role can use."""
+    given = host.effective[name]
     for entry in given if isinstance(given, (list, tuple)) else listed(given):
-        why = card_exclusion.problem(entry)
+        why = ENTRIES[name](entry)
         if why:
-            fields = {"value": _shown(entry), "why": why, "where": where(entry, given) or host.where("gpu_exclude")}
-            yield Finding("wrong-value", PROBLEM, "{value} {why}{where}", "", "", "gpu_exclude", fields)
+            fields = {"value": _shown(entry), "why": why, "where": where(entry, given) or host.where(name)}
+            yield Finding("wrong-value", PROBLEM, "{value} {why}{where}", "", "", name, fields)
 
 
 def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bool) -> t.Iterator[Finding]:

@@ -14,7 +14,7 @@ import yaml
 from ansible.errors import AnsibleUndefinedVariable
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import origin, specifications
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import (
-    FORMS,
+    ENTRIES,
     SOURCES,
     Variables,
     examine,
@@ -99,27 +99,34 @@ def test_what_a_role_accepts_is_no_finding(variable: str, value: t.Any) -> None:
     [
         (
             [{"key": "sku"}, {"operator": "In", "key": "a"}],
-            "entry 2 has the operator In, which is none of",
+            "has the operator In, which is none of",
         ),
-        ([{"key": "sku", "operator": "Equal", "value": True}], "entry 1 has a value that is no text: quote it"),
-        ([{"operator": "Equal", "value": "x"}], "entry 1 has no key: that is valid with the operator Exists only"),
-        ([{"key": "a", "operator": "Exists", "value": "x"}], "entry 1 has a value, which the operator Exists doesn't"),
-        ([{"key": "a", "effect": "noschedule"}], "entry 1 has the effect noschedule, which is none of NoSchedule, "),
+        ([{"key": "sku", "operator": "Equal", "value": True}], "has a value that is no text: quote it"),
+        ([{"operator": "Equal", "value": "x"}], "has no key: that is valid with the operator Exists only"),
+        ([{"key": "a", "operator": "Exists", "value": "x"}], "has a value, which the operator Exists doesn't"),
+        ([{"key": "a", "effect": "noschedule"}], "has the effect noschedule, which is none of NoSchedule, "),
         (
             [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3}],
-            "entry 1 has tolerationSeconds, which need",
+            "has tolerationSeconds, which need",
         ),
         (
             [{"keys": "a"}],
-            "entry 1 has keys, and a toleration has key, operator",
+            "has keys, and a toleration has key, operator",
         ),
     ],
 )
-@pytest.mark.parametrize("variable", sorted(FORMS))
+@pytest.mark.parametrize("variable", sorted(set(ENTRIES) - {"gpu_exclude"}))
 def test_wrong_tolerations_are_one_sentence(variable: str, value: t.Any, reason: str) -> None:
     [(id, severity, said)] = found(host(**{variable: value}))
     assert (id, severity) == ("wrong-value", "problem")
-    assert said.startswith(f"{variable}: its {reason}") and "\n" not in said
+    assert said.startswith(f"{variable}: {json.dumps(value[-1])[:60]}") and reason in said and "\n" not in said
+
+
+@pytest.mark.parametrize("variable", sorted(ENTRIES))
+def test_a_list_that_is_null_is_one_sentence(variable: str) -> None:
+    [(id, severity, said)] = found(host(**{variable: None}))
+    assert (id, severity) == ("wrong-value", "problem")
+    assert said.startswith(f"{variable}: null isn't a list")
 
 
 def test_a_variable_counts_only_where_its_role_runs() -> None:
