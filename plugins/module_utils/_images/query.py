@@ -10,6 +10,7 @@ import typing as t
 
 from .._host.system import System
 from .._host.systemd import unit
+from .._rancher.settings import K3S, RKE2
 from .._runtime import k3s, k3s_query, kubelet
 from .._runtime.containerd_query import UNIT
 from .names import archives
@@ -18,7 +19,7 @@ from .names import archives
 def images_command(system: System) -> list[str]:
     """Return the command ``ctr images`` for Kubernetes' images, of the containerd that the kubelet uses."""
     found = kubelet.observe(system)
-    kind = next((one for one in (k3s.K3S, k3s.RKE2) if found and found["runtime"] == one.name), None)
+    kind = next((one for one in (K3S, RKE2) if found and found["runtime"] == one.name), None)
     if kind is None:
         # In the daemon's folder.
         ctr: tuple[str, ...] = (posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr"),)

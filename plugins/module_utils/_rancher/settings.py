@@ -10,12 +10,17 @@ https://github.com/k3s-io/k3s/blob/v1.34.1%2Bk3s1/pkg/configfilearg/parser.go
 
 from __future__ import annotations
 
+import dataclasses
+import posixpath
 import typing as t
 
 from . import yaml_reader
 from .yaml_reader import Pairs, Unreadable, Value
 
 # Names of one letter that a flag has, too.
+DROP_IN_NAME = "99-kubegpu-nvidia.yaml"
+# Folders of units, where their installers and packages put them.
+UNITS = ("/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system")
 ALIASES = {"d": "data-dir"}
 # Flags that are read from the environment, too, without its prefix K3S_ or RKE2_.
 VARIABLES = {
@@ -50,6 +55,66 @@ WHY = {
     "two-names": "the same setting by two names, with which it doesn't start",
     "place": "settings that aren't in a file of this machine",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One of the two.
+
+    :param units: its systemd units, that of a server first.
+    :param one_binary: its clients are commands of its binary, not files of their own.
+    """
+
+    name: str
+    title: str
+    units: tuple[str, ...]
+    one_binary: bool
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return paths of which one exists where it is installed.
+
+        An agent with its settings and its state elsewhere has only its unit.
+        """
+        return (posixpath.dirname(self.config), self.data, *(f"{one}/{name}" for one in UNITS for name in self.units))
+
+    @property
+    def config(self) -> str:
+        return f"/etc/rancher/{self.name}/config.yaml"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.config}.d"
+
+    @property
+    def drop_in(self) -> str:
+        return posixpath.join(self.folder, DROP_IN_NAME)
+
+    @property
+    def data(self) -> str:
+        return f"/var/lib/rancher/{self.name}"
+
+    @property
+    def record(self) -> str:
+        return f"/var/lib/kubegpu-share/{self.name}.json"
+
+    def client(self, name: str, binary: str, data: str) -> tuple[str, ...]:
+        """Return the command of the client ``crictl`` or ``ctr`` that it brings along.
+
+        :param binary: its own; empty if unknown.
+        :param data: the directory of its state.
+        """
+        if not self.one_binary:
+            return (posixpath.join(data, "bin", name),)
+        # By itself k3s takes the directory of its files, and unpacks its programs there. Releases before August 2024
+        # don't know the first variable, and need the second one for a directory that only their command line has.
+        variables = (f"{self.name.upper()}_DATA_DIR={data}", "CRI_CONFIG_FILE=/dev/null")
+        return ("env", *variables, binary or self.name, name)
+
+
+# https://docs.rke2.io/reference/cli_tools
+K3S = Kind("k3s", "k3s", ("k3s.service", "k3s-agent.service"), True)
+RKE2 = Kind("rke2", "RKE2", ("rke2-server.service", "rke2-agent.service"), False)
 
 
 class Entry(t.TypedDict):

@@ -20,6 +20,10 @@ from .._core.secrets import URL, Masking, Span, in_words, is_secret, without_ove
 
 Flat = dict[tuple[str, ...], t.Any]
 
+TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
+# The programs that the toolkit searches for unless its configuration names others, and where; the first one wins.
+LOW_LEVEL = ("docker-runc", "runc", "crun")
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 RUNTIME_NAME = "nvidia"
 # In 1.x a default runtime as a table, and the name under which containerd runs it.
 DEFAULT_RUNTIME = "default_runtime"

@@ -11,7 +11,8 @@ import re
 from .._core.secrets import mask_words
 from .._host.system import System
 from .._host.systemd import Unit, reason_of, stale, unit
-from . import containerd, crio, k3s
+from .._rancher.settings import K3S, RKE2
+from . import containerd
 from .types import ContainerdState
 
 UNIT = "containerd.service"
@@ -19,7 +20,7 @@ UNIT = "containerd.service"
 # Kubernetes distributions with a containerd of their own, by paths that only they create. Data alone may be left of an
 # earlier installation.
 EMBEDDED: dict[str, tuple[str, ...]] = {
-    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (k3s.K3S, k3s.RKE2)},
+    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (K3S, RKE2)},
     "microk8s": ("/var/snap/microk8s",),
     "k0s": ("/etc/k0s",),
 }
@@ -94,11 +95,11 @@ def observe(system: System) -> ContainerdState | None:
 
 def low_level(system: System) -> str:
     """Return the program by which NVIDIA's runtime runs containers: the first of its list that is there, or nothing."""
-    listed = re.search(r"(?m)^\s*runtimes\s*=\s*\[([^\]]*)\]", system.read(crio.TOOLKIT_CONFIG) or "")
-    names = re.findall(r"[\"']([^\"']+)[\"']", listed.group(1)) if listed else crio.LOW_LEVEL
+    listed = re.search(r"(?m)^\s*runtimes\s*=\s*\[([^\]]*)\]", system.read(containerd.TOOLKIT_CONFIG) or "")
+    names = re.findall(r"[\"']([^\"']+)[\"']", listed.group(1)) if listed else containerd.LOW_LEVEL
     there = (
         name
         for name in names
-        if name.startswith("/") or any(system.exists(posixpath.join(folder, name)) for folder in crio.PATH)
+        if name.startswith("/") or any(system.exists(posixpath.join(folder, name)) for folder in containerd.PATH)
     )
     return next(there, "")

@@ -27,10 +27,6 @@ DROP_IN_NAME = "99-zz-kubegpu-nvidia.conf"
 KEPT_NAME = "99-zz-kubegpu-runc.conf"
 PENDING_PATH = "/var/lib/kubegpu-share/crio.json"
 SOCKET = "/var/run/crio/crio.sock"
-TOOLKIT_CONFIG = "/etc/nvidia-container-runtime/config.toml"
-# The programs that the toolkit searches for unless its configuration names others, and where; the first one wins.
-LOW_LEVEL = ("docker-runc", "runc", "crun")
-PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 RUNTIME = ("crio", "runtime")
 RUNTIMES = (*RUNTIME, "runtimes")
 # crio config prints these keys of the table crio.runtime behind the tables below it, without a header of their own.

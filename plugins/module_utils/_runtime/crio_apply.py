@@ -13,7 +13,7 @@ from .._core.types import JsonObject
 from .._host.file_transaction import Put, Replacement
 from .._host.system import System
 from .._host.systemd import Unit, stale, unit
-from . import cri, crio
+from . import containerd, cri, crio
 from .containerd import Options
 from .crio_query import config_of_daemon, config_of_files, masks, paths_of, read_files
 from .engine import ConfigOnDisk, Engine, require_binary
@@ -52,7 +52,7 @@ class CrioEngine(Engine):
         return self._masks.unmask(text)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
-        if not changes or any(one.path == crio.TOOLKIT_CONFIG for one in changes):
+        if not changes or any(one.path == containerd.TOOLKIT_CONFIG for one in changes):
             self._active = None
         return changes
 

@@ -12,7 +12,7 @@ import typing as t
 from .._core.secrets import PLACEHOLDER
 from .._host.system import System
 from .._host.systemd import Unit, naming, reason_of, stale, unit
-from . import crio
+from . import containerd, crio
 from .types import CrioState
 
 # These flags override all files.
@@ -93,7 +93,9 @@ def masks(system: System, daemon: Unit) -> Masks:
     main, folder = paths_of(daemon)
     texts = read_files(system, main, folder)
     ours = [texts.pop(posixpath.join(folder, name), "") for name in (crio.DROP_IN_NAME, crio.KEPT_NAME)]
-    return Masks([*texts.values(), system.read(crio.TOOLKIT_CONFIG) or "", config_of_daemon(system, daemon), *ours])
+    return Masks(
+        [*texts.values(), system.read(containerd.TOOLKIT_CONFIG) or "", config_of_daemon(system, daemon), *ours]
+    )
 
 
 def observe(system: System) -> CrioState | None:
@@ -107,7 +109,7 @@ def observe(system: System) -> CrioState | None:
     texts = read_files(system, main, folder)
     _text, error = config_of_files(system, daemon)
     running = crio.parse_config(config_of_daemon(system, daemon))
-    toolkit = system.read(crio.TOOLKIT_CONFIG)
+    toolkit = system.read(containerd.TOOLKIT_CONFIG)
     hide = masks(system, daemon).mask
     drop_in = posixpath.join(folder, crio.DROP_IN_NAME)
     return {
@@ -132,8 +134,8 @@ def observe(system: System) -> CrioState | None:
         "toolkit_config": None if toolkit is None else hide(toolkit),
         "on_path": [
             name
-            for name in sorted({*crio.LOW_LEVEL, *running.runtimes()})
-            if any(system.exists(f"{folder}/{name}") for folder in crio.PATH)
+            for name in sorted({*containerd.LOW_LEVEL, *running.runtimes()})
+            if any(system.exists(f"{folder}/{name}") for folder in containerd.PATH)
         ],
         "ours": drop_in in texts,
         "pending": system.exists(crio.PENDING_PATH),

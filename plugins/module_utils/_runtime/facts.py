@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from .._host.system import System
+from .._rancher.settings import K3S, RKE2
 from . import containerd_query, crio_query, docker_query, k3s_query
-from .k3s import K3S, RKE2
 from .types import Runtimes
 
 

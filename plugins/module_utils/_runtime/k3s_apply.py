@@ -12,6 +12,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._host.system import System
+from .._rancher.settings import Kind
 from . import cri, k3s
 from .containerd import RUNTIME_NAME, Options
 from .engine import Engine, require_binary
@@ -21,7 +22,7 @@ from .k3s_query import daemon_of, data_folder, effective, settings_of
 class K3sEngine(Engine):
     """A node's k3s or RKE2."""
 
-    def __init__(self, system: System, wanted: Options, kind: k3s.Kind) -> None:
+    def __init__(self, system: System, wanted: Options, kind: Kind) -> None:
         super().__init__(system)
         self._wanted = wanted
         self._kind = kind

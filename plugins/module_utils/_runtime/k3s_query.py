@@ -10,25 +10,25 @@ import posixpath
 from .._host.system import System
 from .._host.systemd import Unit, environment, naming, next_arguments, stale, unit
 from .._rancher import settings
-from .._rancher.settings import Settings
+from .._rancher.settings import DROP_IN_NAME, K3S, Kind, Settings
 from . import containerd, k3s
 from .containerd_query import low_level, read_files
 from .types import K3sState, K3sTemplate
 
 
-def daemon_of(system: System, kind: k3s.Kind) -> Unit:
+def daemon_of(system: System, kind: Kind) -> Unit:
     """Return the node's unit, of a server or an agent; the running one where it has both."""
     found = [unit(system, name) for name in kind.units]
     return max(found, key=lambda one: (one.active, bool(one.binary)))
 
 
-def settings_of(system: System, kind: k3s.Kind, daemon: Unit) -> Settings:
+def settings_of(system: System, kind: Kind, daemon: Unit) -> Settings:
     """Read the settings with which it starts next."""
     variables = environment(system, daemon)
     return settings.read(kind.name, next_arguments(daemon, variables), variables, system.read, system.names)
 
 
-def data_folder(kind: k3s.Kind, found: Settings) -> str:
+def data_folder(kind: Kind, found: Settings) -> str:
     """Return the directory of its state; the default one where the settings can't be read.
 
     :param found: its settings.
@@ -36,18 +36,18 @@ def data_folder(kind: k3s.Kind, found: Settings) -> str:
     return posixpath.normpath(settings.value(found, "data-dir") or kind.data)
 
 
-def drop_in(kind: k3s.Kind, found: Settings, name: str = k3s.DROP_IN_NAME) -> str:
+def drop_in(kind: Kind, found: Settings, name: str = DROP_IN_NAME) -> str:
     """Return the path of a drop-in of ours, beside the settings' file that it reads."""
     path = found["path"] if found["path"].startswith("/") else kind.config
     return posixpath.join(settings.folder_of(path), name)
 
 
-def uses_docker(kind: k3s.Kind, found: Settings) -> bool:
+def uses_docker(kind: Kind, found: Settings) -> bool:
     """Return whether its kubelet uses Docker, of which RKE2 knows nothing."""
-    return kind is k3s.K3S and settings.on(found, "docker")
+    return kind is K3S and settings.on(found, "docker")
 
 
-def own_containerd(kind: k3s.Kind, found: Settings) -> bool:
+def own_containerd(kind: Kind, found: Settings) -> bool:
     """Return whether it runs a containerd of its own, whose configuration it writes at each start."""
     return not uses_docker(kind, found) and not settings.value(found, "container-runtime-endpoint")
 
@@ -74,7 +74,7 @@ def _imported(system: System, data: str) -> dict[str, str]:
     return {path: text for path, text in read_files(system, main).items() if path != main}
 
 
-def observe(system: System, kind: k3s.Kind) -> K3sState | None:
+def observe(system: System, kind: Kind) -> K3sState | None:
     """Collect its facts; None where it isn't installed."""
     if not any(map(system.exists, kind.marks)):
         return None

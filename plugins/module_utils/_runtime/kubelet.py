@@ -12,6 +12,7 @@ import typing as t
 from .._host.system import System
 from .._host.systemd import Unit, command_line, unit
 from .._rancher import settings
+from .._rancher.settings import K3S, RKE2
 from . import k3s, k3s_query
 from .containerd import release
 from .types import Kubelet
@@ -110,7 +111,7 @@ def _version(system: System, binary: str) -> str:
 
 def _rancher(system: System) -> Kubelet | None:
     """Return the section for the kubelet that k3s and RKE2 embed, which uses their own containerd by default."""
-    for kind in (k3s.K3S, k3s.RKE2):
+    for kind in (K3S, RKE2):
         if not any(map(system.exists, kind.marks)):
             continue
         daemon = k3s_query.daemon_of(system, kind)
@@ -123,7 +124,7 @@ def _rancher(system: System) -> Kubelet | None:
         return {
             "version": "",
             "endpoint": endpoint or ("" if docker else f"unix://{k3s.SOCKET}"),
-            "runtime": kind.name if runtime == k3s.K3S.name else runtime,
+            "runtime": kind.name if runtime == K3S.name else runtime,
             "cgroup_driver": "",
         }
     return None

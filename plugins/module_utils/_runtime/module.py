@@ -9,13 +9,13 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._host.file_transaction import replacements
 from .._host.system import System
+from .._rancher.settings import K3S, RKE2
 from .containerd import ELSEWHERE, Options, belongs_to, effective
 from .containerd_apply import ContainerdEngine
 from .containerd_requirements import cri_disabled
 from .crio_apply import CrioEngine
 from .docker_apply import DockerEngine
 from .engine import ConfigUpdate, Engine
-from .k3s import K3S, RKE2
 from .k3s_apply import K3sEngine
 from .types import Kubelet, Runtimes, state_of
 

@@ -18,7 +18,7 @@ import typing as t
 from .._host.system import System
 from .._host.systemd import stale, unit
 from .._rancher import settings
-from .._rancher.settings import Settings
+from .._rancher.settings import K3S, RKE2, Kind, Settings
 from .._runtime import k3s
 from .._runtime.k3s_query import data_folder, drop_in, settings_of
 
@@ -40,7 +40,7 @@ class Places:
         IPv6's loopback address, and before 1.22 without TLS.
     """
 
-    kind: k3s.Kind
+    kind: Kind
     health: tuple[str, ...] = (
         "https://127.0.0.1:10259/healthz",
         "https://[::1]:10259/healthz",
@@ -74,7 +74,7 @@ class Places:
         return f"/var/lib/kubegpu-share/{self.kind.name}-scheduler-merged.json"
 
 
-PLACES = {kind.name: Places(kind) for kind in (k3s.K3S, k3s.RKE2)}
+PLACES = {kind.name: Places(kind) for kind in (K3S, RKE2)}
 
 
 class Server(t.TypedDict):

@@ -13,8 +13,7 @@ from ...module_utils._core.digest import digest
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime.containerd import Options
-from ...module_utils._runtime.crio import TOOLKIT_CONFIG
+from ...module_utils._runtime.containerd import TOOLKIT_CONFIG, Options
 from ...module_utils._runtime.sandbox import CRUN
 
 # Where the GPU Operator installs its toolkit.

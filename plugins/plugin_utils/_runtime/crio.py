@@ -19,7 +19,7 @@ import typing as t
 
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
-from ...module_utils._runtime import crio
+from ...module_utils._runtime import containerd, crio
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options, release
 from ...module_utils._runtime.sandbox import SANDBOXES, replaced
 from ...module_utils._runtime.types import CrioState
@@ -64,7 +64,7 @@ def make_plan(wanted: Options, observed: CrioState | None) -> RuntimePlan:
     drop_in = posixpath.join(observed["folder"], crio.DROP_IN_NAME)
     ours = (drop_in, posixpath.join(observed["folder"], crio.KEPT_NAME))
     texts, warnings = _present(wanted, observed, *ours) if wanted.present else (_absent(observed, *ours), ())
-    before = {**observed["files"], crio.TOOLKIT_CONFIG: observed["toolkit_config"]}
+    before = {**observed["files"], containerd.TOOLKIT_CONFIG: observed["toolkit_config"]}
     files = [FileChange(path, before.get(path), text) for path, text in texts.items()]
     changed = observed["pending"] or any(one.before != one.after for one in files)
     outdated = observed["stale"] or bool(_mismatch(wanted, observed))
@@ -320,24 +320,24 @@ def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:
     """
     text = observed["toolkit_config"]
     original = _without_low_level(text)
-    named = toml.Document(crio.TOOLKIT_CONFIG, original or "").get(LOW_LEVEL)
-    candidates = [str(one) for one in named] if isinstance(named, list) else list(crio.LOW_LEVEL)
+    named = toml.Document(containerd.TOOLKIT_CONFIG, original or "").get(LOW_LEVEL)
+    candidates = [str(one) for one in named] if isinstance(named, list) else list(containerd.LOW_LEVEL)
     # A user's absolute path is taken as it is.
     first = next((one for one in candidates if one.startswith("/") or one in observed["on_path"]), "")
     if not program.startswith("/") and program not in observed["on_path"]:
         return {}
     if first.startswith("/") or first == posixpath.basename(program):
-        return {crio.TOOLKIT_CONFIG: original}
-    document = toml.Document(crio.TOOLKIT_CONFIG, text or "")
+        return {containerd.TOOLKIT_CONFIG: original}
+    document = toml.Document(containerd.TOOLKIT_CONFIG, text or "")
     document.put(LOW_LEVEL, [program])
-    return {crio.TOOLKIT_CONFIG: document.checked()}
+    return {containerd.TOOLKIT_CONFIG: document.checked()}
 
 
 def _without_low_level(text: str | None) -> str | None:
     """Return the toolkit's configuration without our setting; None for no file."""
     if text is None or toml.MARK not in text:
         return text
-    document = toml.Document(crio.TOOLKIT_CONFIG, text)
+    document = toml.Document(containerd.TOOLKIT_CONFIG, text)
     if document.comment(LOW_LEVEL[:-1]) == toml.MARK:
         document.delete(LOW_LEVEL[:-1])
     else:
@@ -346,4 +346,4 @@ def _without_low_level(text: str | None) -> str | None:
 
 
 def _absent(observed: CrioState, drop_in: str, kept: str) -> dict[str, str | None]:
-    return {drop_in: None, kept: None, crio.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}
+    return {drop_in: None, kept: None, containerd.TOOLKIT_CONFIG: _without_low_level(observed["toolkit_config"])}

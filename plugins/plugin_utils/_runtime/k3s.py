@@ -10,6 +10,7 @@ import posixpath
 
 from ...module_utils._core.errors import BadInput
 from ...module_utils._rancher import settings
+from ...module_utils._rancher.settings import DROP_IN_NAME, Kind
 from ...module_utils._runtime import k3s
 from ...module_utils._runtime.containerd import RUNTIME_NAME, Options
 from ...module_utils._runtime.sandbox import replaced
@@ -32,7 +33,7 @@ SEARCHED = (OPERATOR_TOOLKIT, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", 
 BINARY_NAME = "nvidia-container-runtime"
 
 
-def make_plan(kind: k3s.Kind, wanted: Options, observed: K3sState | None) -> RuntimePlan:
+def make_plan(kind: Kind, wanted: Options, observed: K3sState | None) -> RuntimePlan:
     """Compare the node with the requested state.
 
     :raises BadInput: it can't be configured as requested; nothing was changed.
@@ -75,7 +76,7 @@ def _containerd_default(observed: K3sState) -> tuple[str, str]:
     return (list(observed["containerd_defaults"].items()) or [("", "")])[-1]
 
 
-def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, ...]:
+def _refuse(kind: Kind, wanted: Options, observed: K3sState) -> tuple[str, ...]:
     """Refuse what can't be configured as requested; return warnings of the rest."""
     name = kind.title
     refuse_operator(f"{name}'s containerd", observed["operator"], observed["runtimes"].get(RUNTIME_NAME, ""))
@@ -123,7 +124,7 @@ def _refuse(kind: k3s.Kind, wanted: Options, observed: K3sState) -> tuple[str, .
             )
         later = settings.after(with_ours, ours, k3s.KEY)[-1]
         raise BadInput(
-            f"runtime_set_default: {later} is read after {k3s.DROP_IN_NAME} and sets {k3s.KEY}: {default}; "
+            f"runtime_set_default: {later} is read after {DROP_IN_NAME} and sets {k3s.KEY}: {default}; "
             "remove that setting or rename the file so that it sorts before"
         )
     lost = replaced(default, observed["types"].get(default, ""), observed["runtimes"].get(default, ""))

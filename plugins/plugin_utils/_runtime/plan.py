@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...module_utils._rancher.settings import K3S, RKE2
 from ...module_utils._runtime.cgroups import kubelet_driver, runtime_driver
 from ...module_utils._runtime.containerd import Options
-from ...module_utils._runtime.k3s import K3S, RKE2
 from ...module_utils._runtime.module import choose
 from ...module_utils._runtime.types import Kubelet, Runtimes
 from . import containerd, crio, docker, k3s

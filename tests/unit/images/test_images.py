@@ -14,7 +14,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._images import names, query
 from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ensure, make_plan
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
+from ansible_collections.kubegpu.share.plugins.module_utils._rancher.settings import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from fake_node import FakeNode
 from runtime_kit import show_unit

@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio as runtime_crio
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_query
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import TOOLKIT_CONFIG, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import default_runtime, make_plan, merged
 from fake_node import FakeNode
@@ -246,7 +246,7 @@ def test_a_sandbox_is_replaced_only_where_the_user_allows_it(text: str, name: st
         run(made, PRESENT)
     assert planned_runtime(made, AVAILABLE) == {"runtimes": {"nvidia": OURS}}
     run(made, REPLACING)
-    assert runtime_crio.TOOLKIT_CONFIG not in made.files and run(made, REPLACING) == {"changed": False}
+    assert TOOLKIT_CONFIG not in made.files and run(made, REPLACING) == {"changed": False}
     again = make_plan(PRESENT, observe(made))
     assert again.plan.empty and REPLACED.format("CRI-O", name) in again.warnings[0]
     assert make_plan(REPLACING, observe(made)).warnings == make_plan(AVAILABLE, observe(made)).warnings == ()
@@ -289,7 +289,7 @@ def test_the_toolkit_runs_the_program_of_the_default_runtime(text: str, on_path:
         del made.files["/usr/bin/crun"]
     before = dict(made.files)
     run(made, PRESENT)
-    found = tomllib.loads(made.files.get(runtime_crio.TOOLKIT_CONFIG, ""))
+    found = tomllib.loads(made.files.get(TOOLKIT_CONFIG, ""))
     assert found.get("nvidia-container-runtime", {}).get("runtimes") == ([program] if program else None)
     assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
@@ -298,9 +298,9 @@ def test_the_toolkit_runs_the_program_of_the_default_runtime(text: str, on_path:
 
 def test_a_users_own_program_of_the_toolkit_stays() -> None:
     toolkit = '[nvidia-container-runtime]\nruntimes = ["/opt/bin/runc"]\n'
-    made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: toolkit})
+    made, _daemon = node({TOOLKIT_CONFIG: toolkit})
     run(made, PRESENT)
-    assert made.files[runtime_crio.TOOLKIT_CONFIG] == toolkit
+    assert made.files[TOOLKIT_CONFIG] == toolkit
 
 
 def test_without_a_table_the_running_daemons_settings_are_copied() -> None:
@@ -365,35 +365,35 @@ def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> 
 
 
 def test_the_path_of_crun_is_added_to_the_toolkits_configuration() -> None:
-    made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: TOOLKIT})
+    made, _daemon = node({TOOLKIT_CONFIG: TOOLKIT})
     assert [row["path"] for row in make_plan(PRESENT, observe(made)).files] == [DROP_IN], "crun is on the path"
     del made.files["/usr/bin/crun"]
     planned = make_plan(PRESENT, observe(made))
-    assert [row["path"] for row in planned.files] == [runtime_crio.TOOLKIT_CONFIG, DROP_IN]
+    assert [row["path"] for row in planned.files] == [TOOLKIT_CONFIG, DROP_IN]
     assert planned.files[0]["after"] == TOOLKIT.replace(
         '["runc", "crun"] # both', '["/usr/libexec/crio/crun"] # both # kubegpu.share, was ["runc", "crun"]'
     )
     run(made, PRESENT)
     assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
-    assert made.files[runtime_crio.TOOLKIT_CONFIG] == TOOLKIT
+    assert made.files[TOOLKIT_CONFIG] == TOOLKIT
 
 
 @pytest.mark.parametrize("toolkit", [None, '[nvidia-container-cli]\nldconfig = "@/sbin/ldconfig"\n'])
 def test_a_toolkit_configuration_without_the_table(toolkit: str | None) -> None:
-    made, _daemon = node({runtime_crio.TOOLKIT_CONFIG: toolkit} if toolkit else None)
+    made, _daemon = node({TOOLKIT_CONFIG: toolkit} if toolkit else None)
     del made.files["/usr/bin/crun"]
     run(made, PRESENT)
-    found = tomllib.loads(made.files[runtime_crio.TOOLKIT_CONFIG])
+    found = tomllib.loads(made.files[TOOLKIT_CONFIG])
     assert found["nvidia-container-runtime"] == {"runtimes": ["/usr/libexec/crio/crun"]}
     assert run(made, PRESENT) == {"changed": False}
     made.files["/usr/bin/crun"] = ""
     run(made, PRESENT)
-    assert made.files.get(runtime_crio.TOOLKIT_CONFIG) == toolkit, "not needed any more"
+    assert made.files.get(TOOLKIT_CONFIG) == toolkit, "not needed any more"
     del made.files["/usr/bin/crun"]
     run(made, PRESENT)
     run(made, ABSENT)
-    assert made.files.get(runtime_crio.TOOLKIT_CONFIG) == toolkit
+    assert made.files.get(TOOLKIT_CONFIG) == toolkit
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,7 @@ def test_a_full_disk_is_rolled_back(full: int) -> None:
 @pytest.mark.parametrize("wanted", [PRESENT, ABSENT], ids=["present", "absent"])
 def test_the_run_after_a_killed_one_finishes(wanted: Options) -> None:
     def start() -> tuple[FakeNode, Daemon]:
-        made, daemon = node({runtime_crio.TOOLKIT_CONFIG: TOOLKIT})
+        made, daemon = node({TOOLKIT_CONFIG: TOOLKIT})
         del made.files["/usr/bin/crun"]
         before.update(made.files)
         if not wanted.present:
@@ -543,7 +543,7 @@ def test_credentials_never_leave_the_node(secret: str) -> None:
         "[crio.runtime]\n", f'[crio.runtime]\ndefault_env = ["HTTPS_PROXY=http://a:hunter9@q", "HTTP_PROXY={secret}"]\n'
     ).replace("[crio.runtime.runtimes.runc]", f'monitor_env = ["HTTP_PROXY={secret}"]\n\n[crio.runtime.runtimes.runc]')
     toolkit = f"# http_proxy={secret}\n{TOOLKIT}"
-    made, daemon = node({f"{FOLDER}/10-crio.conf": text, runtime_crio.TOOLKIT_CONFIG: toolkit})
+    made, daemon = node({f"{FOLDER}/10-crio.conf": text, TOOLKIT_CONFIG: toolkit})
     del made.files["/usr/bin/crun"]
     before = dict(made.files)
     planned = make_plan(PRESENT, observe(made))
@@ -553,7 +553,7 @@ def test_credentials_never_leave_the_node(secret: str) -> None:
     # Ours repeats the default runtime's table as it is on the node.
     for tree in (tomllib.loads(made.files[DROP_IN]), daemon.read):
         assert tree["crio"]["runtime"]["runtimes"]["nvidia"]["monitor_env"] == [f"HTTP_PROXY={secret}"]
-    assert f"# http_proxy={secret}\n" in made.files[runtime_crio.TOOLKIT_CONFIG]
+    assert f"# http_proxy={secret}\n" in made.files[TOOLKIT_CONFIG]
     assert run(made, PRESENT) == {"changed": False}
     run(made, ABSENT)
     assert made.files == before

@@ -15,10 +15,9 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
+from ansible_collections.kubegpu.share.plugins.module_utils._rancher.settings import K3S, RKE2, Kind
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query, kubelet
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio import TOOLKIT_CONFIG
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s import K3S, RKE2, Kind
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import TOOLKIT_CONFIG, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
 from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, make_plan
 from fake_node import FakeNode
