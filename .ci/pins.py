@@ -31,10 +31,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.signing_key import (  # noqa: E402
-    LARGEST,
-    fingerprint,
-)
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402

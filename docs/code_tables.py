@@ -326,12 +326,12 @@ def support() -> str:
     systems, tables = [], code("plugin_utils._pins.table").driver_tables()
     for path in sorted((ROOT / "roles" / "driver" / "vars").glob("*_*.yml")):
         catalog = yaml.safe_load(path.read_text())["__driver_catalog"]
-        options = code("module_utils._driver.options").driver_options({"tables": tables})
+        options = code("module_utils._driver.catalog").driver_options({"tables": tables})
         node = {"distribution": {"id": catalog["sources"].get("distribution", {}).get("only", ["*"])[0]}}
         found = code("module_utils._driver.catalog").Catalog(node, catalog, options)
         known = [f"`{source}` ({', '.join(found.holds(source))})" for source in catalog["sources"]]
         systems.append(f"| {catalog['name']} | {', '.join([*known, '`packages`', '`runfile`'])} |")
-    config = code("plugin_utils._scheduler.config")
+    config = code("module_utils._scheduler.config")
     constants = code("module_utils._scheduler.constants")
     preflight = code("module_utils._preflight.evaluate")
     newest = [since for since, *_rest in config.API_VERSIONS]
@@ -355,8 +355,8 @@ def support() -> str:
         schedulers="\n".join(schedulers),
         config=config.CONFIG_SINCE,
         no_policy=config.NO_POLICY_SINCE,
-        drop_ins=code("plugin_utils._scheduler.embedded").DROP_INS_SINCE,
-        dedicated=code("plugin_utils._scheduler.dedicated").OLDEST,
+        drop_ins=code("module_utils._scheduler.embedded_plan").DROP_INS_SINCE,
+        dedicated=code("module_utils._scheduler.dedicated").OLDEST,
         admission=constants.ADMISSION_SINCE,
         beta=constants.ADMISSION_BETA_SINCE,
         backends="\n".join(backends),

@@ -20,19 +20,19 @@ LEVELS = {
     "module_utils": (
         ("_core",),
         ("_contracts", "_rancher"),
-        ("_host", "_nvml", "_kubelet"),
+        ("_host", "_nvml", "_kubelet", "_documents"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime"),
-        ("_images", "_allocation", "_openshift", "_hami"),
-        ("_node", "_scheduler", "_e2e", "_backends"),
-        ("_check", "_preflight"),
+        ("_images", "_allocation", "_openshift"),
+        ("_node", "_e2e"),
+        ("_hami", "_nvidia", "_scheduler"),
+        ("_backends",),
+        ("_check", "_preflight", "_report"),
     ),
     "plugin_utils": (
-        ("_documents", "_nvidia", "_pins"),
+        ("_pins",),
         ("_actions",),
-        ("_preflight", "_runtime"),
-        ("_images", "_report"),
-        ("_scheduler", "_hami"),
+        ("_preflight",),
         ("_plan",),
     ),
 }
@@ -58,12 +58,15 @@ ADAPTERS = frozenset(
         "module_utils/_host/system",
         "module_utils/_host/http_probe",
         "module_utils/_images/archives",
+        "module_utils/_images/image_archive",
+        "module_utils/_images/sources",
         "module_utils/_kube/client",
         "module_utils/_kube/direct",
         "module_utils/_kubelet/source",
         "module_utils/_nvml/worker",
         "module_utils/_nvml/binding",
         "module_utils/_nvml/host",
+        "module_utils/_report/outcome",
     )
 )
 
@@ -127,4 +130,4 @@ def level(name: str) -> int | None:
 
 def io_imports(path: Path) -> set[str]:
     """Modules of the standard library that reach out of the process and that a file imports itself."""
-    return {one for one in imported(path) if one.split(".")[0] in IO_MODULES}
+    return {one for one in imported(path) if one.split(".")[0] in IO_MODULES and not one.startswith("urllib.parse")}

@@ -9,8 +9,7 @@ import functools
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import StatusLines, show
 
 
 class ActionModule(GuardedAction):

@@ -8,8 +8,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import ARGUMENTS, options_of
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.plan import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.plan import make_plan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import ControllerPlan
 
 
 class ActionModule(ControllerPlan):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import (
+from ansible_collections.kubegpu.share.plugins.module_utils._report import outcome as files
+from ansible_collections.kubegpu.share.plugins.module_utils._report.outcome import (
     ARGUMENTS,
     MUTUALLY_EXCLUSIVE,
     REQUIRED_ONE_OF,
     render,
     untagged,
 )
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import GuardedAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_result
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 
 
 class ActionModule(GuardedAction):

@@ -16,9 +16,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images.build import
     bill_of,
     validate,
 )
+from ansible_collections.kubegpu.share.plugins.module_utils._images.sources import pack
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images.sources import pack
 
 
 class ActionModule(ShareAction):

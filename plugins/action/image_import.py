@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
 from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ARGUMENTS, make_plan
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 
 
 def _identity(params: JsonObject) -> str:

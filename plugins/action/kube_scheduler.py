@@ -8,14 +8,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded_plan, plan
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import ARGUMENTS
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.control_plane import ControlPlane
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded import PLACES
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import embedded, plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.lease import Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import ControllerPlan
 
 
 class ActionModule(ControllerPlan):
@@ -46,7 +46,7 @@ class ActionModule(ControllerPlan):
 
     def _make_plan(self, options: Options, observed: ControlPlane, task_vars: JsonObject | None) -> SchedulerPlan:
         """Make the plan, and observe the machine again where it needs another file."""
-        make_plan = embedded.make_plan if observed["kind"] in PLACES else plan.make_plan
+        make_plan = embedded_plan.make_plan if observed["kind"] in PLACES else plan.make_plan
         asked: dict[str, str] = {}
         while True:
             try:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm import ARGUMENTS, NAME
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm_plan import machines_of, plan_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm_plan import machines_of, plan_of
 
 # Options that the module doesn't use.
 CONTROLLER_ONLY = ("machines", "version")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.observed_plan import PlannedAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import PlannedAction
 
 
 class ActionModule(PlannedAction):
@@ -17,7 +17,7 @@ class ActionModule(PlannedAction):
     sections = ("baseline",)
 
     def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
-        return baseline.plan(params["state"], observed["baseline"])
+        return baseline.make_plan(params["state"], observed["baseline"])
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
         return {"notes": [baseline.NO_BASELINE] if params["state"] == "compared" else []}

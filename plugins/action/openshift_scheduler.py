@@ -9,9 +9,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Pl
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import policy
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS, SECONDARY
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.controller_plan import ControllerPlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.policy import FORM
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.config import POLICY_FORM
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import ControllerPlan
 
 
 class ActionModule(ControllerPlan):
@@ -37,6 +37,8 @@ class ActionModule(ControllerPlan):
             name, text = policy.require_users_policy(state)
             extender = Extender(params["extender_url"], params["extender_timeout"], params["extender_preemption"])
             path = f"ConfigMap {policy.NAMESPACE}/{name}"
-            merged = FORM.new(None, {}, extender) if text is None else FORM.merged(path, text, None, extender)
+            merged = (
+                POLICY_FORM.new(None, {}, extender) if text is None else POLICY_FORM.merged(path, text, None, extender)
+            )
         options = policy.Options(merged, params["config_map"] or policy.CONFIG_MAP)
         return policy.make_plan(options, state), {"policy": merged, "base": text}

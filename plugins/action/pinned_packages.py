@@ -11,8 +11,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.types import PackageFacts
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.observed_plan import PlannedAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.package_files import packages_in
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import PlannedAction
 
 # Package files by the section of gpu_node that is there where the node uses them.
 ENDINGS = {".deb": "apt", ".rpm": "rpm"}

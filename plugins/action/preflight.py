@@ -11,21 +11,21 @@ import os
 import shutil
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import memory_limit
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import nodes
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
+from ansible_collections.kubegpu.share.plugins.module_utils._images import build
+from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_name
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import node_name
 
 ARGUMENTS: JsonObject = {
     "cluster": {"type": "dict"},
@@ -64,7 +64,7 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
         hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
-        limit = memory_limit.mode(params["memory_limit"])
+        limit = nodes.mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
         claims = Claims(
             known.get("given") or {},
@@ -77,13 +77,13 @@ class ActionModule(ShareAction):
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         found = examine(options, params["cluster"], hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
-        if params["cluster"] is not None and needed and params["image_delivery"] == delivery.IMPORT:
+        if params["cluster"] is not None and needed and params["image_delivery"] == build.IMPORT:
             found += _archive(params["image_archive"], params["image"])
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
             found += _helm(claims.backends, known["operators"], local)
-        if params["image_delivery"] == delivery.BUILD:
+        if params["image_delivery"] == build.BUILD:
             found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, found)
 

@@ -10,14 +10,14 @@ import os
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_name
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, told
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import summary
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.inventory import node_name
 
 # When site.yml runs its checks.
 CHANGES, ALWAYS = "changes", "always"

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy, module
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.observed_plan import PlannedAction
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy_apply, module
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import PlannedAction
 
 
 class ActionModule(PlannedAction):
@@ -20,4 +20,4 @@ class ActionModule(PlannedAction):
         return module.plan(params, observed)
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
-        return legacy.results(observed, legacy.record_of(observed))
+        return legacy_apply.results(observed, legacy_apply.record_of(observed))

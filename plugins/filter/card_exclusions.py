@@ -61,9 +61,9 @@ def card_exclusions(
     nodes: t.Sequence[str] = (),
     given: t.Sequence[str] = (),
 ) -> list[str]:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import backends
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
 
-    return backends.card_exclusions(hostvars, hosts, nodes, given)
+    return inventory.card_exclusions(hostvars, hosts, nodes, given)
 
 
 class FilterModule:

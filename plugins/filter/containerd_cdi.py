@@ -39,7 +39,7 @@ import typing as t
 
 
 def containerd_cdi(state: t.Mapping[str, t.Any]) -> bool:
-    from ansible_collections.kubegpu.share.plugins.module_utils._runtime.cdi import injects_cdi
+    from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
 
     return injects_cdi(state)
 

@@ -68,7 +68,7 @@ import typing as t
 
 if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import (
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import (
         ClusterNodes,
         SchedulerOptions,
     )
@@ -76,7 +76,7 @@ if t.TYPE_CHECKING:
 
 def dedicated_scheduler(cluster: ClusterNodes, options: SchedulerOptions) -> JsonObject:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import plan
 
     try:
         return {"problem": "", **plan(cluster, options)}

@@ -53,11 +53,11 @@ if t.TYPE_CHECKING:
 
 
 def extender_answer(text: str, url: str) -> JsonObject:
-    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import extender_proof
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import apply
 
-    code, why = extender_proof.problem(extender_proof.parsed(text))
-    asked = {"request": extender_proof.REQUEST, "seconds": int(extender_proof.PROOF_SECONDS), "reason": code}
-    error = extender_proof.unanswered("The secondary scheduler", url, code, why) if code else ""
+    code, why = apply.problem(apply.parsed(text))
+    asked = {"request": apply.REQUEST, "seconds": int(apply.PROOF_SECONDS), "reason": code}
+    error = apply.unanswered("The secondary scheduler", url, code, why) if code else ""
     return {**asked, "problem": str(error)}
 
 

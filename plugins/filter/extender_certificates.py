@@ -59,7 +59,7 @@ if t.TYPE_CHECKING:
 
 def extender_certificates(secrets: list[JsonObject], names: list[str]) -> JsonObject:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import fitting
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.certificates import fitting
 
     try:
         return {"problem": "", **fitting(secrets, names, datetime.datetime.now(datetime.UTC))}

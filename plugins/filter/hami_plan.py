@@ -53,12 +53,12 @@ _value:
 import typing as t
 
 if t.TYPE_CHECKING:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import ReleasePlan
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import Cluster, Options
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import ReleasePlan
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster, Options
 
 
 def hami_plan(options: Options, cluster: Cluster) -> ReleasePlan:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import plan
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import plan
 
     return plan(options, cluster)
 

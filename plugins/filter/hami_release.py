@@ -46,11 +46,11 @@ _value:
 import typing as t
 
 if t.TYPE_CHECKING:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import Release, ReleasePlan
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
 
 
 def hami_release(rendered: str, planned: ReleasePlan) -> Release:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import release
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import release
 
     return release(rendered, planned)
 

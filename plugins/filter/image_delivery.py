@@ -44,7 +44,7 @@ _value:
 
 
 def image_delivery(delivery: str, reference: str, archive: str = "") -> str:
-    from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import resolve
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.build import resolve
 
     return resolve(delivery, reference, archive)
 

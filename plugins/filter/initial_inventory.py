@@ -72,7 +72,7 @@ def initial_inventory(
     ssh: bool = True,
     server: str = "",
 ) -> dict[str, t.Any]:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import initial_inventory as preflight
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import initial_inventory as preflight
 
     return preflight.initial_inventory(nodes, gpu_nodes, control_plane, ssh, server)
 

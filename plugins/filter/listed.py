@@ -41,7 +41,7 @@ import typing as t
 
 
 def listed(given: t.Any) -> list[str]:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import inventory
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
 
     return inventory.listed(given)
 

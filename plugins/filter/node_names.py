@@ -46,7 +46,7 @@ import typing as t
 
 
 def node_names(hosts: t.Iterable[str], hostvars: t.Mapping[str, t.Mapping[str, t.Any]]) -> list[str]:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import inventory
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
 
     return inventory.node_names(hosts, hostvars)
 

@@ -60,11 +60,11 @@ _value:
 import typing as t
 
 if t.TYPE_CHECKING:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import Options, Result
+    from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options, Result
 
 
 def nvidia_plugin_plan(options: Options) -> Result:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import plan
+    from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
 
     return plan(options)
 

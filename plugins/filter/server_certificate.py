@@ -50,11 +50,11 @@ import typing as t
 
 if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import Side
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.certificates import Side
 
 
 def server_certificate(secrets: list[JsonObject], names: list[str]) -> Side:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.certificates import of_server
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.certificates import of_server
 
     return of_server(secrets, names, datetime.datetime.now(datetime.UTC))
 

@@ -54,11 +54,11 @@ import typing as t
 
 if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import Terms
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import Terms
 
 
 def shared_namespace(metadata: JsonObject, definition: JsonObject) -> Terms:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import terms
+    from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import terms
 
     return terms(metadata, definition)
 

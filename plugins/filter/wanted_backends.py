@@ -64,9 +64,9 @@ def wanted_backends(
     nodes: t.Sequence[str] = (),
     given: t.Mapping[str, str] | None = None,
 ) -> list[Wanted]:
-    from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import backends
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
 
-    return backends.wanted_backends(hostvars, hosts, nodes, given)
+    return inventory.wanted_backends(hostvars, hosts, nodes, given)
 
 
 class FilterModule:

@@ -81,8 +81,7 @@ container:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules import ARGUMENTS, work
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 

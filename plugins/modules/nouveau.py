@@ -53,8 +53,7 @@ reboot_required:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import ARGUMENTS, work
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 

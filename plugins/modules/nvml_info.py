@@ -247,9 +247,15 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts.card_excl
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import ARGUMENTS, facts, valid_timeout
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import (
+    ARGUMENTS,
+    Request,
+    Send,
+    facts,
+    read,
+    valid_timeout,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request, Send, read
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
 
 

@@ -138,8 +138,7 @@ library:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift.client import DynamicKube
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS, work
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS, DynamicKube, work
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 from _card import CGROUPFS, ROOT, SYSTEMD, Holders, facts, first, place, record, until
-from ansible_collections.kubegpu.share.plugins.module_utils._check.nvidia import MPS_SERVER
-from ansible_collections.kubegpu.share.plugins.module_utils._check.processes import has_name
+from ansible_collections.kubegpu.share.plugins.module_utils._check.nvidia import MPS_SERVER, has_name
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, found
 from check_worlds import GPU, nvidia, pod_uid

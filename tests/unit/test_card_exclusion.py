@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import card_exclusion as exclusion
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import card_exclusions
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import card_exclusions
 
 UUID = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 

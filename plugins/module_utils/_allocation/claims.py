@@ -11,8 +11,7 @@ from .._contracts import claim_templates as templates
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts import hami
-from .memory_limit import limit_of_cards
-from .nodes import Node, Part, card_entry
+from .nodes import Node, Part, card_entry, limit_of_cards
 from .pods import DRA, GPUSHARE, MOST, Claim, PodReader, Shares
 
 

@@ -16,8 +16,19 @@ from .._core.natural import natural
 from .._core.untrusted import line
 from .claims import Read, add_cards, resolve
 from .nodes import Node, Part, read_node
-from .pods import DRA, GPUSHARE, HAMI, NVIDIA, Claim, PodReader
-from .types import Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry
+from .pods import (
+    DRA,
+    GPUSHARE,
+    HAMI,
+    NVIDIA,
+    Allocation,
+    BackendEntry,
+    BackendTotals,
+    Claim,
+    NodeEntry,
+    PodEntry,
+    PodReader,
+)
 
 BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA)
 

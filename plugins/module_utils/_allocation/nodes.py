@@ -1,7 +1,8 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse the capacity of nodes, by the contract of each back end. No I/O."""
+"""Whether NVIDIA's driver enforces the pods' shares, as the node's device plugin announces it. No I/O.
+Parse the capacity of nodes, by the contract of each back end. No I/O."""
 
 from __future__ import annotations
 
@@ -13,9 +14,33 @@ from .._contracts import backends, hami
 from .._contracts import gpushare as contract
 from .._contracts import nvidia_plugin as nvidia
 from .._core.types import JsonObject
-from .memory_limit import announced_limit
-from .pods import GPUSHARE, HAMI, MALFORMED, MOST, NVIDIA, Card
-from .types import CardEntry, PodEntry, ResourceEntry
+from .._core.untrusted import line
+from .pods import GPUSHARE, HAMI, MALFORMED, MOST, NVIDIA, Card, CardEntry, PodEntry, ResourceEntry
+
+
+def mode(value: t.Any) -> str:
+    """Return the variable's value; YAML parses a bare ``off`` as false."""
+    text = str(value)
+    return "off" if text.lower() in ("off", "false", "no") else text
+
+
+def announced_limit(node: JsonObject) -> str:
+    """Return what a node's device plugin announces about limits; empty if nothing, as upstream's."""
+    text = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_LIMIT)
+    return line(text or "")
+
+
+def limit_of_cards(limits: t.Iterable[str]) -> str:
+    """Return what a node's cards in slices say about limits, as a device plugin announces it; the worst card counts.
+
+    :param limits: of each card: enforced, off, or the code of the reason why there is none; empty if unknown.
+    """
+    known = [one for one in limits if one]
+    codes = sorted({one for one in known if one not in (contract.LIMIT_ENFORCED, contract.LIMIT_OFF)})
+    if codes:
+        return contract.LIMIT_UNENFORCED + ", ".join(codes)
+    return contract.LIMIT_OFF if contract.LIMIT_OFF in known else known[0] if known else ""
+
 
 # Its cards are known by gpu-mem and gpu-count only.
 UPSTREAM = "gpushare-upstream"

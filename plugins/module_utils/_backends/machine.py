@@ -9,9 +9,9 @@ import typing as t
 
 from .._contracts.backends import HAMI, NVIDIA
 from .._core.types import JsonObject
-from .._driver import nvidia_plugin
 from .._hami import files
 from .._host.system import System
+from .._nvidia import files as nvidia_plugin
 
 # By back end, how its remains are removed; gpushare's server removes its own.
 REMOVED: t.Mapping[str, t.Callable[[System, JsonObject, bool], JsonObject]] = {

@@ -1,17 +1,20 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks H1, H2, H5, H7 and H10 of HAMi: register, sums, locks and schedulers. No I/O."""
+"""The checks H1, H2, H5, H7 and H10 of HAMi: register, sums, locks and schedulers. No I/O.
+The checks H3, H4, H6, H8, H9 and H11 of HAMi: pods' annotations, allocations and memory. No I/O."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 from .._contracts import hami, hami_marks
 from .._core.types import JsonObject
-from .catalog_stacks import LOCK_SECONDS
-from .model import HAMI, Node, Pod, Snapshot
-from .parse import join, parse_time, shorten
+from .catalog_stacks import BIND_SECONDS, CONTEXT_MIB, LOCK_SECONDS, PERCENT
+from .grants import entries_of, processes, usage_of, visible_gpus
+from .model import HAMI, Entry, Node, Pod, Snapshot
+from .parse import Reader, describe, join, parse_int, parse_time, plural, shorten
 from .result import CheckResult
 
 MUTEX = "hami.io/mutex.lock"
@@ -200,3 +203,224 @@ def scheduler_is_hamis(snapshot: Snapshot, result: CheckResult) -> None:
             scheduler = repr(shorten(pod.scheduler) or "not named")
             api = f"schedulerName: {shorten(pod.scheduler)!r}, phase {pod.phase}, {hami_marks.REFUSED}"
             result.fail("refused", node=pod.node, pod=pod, scheduler=scheduler, api=api)
+
+
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+BIND_TIME = "hami.io/bind-time"
+# In these modes HAMi's library isn't used, and the variables differ.
+OTHER_MODES = ("mig", "mps")
+MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
+
+
+def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H3: a bound pod has as many GPUs as its containers request, on this node."""
+    register = register_of(node)
+    known = {one.uuid for one in register.gpus}
+    for pod in pods_with_gpus(node):
+        if pod.terminating:
+            continue
+        result.count()
+        allocation, problem = allocation_of(pod)
+        if problem:
+            result.unknown("unreadable", pod=pod, why=problem)
+            continue
+        invalid = _first_invalid(node, pod, allocation)
+        unknown = sorted({uuid for parts in allocation or [] for uuid, *_rest in parts} - known)
+        if not invalid and unknown and not register.problem:
+            invalid = ("unknown_gpu", {"uuids": join(shorten(one) for one in unknown)})
+        if invalid:
+            cause, fields = invalid
+            text = pod.annotations.get(hami.POD_ALLOCATED, "none")
+            result.fail(cause, pod=pod, api=f"{hami.POD_ALLOCATED}={shorten(text, 160)}", **fields)
+
+
+def _first_invalid(node: Node, pod: Pod, allocation: Allocation | None) -> tuple[str, JsonObject] | None:
+    """Return the cause and fields of the first contradiction between a pod and its annotations."""
+    if allocation is None:
+        return "not_scheduled", {"scheduler": repr(shorten(pod.scheduler))}
+    chosen = pod.annotations.get(hami.POD_NODE, "")
+    if chosen != node.name:
+        return "other_node", {"chosen": shorten(chosen) or "none"}
+    spec = pod.json["spec"]
+    if len(allocation) not in (len(spec["containers"]), len(spec["initContainers"]) + len(spec["containers"])):
+        return "other_containers", {"number": plural(len(allocation), "container")}
+    parts = parts_by_container(pod, allocation)
+    for one in pod.containers:
+        requested, has = one.requests.get(hami.RESOURCE_COUNT, 0), parts.get(one.name)
+        if has is not None and len(has) != requested:
+            return "count_differs", {
+                "container": one.name,
+                "requested": plural(requested, "GPU"),
+                "allocated": len(has),
+            }
+        if has is not None and len({uuid for uuid, *_rest in has}) != len(has):
+            return "duplicate_gpu", {"container": one.name}
+    return None
+
+
+def bound_pods_get_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H4: a bound pod soon gets its GPUs."""
+    for pod in pods_with_gpus(node):
+        phase, since = pod.annotations.get(hami.POD_BIND_PHASE), parse_int(pod.annotations.get(BIND_TIME))
+        if pod.terminating or hami.POD_ALLOCATED not in pod.annotations:
+            continue
+        result.count()
+        age = snapshot.now - (since if since is not None else pod.created or snapshot.now)
+        left = [one for one in pod.annotations.get(TO_ALLOCATE, "").split(";") if one.strip()]
+        shown = shorten(str(age))
+        api = f"bind-phase {shorten(phase or 'none')}, {shown} s ago; left to allocate: {len(left)}"
+        if phase == "failed":
+            result.fail("allocation_failed", pod=pod, api=api)
+        elif age > BIND_SECONDS and (phase != "success" or left):
+            result.fail("not_allocated", pod=pod, age=shown, api=api)
+
+
+def allocation_matches_annotations(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H6: kubelet allocated the GPUs in the annotation to each container."""
+    mine = [pod for pod in pods_with_gpus(node) if pod.steady]
+    if result.without_data(mine, node.kubelet.problem):
+        return
+    for pod in mine:
+        allocation, problem = allocation_of(pod)
+        parts = parts_by_container(pod, allocation or [])
+        for entry in entries_of(node, pod):
+            result.count()
+            if problem or entry.envs is None:
+                why = problem or entry.problem or "the device plugin's answer can't be decoded"
+                result.unknown("no_data_container", pod=pod, container=entry.container, why=why)
+            elif parts.get(entry.container):
+                _compare(node, pod, entry, parts[entry.container], result)
+
+
+def _compare(node: Node, pod: Pod, entry: Entry, parts: list[tuple[str, int, int]], result: CheckResult) -> None:
+    envs, visible = entry.envs or {}, visible_gpus(node, entry)
+    chosen = [uuid.partition("[")[0] for uuid, *_rest in parts]
+    if {gpu.mode for gpu in register_of(node).gpus if gpu.uuid in chosen} & set(OTHER_MODES):
+        return
+    details: JsonObject = {
+        "pod": pod,
+        "container": entry.container,
+        "api": join(f"{uuid} {mib} MiB {cores} %" for uuid, mib, cores in parts),
+        "kubelet": join(
+            f"{key}={shorten(value, 100)}"
+            for key, value in sorted(envs.items())
+            if key.startswith(("NVIDIA_VISIBLE", "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM"))
+        ),
+    }
+    if visible.uuids is None or set(chosen) != visible.uuids:
+        preferred = visible.uuids is not None and {_physical(one) for one in entry.ids} == visible.uuids
+        details["visible"] = join(sorted(visible.uuids or ())) or "nothing"
+        if preferred:
+            result.warn("kubelet_preference", **details)
+        else:
+            result.fail("other_gpu", **details)
+        return
+    for position, (_uuid, mib, _cores) in enumerate(parts):
+        limit = envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{position}")
+        if limit != f"{mib}m":
+            shown = shorten(limit or "nothing")
+            result.fail("memory_limit_differs", limit=shown, position=position, mib=mib, **details)
+            return
+    cores = envs.get("CUDA_DEVICE_SM_LIMIT")
+    if cores is not None and parse_int(cores) not in {one for _uuid, _mib, one in parts}:
+        result.fail("core_limit_differs", limit=shorten(cores), cores=parts[0][2], **details)
+
+
+def _physical(identifier: str) -> str:
+    """Return the GPU of a device ID of HAMi's plugin, ``<UUID>-<i>``."""
+    head, _dash, tail = identifier.rpartition("-")
+    return head if tail.isdigit() and len(tail) < 5 else identifier
+
+
+def library_is_loaded(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H8: HAMi's library, which enforces its limits, is loaded in each process."""
+    _report_missing_processes(node, result)
+    modes = {gpu.uuid: gpu.mode for gpu in register_of(node).gpus}
+    for pod in pods_with_gpus(node):
+        disabled = [
+            one.name for one in pod.containers if one.env.get(hami_marks.DISABLE_CONTROL) in hami_marks.DISABLED
+        ]
+        for gpu in node.nvml.gpus:
+            if modes.get(gpu.uuid) in OTHER_MODES:
+                continue
+            for one in processes(gpu, pod):
+                result.count()
+                state = "unknown" if one.libvgpu is None else "mapped" if one.libvgpu else "not mapped"
+                details = {"pod": pod, "gpu": gpu, "proc": f"pid {one.pid}: libvgpu.so {state}", "process": one.label}
+                if disabled:
+                    result.warn("disabled", containers=join(disabled), **details)
+                elif one.libvgpu is None:
+                    result.unknown("unknown", **details)
+                elif not one.libvgpu:
+                    result.fail("not_loaded", **details)
+
+
+def _report_missing_processes(node: Node, result: CheckResult) -> None:
+    """Report UNKNOWN where pods hold GPUs and NVML lists no processes."""
+    mine = pods_with_gpus(node)
+    without = [gpu for gpu in node.nvml.gpus if gpu.processes is None]
+    why = node.nvml.problem or (f"NVML doesn't list the processes of {without[0].label}" if without else "")
+    if mine and why:
+        result.unknown("no_data", pods=plural(len(mine), "pod"), why=why)
+
+
+def parts_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H9: no pod uses more than its part."""
+    _report_missing_processes(node, result)
+    gpus = {gpu.uuid: gpu for gpu in register_of(node).gpus}
+    for pod in pods_with_gpus(node):
+        allocation, _problem = allocation_of(pod)
+        for uuid, part in hami.held(pod.json, allocation or []).items():
+            real, registered = node.nvml.gpu(uuid), gpus.get(uuid)
+            if real is None or real.processes is None:
+                continue
+            result.count()
+            used = usage_of(real, pod)
+            most = part.mib + part.mib * PERCENT // 100 + CONTEXT_MIB * max(1, used.processes)
+            details = {"pod": pod, "gpu": real, "api": f"{part.mib} MiB", "nvml": f"{used.mib} MiB"}
+            details.update(used=used.mib, mib=part.mib)
+            if used.mib is None:
+                result.unknown("usage_unknown", **details)
+            elif used.mib > most:
+                if registered is not None and real.total_mib is not None and registered.devmem > real.total_mib + 1:
+                    result.warn("over_part", **details)
+                else:
+                    result.fail("over_part", **details)
+
+
+def mig_devices_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
+    """Check H11: the MIG devices that HAMi chose exist, each for one pod."""
+    owners: dict[tuple[str, int | None], str] = {}
+    for pod in pods_with_gpus(node):
+        text = pod.annotations.get(MIG_ALLOCATIONS)
+        if not text or pod.terminating:
+            continue
+        try:
+            rows = json.loads(text)
+        except (ValueError, RecursionError):
+            rows = None
+        reader = Reader()
+        entries = reader.mappings(rows, MIG_ALLOCATIONS)
+        if rows is None or reader.unreadable:
+            why = reader.unreadable[0] if reader.unreadable else f"{MIG_ALLOCATIONS} is {describe(text)}"
+            result.unknown("unreadable", pod=pod, why=why)
+            continue
+        for one in entries:
+            result.count()
+            if node.nvml.problem:
+                result.unknown("no_data", pod=pod, why=node.nvml.problem)
+                continue
+            uuid, physical = reader.text(one.get("migUUID"), "migUUID"), reader.text(one.get("gpuUUID"), "gpuUUID")
+            gi, ci = reader.number(one.get("gpuInstanceID"), "GI"), reader.number(one.get("computeInstanceID"), "CI")
+            if not uuid and not pod.started:
+                continue
+            gpu = node.nvml.gpu(uuid)
+            exists = gpu is not None and any((mig.uuid, mig.gi, mig.ci) == (uuid, gi, ci) for mig in gpu.mig)
+            shown = f"{shorten(uuid) or 'no migUUID'} GI {gi} CI {ci} of {shorten(physical)}"
+            listed = join(f"{m.uuid} GI {m.gi} CI {m.ci}" for g in node.nvml.gpus for m in g.mig) or "no MIG device"
+            details = {"pod": pod, "uuid": uuid, "api": shown, "nvml": listed}
+            if gpu is None or not exists or gpu.uuid != physical:
+                result.fail("device_missing", **details)
+            elif (physical, gi) in owners:
+                result.fail("shared", other=owners[(physical, gi)], **details)
+            owners[(physical, gi)] = pod.key

@@ -10,21 +10,7 @@ import functools
 import typing as t
 
 from .._core.natural import natural
-from . import (
-    claims,
-    claims_node,
-    common,
-    gpushare,
-    gpushare_extender,
-    gpushare_pods,
-    hami,
-    hami_pods,
-    nvidia,
-    processes,
-    servers,
-    servers_claims,
-    servers_scheduler,
-)
+from . import claims, common, gpushare, gpushare_pods, hami, nvidia, servers, servers_scheduler
 from .catalog import CATALOG
 from .invariant import BACKENDS, UNEXPECTED_ERROR, Invariant
 from .model import DRA, HAMI, NVIDIA, Node, Snapshot
@@ -40,22 +26,22 @@ ClusterFunction = t.Callable[[Snapshot, CheckResult], None]
 # Run for each node of the check's backend.
 NODE_CHECKS: dict[str, NodeFunction] = {
     "C1": common.one_stack,
-    "C2": processes.process_has_owner,
-    "C3": processes.processes_use_own_gpus,
+    "C2": nvidia.process_has_owner,
+    "C3": nvidia.processes_use_own_gpus,
     "C4": common.allocations_match_requests,
     "C5": common.allocated_gpus_exist,
     "C6": common.all_allocatable,
-    "C7": processes.nvml_is_consistent,
+    "C7": nvidia.nvml_is_consistent,
     "C8": common.pods_see_own_gpus,
     "D1": claims.cards_match_nvml,
     "D2": claims.pool_is_complete,
     "D3": claims.claims_fit,
     "D4": claims.pods_have_claims,
-    "D5": claims_node.claims_are_prepared,
-    "D6": claims_node.kubelet_lists_claims,
+    "D5": claims.claims_are_prepared,
+    "D6": claims.kubelet_lists_claims,
     "D7": claims.claims_are_respected,
     "D9": claims.unhealthy_cards_are_tainted,
-    "D11": claims_node.prepared_claims_are_allocated,
+    "D11": claims.prepared_claims_are_allocated,
     "G1": gpushare.gpus_match_nvml,
     "G2": gpushare.capacity_matches_gpus,
     "G3": gpushare_pods.annotations_are_valid,
@@ -67,14 +53,14 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "G9": gpushare_pods.shares_are_respected,
     "H1": hami.register_matches_nvml,
     "H2": hami.capacity_matches_register,
-    "H3": hami_pods.annotations_are_valid,
-    "H4": hami_pods.bound_pods_get_gpus,
+    "H3": hami.annotations_are_valid,
+    "H4": hami.bound_pods_get_gpus,
     "H5": hami.parts_fit,
-    "H6": hami_pods.allocation_matches_annotations,
+    "H6": hami.allocation_matches_annotations,
     "H7": hami.lock_is_current,
-    "H8": hami_pods.library_is_loaded,
-    "H9": hami_pods.parts_are_respected,
-    "H11": hami_pods.mig_devices_exist,
+    "H8": hami.library_is_loaded,
+    "H9": hami.parts_are_respected,
+    "H11": hami.mig_devices_exist,
     "N1": nvidia.capacity_matches_gpus,
     "N2": nvidia.slots_are_allocated_once,
     "N3": nvidia.access_matches_allocation,
@@ -87,8 +73,8 @@ NODE_CHECKS: dict[str, NodeFunction] = {
 CLUSTER_CHECKS: dict[str, ClusterFunction] = {
     "C9": common.nodes_are_ready,
     "D8": claims.claims_have_pods,
-    "D10": servers_claims.objects_are_unchanged,
-    "G10": gpushare_extender.extender_cache_matches,
+    "D10": servers.objects_are_unchanged,
+    "G10": gpushare.extender_cache_matches,
     "G11": gpushare.unhealthy_gpus_get_no_pods,
     "G12": gpushare.scheduler_calls_extender,
     "H10": hami.scheduler_is_hamis,

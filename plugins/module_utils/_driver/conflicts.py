@@ -15,7 +15,7 @@ import typing as t
 
 from .._host.types import Package
 from .._packages.types import AptSource, RpmRepository
-from . import provided
+from . import nvidia_smi
 from .runfile import driver_packages
 from .types import Conflict, NodeFacts
 
@@ -63,7 +63,7 @@ def conflicts(gpu_node: NodeFacts, state: str, source: str, version: str, repo_u
     if state != "present":
         return []
     node = _Node(gpu_node, source, version, repo_url)
-    provider = provided.of(node.others)
+    provider = nvidia_smi.of(node.others)
     detectors = _DETECTORS
     if provider is not None:
         # Nothing is installed. A driver on the machine itself is the provider's own, but for that of a container.
@@ -138,7 +138,7 @@ def _packages_present(node: _Node) -> Found:
 
 
 def _twice(node: _Node) -> Found:
-    provider = provided.of(node.others)
+    provider = nvidia_smi.of(node.others)
     names = [*(["its .run file"] if "runfile" in node.others else []), *driver_packages(node.packages)]
     if provider is None or not names:
         return None

@@ -1,7 +1,9 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect the section ``driver``: by the kernel module, the library and nvidia-smi, and which source installed it."""
+"""Observe the persistence daemon's process, and what role driver wrote for it.
+Collect the sections ``dkms`` and ``log``: the driver's modules in dkms' tree and in the kernel's log.
+Collect the section ``driver``: by the kernel module, the library and nvidia-smi, and which source installed it."""
 
 from __future__ import annotations
 
@@ -10,12 +12,122 @@ import typing as t
 
 from .._contracts.card_exclusion import NOTHING, Exclusion
 from .._host.cached_reader import names, text
-from .._host.system import System
+from .._host.system import System, target
+from .._host.systemd import command_line
 from .._host.types import Excluded, ExcludedCard, NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
-from . import persistence, provided, runfile
+from . import runfile
 from .library import MODULE, PROC, library_version, loaded_version
-from .types import FABRIC_MODULES, Card, Fabric, InstalledDriver, ModuleFile
+from .types import FABRIC_MODULES, Card, DkmsModule, Fabric, InstalledDriver, KernelLog, ModuleFile
+
+PID_FILE = "/run/nvidia-persistenced/nvidia-persistenced.pid"
+# As in Ubuntu's unit: the daemon leaves the mode of the cards off.
+DISABLING = "--no-persistence-mode"
+
+UNITS = "/etc/systemd/system"
+FOLDER = f"{UNITS}/nvidia-persistenced.service.d"
+DROP_IN = f"{FOLDER}/kubegpu.conf"
+UNIT = f"{UNITS}/nvidia-persistenced.service"
+WANTED = f"{UNITS}/multi-user.target.wants/nvidia-persistenced.service"
+MARK = "# Written by kubegpu.share"
+
+
+def enables(system: System) -> bool | None:
+    """Return whether the running daemon enables persistence mode; None where none runs."""
+    pid = (system.read(PID_FILE) or "").strip()
+    arguments = command_line(system, int(pid)) if pid.isdigit() else ()
+    # After a crash another process may have the daemon's number.
+    if not arguments or not arguments[0].endswith("nvidia-persistenced"):
+        return None
+    return DISABLING not in arguments
+
+
+def masked(system: System) -> bool:
+    """Return whether the machine's administrator has masked the daemon's unit."""
+    return system.link(UNIT) == "/dev/null"
+
+
+def own_files(system: System) -> list[str]:
+    """Return the paths of the role's unit and drop-in of the daemon, in the order in which they are removed.
+
+    A unit or a drop-in of others stays. What identifies the role's comes last, so that a killed removal is continued.
+    """
+    drop_in = system.exists(DROP_IN)
+    unit = (system.read(UNIT) or "").startswith(MARK)
+    # A directory without other files is the role's, too.
+    alone = drop_in and system.names(FOLDER) == [DROP_IN.rpartition("/")[2]]
+    return [
+        *([WANTED] if (drop_in or unit) and system.exists(WANTED) else []),
+        *([UNIT] if unit else []),
+        *([FOLDER if alone else DROP_IN] if drop_in else []),
+    ]
+
+
+TREE = "/var/lib/dkms"
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+# A module that Secure Boot or lockdown rejected.
+REJECTED = re.compile(
+    r"Key was rejected by service"
+    r"|Loading of (?:unsigned module|module with unavailable key) is rejected"
+    r"|unsigned module loading is restricted"
+)
+# The message spans lines, each with its own prefix.
+UNSUPPORTED = re.compile(r"not supported by (?:the )?(?:NVIDIA )?open\b")
+REQUIRED = re.compile(r"requires use of (?:the )?NVIDIA open kernel modules")
+
+
+def dkms(system: System) -> list[DkmsModule]:
+    """Return dkms' modules by its own tree: the command is a shell script that takes a second for a few kernels."""
+    rows: list[DkmsModule] = []
+    for module in names(system, TREE):
+        folder = f"{TREE}/{module}"
+        for version in names(system, folder):
+            if system.exists(f"{folder}/{version}/source"):
+                found = _states(system, folder, version)
+                rows += [
+                    {"module": module, "version": version, "kernel": release, "state": state}
+                    for release, state in sorted(found.items())
+                ] or [{"module": module, "version": version, "kernel": "", "state": "added"}]
+    return rows
+
+
+def _states(system: System, folder: str, version: str) -> dict[str, str]:
+    """Return the state of a module for each kernel."""
+    found = {}
+    for release in names(system, f"{folder}/{version}"):
+        if release not in ("source", "build") and any(
+            system.exists(f"{folder}/{version}/{release}/{arch}/module")
+            for arch in names(system, f"{folder}/{version}/{release}")
+        ):
+            found[release] = "built"
+    for name in names(system, folder):
+        # kernel-<release>-<arch> links to <version>/<release it was built for>/<arch>.
+        path = target(system, f"{folder}/{name}").split("/") if name.startswith("kernel-") else []
+        if path[-3:-2] == [version]:
+            release = name[len("kernel-") : -len("-" + path[-1])]
+            found[release] = "installed" if path[-2] == release else "installed-weak"
+    return found
+
+
+def log(system: System, interesting: bool) -> KernelLog:
+    """Return the driver's errors in the kernel's log since boot.
+
+    :param interesting: there is a card or a driver; otherwise the log isn't read.
+    """
+    out = system.run(["dmesg"], timeout=10).out if interesting else ""
+    return {
+        "xids": [{"address": address, "code": code} for address, code in dict.fromkeys(xids(out))],
+        "key_rejected": bool(REJECTED.search(out)),
+        "unsupported_by_open": bool(UNSUPPORTED.search(out)),
+        "requires_open": bool(REQUIRED.search(out)),
+    }
+
+
+def xids(out: str) -> t.Iterator[tuple[str, int]]:
+    """Yield address and code of each Xid; the driver leaves out the address' function."""
+    for address, code in XID.findall(out):
+        yield (address if "." in address else f"{address}.0").lower(), int(code)
+
 
 FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 INFINIBAND = "/sys/class/infiniband"
@@ -80,17 +192,17 @@ def driver(
     :param exclude: cards that are left out.
     """
     proc = text(system, f"{PROC}/version")
-    provider = provided.find(system, packages)
+    provider = smi.find(system, packages)
     command = provider.smi if provider else (smi.SMI,)
     seen = smi.ask(system, command, provider.program if provider else smi.SMI, exclude)
     left_out = excluded(exclude, gpus, seen["cards"])
     addresses = {card["address"] for card in left_out["cards"]}
     seen["cards"] = [card for card in seen["cards"] if card["address"] not in addresses]
-    vgpu = bool(provider and provider.id == provided.VGPU) or any(provided.is_vgpu(one) for one in seen["cards"])
+    vgpu = bool(provider and provider.id == smi.VGPU) or any(smi.is_vgpu(one) for one in seen["cards"])
     vgpu = vgpu or any(gpu["vgpu"] for gpu in gpus if gpu["address"] not in addresses)
     if vgpu and provider is None:
         # However its driver was installed, only one for vGPUs works there.
-        provider = provided.of([provided.VGPU])
+        provider = smi.of([smi.VGPU])
     root = provider.root if provider else "/"
     for card in seen["cards"]:
         card["minor"] = minor(system, card["address"])
@@ -105,9 +217,9 @@ def driver(
         **seen,
         "persistence": all(modes) if modes and None not in modes else None,
         "persistence_daemon": {
-            "enables": persistence.enables(system),
-            "masked": persistence.masked(system),
-            "files": persistence.own_files(system),
+            "enables": enables(system),
+            "masked": masked(system),
+            "files": own_files(system),
         },
         "runfile": ours._asdict() if ours else None,
         "others": [*([provider.id] if provider else []), *other_managers(system, packages)],

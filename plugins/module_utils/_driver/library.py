@@ -1,7 +1,8 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The versions of the installed and of the loaded driver, by files alone."""
+"""The versions of the installed and of the loaded driver, by files alone.
+The record of a node's maintenance: services that are stopped while its kernel modules change."""
 
 from __future__ import annotations
 
@@ -46,3 +47,12 @@ def version_in(proc: str) -> str:
     """Parse the version in /proc/driver/nvidia/version."""
     found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
     return found.group(1) if found else ""
+
+
+# Which services to start again, written before the first one stops.
+RECORD = "/var/lib/kubegpu-share/kernel-driver.json"
+
+
+def unfinished(system: System) -> bool:
+    """Return whether an interrupted run left services stopped."""
+    return system.exists(RECORD)

@@ -1,180 +1,266 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the blacklist of nouveau and nova: the modprobe.d file, and the initramfs of every kernel.
-
-It reads the sections ``nouveau``, ``kernel`` and ``distribution`` of ``gpu_node``.
-"""
+"""The files that prevent the kernel's own drivers, nouveau and nova, from being loaded.
+The tool that builds a machine's initramfs images, their names, and the validation of a new one.
+Observe nouveau and nova on a machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import typing as t
 
-from .._core.errors import BadInput
-from .._core.plan import Change, Plan
-from .._core.types import JsonObject
-from . import initramfs
-from .modprobe import DIRECTIVES, DRACUT_PATH, PATH, directives
-from .types import InitramfsImage, NodeFacts, Nouveau
+from .._host import open_devices
+from .._host.system import System
+from .types import InitramfsImage, Nouveau, NouveauModule, Nova
 
-DRACUT_TEXT = f"""\
-# dracut leaves /etc/modprobe.d out of images for every host.
-install_items+=" {PATH} "
-"""
+PATH = "/etc/modprobe.d/blacklist-nouveau.conf"
+# nouveau's successor in the kernel, in the order of unloading: https://docs.kernel.org/gpu/nova/
+# The one that draws was called nova before it was called nova_drm.
+NOVA = ("nova", "nova_drm", "nova_core")
+# The two lines of NVIDIA's installation guide: the first prevents loading it, the second prevents it from using a GPU.
+# The others are there before the kernel is: an update that brings nova would take the cards at its first boot.
+DIRECTIVES = ("blacklist nouveau", "options nouveau modeset=0", *(f"blacklist {name}" for name in NOVA))
 
-ARGUMENTS: JsonObject = {
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-    "keep_file": {"type": "bool", "default": False},
-    "observed": {"type": "dict"},
-}
+# dracut puts /etc/modprobe.d only into images for one host. Cloud machines have images for every host, nouveau inside.
+DRACUT_PATH = "/etc/dracut.conf.d/kubegpu-nouveau.conf"
+
+
+# The kernel's own drivers, which keep a card from NVIDIA's, by module; with the name of each at a sentence's beginning.
+IN_KERNEL = {"nouveau": "Nouveau", NOVA[-1]: "Nova (nova_core)"}
+
+
+def module_of(driver: str | None) -> str | None:
+    """Return the module of a driver on PCI: nova's has been NovaCore there, and may get its module's name."""
+    return NOVA[-1] if driver and driver.lower().replace("-", "").replace("_", "") == "novacore" else driver
+
+
+def directives(text: str) -> list[str]:
+    """Return a modprobe.d file's directives with single blanks, without comments."""
+    lines = (" ".join(line.split("#", 1)[0].split()) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def blacklisted(text: str) -> bool:
+    """Return whether a modprobe.d file prevents loading nouveau."""
+    return DIRECTIVES[0] in directives(text)
+
+
+# The program that lists an image's content.
+LISTERS = {"initramfs-tools": "lsinitramfs", "dracut": "lsinitrd"}
+FAMILIES = ("debian", "redhat", "suse")
+
+# No boot loader may take a kept or an incomplete image. grub-mkconfig, kernel-install's BLS entries and zipl search
+# vmlinuz-* and then the image named exactly after that release; rEFInd and scripts take every name that begins with
+# "init". None of them, nor the kernel packages' own globs, matches a hidden name.
+KEPT = "/boot/.kubegpu-old-initramfs-"
+BUILT = "/boot/.kubegpu-new-initramfs-"
+
+# A rebuild may make an image smaller (one for every host becomes one for this host), but not by more than this factor.
+SMALLEST = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class PutFile:
-    """``text``: None removes the file."""
+class Content:
+    """What an image contains; ``nouveau``: nouveau or nova."""
 
-    path: str
-    text: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Rebuild:
-    """One kernel's image has to be rebuilt."""
-
-    path: str
-    release: str
+    init: bool
+    nouveau: bool
+    blacklist: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Unload:
-    """Unload the modules, which only these consoles use."""
+def tool_of(family: str, exists: t.Callable[[str], bool]) -> str | None:
+    """Return the tool that the kernel packages' own scripts call; None where there is none.
 
-    modules: tuple[str, ...]
-    consoles: tuple[str, ...]
-
-
-def plan(present: bool, facts: NodeFacts, keep_file: bool = False) -> Plan:
-    """Return what has to be done.
-
-    :param keep_file: the file existed before, and stays when the blacklist is removed.
-    :raises BadInput: this node's images can't be rebuilt, or /boot has too little space or is read-only.
+    Debian's dracut may be installed beside the remains of initramfs-tools.
     """
-    family, nouveau = facts["distribution"]["family"], facts["nouveau"]
-    if family not in initramfs.FAMILIES:
-        known = ", ".join(initramfs.FAMILIES)
-        raise BadInput(f"nouveau: the distribution's family {family!r} isn't supported; supported: {known}")
-    own = None if keep_file and not present else _file_change(present, nouveau["files"].get(PATH))
-    files = [own, _dracut_change(present, nouveau)]
-    changes = [change for change in files if change is not None]
-    stale = [one for one in nouveau["images"] if _stale(present, one, files[0], nouveau["files"].get(PATH))]
-    leftovers = _leftovers(nouveau)
-    if stale or leftovers:
-        _refuse_boot(nouveau)
-    changes += leftovers
-    for one in stale:
-        texts = ("without nouveau's blacklist\n", "with nouveau's blacklist\n")
-        before, after = texts if present else texts[::-1]
-        changes.append(Change(one["path"], before, after, Rebuild(one["path"], one["release"])))
-    if present and unloadable(facts):
-        step = Unload(("nouveau",), tuple(nouveau.get("consoles", ())))
-        changes.append(Change("module nouveau", "loaded\n", "", step))
-    if present and nova_unloadable(facts):
-        names = tuple(nouveau["nova"]["modules"])
-        changes.append(Change(f"module {names[-1]}", "loaded\n", "", Unload(names, ())))
-    return Plan(tuple(changes))
-
-
-def _file_change(present: bool, text: str | None) -> Change | None:
-    have = text or ""
-    if present:
-        missing = [line for line in DIRECTIVES if line not in directives(have)]
-        if not missing:
-            return None
-        start = have if not have or have.endswith("\n") else have + "\n"
-        after = start + "".join(f"{line}\n" for line in missing)
-        return Change(PATH, have, after, PutFile(PATH, after))
-    if text is None:
+    if family not in FAMILIES:
         return None
-    rest = "".join(
-        line for line in text.splitlines(keepends=True) if not set(directives(line)).intersection(DIRECTIVES)
+    dracut = any(exists(f"{folder}/dracut") for folder in ("/usr/bin", "/usr/sbin", "/sbin"))
+    if family == "debian" and exists("/usr/sbin/update-initramfs") and exists("/usr/sbin/mkinitramfs"):
+        return "dracut" if dracut and exists("/etc/kernel/postinst.d/dracut") else "initramfs-tools"
+    return "dracut" if dracut else None
+
+
+def image_of(family: str, release: str) -> str:
+    """Return the path of one kernel's image; those of crash dumps and rescue kernels have other names and stay."""
+    if family == "redhat":
+        return f"/boot/initramfs-{release}.img"
+    return f"/boot/{'initrd' if family == 'suse' else 'initrd.img'}-{release}"
+
+
+def content(text: str, file: str) -> Content:
+    """Parse the output of lsinitramfs (names only) or lsinitrd (as ls -l).
+
+    :param file: the modprobe.d file to search.
+    """
+
+    def has(name: str) -> bool:
+        return re.search(rf"(?:^|\s)(?:\.?/)?{name}(?: -> .*)?$", text, re.MULTILINE) is not None
+
+    return Content(
+        init=has("init"),
+        nouveau=re.search(r"/(?:nouveau|nova[-_]core)\.ko(?:\.\w+)?$", text, re.MULTILINE) is not None,
+        blacklist=has(re.escape(file.lstrip("/"))),
     )
-    if rest == text and rest.strip():
-        return None
-    if rest.strip():
-        return Change(PATH, text, rest, PutFile(PATH, rest))
-    return Change(PATH, text, "", PutFile(PATH, None))
 
 
-def _dracut_change(present: bool, nouveau: Nouveau) -> Change | None:
-    needed = present and nouveau.get("tool") == "dracut" and nouveau["images"]
-    have, wanted = nouveau.get("dracut"), DRACUT_TEXT if needed else None
-    if have == wanted:
-        return None
-    return Change(DRACUT_PATH, have or "", wanted or "", PutFile(DRACUT_PATH, wanted))
+def image_error(old_bytes: int, new_bytes: int, inside: Content | None, blacklist: bool) -> str:
+    """Return why a new image can't replace the old one; empty where it can.
 
-
-def _stale(present: bool, image: InitramfsImage, change: Change | None, text: str | None) -> bool:
-    """Return whether an image lacks the file, contains an older one, or one that no longer exists."""
-    if change is not None or image.get("kept"):
-        return True
-    if text is not None:
-        return not image["newer"] or (present and image.get("blacklist") is False)
-    # A run was killed after it had removed the file.
-    return not present and image.get("blacklist") is True
-
-
-def _leftovers(nouveau: Nouveau) -> list[Change]:
-    # The kept copy of an existing image is restored by its rebuild.
-    kept = {initramfs.KEPT + one["release"] for one in nouveau["images"] if one.get("kept")}
-    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
-    return [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
-
-
-def _refuse_boot(nouveau: Nouveau) -> None:
-    """Refuse to begin where an image might be written in part: that kernel wouldn't boot.
-
-    :raises BadInput: there is no tool, too little space for two of the largest image, or /boot is read-only.
+    :param inside: None where the lister can't read the image.
+    :param blacklist: whether it must contain the file.
     """
-    if nouveau.get("boot_read_only"):
-        raise BadInput("/boot is mounted read-only, so that no initramfs can be rebuilt: mount it writable")
-    if not nouveau["images"]:
-        return
-    if nouveau.get("tool") is None:
-        raise BadInput("no initramfs can be rebuilt on this node: install initramfs-tools or dracut")
-    need = 2 * max(one["bytes"] for one in nouveau["images"])
-    free = nouveau["boot_free"] or 0
-    if free < need:
-        raise BadInput(
-            f"/boot has {free >> 20} MiB free and an initramfs rebuild needs {need >> 20} MiB: remove unused kernels"
+    if inside is None:
+        return "can't be read"
+    if new_bytes * SMALLEST < old_bytes:
+        return f"has {new_bytes} bytes where the old one has {old_bytes}"
+    if not inside.init:
+        return "contains no init"
+    if blacklist and not inside.blacklist:
+        return "doesn't contain the blacklist"
+    return ""
+
+
+def boot_read_only(mounts: str) -> bool:
+    """Return whether the file system of /boot is mounted read-only, by /proc/self/mounts."""
+    longest, answer = -1, False
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        point = fields[1].rstrip("/") if len(fields) > 3 else None
+        # Of two mounts at one place the later one counts.
+        if point is not None and len(point) >= longest and point in ("", "/boot"):
+            longest, answer = len(point), "ro" in fields[3].split(",")
+    return answer
+
+
+# modprobe reads all of them; a file in an earlier directory hides files of the same name in later ones.
+FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
+MODULES = "/sys/module"
+MODULE = f"{MODULES}/nouveau"
+PCI_DRIVERS = "/sys/bus/pci/drivers"
+CONSOLES = "/sys/class/vtconsole"
+FRAMEBUFFERS = "/sys/class/graphics"
+# Open in displays and programs that draw; a console has none.
+DEVICES = ("/dev/dri/", "/dev/fb")
+
+
+def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
+    """Return the section ``nouveau``.
+
+    It lists each image of an installed kernel, which takes 0.2 s with initramfs-tools and 2 s with dracut.
+
+    :param installed: releases of the kernels that this node boots; none in a container.
+    """
+    files = {}
+    for folder in FOLDERS:
+        for name in system.names(folder):
+            text = system.read(f"{folder}/{name}") if name.endswith(".conf") else None
+            if text is not None and (f"{folder}/{name}" == PATH or blacklisted(text)):
+                files[f"{folder}/{name}"] = text
+    tool = tool_of(family, system.exists)
+    images = _images(system, family, tool, installed)
+    return {
+        **_module(system),
+        "nova": _nova(system),
+        "blacklisted": any(blacklisted(text) for text in files.values()),
+        "files": files,
+        "tool": tool,
+        "dracut": system.read(DRACUT_PATH),
+        "images": images,
+        "leftovers": _leftovers(system) if installed else [],
+        "boot_free": system.free_bytes("/boot") if images else None,
+        "boot_read_only": boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
+    }
+
+
+def _module(system: System) -> NouveauModule:
+    """Return the module and all that prevents unloading it."""
+    loaded = system.exists(MODULE)
+    count = system.read(f"{MODULE}/refcnt")
+    seen: NouveauModule = {
+        "loaded": loaded,
+        "refcnt": int(count) if count is not None else None,
+        "holders": [],
+        "users": [],
+        "consoles": [],
+        "framebuffers": [],
+    }
+    if loaded and seen["refcnt"] != 0:
+        names = [name for name in system.names(FRAMEBUFFERS) if name.startswith("fb") and name[2:].isdigit()]
+        users = open_devices.users(system, lambda path: path.startswith(DEVICES))
+        seen["holders"] = system.names(f"{MODULE}/holders")
+        seen["users"] = sorted({user["command"] for user in users})
+        seen["consoles"] = [name for name in system.names(CONSOLES) if _shows_framebuffer(system, name)]
+        seen["framebuffers"] = [(system.read(f"{FRAMEBUFFERS}/{name}/name") or "").strip() for name in names]
+    return seen
+
+
+def _nova(system: System) -> Nova:
+    """Return nova's modules; what uses them beside each other isn't in their lists of holders."""
+    found = [name for name in NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
+    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in found}
+    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(found)) for name in found}
+    on_pci = any(module_of(name) == NOVA[-1] for name in system.names(PCI_DRIVERS))
+    return {
+        "modules": found,
+        "in_use": any(counts[name] > by_own[name] for name in found),
+        "built_in": on_pci and not found,
+    }
+
+
+def _shows_framebuffer(system: System, name: str) -> bool:
+    kind, bound = (system.read(f"{CONSOLES}/{name}/{file}") or "" for file in ("name", "bind"))
+    return "frame buffer" in kind and bound.strip() == "1"
+
+
+def _leftovers(system: System) -> list[str]:
+    paths = (f"/boot/{name}" for name in system.names("/boot"))
+    return [path for path in paths if path.startswith((KEPT, BUILT))]
+
+
+def image_content(system: System, tool: str, path: str, file: str) -> Content | None:
+    """Return an image's content; None where the tool's lister can't read it.
+
+    :param system: the machine with the image.
+    :param tool: of the images.
+    :param path: of the image.
+    :param file: the modprobe.d file to search.
+    """
+    done = system.run([LISTERS[tool], path], timeout=120)
+    return content(done.out, file) if done.rc == 0 else None
+
+
+def _images(system: System, family: str, tool: str | None, installed: t.Sequence[str]) -> list[InitramfsImage]:
+    """Return each installed kernel's image, and whether it contains the current file."""
+    if family not in FAMILIES:
+        return []
+    # A rescue kernel has its modules only in its image, which can't be rebuilt.
+    paths = {image_of(family, release): release for release in installed if system.exists(f"/lib/modules/{release}")}
+    paths = {path: release for path, release in paths.items() if system.exists(path)}
+    if not paths:
+        return []
+    # The command reports missing files and continues.
+    done = system.run(["stat", "-c", "%.9Y %s %n", PATH, *paths])
+    rows = [line.split(" ", 2) for line in done.out.splitlines()]
+    written = {path: float(when) for when, _size, path in rows}
+    sizes = {path: int(size) for _when, size, path in rows}
+    since = written.get(PATH, 0.0)
+    found: list[InitramfsImage] = []
+    for path, release in paths.items():
+        if path not in sizes:
+            continue
+        inside = image_content(system, tool, path, PATH) if tool is not None else None
+        found.append(
+            {
+                "path": path,
+                "release": release,
+                "bytes": sizes[path],
+                "newer": written[path] >= since,
+                "nouveau": inside.nouveau if inside is not None else None,
+                "blacklist": inside.blacklist if inside is not None else None,
+                "kept": system.exists(KEPT + release),
+            }
         )
-
-
-def unloadable(facts: NodeFacts) -> bool:
-    """Return whether the module is loaded and unused, or used only by a console.
-
-    A container has its host's modules, which stay.
-    """
-    nouveau = facts["nouveau"]
-    if not nouveau["loaded"] or not facts["kernel"]["installed"]:
-        return False
-    if nouveau["refcnt"] == 0:
-        return True
-    # The console of another card, whose driver stays, would remain dark.
-    only_ours = all("nouveau" in name for name in nouveau.get("framebuffers", ()))
-    idle = nouveau["refcnt"] is not None and not nouveau.get("holders") and not nouveau.get("users")
-    return bool(idle and only_ours and nouveau.get("consoles"))
-
-
-def nova_unloadable(facts: NodeFacts) -> bool:
-    """Return whether nova is loaded and unused."""
-    nova = facts["nouveau"]["nova"]
-    return bool(nova["modules"] and not nova["in_use"] and facts["kernel"]["installed"])
-
-
-def reboot_required(present: bool, facts: NodeFacts) -> bool:
-    """Return whether only a reboot unloads a module."""
-    if not present or not facts["kernel"]["installed"]:
-        return False
-    nouveau = facts["nouveau"]
-    stays = nouveau["loaded"] and not unloadable(facts)
-    return bool(stays or (nouveau["nova"]["modules"] and not nova_unloadable(facts)))
+    return found

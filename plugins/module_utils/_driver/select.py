@@ -14,12 +14,11 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
-from . import available, provided
-from . import kernel_flavor as flavours
-from .catalog import MACHINES, PINNED, SECTIONS, Catalog, kernel_flavour
+from . import available as flavours
+from . import nvidia_smi
+from .catalog import MACHINES, PINNED, SECTIONS, Catalog, DriverOptions, driver_options, kernel_flavour
 from .conflicts import conflicts
-from .modprobe import IN_KERNEL
-from .options import DriverOptions, driver_options
+from .nouveau import IN_KERNEL
 from .runfile import SHA256, VERSION
 from .types import (
     FABRIC_MODULES,
@@ -35,7 +34,7 @@ from .types import (
 KNOWN = {
     "driver_state": ("present", "external", "absent"),
     "driver_source": ("repository", "distribution", "packages", "runfile"),
-    "driver_flavour": flavours.FLAVOURS,
+    "driver_flavour": flavours.FLAVOUR_OPTIONS,
     "driver_maintenance": ("never", "drain", "reboot"),
 }
 
@@ -90,7 +89,7 @@ def _problems(gpu_node: NodeFacts, options: JsonObject, host: str) -> list[tuple
         problems.append(("card-lost", what))
     wanted = options.get("version")
     # A driver that others provide has their version.
-    own = options.get("state", "present") == "present" and not provided.of(driver.get("others") or [])
+    own = options.get("state", "present") == "present" and not nvidia_smi.of(driver.get("others") or [])
     if own and version not in (None, wanted):
         problems.append(("", f"driver_version is {wanted} and nvidia-smi of host {host} reports {version}."))
     return problems
@@ -102,7 +101,7 @@ def provided_note(host: str, driver: t.Mapping[str, t.Any], wanted: str) -> str:
     :param driver: section ``driver`` of ``gpu_node``.
     :param wanted: ``driver_version``.
     """
-    provider = provided.of(driver.get("others") or [])
+    provider = nvidia_smi.of(driver.get("others") or [])
     version = driver.get("module_version") or driver.get("version") or "none loaded"
     who = provider.who if provider else ""
     other = f", and not driver_version {wanted}" if version != wanted else ""
@@ -134,7 +133,7 @@ class _Chooser:
         self.distribution: t.Mapping[str, t.Any] = gpu_node.get("distribution") or {}
         self.kernel: t.Mapping[str, t.Any] = gpu_node.get("kernel") or {}
         self.driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
-        self.provider = provided.of(self.driver.get("others") or [])
+        self.provider = nvidia_smi.of(self.driver.get("others") or [])
         # The host's driver doesn't serve cards that a virtual machine owns.
         cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
         self.generations = tuple(sorted({str(card.get("generation") or flavours.UNKNOWN) for card in cards}))
@@ -196,7 +195,7 @@ class _Chooser:
             choice["follows"] = self._follows(flavour)
             # A repository that is enabled first isn't in the lists yet.
             asked = choice["packages"] if not choice["prerequisites"] else []
-            found = available.findings(*self.known, flavour, asked, choice["headers"])
+            found = flavours.findings(*self.known, flavour, asked, choice["headers"])
             choice["lists"] = self._accepted(found)
         choice["maintenance"] = self._maintenance(flavour)
 
@@ -350,7 +349,7 @@ class _Chooser:
         if self.options.of_runfile or self.options.packages or not self.catalog.source:
             return True
         named = self.catalog.row.get(flavour) or (self.catalog.row.get("per_kernel") or {}).get(flavour)
-        return bool(named) and flavour in (self.catalog.bounds.get("modules") or flavours.FLAVOURS)
+        return bool(named) and flavour in (self.catalog.bounds.get("modules") or flavours.FLAVOUR_OPTIONS)
 
     def _built(self, names: t.Sequence[str]) -> bool:
         """Return whether the module is compiled on the node."""
@@ -370,7 +369,7 @@ class _Chooser:
                 f"is built, and that is no kernel of {self.catalog.name} whose package role driver knows: install the "
                 "headers yourself, or boot the distribution's own kernel and remove this one."
             )
-        following = [one for one in self.catalog.following() if available.may_have(self.node, one["packages"])]
+        following = [one for one in self.catalog.following() if flavours.may_have(self.node, one["packages"])]
         return [one for one in sets if one["packages"]] + following
 
     def _follows(self, flavour: str) -> list[str]:
@@ -385,7 +384,7 @@ class _Chooser:
         return modules + [
             name
             for name, kernel in followers.items()
-            if name in installed or available.has_release(self.node, name, str(installed[kernel].get("version")))
+            if name in installed or flavours.has_release(self.node, name, str(installed[kernel].get("version")))
         ]
 
     def _prerequisites(self) -> list[Prerequisite]:

@@ -11,11 +11,10 @@ import typing as t
 from .._allocation.node_backends import allocator_of
 from .._core.types import JsonObject
 from . import nodes, result
+from .assertions import PodState
 from .cases import ALLOCATE, COMPUTE, Case, parse
-from .client import SuiteClient
-from .exec import CommandFailed, Execute
-from .objects import Options
-from .pods import PodState
+from .client import CommandFailed, Execute, SuiteClient
+from .nodes import Options
 from .result import Failed, NoBackend, Skipped, StepOutcome, Unshown
 from .suite import HOLD_SECONDS, NOT_RUN, Suite
 

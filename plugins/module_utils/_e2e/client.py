@@ -1,11 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The suites' client of the cluster: their namespace, their pods, the nodes. It makes no decisions."""
+"""Adapter: run a command in a container, through the API's exec stream.
+The suites' client of the cluster: their namespace, their pods, the nodes. It makes no decisions."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing as t
 
 from .._contracts import gpushare as contract
@@ -15,13 +17,79 @@ from .._core.natural import natural
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
+from .._kube.client import RealKube
 from .._kube.errors import KubeError, KubeUnusable
 from .._kube.refs import Ref
-from . import claims, nodes, objects
-from .nodes import NodeState
-from .objects import Options, PodTemplate
-from .pods import PodState, is_running, pod_state
+from . import assertions, nodes
+from .assertions import PodState, is_running, pod_state
+from .nodes import NodeState, Options, PodTemplate
 from .result import NoBackend, StepOutcome
+
+try:
+    from kubernetes.client import CoreV1Api  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from kubernetes.stream import stream  # type: ignore[import-untyped,import-not-found,unused-ignore]
+except ImportError:
+    # RealKube reports the missing library before anything here is called.
+    CoreV1Api = stream = None
+
+EXEC_SECONDS = 30
+
+
+class CommandFailed(ShareError):
+    """A command couldn't be run, or ended with another status than 0.
+
+    :ivar status: its exit status; None if it couldn't be run or didn't end in time.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Execute(t.Protocol):
+    """Runs commands in containers."""
+
+    def __call__(self, namespace: str, pod: str, container: str, argv: t.Sequence[str]) -> str:
+        """Run a command and return its output.
+
+        :param argv: the command's words.
+        :raises CommandFailed: it can't be run, or its exit status isn't 0.
+        """
+
+
+class PodExec:
+    """``kubectl exec`` with a time limit."""
+
+    def __init__(self, kube: RealKube) -> None:
+        self._kube = kube
+
+    def __call__(self, namespace: str, pod: str, container: str, argv: t.Sequence[str]) -> str:
+        try:
+            channel = stream(
+                CoreV1Api(self._kube.api_client).connect_get_namespaced_pod_exec,
+                pod,
+                namespace,
+                container=container,
+                command=list(argv),
+                stdin=False,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                _preload_content=False,
+            )
+            channel.run_forever(timeout=EXEC_SECONDS)
+            out, err = channel.read_stdout(timeout=1), channel.read_stderr(timeout=1)
+            code = channel.returncode
+            channel.close()
+        except Exception as error:  # the websocket library raises many types
+            text = " ".join(str(getattr(error, "reason", None) or error).split())
+            # The websocket's error contains the whole response, with the API server's message as JSON.
+            message = re.search(r'"message":"([^"]*)"', text)
+            raise CommandFailed(f"exec in pod {pod}: {message.group(1) if message else text}") from error
+        if code != 0:
+            raise CommandFailed(f"exec in pod {pod}: {argv[0]} ended with {code}: {str(err).strip()}", code)
+        return str(out)
+
 
 MANAGER = "kubegpu-acceptance"
 # Seconds. Removing a namespace takes this long, even if the steps have a shorter timeout.
@@ -76,7 +144,7 @@ class SuiteClient:
         self._options = options
         self._waiting = waiting
         self._run = run
-        self._user = objects.NOBODY
+        self._user = nodes.NOBODY
         self.image = options.image or ""
         self.created_pods: dict[str, CreatedPod] = {}
         self.touched = False
@@ -115,14 +183,14 @@ class SuiteClient:
         if self.image:
             return
         try:
-            found = objects.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
+            found = nodes.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
         except BadInput:
             raise
         except (ShareError, *nodes.MALFORMED) as error:
             raise BadInput(f"image: not set, and the device plugin's image can't be read: {error}") from error
         if not found:
             raise BadInput(
-                f"image: not set, and the cluster has no DaemonSet that runs {' or '.join(objects.PLUGIN_COMMANDS)} "
+                f"image: not set, and the cluster has no DaemonSet that runs {' or '.join(nodes.PLUGIN_COMMANDS)} "
                 "whose image could be used"
             )
         self.image = found
@@ -150,9 +218,9 @@ class SuiteClient:
         listed = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
         only = self._options.only
         found = [one for one in listed if only is None or nodes.name_of(one) in only]
-        self._has_claims = any(nodes.allocation_of(one) == objects.DRA for one in found)
+        self._has_claims = any(nodes.allocation_of(one) == nodes.DRA for one in found)
         cards = self._cards()
-        found = [claims.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
+        found = [assertions.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
         self.allocations = {nodes.name_of(one): nodes.allocation_of(one) for one in found if nodes.shares_memory(one)}
         return found
 
@@ -169,7 +237,7 @@ class SuiteClient:
         node = self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
         if node is None:
             raise StepOutcome(f"node {name} doesn't exist any more")
-        found = nodes.node_state(claims.as_announced(node, self._cards().get(name)), self._pods_of(name))
+        found = nodes.node_state(assertions.as_announced(node, self._cards().get(name)), self._pods_of(name))
         if isinstance(found, str):
             raise StepOutcome(f"node {name}: {found}")
         return found
@@ -193,18 +261,18 @@ class SuiteClient:
         found = self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
         return self._booked(found)
 
-    def _cards(self) -> dict[str, claims.Cards]:
+    def _cards(self) -> dict[str, assertions.Cards]:
         """Return the cards in slices by node, where a node has them."""
         if not self._has_claims:
             return {}
-        return claims.cards_by_node(self.request(lambda: self._kube.list_all(API_VERSION, "ResourceSlice")))
+        return assertions.cards_by_node(self.request(lambda: self._kube.list_all(API_VERSION, "ResourceSlice")))
 
     def _booked(self, pods: list[JsonObject]) -> list[JsonObject]:
         """Return pods with what their claims are allocated, where a node's cards are allocated by claims."""
         if not self._has_claims:
             return pods
         found = self.request(lambda: self._kube.list_all(API_VERSION, "ResourceClaim"))
-        return claims.as_booked(pods, found, self._cards())
+        return assertions.as_booked(pods, found, self._cards())
 
     def has_claims(self) -> bool:
         """Return whether the extender reserves memory for a pod that preempted others."""
@@ -312,10 +380,10 @@ class SuiteClient:
         :raises BadInput: it isn't the suite's.
         """
         found = self.request(lambda: self._kube.get(self._ref()))
-        if found is not None and objects.labels_of(found).get(objects.LABEL) != self._options.suite:
+        if found is not None and nodes.labels_of(found).get(nodes.LABEL) != self._options.suite:
             raise BadInput(
                 f"namespace: {self._options.namespace} exists and isn't the suite's (it lacks the label "
-                f"{objects.LABEL}={self._options.suite}); name another one"
+                f"{nodes.LABEL}={self._options.suite}); name another one"
             )
         return found
 
@@ -328,7 +396,7 @@ class SuiteClient:
         :raises BadInput: another client created it at the same time.
         """
         self.touched = self.changed = True
-        found = self.request(lambda: self._kube.apply(objects.namespace(self._options, self._run), MANAGER))
+        found = self.request(lambda: self._kube.apply(nodes.namespace(self._options, self._run), MANAGER))
         fields = (found.get("metadata") or {}).get("managedFields") or []
         if any(one.get("manager") != MANAGER for one in fields):
             # The apply took over an existing namespace: remove the labels again and keep it.
@@ -339,7 +407,7 @@ class SuiteClient:
                 f"namespace: another client created {self._options.namespace} at the same time; name another one"
             )
         # OpenShift adds the range of user IDs a moment later.
-        self._user = objects.user_of(self.request(lambda: self._kube.get(self._ref())) or found)
+        self._user = nodes.user_of(self.request(lambda: self._kube.get(self._ref())) or found)
 
     def remove_namespace(self, only_this_run: bool) -> str:
         """Delete the namespace, wait until it is gone, and return why it isn't; empty if it is.
@@ -350,9 +418,9 @@ class SuiteClient:
         for _attempt in self.wait(max(CLEAN_SECONDS, self._options.timeout)).attempts():
             try:
                 found = self._kube.get(self._ref())
-                labels = objects.labels_of(found)
-                ours = labels.get(objects.LABEL) == self._options.suite
-                if found is None or not ours or (only_this_run and labels.get(objects.RUN_LABEL) != self._run):
+                labels = nodes.labels_of(found)
+                ours = labels.get(nodes.LABEL) == self._options.suite
+                if found is None or not ours or (only_this_run and labels.get(nodes.RUN_LABEL) != self._run):
                     return ""
                 reason = "it still exists"
                 if not (found.get("metadata") or {}).get("deletionTimestamp"):

@@ -1,24 +1,205 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The suite ``hami``: cases on one node of HAMi; see ``hami_cases``."""
+"""The cases of the suite ``hami``, and how many of a case's pods HAMi's rule places (``fits``). No I/O.
+The suite ``hami``: cases on one node of HAMi; see ``hami_cases``."""
 
 from __future__ import annotations
 
+import functools
 import typing as t
 
 from .._contracts import backends, hami, hami_marks
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from . import nodes
+from .assertions import PodState
 from .case_suite import CaseSuite
-from .cases import Case
-from .client import SuiteClient
-from .exec import Execute
-from .hami_cases import CASES, CORES, fits, free_cards, request_of
-from .objects import Options
-from .pods import PodState
+from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
+from .client import Execute, SuiteClient
+from .nodes import Options
 from .result import Failed
+
+CORES = "nvidia.com/gpucores"
+ALL_CORES = 100
+
+
+def request_of(case: Case) -> Request:
+    """Return what each pod of a case requests."""
+    count = case.limits.get(hami.RESOURCE_COUNT, 1)
+    memory = case.limits.get(hami.RESOURCE_MEMORY)
+    # Without memory a card is exclusive.
+    return Request(count, memory, case.limits.get(CORES, 0 if memory is not None else ALL_CORES))
+
+
+class Request(t.NamedTuple):
+    """A pod's request.
+
+    :param mib: of each card; None for the whole card.
+    """
+
+    cards: int
+    mib: int | None
+    cores: int
+
+
+class Free(t.NamedTuple):
+    """What is free of a card, in MiB, percent of its cores and slots."""
+
+    uuid: str
+    mib: int
+    cores: int
+    slots: int
+    unused: bool
+
+
+def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[JsonObject]) -> list[Free]:
+    """Return what is free of a node's healthy cards.
+
+    :param register: the node's.
+    :param pods: those on it that haven't ended.
+    """
+    held: dict[str, list[hami.Held]] = {card.uuid: [] for card in register}
+    for pod in pods:
+        text = (pod["metadata"].get("annotations") or {}).get(hami.POD_ALLOCATED)
+        if text is None:
+            continue
+        for uuid, part in hami.held(pod, hami.allocated(text)).items():
+            held.setdefault(uuid, []).append(part)
+    found = []
+    for card in register:
+        parts = held[card.uuid]
+        # A pod with all cores excludes others.
+        taken = any(part.cores == ALL_CORES for part in parts)
+        mib, cores = card.devmem - sum(part.mib for part in parts), card.devcore - sum(part.cores for part in parts)
+        slots = 0 if taken else card.count - sum(part.slots for part in parts)
+        if card.healthy and card.mode in ("", "hami-core"):
+            found.append(Free(card.uuid, mib, cores, slots, not parts))
+    return found
+
+
+def fits(request: Request, cards: t.Sequence[Free]) -> int:
+    """Return how many pods with a request HAMi places on the cards, each of its cards being another one."""
+    each = [_on_card(request, card) for card in cards]
+    if request.cards == 1:
+        return sum(each)
+    # One pod takes the cards with most left.
+    placed, left = 0, sorted(each, reverse=True)
+    while len(left) >= request.cards and left[request.cards - 1] > 0:
+        left = sorted([number - (at < request.cards) for at, number in enumerate(left)], reverse=True)
+        placed += 1
+    return placed
+
+
+def _on_card(request: Request, card: Free) -> int:
+    if request.cores == ALL_CORES or request.mib is None:
+        return int(card.unused and card.slots > 0 and (request.mib or 0) <= card.mib)
+    limits = [card.slots, card.mib // request.mib if request.mib else card.slots]
+    if request.cores:
+        limits.append(card.cores // request.cores)
+    return max(0, min(limits))
+
+
+MEMORY, COUNT = hami.RESOURCE_MEMORY, hami.RESOURCE_COUNT
+# What one pod of 3000 MiB shows of its container.
+_ONE = functools.partial(Case, limits={MEMORY: 3000}, at_most=1)
+CASES = (
+    Case(
+        "memory",
+        "Pods of 5000 MiB run as far as the cards' memory goes, and four more wait",
+        "HAMi's scheduler books each card's memory, scaled as configured, and its slots",
+        ("scheduling", "annotation"),
+        {MEMORY: 5000},
+        more=4,
+    ),
+    Case(
+        "too_much",
+        "A pod with more memory than any card has waits",
+        "no card is overbooked by one pod",
+        ("scheduling",),
+        {MEMORY: hami.MAX_NUMBER // 1024},
+        more=1,
+        reason="CardInsufficientMemory",
+    ),
+    Case(
+        "cores",
+        "Pods with 60 % of the cores get a card each, and one more waits",
+        "HAMi's scheduler books each card's cores",
+        ("scheduling", "annotation"),
+        {MEMORY: 1000, CORES: 60},
+        more=1,
+    ),
+    Case(
+        "exclusive",
+        "A pod that requests a card and no memory has it alone, and one more than cards waits",
+        "nobody shares a card with a pod that requested no memory",
+        ("scheduling", "annotation"),
+        {COUNT: 1},
+        more=1,
+    ),
+    Case(
+        "two_cards",
+        "A pod with two cards gets two different ones",
+        "a pod's cards are counted apart",
+        ("scheduling", "annotation"),
+        {COUNT: 2, MEMORY: 1000},
+        at_most=1,
+    ),
+    _ONE(
+        "environment",
+        "A container of 3000 MiB has that limit in its environment",
+        "HAMi's device plugin passes the scheduler's choice to the container",
+        ("environment",),
+        command=("printenv", "CUDA_DEVICE_MEMORY_LIMIT_0"),
+        shows="3000m",
+    ),
+    _ONE(
+        "library",
+        "nvidia-smi in a container of 3000 MiB shows a card of 3000 MiB",
+        "HAMi's library is loaded in the container's programs and answers for NVML",
+        ("NVML",),
+        command=("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"),
+        shows="3000 MiB",
+    ),
+    Case(
+        "allocation_fails",
+        "A program that allocates 2000 MiB is refused it in a container of 1000 MiB",
+        "HAMi's library refuses memory beyond the limit",
+        ("exit code",),
+        {MEMORY: 1000},
+        at_most=1,
+        command=ALLOCATE,
+        status=OUT_OF_MEMORY,
+    ),
+    _ONE(
+        "allocation_runs",
+        "The same program runs in a container of 3000 MiB",
+        "HAMi's library grants memory up to the limit",
+        ("exit code",),
+        command=ALLOCATE,
+    ),
+    _ONE(
+        "computes",
+        "A program that computes runs in a container of 3000 MiB",
+        "CUDA works through HAMi's library",
+        ("exit code",),
+        command=COMPUTE,
+    ),
+    Case(
+        "throttled",
+        "A program with 30 % of the cores computes at about a third of its speed",
+        "HAMi's library limits the use of cores",
+        ("silicon",),
+        {MEMORY: 1000, CORES: 30},
+    ),
+    Case(
+        "swaps",
+        "Programs that together use more than a card's memory run by the host's memory",
+        "scaled memory is real",
+        ("silicon",),
+        {MEMORY: 1000},
+    ),
+)
 
 
 class Hami(CaseSuite[list[hami.Gpu]]):

@@ -19,17 +19,13 @@ from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
 from . import result
-from .canary import Canary
-from .client import CreatedPod, SuiteClient
-from .exec import Execute
+from .client import CreatedPod, Execute, SuiteClient
 from .hami import Hami
-from .nodes import name_of
-from .nvidia import Nvidia
-from .nvidia_cases import announced
-from .objects import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options, labels_of
+from .nodes import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options, labels_of, name_of
+from .nvidia import Nvidia, announced
 from .result import Check, Finding
 from .suite import Suite
-from .workloads import Workloads
+from .workloads import Canary, Workloads
 
 SUITES: dict[str, t.Callable[[SuiteClient, Execute, Options], Suite]] = {
     WORKLOADS: Workloads,

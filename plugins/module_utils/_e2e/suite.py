@@ -10,14 +10,10 @@ import typing as t
 
 from .._core.errors import BadInput
 from . import assertions, result
-from .assertions import CHECK_PLUGIN
-from .client import SuiteClient
-from .exec import Execute
-from .nodes import NodeState, evictable_pods
-from .objects import DRA, Options
-from .pods import PodState
-from .result import Failed, Inconclusive, NoBackend, Skipped, StepOutcome, StepResult
-from .step_log import StepRunner
+from .assertions import CHECK_PLUGIN, PodState
+from .client import Execute, SuiteClient
+from .nodes import DRA, NodeState, Options, evictable_pods
+from .result import Failed, Inconclusive, NoBackend, Skipped, StepOutcome, StepResult, StepRunner
 
 # Attempts of a step that other pods made impossible.
 ATTEMPTS = 3

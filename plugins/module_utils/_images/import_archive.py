@@ -13,7 +13,7 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._host.system import System
 from . import names
-from .query import images_command, observe
+from .names import images_command, observe
 
 IMPORT_SECONDS = 600
 

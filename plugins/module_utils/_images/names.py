@@ -1,12 +1,20 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse names of images and the image list of containerd. Pure."""
+"""Parse names of images and the image list of containerd. Pure.
+Observe the images of a node's container runtime."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 import typing as t
+
+from .._host.system import System
+from .._host.systemd import unit
+from .._rancher.settings import K3S, RKE2
+from .._runtime import k3s, kubelet
+from .._runtime.containerd import UNIT
 
 # Label on an image in the node's store: SHA-256 of its archive.
 ARCHIVE_LABEL = "kubegpu.share/archive"
@@ -59,3 +67,24 @@ def archives(listing: str, references: t.Sequence[str]) -> dict[str, str]:
             found = re.search(rf"(?:^|[\s,]){re.escape(ARCHIVE_LABEL)}=([0-9a-f]{{64}})(?:$|[\s,])", line)
             labels[columns[0]] = found.group(1) if found else ""
     return {one: labels[full_reference(one)] for one in references if full_reference(one) in labels}
+
+
+def images_command(system: System) -> list[str]:
+    """Return the command ``ctr images`` for Kubernetes' images, of the containerd that the kubelet uses."""
+    found = kubelet.observe(system)
+    kind = next((one for one in (K3S, RKE2) if found and found["runtime"] == one.name), None)
+    if kind is None:
+        # In the daemon's folder.
+        ctr: tuple[str, ...] = (posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr"),)
+    else:
+        daemon = k3s.daemon_of(system, kind)
+        data = k3s.data_folder(kind, k3s.settings_of(system, kind, daemon))
+        client = kind.client("ctr", daemon.binary, data)
+        ctr = (*client, "--address", k3s.SOCKET)
+    return [*ctr, "--connect-timeout", "5s", "-n", "k8s.io", "images"]
+
+
+def observe(system: System, references: t.Sequence[str]) -> dict[str, str]:
+    """Return the references that containerd has for Kubernetes with the SHA-256 of their archive; empty if unknown."""
+    done = system.run([*images_command(system), "ls"], timeout=20)
+    return archives(done.out, references) if done.rc == 0 else {}

@@ -14,8 +14,7 @@ from .._contracts.pod_resources import PodDevices, decode_pod, split_pods
 from .._contracts.protobuf import MalformedMessage
 from .._core.errors import BadInput
 from .._rancher import settings
-from .checkpoint import parse_checkpoint
-from .prepared import prepared_claims
+from .checkpoint import parse_checkpoint, prepared_claims
 from .source import KubeletSource, Missing, Process, Unreadable
 from .types import Checkpoint, KubeletDevices, ListedPod, PodResources, no_checkpoint, no_pod_resources
 

@@ -1,33 +1,136 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect ``gpu_node``: all facts of a machine that the roles plan from."""
+"""Observe the baseline that is kept on a node: the section ``baseline``.
+Observe Secure Boot, the key that signs kernel modules, SELinux and AppArmor.
+Collect the section ``runtimes`` of ``gpu_node``.
+Collect ``gpu_node``: all facts of a machine that the roles plan from."""
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 from .._contracts import card_exclusion
+from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._driver import facts as driver
-from .._driver import maintenance
-from .._driver import module_facts as modules
-from .._driver import nouveau_query as nouveau
+from .._driver import facts as modules
+from .._driver import library, nouveau
 from .._host import facts as host
 from .._host import kernels
-from .._host.cached_reader import Once
+from .._host.cached_reader import Once, names, text, whole
 from .._host.system import System
-from .._images import query as images
+from .._host.types import MachineOwnerKey, Security
+from .._images import names as images
 from .._packages import installed as packages
 from .._packages import lists
-from .._runtime import facts as runtimes
-from .._runtime import kubelet
+from .._rancher.settings import K3S, RKE2
+from .._runtime import containerd, crio, docker, k3s, kubelet
+from .._runtime.types import Runtimes
 from .._toolkit import facts as toolkit
-from .._toolkit import legacy_query as legacy
-from .._toolkit import memory_limit
-from . import baseline_query, security
+from .._toolkit import legacy, memory_limit
 from . import gpus as gpu
-from .types import GpuNode
+from .types import PATH, BaselineSection, GpuNode, parse
+
+
+def observe_baseline(system: System, content: bool = False) -> BaselineSection | None:
+    """Return the section; None where nothing is kept.
+
+    :param content: include the snapshot, None where it can't be read.
+    """
+    text = system.read(PATH)
+    if text is None:
+        return None
+    found: BaselineSection = {"path": PATH, "taken": "", "own_files": [], "error": ""}
+    snapshot = None
+    try:
+        baseline = parse(text)
+    except ShareError as error:
+        found["error"] = str(error)
+    else:
+        found["taken"], found["own_files"], snapshot = baseline.taken, list(baseline.own_files), baseline.snapshot
+    if content:
+        found["snapshot"] = snapshot
+    return found
+
+
+EFI = "/sys/firmware/efi/efivars"
+SECURE_BOOT = f"{EFI}/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+# shim's variable with the keys that the MOK manager asks about at the next boot.
+REQUESTED = f"{EFI}/MokNew-605dab50-e046-4300-abb6-3dd810dd8b23"
+DKMS = "/etc/dkms/framework.conf"
+SHIM_KEY = "/var/lib/shim-signed/mok/MOK.der"
+DKMS_KEY = "/var/lib/dkms/mok.pub"
+AKMODS_KEY = "/etc/pki/akmods/certs/public_key.der"
+
+
+def secure_boot(system: System) -> bool | None:
+    """Return whether firmware checks signatures; None without UEFI."""
+    variable = whole(system, SECURE_BOOT)
+    return variable[-1] == "\x01" if variable else None
+
+
+def observe_security(system: System) -> Security:
+    """Return SELinux's mode, empty without SELinux, and whether AppArmor is on."""
+    enforcing = text(system, "/sys/fs/selinux/enforce")
+    mode = {"1": "enforcing", "0": "permissive"}.get(enforcing, "")
+    if not mode and system.exists("/etc/selinux/config"):
+        mode = "disabled"
+    return {"selinux": mode, "apparmor": text(system, "/sys/module/apparmor/parameters/enabled") == "Y"}
+
+
+def mok(system: System, distribution: str, checked: bool | None) -> MachineOwnerKey:
+    """Return the key that modules built on this machine are signed with, and whether firmware trusts it.
+
+    :param distribution: its id.
+    :param checked: whether firmware checks signatures; where it doesn't, the key's state doesn't matter.
+    """
+    key = signing_key(system, distribution)
+    found: MachineOwnerKey = {"key": key, "enrolled": None, "pending": None}
+    if not key or not checked:
+        return found
+    done = system.run(["mokutil", "--test-key", key], timeout=10)
+    output = done.out + done.err
+    if "is already enrolled" in output or "is already in db" in output:
+        return {**found, "enrolled": True, "pending": False}
+    if "is already in the enrollment request" in output:
+        return {**found, "enrolled": False, "pending": True}
+    if "is not enrolled" in output:
+        # Some releases of mokutil don't report requests.
+        return {**found, "enrolled": False, "pending": bool(whole(system, REQUESTED))}
+    return found
+
+
+def signing_key(system: System, distribution: str) -> str:
+    """Return the certificate's path; empty where there is none yet."""
+    configured = [configured_key(text(system, path)) for path in [*reversed(_drop_ins(system)), DKMS]]
+    usual = [SHIM_KEY, DKMS_KEY] if distribution == "ubuntu" else [DKMS_KEY, SHIM_KEY]
+    return next(
+        (path for path in [*configured, *usual, AKMODS_KEY] if path.startswith("/") and system.exists(path)), ""
+    )
+
+
+def _drop_ins(system: System) -> list[str]:
+    return [f"{DKMS}.d/{name}" for name in names(system, f"{DKMS}.d") if name.endswith(".conf")]
+
+
+def configured_key(content: str) -> str:
+    """Return the certificate in a configuration of dkms; empty without one."""
+    found = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", content, re.MULTILINE)
+    return str(found[-1]) if found else ""
+
+
+def observe_runtimes(system: System) -> Runtimes:
+    """Return the state of each container runtime; None for one that isn't installed."""
+    return {
+        "containerd": containerd.observe(system),
+        "docker": docker.observe(system),
+        "crio": crio.observe(system),
+        "k3s": k3s.observe(system, K3S),
+        "rke2": k3s.observe(system, RKE2),
+    }
+
 
 # What to collect beside what is always collected.
 OPTIONS: JsonObject = {
@@ -66,7 +169,7 @@ def observe(
     system = Once(machine)
     distribution = host.distribution(system)
     kernel = host.kernel(system)
-    checked = security.secure_boot(system)
+    checked = secure_boot(system)
     software = packages.observe(system, distribution["family"], distribution["arch"])
     every, switches = gpu.pci(system)
     installed = driver.driver(
@@ -89,8 +192,8 @@ def observe(
         "python": host.python(),
         "kernel": kernel,
         "secure_boot": checked,
-        "security": security.security(system),
-        "mok": security.mok(system, distribution["id"], checked),
+        "security": observe_security(system),
+        "mok": mok(system, distribution["id"], checked),
         "reboot_required": host.reboot_required(system),
         "services": host.services(system),
         "gpus": gpus,
@@ -117,9 +220,9 @@ def observe(
         "package_lists": lists.observe(system, software, booted) if asked else None,
         "sources_stale": legacy.observe_sources(system),
         "toolkit_legacy": legacy.observe_record(system),
-        "runtimes": runtimes.observe(system),
+        "runtimes": observe_runtimes(system),
         "kubelet": kubelet.observe(system),
-        "baseline": baseline_query.observe(system, content),
-        "maintenance": {"unfinished": maintenance.unfinished(system)},
+        "baseline": observe_baseline(system, content),
+        "maintenance": {"unfinished": library.unfinished(system)},
         "images": images.observe(system, image_references) if image_references else {},
     }

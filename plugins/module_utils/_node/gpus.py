@@ -1,17 +1,66 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe a machine's GPUs and NVSwitches on PCI and in /dev."""
+"""The generation of a GPU by its PCI device id. Pure.
+
+Source: the public PCI id database (pci-ids.ucw.cz, version 2026.05.24, vendor 10de), whose names begin with the chip,
+and for Blackwell also the list of chips in NVIDIA's gpu-admin-tools. NVIDIA gives each chip blocks of 64 or 128 ids; a
+whole block is listed here, so that later cards with a listed chip are covered. An id outside of all blocks is
+``unknown``: older than Kepler, or newer than this list.
+Observe a machine's GPUs and NVSwitches on PCI and in /dev."""
 
 from __future__ import annotations
 
 import re
 
-from .._driver.modprobe import module_of
+from .._driver.nouveau import module_of
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch, PciGpu
-from .gpu_architecture import generation
+
+UNKNOWN = "unknown"
+
+# First and last id of a block, and the chips that have it.
+BLOCKS = (
+    (0x0FC0, 0x0FFF, "kepler"),  # GK107
+    (0x1000, 0x103F, "kepler"),  # GK110, GK110B, GK180, GK210
+    (0x1180, 0x11FF, "kepler"),  # GK104, GK106
+    (0x1280, 0x12BF, "kepler"),  # GK208
+    (0x1340, 0x13FF, "maxwell"),  # GM108, GM107, GM204
+    (0x1400, 0x143F, "maxwell"),  # GM206
+    (0x1600, 0x167F, "maxwell"),  # GM204, mobile
+    (0x1740, 0x17FF, "maxwell"),  # GM108 and GM107, mobile; GM200
+    (0x15F0, 0x15FF, "pascal"),  # GP100
+    (0x1720, 0x173F, "pascal"),  # GP100
+    (0x1B00, 0x1D7F, "pascal"),  # GP102, GP104, GP106, GP107, GP108
+    (0x1D80, 0x1DFF, "volta"),  # GV100
+    (0x1E00, 0x1FFF, "turing"),  # TU102, TU104, TU106, TU117
+    (0x2180, 0x21FF, "turing"),  # TU116
+    (0x2080, 0x20FF, "ampere"),  # GA100
+    (0x2200, 0x227F, "ampere"),  # GA102
+    (0x2400, 0x25FF, "ampere"),  # GA103, GA104, GA106, GA107
+    (0x2300, 0x23FF, "hopper"),  # GH100
+    (0x2680, 0x28FF, "ada"),  # AD102, AD103, AD104, AD106, AD107
+    (0x2900, 0x29FF, "blackwell"),  # GB100, GB102
+    (0x2B00, 0x2DFF, "blackwell"),  # GB10B, GB202, GB203, GB206, GB207
+    (0x2E00, 0x2E7F, "blackwell"),  # GB20B
+    (0x2F00, 0x2F7F, "blackwell"),  # GB205
+    (0x3180, 0x327F, "blackwell"),  # GB110, GB112
+    (0x3300, 0x337F, "blackwell"),  # GB120
+)
+
+
+def generation(device: str) -> str:
+    """Return the generation's name in lower case.
+
+    :param device: the id as sysfs has it, such as ``0x1eb8``.
+    """
+    try:
+        number = int(device, 16)
+    except ValueError:
+        return UNKNOWN
+    return next((name for first, last, name in BLOCKS if first <= number <= last), UNKNOWN)
+
 
 PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"

@@ -1,12 +1,16 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shape of ``gpu_node``: all that the roles decide on, observed once per machine."""
+"""The baseline file that is kept on a node: its path, its contents, how it is written and parsed. Pure.
+The shape of ``gpu_node``: all that the roles decide on, observed once per machine."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import typing as t
 
+from .._core.errors import ShareError
 from .._driver.types import DkmsModule, Driver, KernelLog, Maintenance, Nouveau
 from .._host.types import (
     Cgroup,
@@ -22,9 +26,80 @@ from .._host.types import (
 )
 from .._packages.types import AptState, InstalledPackage, PackageLists, RpmState
 from .._runtime.types import Kubelet, Runtimes
+from .._toolkit.facts import Cdi, LegacyRecord, StaleSource, Toolkit
 from .._toolkit.memory_limit import MemoryLimit
-from .._toolkit.types import Cdi, LegacyRecord, StaleSource, Toolkit
-from .baseline_record import Snapshot
+
+PATH = "/var/lib/kubegpu-share/baseline.json"
+SCHEMA = 1
+
+
+class PackageState(t.TypedDict):
+    version: str
+    held: bool
+
+
+class FileState(t.TypedDict):
+    """``nvidia``: the file's path or text names NVIDIA or nouveau."""
+
+    sha256: str
+    nvidia: bool
+
+
+class ImageState(t.TypedDict):
+    """None where the image couldn't be read."""
+
+    nouveau: bool | None
+    blacklist: bool | None
+
+
+class NouveauState(t.TypedDict):
+    blacklisted: bool
+    images: dict[str, ImageState]
+
+
+class Snapshot(t.TypedDict):
+    """The parts of a node that the comparison needs; ``runtimes`` are default runtimes, empty where unknown."""
+
+    packages: dict[str, PackageState]
+    files: dict[str, FileState]
+    services: dict[str, Service]
+    runtimes: dict[str, str]
+    nouveau: NouveauState
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The state of a node before this collection changed it.
+
+    :param taken: time, in UTC.
+    :param own_files: files of this collection that were there already: then the snapshot came too late.
+    """
+
+    taken: str
+    snapshot: Snapshot
+    own_files: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the file's contents."""
+        fields = {"schema": SCHEMA, "taken": self.taken, "own_files": list(self.own_files), "snapshot": self.snapshot}
+        return json.dumps(fields, indent=1, sort_keys=True) + "\n"
+
+
+def parse(text: str) -> Baseline:
+    """Parse the file.
+
+    :raises ShareError: it has another schema, or isn't a baseline.
+    """
+    try:
+        fields = json.loads(text)
+        if fields["schema"] == SCHEMA:
+            return Baseline(
+                str(fields["taken"]), t.cast("Snapshot", dict(fields["snapshot"])), tuple(fields["own_files"])
+            )
+        reason = f"it has schema {fields['schema']!r}, and this version of the collection supports {SCHEMA}"
+    except (ValueError, KeyError, TypeError):
+        reason = "it is no baseline of this collection"
+    raise ShareError(f"{PATH} can't be read: {reason}; move the file away to go on without a comparison")
 
 
 class _BaselineHeader(t.TypedDict):

@@ -9,8 +9,7 @@ import dataclasses
 import re
 import typing as t
 
-from .query import MIB, Query
-from .return_codes import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlRefused
+from .binding import FUNCTION_NOT_FOUND, MIB, NOT_FOUND, NOT_SUPPORTED, NvmlRefused, Query
 from .types import CardFacts, Fabric, Health, Memory, Mig, MigDeviceRow, RowRemap
 
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,90}")

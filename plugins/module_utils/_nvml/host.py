@@ -1,22 +1,48 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Adapter to this node's /proc, cgroups and kernel log.
+"""Parse Xid errors in the kernel's log, their only record. No I/O.
+
+Source: https://docs.nvidia.com/deploy/xid-errors, and the kernel's Documentation/ABI/testing/dev-kmsg.
+Adapter to this node's /proc, cgroups and kernel log.
 
 Reading ``stat`` and ``cgroup`` never blocks. ``maps`` and ``cmdline`` block for a process that hangs in its memory, as
-on faulty cards: only ``has_libvgpu`` reads ``maps``, and no command line is read.
-"""
+on faulty cards: only ``has_libvgpu`` reads ``maps``, and no command line is read."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 import typing as t
 
 from .._contracts.cgroup import process_owner
 from .processes import ContainerCgroup
 from .types import HostProcess
-from .xid import by_address
+
+# A record of /dev/kmsg: priority and facility, number, time, flags; then the text. Facility 0 is the kernel:
+# records that programs write have another.
+MESSAGE = re.compile(r"(\d{1,6}),\d+,\d+,[^;]*;(.*)", re.DOTALL)
+XID = re.compile(
+    r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?\): (\d{1,5})\b"
+)
+FACILITY = 8
+
+
+def by_address(records: t.Iterable[str]) -> dict[str, list[int]]:
+    """Return the codes by PCI address (``00000000:3B:00``), each once, in the order of their first appearance."""
+    found: dict[str, list[int]] = {}
+    for record in records:
+        parts = MESSAGE.match(record)
+        xid = XID.match(parts.group(2)) if parts and int(parts.group(1)) < FACILITY else None
+        if xid:
+            domain, bus, device = (xid.group(number).upper() for number in (1, 2, 3))
+            codes = found.setdefault(f"{domain:0>8}:{bus}:{device}", [])
+            code = int(xid.group(4))
+            if code not in codes:
+                codes.append(code)
+    return found
+
 
 # The kernel's limit of a record in bytes, and more records than its buffer holds.
 RECORD, MAX_RECORDS = 8192, 1 << 18

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .binding import FUNCTION_NOT_FOUND, MIB, NOT_AVAILABLE, NOT_FOUND, NOT_SUPPORTED, NvmlRefused, Query
 from .device import MigDevice
-from .query import MIB, NOT_AVAILABLE, Query
-from .return_codes import FUNCTION_NOT_FOUND, NOT_FOUND, NOT_SUPPORTED, NvmlRefused
 from .types import CgroupLimit, GpuProcess
 
 LISTS = (

@@ -19,8 +19,7 @@ import signal
 import time
 import typing as t
 
-from .facts import CRASHED, END, STALLED, TIMED_OUT, WorkerResult
-from .protocol import Request, Send
+from .facts import CRASHED, END, STALLED, TIMED_OUT, Request, Send, WorkerResult
 from .types import Message
 
 Work = t.Callable[[Request, Send], None]

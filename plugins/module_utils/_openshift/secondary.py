@@ -22,8 +22,7 @@ from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.namespace import CREATED, foreign_objects
-from .._kube.objects import HIDDEN
+from .._kube.objects import CREATED, HIDDEN, foreign_objects
 from .._kube.refs import FIELD_MANAGER, Ref, ref_of
 from .._kube.rollout import not_ready_reason, reasons, selector
 from . import cluster as openshift

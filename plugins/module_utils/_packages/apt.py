@@ -19,10 +19,9 @@ import typing as t
 from .._core.errors import BadInput
 from .._core.plan import Change
 from .names import described
+from .options import Package, PackageSet, Repository
 from .paths import APT_CONFIGURATION, APT_KEYRINGS, APT_PREFERENCES, APT_SOURCES, MARK
-from .plan import WRITTEN_BY, Planner, Release, SetPackage, set_package
-from .repository_record import KEY_ORIGIN
-from .spec import Package, PackageSet, Repository
+from .plan import KEY_ORIGIN, WRITTEN_BY, Planner, Release, SetPackage, set_package
 from .steps import FinishInterrupted, RemovePackage
 from .types import AptState, InstalledPackage
 

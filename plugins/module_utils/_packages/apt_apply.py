@@ -11,12 +11,10 @@ import typing as t
 from .._core.errors import ShareError
 from .._core.plan import Plan
 from .._host.system import Done
-from .apply import Applier, Before
+from .apply import LONG, QUIET, Applier, Before, last_line, would_remove
 from .apt import AptPlanner
-from .commands import LONG, QUIET, last_line, would_remove
+from .options import Repository, key_of
 from .plan import Release, SetPackage, steps_of
-from .signing_key import key_of
-from .spec import Repository
 from .steps import PutFile, RemovePackage
 from .types import PackageFacts
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from .._core.errors import BadInput
 from .apt import AptPlanner
+from .options import PackageSet
 from .plan import Planner
 from .rpm import RpmPlanner
-from .spec import PackageSet
 from .types import PackageFacts
 
 

@@ -11,12 +11,11 @@ import time
 from .._core.plan import Plan
 from .._host.system import System
 from . import installed
+from .apply import Sleep
 from .apt_apply import AptApplier
-from .commands import Sleep
+from .options import Fetch, PackageSet, fetch_key, key_of
 from .planner import planner
 from .rpm_apply import RpmApplier
-from .signing_key import Fetch, fetch_key, key_of
-from .spec import PackageSet
 from .types import PackageFacts
 
 

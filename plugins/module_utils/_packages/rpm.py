@@ -18,8 +18,10 @@ import typing as t
 from .._core.errors import BadInput
 from .._core.plan import Change
 from .names import described, matches_any
+from .options import Package, PackageSet, Repository, Stream
 from .paths import MANAGERS, MARK, RPM_KEY_MARK, RPM_KEYS, install_only
 from .plan import (
+    KEY_ORIGIN,
     WRITTEN_BY,
     EnableStream,
     InstallLockPlugin,
@@ -29,10 +31,7 @@ from .plan import (
     SetPackage,
     set_package,
 )
-from .repository_record import KEY_ORIGIN
-from .rpm_locks import Lock
-from .rpm_version import matches
-from .spec import Package, PackageSet, Repository, Stream
+from .rpm_locks import Lock, matches
 from .steps import FinishInterrupted, RemovePackage
 from .types import InstalledPackage, RpmState
 

@@ -11,17 +11,14 @@ from .._core.errors import ShareError
 from .._core.plan import Plan
 from .._host.file_transaction import replace_text
 from .._host.system import Done
-from . import rpm_files
+from . import rpm_backends
 from .apply import Applier, Before
-from .plan import EnableStream, InstallLockPlugin, Release, ResetStream, SetPackage, steps_of
-from .repository_record import imported
+from .installed import RPM_QUERY, Installed, emptied_module_file, parse_rpm
+from .options import Package, Repository, rpm_names
+from .plan import EnableStream, InstallLockPlugin, Release, ResetStream, SetPackage, imported, steps_of
 from .rpm import RpmPlanner
 from .rpm_backends import RPM_MANAGERS, Item, RpmManager, reason
-from .rpm_locks import TomlLocks
-from .rpm_query import QUERY, Installed, emptied_module_file, parse_query
-from .rpm_version import by_version, matches, newest
-from .signing_key import rpm_names
-from .spec import Package, Repository
+from .rpm_locks import TomlLocks, by_version, matches, newest
 from .steps import RemovePackage
 from .types import PackageFacts
 
@@ -43,7 +40,7 @@ class RpmApplier(Applier[RpmPlanner]):
 
     def finish_interrupted(self, planner: RpmPlanner) -> None:
         """Remove the versions that the interrupted transaction had already replaced."""
-        old = replaced(parse_query(self.commands.must(QUERY).out), planner.duplicates())
+        old = replaced(parse_rpm(self.commands.must(RPM_QUERY).out), planner.duplicates())
         # What needs the old version is itself about to be replaced, or already is.
         self.commands.must(["rpm", "-e", "--nodeps", *old], 3600)
 
@@ -101,10 +98,10 @@ class RpmApplier(Applier[RpmPlanner]):
     def _items(self, planner: RpmPlanner, steps: t.Sequence[SetPackage]) -> list[Item]:
         """Return files of ``node_dir`` where there are any, exact versions from repositories otherwise."""
         folder = self.spec.node_dir
-        files = rpm_files.read(self.commands, folder) if folder else []
-        chosen = {step.package.name: rpm_files.best(files, step.package) for step in steps}
+        files = rpm_backends.read(self.commands, folder) if folder else []
+        chosen = {step.package.name: rpm_backends.best(files, step.package) for step in steps}
         local = [file for file in chosen.values() if file is not None]
-        local, closed = rpm_files.with_needs(self.commands, local, files) if local else ([], False)
+        local, closed = rpm_backends.with_needs(self.commands, local, files) if local else ([], False)
         items = [Item(one.name, one.version, one.path, closed) for one in local]
         remote = [step.package for step in steps if chosen[step.package.name] is None]
         pinned = [package.name for package in remote if package.version]

@@ -18,14 +18,14 @@ from .._core.errors import BadInput
 from .._core.natural import natural
 from .._driver import available as driver_lists
 from .._driver import conflicts as driver_conflicts
-from .._driver import nouveau, provided
-from .._driver.modprobe import NOVA
-from .._driver.modprobe import PATH as BLACKLIST
+from .._driver import nouveau_apply, nvidia_smi
+from .._driver.nouveau import NOVA
+from .._driver.nouveau import PATH as BLACKLIST
 from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
 from .._node.types import GpuNode
 from .._openshift import coreos
-from .._runtime.cgroups import cgroup_driver
+from .._runtime.common import cgroup_driver
 from .._toolkit import memory_limit
 from .._toolkit.facts import takes_cards_on_reload
 from .findings import NOTE, PROBLEM, WARNING, Finding
@@ -90,9 +90,9 @@ class Machine:
         return t.cast("NodeFacts", self.node)
 
     @property
-    def provider(self) -> provided.Provider | None:
+    def provider(self) -> nvidia_smi.Provider | None:
         """Who provides the driver, which role driver then leaves alone."""
-        return provided.of(self.node["driver"]["others"])
+        return nvidia_smi.of(self.node["driver"]["others"])
 
     @property
     def installs_driver(self) -> bool:
@@ -321,7 +321,7 @@ def _boot(machine: Machine) -> Finding | None:
     if not machine.node["nouveau"]["images"] or machine.node["distribution"]["family"] not in FAMILIES:
         return None
     try:
-        nouveau.plan(True, machine.driver_facts)
+        nouveau_apply.make_plan(True, machine.driver_facts)
     except BadInput as error:
         return _found(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
     return None

@@ -4,9 +4,9 @@
 """containerd's configuration on a node: its dump, the files it consists of, and its credentials. Pure.
 
 Nodes have no TOML library, so this parses only containerd's own output, one value per line. Files that people write are
-parsed and edited on the controller (``plugin_utils/_runtime/containerd.py``).
+parsed and edited on the controller (``module_utils/_runtime/containerd_plan.py``).
 https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.toml.5.md
-"""
+Query a node's containerd: its files, their effective configuration, and whether the daemon has loaded it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ import posixpath
 import re
 import typing as t
 
-from .._core.secrets import URL, Masking, Span, in_words, is_secret, without_overlap
+from .._core.secrets import URL, Masking, Span, in_words, is_secret, mask_words, without_overlap
+from .._host.system import System
+from .._host.systemd import Unit, reason_of, stale, unit
+from .._rancher.settings import K3S, RKE2
+from .types import ContainerdState
 
 Flat = dict[tuple[str, ...], t.Any]
 
@@ -105,7 +109,7 @@ _MASKING = Masking(credentials)
 mask, unmask = _MASKING.mask, _MASKING.unmask
 
 
-def drop_in(main: str) -> str:
+def drop_in_path(main: str) -> str:
     """Return the path of our drop-in, by that of the main configuration file."""
     return posixpath.join(posixpath.dirname(main), "conf.d", DROP_IN_NAME)
 
@@ -350,3 +354,93 @@ def effective(dump: str) -> EffectiveConfig:
     plugins = {path[1] for path in flat if path[0] == "plugins" and len(path) > 1}
     known = [name for name in (CRI_PLUGIN[3], CRI_PLUGIN[2]) if name in plugins]
     return EffectiveConfig(flat, known[0] if known else "")
+
+
+UNIT = "containerd.service"
+
+# Kubernetes distributions with a containerd of their own, by paths that only they create. Data alone may be left of an
+# earlier installation.
+EMBEDDED: dict[str, tuple[str, ...]] = {
+    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (K3S, RKE2)},
+    "microk8s": ("/var/snap/microk8s",),
+    "k0s": ("/etc/k0s",),
+}
+
+
+def distribution(system: System) -> str:
+    """Return the distribution of this machine that has its own containerd; empty for none."""
+    return next((name for name, paths in EMBEDDED.items() if any(map(system.exists, paths))), "")
+
+
+def config_path(daemon: Unit) -> str:
+    """Return the path of the daemon's main configuration file."""
+    return (daemon.values("--config", "-c") or [DEFAULT_CONFIG])[-1]
+
+
+def read_files(system: System, main: str) -> dict[str, str]:
+    """Read the main file and all its imports, in containerd's order; empty without a main file."""
+    texts: dict[str, str] = {}
+    pending = [main]
+    while pending:
+        path = pending.pop(0)
+        if path in texts:
+            continue
+        text = system.read(path)
+        if text is None:
+            continue
+        texts[path] = text
+        pending.extend(resolve(path, imports_of(text), system.names))
+    return texts
+
+
+def dump(system: System, binary: str, config_path: str) -> tuple[str, str]:
+    """Have containerd print the effective configuration of the files.
+
+    :returns: the dump with its credentials, or an empty text and containerd's error without any.
+    """
+    # Without a file containerd runs with its defaults, but refuses to dump them.
+    arguments = ["--config", config_path, "config", "dump"] if system.exists(config_path) else ["config", "default"]
+    done = system.run([binary, *arguments])
+    if done.rc != 0 or not done.out.strip():
+        return "", mask_words(reason_of(done.err, f"config dump ended with {done.rc}"))
+    return done.out, ""
+
+
+def observe(system: System) -> ContainerdState | None:
+    """Collect containerd's facts; None where it isn't installed."""
+    embedded = distribution(system)
+    daemon = unit(system, UNIT)
+    binary = daemon.binary or "containerd"
+    version = version_of(system.run([binary, "--version"]).out)
+    if not version and not embedded:
+        return None
+    config = config_path(daemon)
+    texts = read_files(system, config)
+    text, error = dump(system, binary, config) if version else ("", "")
+    drop_in = system.read(drop_in_path(config))
+    return {
+        "version": version,
+        "config_path": config,
+        "files": {path: mask(one) for path, one in texts.items()},
+        "drop_in": None if drop_in is None else mask(drop_in),
+        "dump": mask(text),
+        "error": error,
+        "service_active": daemon.active,
+        "stale": daemon.active and stale(system, daemon.pid, list(texts)),
+        "pending": system.exists(PENDING_PATH),
+        "embedded": embedded,
+        "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
+        "low_level": low_level(system),
+    }
+
+
+def low_level(system: System) -> str:
+    """Return the program by which NVIDIA's runtime runs containers: the first of its list that is there, or nothing."""
+    listed = re.search(r"(?m)^\s*runtimes\s*=\s*\[([^\]]*)\]", system.read(TOOLKIT_CONFIG) or "")
+    names = re.findall(r"[\"']([^\"']+)[\"']", listed.group(1)) if listed else LOW_LEVEL
+    there = (
+        name
+        for name in names
+        if name.startswith("/") or any(system.exists(posixpath.join(folder, name)) for folder in PATH)
+    )
+    return next(there, "")

@@ -15,7 +15,7 @@ from .._host.system import System
 from .._host.systemd import Unit, stale, unit
 from . import containerd, cri, crio
 from .containerd import Options
-from .crio_query import config_of_daemon, config_of_files, masks, paths_of, read_files
+from .crio import config_of_daemon, config_of_files, masks, paths_of, read_files
 from .engine import ConfigOnDisk, Engine, require_binary
 from .types import Loss
 

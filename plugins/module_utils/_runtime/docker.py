@@ -4,7 +4,7 @@
 """Docker's configuration: ``docker info``, daemon.json, and its credentials. Pure.
 
 https://github.com/moby/moby/blob/v28.5.0/daemon/config/config.go
-"""
+Query a node's Docker: its file, the daemon's flags, and ``docker info``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ import json
 import re
 import typing as t
 
+from .._core.digest import digest
 from .._core.secrets import Masking
-from .containerd import RUNTIME_NAME, Options, release
+from .._host.system import System
+from .._host.systemd import Unit, naming, reason_of, unit
+from .containerd import RUNTIME_NAME, Options, low_level, release
+from .types import DockerState
 
 UNIT = "docker.service"
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
@@ -166,7 +170,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
         return FileRuntimes(None, {})
 
 
-def hosts(text: str | None) -> list[str]:
+def hosts_in(text: str | None) -> list[str]:
     """Return the daemon's addresses in a daemon.json; empty where it can't be read."""
     try:
         return [str(one) for one in _tree(text).get("hosts") or []]
@@ -215,3 +219,92 @@ def parse_backup(text: str | None) -> DaemonJsonBackup | None:
         return DaemonJsonBackup(str(found["path"]), found["text"], tuple(found["written"]))
     except (ValueError, KeyError, TypeError):
         return None
+
+
+# Docker refuses to start with a setting that is both a flag and in daemon.json.
+FLAGS = ("default-runtime", "add-runtime", "feature", "exec-opt")
+
+
+def config_path(daemon: Unit) -> str:
+    """Return the path of the daemon's file."""
+    return (daemon.values("--config-file") or [DEFAULT_CONFIG])[-1]
+
+
+def socket(system: System, daemon: Unit) -> str:
+    """Return the daemon's first local socket, of its flags or its file."""
+    hosts = daemon.values("-H", "--host") or hosts_in(system.read(config_path(daemon)))
+    local = [one for one in hosts if one.startswith("unix://")]
+    return local[0] if local else DEFAULT_SOCKET
+
+
+def info(system: System, daemon: Unit) -> Info | None:
+    """Query the running daemon; None for a stopped one, which its socket would start."""
+    if not daemon.active:
+        return None
+    done = system.run(["docker", "--host", socket(system, daemon), "info", "--format", "{{json .}}"], timeout=20)
+    return read_info(done.out)
+
+
+def validate(system: System, daemon: Unit, path: str, version: str) -> str:
+    """Have dockerd validate a file; return its error, or nothing.
+
+    :param version: of Docker; releases before 23 can't do that.
+    """
+    if major(version) < VALIDATE_SINCE or not system.exists(path):
+        return ""
+    done = system.run([daemon.binary or "dockerd", "--validate", "--config-file", path], timeout=20)
+    return "" if done.rc == 0 else reason_of(done.err + done.out, f"dockerd --validate ended with {done.rc}")
+
+
+def observe(system: System) -> DockerState | None:
+    """Collect Docker's facts; None where it isn't installed."""
+    daemon = unit(system, UNIT)
+    done = system.run([daemon.binary or "dockerd", "--version"], timeout=10)
+    found = re.search(r"version v?([0-9][^\s,]*)", done.out) if done.rc == 0 else None
+    rootless = "" if daemon.active else _rootless_socket(system)
+    if found is None and not rootless:
+        return None
+    version = found.group(1) if found else ""
+    path = config_path(daemon)
+    text = system.read(path)
+    running = info(system, daemon)
+    backup = parse_backup(system.read(BACKUP_PATH))
+    ours = backup is not None and backup.path == path
+    return {
+        "version": version,
+        "config_path": path,
+        "text": None if text is None else mask(text),
+        "flags": {
+            name: {"values": daemon.values(f"--{name}"), "file": naming(system, daemon, f"--{name}")}
+            for name in FLAGS
+            if daemon.values(f"--{name}")
+        },
+        "default_runtime": running.default_runtime if running else "",
+        "runtimes": dict(running.runtimes) if running else {},
+        "cgroup_driver": running.cgroup_driver if running else "",
+        "live_restore": running.live_restore if running else False,
+        "containers": running.containers if running else 0,
+        "rootless": rootless or ("docker info" if running and running.rootless else ""),
+        "service_active": daemon.active,
+        "answers": running is not None,
+        "error": validate(system, daemon, path, version),
+        "low_level": low_level(system),
+        "was": None
+        if backup is None or not ours
+        else {
+            "text": None if backup.text is None else mask(backup.text),
+            "untouched": text is not None and digest(text) in backup.written,
+        },
+        "ours": ours,
+        "pending": system.exists(PENDING_PATH),
+        "operator": system.exists("/run/nvidia/toolkit/toolkit.pid"),
+    }
+
+
+def _rootless_socket(system: System) -> str:
+    """Find the socket of a rootless Docker."""
+    for user in system.names("/run/user"):
+        path = f"/run/user/{user}/docker.sock"
+        if system.exists(path):
+            return path
+    return ""

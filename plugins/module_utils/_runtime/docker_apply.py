@@ -21,7 +21,7 @@ from .._host.system import System
 from .._host.systemd import Unit, unit
 from . import docker
 from .containerd import RUNTIME_NAME, Options
-from .docker_query import config_path, info, validate
+from .docker import config_path, info, validate
 from .engine import ConfigOnDisk, Engine, require_binary
 
 RELOAD_SECONDS = 5.0

@@ -16,7 +16,7 @@ from .._rancher.settings import Kind
 from . import cri, k3s
 from .containerd import RUNTIME_NAME, Options
 from .engine import Engine, require_binary
-from .k3s_query import daemon_of, data_folder, effective, settings_of
+from .k3s import daemon_of, data_folder, effective, settings_of
 
 
 class K3sEngine(Engine):

@@ -13,7 +13,7 @@ from .._host.system import System
 from .._host.systemd import Unit, command_line, unit
 from .._rancher import settings
 from .._rancher.settings import K3S, RKE2
-from . import k3s, k3s_query
+from . import k3s
 from .containerd import release
 from .types import Kubelet
 
@@ -114,11 +114,11 @@ def _rancher(system: System) -> Kubelet | None:
     for kind in (K3S, RKE2):
         if not any(map(system.exists, kind.marks)):
             continue
-        daemon = k3s_query.daemon_of(system, kind)
+        daemon = k3s.daemon_of(system, kind)
         if not daemon.binary:
             continue
-        configured = k3s_query.settings_of(system, kind, daemon)
-        docker = k3s_query.uses_docker(kind, configured)
+        configured = k3s.settings_of(system, kind, daemon)
+        docker = k3s.uses_docker(kind, configured)
         endpoint = "" if docker else settings.value(configured, "container-runtime-endpoint")
         runtime = runtime_of(endpoint) if endpoint else "docker" if docker else kind.name
         return {

@@ -1,7 +1,8 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe a control-plane machine's kube-scheduler: its manifest, configuration, process and health."""
+"""Remove the comments of YAML, for searching it on machines without a YAML library. Pure.
+Observe a control-plane machine's kube-scheduler: its manifest, configuration, process and health."""
 
 from __future__ import annotations
 
@@ -16,11 +17,21 @@ from .._core.types import JsonObject
 from .._host.http_probe import Probe, probe
 from .._host.system import System
 from .._host.systemd import changed_since_start, process_age, unit
-from .._host.yaml_text import uncommented
-from .._runtime.containerd_query import distribution
+from .._runtime.containerd import distribution
 from . import embedded
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
 from .embedded import Server
+
+# A quoted value, which may contain '#', or a comment. Quotes inside plain values have no meaning.
+_QUOTED_OR_COMMENT = re.compile(
+    r"""((?:^\s*|[-?]\s+|[:,\[{]\s*)(?:"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'))|(?:^|\s)\#.*$""", re.VERBOSE
+)
+
+
+def uncommented(text: str) -> str:
+    """Return the text with the same lines, without comments."""
+    return "\n".join(_QUOTED_OR_COMMENT.sub(lambda found: found.group(1) or "", line) for line in text.splitlines())
+
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 PENDING = f"{FOLDER}/backup/pending.json"

@@ -20,7 +20,7 @@ from .._host.systemd import stale, unit
 from .._rancher import settings
 from .._rancher.settings import K3S, RKE2, Kind, Settings
 from .._runtime import k3s
-from .._runtime.k3s_query import data_folder, drop_in, settings_of
+from .._runtime.k3s import data_folder, drop_in, settings_of
 
 DROP_IN_NAME = "99-kubegpu-scheduler.yaml"
 ARG = "kube-scheduler-arg"

@@ -8,18 +8,22 @@ writes that version where a device node needs a group of its own. A key of confi
 container gets the GPUs that its environment requests, and one names the root of a driver that isn't the machine's own;
 the runtime and nvidia-ctk read the latter.
 https://github.com/NVIDIA/nvidia-container-toolkit/blob/v1.20.1/internal/config/config.go
-"""
+Observe and change the toolkit's files on a machine."""
 
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import re
 import typing as t
 
+from .._core.errors import NotInEffect
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._host.file_transaction import replace_text
+from .._host.system import System
 from .._packages.steps import RemoveFile
-from .facts import CONFIG, ENVIRONMENT
+from .facts import CONFIG, CTK, ENVIRONMENT, refresh_env
 
 SERVICE = "nvidia-cdi-refresh.service"
 # The service writes it, and no package removes it; /var/run is /run.
@@ -209,7 +213,7 @@ def _configuration(text: str | None, accept: bool, root: str = OWN_ROOT) -> t.It
         yield Change(CONFIG, text or "", want, Configure(text, want, confirmed, regenerate))
 
 
-def plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
+def make_plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
     """Plan the changes.
 
     :param seen: sections ``toolkit`` and ``cdi`` of ``gpu_node``.
@@ -240,3 +244,80 @@ def _environment(text: str | None, old_cdi: bool) -> t.Iterator[Change]:
     want = with_flag(have) if old_cdi else without_flag(have)
     if want != have:
         yield Change(ENVIRONMENT, have, want, Refresh(with_flag(have, PENDING) if old_cdi else want, want))
+
+
+# systemctl's status for an unknown unit: the toolkit is older than 1.18.
+NO_UNIT = 5
+
+
+class ConfigReconciler:
+    """The toolkit's files of the machine that the module runs on."""
+
+    def __init__(self, params: JsonObject, system: System) -> None:
+        self._params = params
+        self._system = system
+
+    def observe(self) -> JsonObject:
+        config = self._system.read(CONFIG)
+        specification = self._system.exists(SPECIFICATION)
+        return {
+            "toolkit": {"config": None if config is None else {"text": config}},
+            "cdi": {
+                "refresh_env": refresh_env(self._system),
+                "specs": [{"path": SPECIFICATION}] if specification else [],
+            },
+        }
+
+    def plan(self, seen: JsonObject) -> Plan:
+        return make_plan(self._params, seen)
+
+    def apply(self, seen: JsonObject, plan: Plan) -> None:
+        for change in plan.changes:
+            if isinstance(change.step, Refresh):
+                replace_text(self._system, ENVIRONMENT, change.step.pending)
+                self._refresh()
+                replace_text(self._system, ENVIRONMENT, change.step.text)
+            elif isinstance(change.step, Configure):
+                self._configure(change.step)
+            else:
+                self._system.remove(change.step.path)
+                # rmdir refuses a directory that holds other files.
+                self._system.run(["rmdir", posixpath.dirname(change.step.path)])
+
+    def _configure(self, step: Configure) -> None:
+        """Write the configuration and have nvidia-ctk parse it; each new container reads it."""
+        replace_text(self._system, CONFIG, (ROOT_PENDING if step.regenerate else "") + step.text)
+        if self._system.exists(CTK):
+            self._confirm(step)
+            if step.regenerate:
+                self._refresh()
+        if step.regenerate:
+            replace_text(self._system, CONFIG, step.text)
+
+    def _confirm(self, step: Configure) -> None:
+        """Have nvidia-ctk parse the configuration, or roll it back.
+
+        :raises NotInEffect: it rejects the configuration.
+        """
+        done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
+        lines = [line.strip() for line in done.out.splitlines()]
+        missing = [line for line in step.confirmed if line not in lines]
+        if done.rc == 0 and not missing:
+            return
+        if step.before is None:
+            self._system.remove(CONFIG)
+        else:
+            replace_text(self._system, CONFIG, step.before)
+        errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {', '.join(missing)}"]
+        raise NotInEffect(f"nvidia-ctk rejects the new {CONFIG}, which was rolled back: {errors[0]}")
+
+    def _refresh(self) -> None:
+        """Regenerate the specification; without a running systemd the next boot does that."""
+        masked = self._system.link(f"/etc/systemd/system/{SERVICE}") == "/dev/null"
+        # Who has masked the service makes the specification himself.
+        if masked or not self._system.exists("/run/systemd/system"):
+            return
+        done = self._system.run(["systemctl", "restart", SERVICE], timeout=120)
+        if done.rc not in (0, NO_UNIT):
+            error = (done.err.strip().splitlines() or [f"status {done.rc}"])[0]
+            raise NotInEffect(f"{SERVICE} couldn't regenerate the CDI specification: {error}")

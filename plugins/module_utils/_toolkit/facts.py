@@ -1,7 +1,8 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe NVIDIA's container toolkit and its CDI specs."""
+"""The shapes of the sections of ``gpu_node`` about NVIDIA's container toolkit.
+Observe NVIDIA's container toolkit and its CDI specs."""
 
 from __future__ import annotations
 
@@ -12,8 +13,63 @@ import typing as t
 from .._core.natural import natural
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
-from .._host.types import Package
-from .types import CdiSpec, CdiSpecs, SpecSummary, Toolkit
+from .._host.types import Package, Word
+
+
+class ToolkitConfig(t.TypedDict):
+    path: str
+    mode: str
+    text: str
+
+
+class Toolkit(t.TypedDict):
+    """``operator``: the GPU Operator runs a toolkit of its own on this node."""
+
+    version: str | None
+    binaries: list[Word]
+    packages: dict[str, str]
+    config: ToolkitConfig | None
+    operator: bool
+
+
+class SpecSummary(t.TypedDict):
+    version: str
+    kinds: list[str]
+    devices: int
+
+
+class CdiSpec(SpecSummary):
+    path: str
+
+
+class CdiSpecs(t.TypedDict):
+    """``stale``: a spec names files of another driver than the loaded one."""
+
+    specs: list[CdiSpec]
+    driver_version: str
+    stale: bool
+
+
+class Cdi(CdiSpecs):
+    """The section ``cdi``; ``refresh_env`` is the environment file of nvidia-cdi-refresh.service."""
+
+    refresh_env: str | None
+
+
+class StaleSource(t.TypedDict):
+    """A package source that still names the repositories of NVIDIA's earlier container tools."""
+
+    file: str
+    text: str
+    line_count: int
+
+
+class LegacyRecord(t.TypedDict):
+    """The section ``toolkit_legacy``; ``record`` is empty where nothing was kept."""
+
+    record: str
+    drop_ins: list[str]
+
 
 CTK = "/usr/bin/nvidia-ctk"
 BINARIES = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")

@@ -1,148 +1,214 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tools that the container toolkit replaced: stale package sources, their keyrings, and packages. Pure.
+"""Paths of NVIDIA's earlier container tools, and of the record of what was removed of them.
+Remove NVIDIA's stale container repositories from package sources. Pure.
 
-Everything is backed up before its removal, so that it can be restored. Plans use the sections ``sources_stale``,
-``toolkit_legacy`` and ``packages`` of ``gpu_node``; on the node ``keyrings`` (to remove) and ``backups`` (restorable
-files) are observed too.
-"""
+A stale source beside ours names the same repository with another key, and then apt refuses to read any source.
+Query the tools that the container toolkit replaced."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import posixpath
 import re
 import typing as t
 
-from .._core.errors import BadInput, ShareError
-from .._core.plan import Change, Plan
-from .._core.types import JsonObject
-from .._packages.names import described
-from .._packages.steps import FinishInterrupted, PutFile, RemoveFile, RemovePackage
-from . import legacy_sources as sources
-from .legacy_paths import RECORD
+from .._host.system import System
+from .facts import LegacyRecord, StaleSource
 
-SCHEMA = 1
-# The removal of a package may delete these: nvidia-docker2 owns Docker's own configuration.
-PROTECTED = ("/etc/docker/daemon.json", "/etc/nvidia-container-runtime/config.toml")
+STORE = "/var/lib/kubegpu-share/legacy"
+RECORD = f"{STORE}/record.json"
 
-
-@dataclasses.dataclass(frozen=True)
-class LegacyOptions:
-    """What to remove, or with ``restore`` whether to restore everything that was removed."""
-
-    restore: bool
-    sources: bool
-    packages: tuple[str, ...]
+# Drop-ins of releases of nvidia-ctk; the role runtime handles their effect.
+DROP_INS = (
+    "/etc/containerd/config.d/99-nvidia.toml",
+    "/etc/containerd/conf.d/99-nvidia.toml",
+    "/etc/crio/conf.d/99-nvidia.toml",
+    "/etc/crio/crio.conf.d/99-nvidia.toml",
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The record of a removal.
+OURS = "kubegpu-"
+# nvidia.github.io has all of them; mirrors of the two retired ones keep the directory's name.
+STALE = re.compile(r"^[a-z+]+:/+(?:[^/\s]+\.)?nvidia\.github\.io/|/(?:nvidia-docker|nvidia-container-runtime)/")
+MAIN = "/etc/apt/sources.list"
+FOLDERS = {
+    "/etc/apt/sources.list.d": (".list", ".sources"),
+    "/etc/yum.repos.d": (".repo",),
+    "/etc/zypp/repos.d": (".repo",),
+}
+KEYRINGS = ("/usr/share/keyrings/", "/etc/apt/keyrings/", "/etc/apt/trusted.gpg.d/")
 
-    :param files: package sources and keyrings that were removed or edited.
-    :param protected: files that a package's removal must not change; only while ``finished`` is false.
-    :param packages: the removed packages, by name.
+LINE = re.compile(r"^\s*deb(?:-src)?\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<url>\S+)")
+NO = ("no", "false", "0", "off")
+
+
+class Cleaned(t.NamedTuple):
+    """A package source without stale repositories.
+
+    :param active: one of them was enabled; otherwise the file isn't changed.
+    :param text: the remaining text; None where only comments remain.
+    :param keyrings: of the stale repositories.
     """
 
-    finished: bool = True
-    files: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
-    packages: t.Mapping[str, JsonObject] = dataclasses.field(default_factory=dict)
-
-    def text(self) -> str:
-        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1, sort_keys=True) + "\n"
+    active: bool
+    text: str | None
+    keyrings: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class RestoreFile:
-    path: str
+def is_source(path: str) -> bool:
+    """Return whether a package manager reads its repositories from this file, and it isn't ours."""
+    folder, name = posixpath.split(path)
+    return path == MAIN or (folder in FOLDERS and name.endswith(FOLDERS[folder]) and OURS not in name)
 
 
-def options_of(params: JsonObject) -> LegacyOptions:
-    """Convert the module's options.
-
-    :raises BadInput: a package's name isn't valid.
-    """
-    for name in params["remove_packages"]:
-        if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9+._-]+", name):
-            raise BadInput(f"remove_packages: {name!r} isn't a valid package name")
-    return LegacyOptions(params["state"] == "absent", params["remove_sources"], tuple(params["remove_packages"]))
-
-
-def record_of(seen: t.Mapping[str, t.Any]) -> Record | None:
-    """Return the record of earlier removals; None where nothing was removed.
-
-    :raises ShareError: another version of this collection wrote it.
-    """
-    text = (seen.get("toolkit_legacy") or {}).get("record")
-    return parse_record(text) if text else None
+def clean(path: str, text: str) -> Cleaned:
+    """Remove the stale repositories of a package source; other entries and all comments stay."""
+    if path.endswith(".sources"):
+        active, lines, keyrings = _deb822(text)
+    elif path.endswith(".repo"):
+        active, lines, keyrings = _ini(text)
+    else:
+        active, lines, keyrings = _one_line(text)
+    rest = "".join(lines)
+    entries = any(line.strip() and not line.lstrip().startswith(("#", ";")) for line in lines)
+    # Every Debian has sources.list, possibly empty.
+    return Cleaned(active, rest if entries or path == MAIN else None, tuple(sorted(keyrings)))
 
 
-def parse_record(text: str) -> Record:
-    """Parse a record.
-
-    :raises ShareError: another version of this collection wrote it.
-    """
-    try:
-        values = json.loads(text)
-        if values.pop("schema") != SCHEMA:
-            raise ValueError
-        return Record(**{**values, "files": tuple(values["files"]), "protected": tuple(values["protected"])})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ShareError(
-            f"{RECORD} wasn't written by this version of the collection: move it aside; the files beside it are the "
-            "removed ones"
-        ) from None
+def _one_line(text: str) -> tuple[bool, list[str], set[str]]:
+    rest, keyrings = [], set()
+    for line in text.splitlines(keepends=True):
+        found = LINE.match(line)
+        if found is None or not STALE.search(found.group("url")):
+            rest.append(line)
+            continue
+        for word in (found.group("options") or "").split():
+            if word.startswith("signed-by="):
+                keyrings |= set(word[len("signed-by=") :].split(","))
+    return len(rest) < len(text.splitlines()), rest, _paths(keyrings)
 
 
-def plan(options: LegacyOptions, seen: t.Mapping[str, t.Any]) -> Plan:
-    """Plan the changes.
-
-    :raises ShareError: the record of earlier removals can't be read.
-    """
-    record = record_of(seen)
-    if options.restore:
-        return Plan(tuple(_restorations(record, seen)) if record is not None else ())
-    changes = []
-    if record is not None and not record.finished:
-        changes.append(Change(RECORD, "unfinished\n", "finished\n", FinishInterrupted()))
-    if options.sources:
-        # Keyrings first: the run after a killed one still finds them by their package sources.
-        changes += [Change(path, "a keyring\n", "", RemoveFile(path)) for path in seen.get("keyrings", [])]
-        changes += [_source_change(row) for row in seen["sources_stale"]]
-    for name in options.packages:
-        have = seen["packages"].get(name)
-        if have is not None:
-            before = described(have["version"], have["held"])
-            changes.append(Change(f"package {name}", before, "", RemovePackage(name, have["held"])))
-    return Plan(tuple(changes))
+def _deb822(text: str) -> tuple[bool, list[str], set[str]]:
+    active, rest, keyrings = False, [], set()
+    for stanza in _stanzas(text):
+        fields = _fields(stanza)
+        urls = " ".join(fields.get("uris", [])).split()
+        stale = [url for url in urls if STALE.search(url)]
+        if not stale:
+            rest += stanza
+            continue
+        active = active or " ".join(fields.get("enabled", ["yes"])).strip().lower() not in NO
+        if len(stale) < len(urls):
+            rest += _without(stanza, stale)
+            continue
+        rest += [line for line in stanza if line.startswith("#")]
+        keyrings |= set(" ".join(fields.get("signed-by", [])).split())
+    return active, rest, _paths(keyrings)
 
 
-def _source_change(row: JsonObject) -> Change:
-    remaining = sources.clean(row["file"], row["text"]).text
-    step = RemoveFile(row["file"]) if remaining is None else PutFile(row["file"], remaining)
-    return Change(row["file"], row["text"], remaining or "", step)
+def _stanzas(text: str) -> list[list[str]]:
+    """Split a text into stanzas, each with its final empty lines."""
+    found: list[list[str]] = [[]]
+    ended = False
+    for line in text.splitlines(keepends=True):
+        if ended and line.strip():
+            found.append([])
+        ended = not line.strip()
+        found[-1].append(line)
+    return found
 
 
-def _restorations(record: Record, seen: t.Mapping[str, t.Any]) -> t.Iterator[Change]:
-    for path, text in seen.get("backups", {}).items():
-        if text["restorable"]:
-            yield Change(path, text["now"] or "", text["was"] or "a keyring\n", RestoreFile(path))
-    yield Change(RECORD, "".join(f"{path}\n" for path in record.files), "", RemoveFile(RECORD))
+def _fields(stanza: t.Iterable[str]) -> dict[str, list[str]]:
+    fields: dict[str, list[str]] = {}
+    last: list[str] = []
+    for line in stanza:
+        if line.startswith("#"):
+            continue
+        if line[:1] in (" ", "\t"):
+            last.append(line.strip())
+        elif ":" in line:
+            name, value = line.split(":", 1)
+            last = fields.setdefault(name.strip().lower(), [])
+            last.append(value.strip())
+    return fields
 
 
-def restorable(path: str, now: str | None, was: str) -> bool:
-    """Return whether a file is unchanged since the removal, so that its backup may replace it."""
-    if now is None:
-        return True
-    return now != was and sources.is_source(path) and now == (sources.clean(path, was).text or "")
+def _without(stanza: t.Iterable[str], urls: t.Sequence[str]) -> list[str]:
+    """Remove these addresses from a stanza's field URIs."""
+    rest, inside = [], False
+    for line in stanza:
+        if not line.startswith("#"):
+            inside = line.lower().startswith("uris:") or (inside and line[:1] in (" ", "\t"))
+        folded = line[:1] in (" ", "\t")
+        words = (line if folded else line.replace(":", ": ", 1)).split() if inside else []
+        left = [word for word in words if word not in urls]
+        if len(left) == len(words):
+            rest.append(line)
+        elif left:
+            rest.append((" " if folded else "") + " ".join(left) + line[len(line.rstrip("\r\n")) :])
+    return rest
 
 
-def results(seen: t.Mapping[str, t.Any], record: Record | None) -> JsonObject:
-    """Return the module's results beside ``changed`` and ``diff``."""
-    return {
-        "packages": {name: one["version"] for name, one in record.packages.items()} if record is not None else {},
-        "drop_ins": (seen.get("toolkit_legacy") or {}).get("drop_ins", []),
-    }
+def _ini(text: str) -> tuple[bool, list[str], set[str]]:
+    active, rest = False, []
+    for section in _sections(text):
+        values = _values(section)
+        places = " ".join(values.get(name, "") for name in ("baseurl", "mirrorlist", "metalink")).split()
+        if not any(STALE.search(url) for url in places):
+            rest += section
+            continue
+        active = active or values.get("enabled", "1").strip().lower() not in NO
+        rest += [line for line in section if line.startswith(("#", ";"))]
+    # rpm's keys are in its own database, where other repositories may need them.
+    return active, rest, set()
+
+
+def _sections(text: str) -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for line in text.splitlines(keepends=True):
+        if line.startswith("["):
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
+def _values(section: t.Iterable[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    last = ""
+    for line in section:
+        if line.startswith(("#", ";", "[")):
+            continue
+        if line[:1] in (" ", "\t") and last:
+            values[last] += " " + line.strip()
+        elif "=" in line:
+            last, value = (word.strip() for word in line.split("=", 1))
+            values[last] = value
+    return values
+
+
+def _paths(words: t.Iterable[str]) -> set[str]:
+    """Filter the paths of keyrings; others are fingerprints or inline keys."""
+    return {word for word in words if word.startswith(KEYRINGS)}
+
+
+def named_nowhere(keyrings: t.Iterable[str], texts: t.Iterable[str]) -> list[str]:
+    """Filter the keyrings that none of these package sources names."""
+    everything = "\n".join(texts)
+    return sorted({path for path in keyrings if not re.search(re.escape(path) + r"(?![\w.-])", everything)})
+
+
+def observe_sources(system: System) -> list[StaleSource]:
+    """Collect section ``sources_stale``: foreign package sources with NVIDIA's container repositories."""
+    paths = [MAIN] + [f"{folder}/{name}" for folder in FOLDERS for name in system.names(folder)]
+    texts = {path: system.read(path) or "" for path in paths if is_source(path)}
+    return [
+        {"file": path, "text": text, "line_count": len(text.splitlines())}
+        for path, text in texts.items()
+        if clean(path, text).active
+    ]
+
+
+def observe_record(system: System) -> LegacyRecord:
+    """Collect section ``toolkit_legacy``: the record of removals, and nvidia-ctk's drop-ins."""
+    return {"record": system.read(RECORD) or "", "drop_ins": [path for path in DROP_INS if system.exists(path)]}

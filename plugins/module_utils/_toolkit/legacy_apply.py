@@ -1,24 +1,156 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Back up and remove the tools that the toolkit replaced, and restore them."""
+"""The tools that the container toolkit replaced: stale package sources, their keyrings, and packages. Pure.
+
+Everything is backed up before its removal, so that it can be restored. Plans use the sections ``sources_stale``,
+``toolkit_legacy`` and ``packages`` of ``gpu_node``; on the node ``keyrings`` (to remove) and ``backups`` (restorable
+files) are observed too.
+Back up and remove the tools that the toolkit replaced, and restore them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import posixpath
+import re
 import typing as t
 
 from .._core import plan as core_plan
-from .._core.errors import ShareError
+from .._core.errors import BadInput, ShareError
+from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.file_transaction import replace_text
 from .._host.system import System
-from .._packages.steps import PutFile, RemoveFile, RemovePackage
-from . import legacy
-from . import legacy_sources as sources
-from .legacy_paths import RECORD, STORE
-from .legacy_query import observe_record, observe_sources
+from .._packages.names import described
+from .._packages.steps import FinishInterrupted, PutFile, RemoveFile, RemovePackage
+from . import legacy as sources
+from .legacy import RECORD, STORE, observe_record, observe_sources
+
+SCHEMA = 1
+# The removal of a package may delete these: nvidia-docker2 owns Docker's own configuration.
+PROTECTED = ("/etc/docker/daemon.json", "/etc/nvidia-container-runtime/config.toml")
+
+
+@dataclasses.dataclass(frozen=True)
+class LegacyOptions:
+    """What to remove, or with ``restore`` whether to restore everything that was removed."""
+
+    restore: bool
+    sources: bool
+    packages: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The record of a removal.
+
+    :param files: package sources and keyrings that were removed or edited.
+    :param protected: files that a package's removal must not change; only while ``finished`` is false.
+    :param packages: the removed packages, by name.
+    """
+
+    finished: bool = True
+    files: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    packages: t.Mapping[str, JsonObject] = dataclasses.field(default_factory=dict)
+
+    def text(self) -> str:
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1, sort_keys=True) + "\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreFile:
+    path: str
+
+
+def options_of(params: JsonObject) -> LegacyOptions:
+    """Convert the module's options.
+
+    :raises BadInput: a package's name isn't valid.
+    """
+    for name in params["remove_packages"]:
+        if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9+._-]+", name):
+            raise BadInput(f"remove_packages: {name!r} isn't a valid package name")
+    return LegacyOptions(params["state"] == "absent", params["remove_sources"], tuple(params["remove_packages"]))
+
+
+def record_of(seen: t.Mapping[str, t.Any]) -> Record | None:
+    """Return the record of earlier removals; None where nothing was removed.
+
+    :raises ShareError: another version of this collection wrote it.
+    """
+    text = (seen.get("toolkit_legacy") or {}).get("record")
+    return parse_record(text) if text else None
+
+
+def parse_record(text: str) -> Record:
+    """Parse a record.
+
+    :raises ShareError: another version of this collection wrote it.
+    """
+    try:
+        values = json.loads(text)
+        if values.pop("schema") != SCHEMA:
+            raise ValueError
+        return Record(**{**values, "files": tuple(values["files"]), "protected": tuple(values["protected"])})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ShareError(
+            f"{RECORD} wasn't written by this version of the collection: move it aside; the files beside it are the "
+            "removed ones"
+        ) from None
+
+
+def make_plan(options: LegacyOptions, seen: t.Mapping[str, t.Any]) -> Plan:
+    """Plan the changes.
+
+    :raises ShareError: the record of earlier removals can't be read.
+    """
+    record = record_of(seen)
+    if options.restore:
+        return Plan(tuple(_restorations(record, seen)) if record is not None else ())
+    changes = []
+    if record is not None and not record.finished:
+        changes.append(Change(RECORD, "unfinished\n", "finished\n", FinishInterrupted()))
+    if options.sources:
+        # Keyrings first: the run after a killed one still finds them by their package sources.
+        changes += [Change(path, "a keyring\n", "", RemoveFile(path)) for path in seen.get("keyrings", [])]
+        changes += [_source_change(row) for row in seen["sources_stale"]]
+    for name in options.packages:
+        have = seen["packages"].get(name)
+        if have is not None:
+            before = described(have["version"], have["held"])
+            changes.append(Change(f"package {name}", before, "", RemovePackage(name, have["held"])))
+    return Plan(tuple(changes))
+
+
+def _source_change(row: JsonObject) -> Change:
+    remaining = sources.clean(row["file"], row["text"]).text
+    step = RemoveFile(row["file"]) if remaining is None else PutFile(row["file"], remaining)
+    return Change(row["file"], row["text"], remaining or "", step)
+
+
+def _restorations(record: Record, seen: t.Mapping[str, t.Any]) -> t.Iterator[Change]:
+    for path, text in seen.get("backups", {}).items():
+        if text["restorable"]:
+            yield Change(path, text["now"] or "", text["was"] or "a keyring\n", RestoreFile(path))
+    yield Change(RECORD, "".join(f"{path}\n" for path in record.files), "", RemoveFile(RECORD))
+
+
+def is_restorable(path: str, now: str | None, was: str) -> bool:
+    """Return whether a file is unchanged since the removal, so that its backup may replace it."""
+    if now is None:
+        return True
+    return now != was and sources.is_source(path) and now == (sources.clean(path, was).text or "")
+
+
+def results(seen: t.Mapping[str, t.Any], record: Record | None) -> JsonObject:
+    """Return the module's results beside ``changed`` and ``diff``."""
+    return {
+        "packages": {name: one["version"] for name, one in record.packages.items()} if record is not None else {},
+        "drop_ins": (seen.get("toolkit_legacy") or {}).get("drop_ins", []),
+    }
+
 
 DPKG = "/var/lib/dpkg/status"
 APT_GET = ("apt-get", "-y", "-o", "DPkg::Lock::Timeout=300", "-o", "APT::Get::AutomaticRemove=0")
@@ -43,7 +175,7 @@ def installed(system: System, names: t.Sequence[str]) -> dict[str, JsonObject]:
 class LegacyReconciler:
     """The replaced tools on the machine that the module runs on."""
 
-    def __init__(self, options: legacy.LegacyOptions, system: System) -> None:
+    def __init__(self, options: LegacyOptions, system: System) -> None:
         self._options = options
         self._system = system
 
@@ -54,24 +186,24 @@ class LegacyReconciler:
             "packages": installed(self._system, self._options.packages),
         }
         if self._options.restore:
-            record = legacy.record_of(seen)
+            record = record_of(seen)
             seen["backups"] = {path: self._backup_state(path) for path in record.files} if record is not None else {}
         elif self._options.sources:
             seen["keyrings"] = self._keyrings(seen["sources_stale"])
         return seen
 
     def plan(self, seen: JsonObject) -> core_plan.Plan:
-        return legacy.plan(self._options, seen)
+        return make_plan(self._options, seen)
 
     def apply(self, seen: JsonObject, plan: core_plan.Plan) -> None:
         steps = [change.step for change in plan.changes]
         if self._options.restore:
             for step in steps:
-                if isinstance(step, legacy.RestoreFile):
+                if isinstance(step, RestoreFile):
                     self._restore(step.path)
             self._must(["rm", "-r", STORE])
             return
-        earlier = legacy.record_of(seen) or legacy.Record()
+        earlier = record_of(seen) or Record()
         for path in earlier.protected:
             self._protect(path, exclusive=False)
         record = self._back_up(earlier, seen, steps)
@@ -91,7 +223,7 @@ class LegacyReconciler:
 
     def _backup_state(self, path: str) -> JsonObject:
         now, was = self._system.read(path), self._system.read(_backup_path(path))
-        restorable = was is not None and legacy.restorable(path, now, was)
+        restorable = was is not None and is_restorable(path, now, was)
         # A keyring isn't text.
         text = sources.is_source(path)
         return {"now": now if text else None, "was": was if text else None, "restorable": restorable}
@@ -113,20 +245,20 @@ class LegacyReconciler:
             if self._system.exists(path) and self._system.run(["dpkg", "-S", path]).rc != 0
         ]
 
-    def _back_up(self, earlier: legacy.Record, seen: JsonObject, steps: t.Iterable[t.Any]) -> legacy.Record:
+    def _back_up(self, earlier: Record, seen: JsonObject, steps: t.Iterable[t.Any]) -> Record:
         """Copy each file and write the record before anything is changed."""
         files = [step.path for step in steps if isinstance(step, (RemoveFile, PutFile))]
         going = [step.name for step in steps if isinstance(step, RemovePackage)]
         self._must(["mkdir", "-p", "-m", "0700", posixpath.dirname(STORE)])
         self._must(["mkdir", "-p", "-m", "0700", STORE])
-        protected = [path for path in legacy.PROTECTED if going and self._system.exists(path)]
+        protected = [path for path in PROTECTED if going and self._system.exists(path)]
         for path in protected:
             self._copy(path, _backup_path(path))
         for path in files:
             # The first backup is the original.
             if not self._system.exists(_backup_path(path)):
                 self._copy(path, _backup_path(path))
-        record = legacy.Record(
+        record = Record(
             finished=False,
             files=tuple(dict.fromkeys([*earlier.files, *files])),
             protected=tuple(protected),
@@ -154,7 +286,7 @@ class LegacyReconciler:
         else:
             self._must(["rpm", "-e", *names], 1800)
 
-    def _protect_all(self, record: legacy.Record) -> None:
+    def _protect_all(self, record: Record) -> None:
         for path in record.protected:
             self._protect(path, exclusive=True)
 

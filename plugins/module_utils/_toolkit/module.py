@@ -10,10 +10,10 @@ import typing as t
 from .._core import plan as core_plan
 from .._core.types import JsonObject
 from .._host.system import System
-from . import config, legacy, stop_program
-from .config_apply import ConfigReconciler
+from . import config, legacy_apply, stop_program
+from .config import ConfigReconciler
+from .legacy import observe_record
 from .legacy_apply import LegacyReconciler
-from .legacy_query import observe_record
 
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -35,9 +35,9 @@ def plan(params: JsonObject, observed: t.Mapping[str, t.Any]) -> core_plan.Plan:
 
     :param observed: ``gpu_node``, or the observations of ``ToolkitConfig``.
     """
-    files = config.plan(params, observed).changes if params["files"] else ()
+    files = config.make_plan(params, observed).changes if params["files"] else ()
     files = (*stop_program.plan(observed.get("started") or ()).changes, *files)
-    replaced = legacy.plan(legacy.options_of(params), observed).changes
+    replaced = legacy_apply.make_plan(legacy_apply.options_of(params), observed).changes
     return core_plan.Plan((*replaced, *files) if params["state"] == "present" else (*files, *replaced))
 
 
@@ -49,7 +49,7 @@ class ToolkitConfig:
         self._system = system
         self._removes = params["files"] and params["state"] == "absent"
         self._config = ConfigReconciler(params, system)
-        self._legacy = LegacyReconciler(legacy.options_of(params), system)
+        self._legacy = LegacyReconciler(legacy_apply.options_of(params), system)
 
     def observe(self) -> JsonObject:
         # While the toolkit is there, containers are stopped by its own runtime.
@@ -73,7 +73,7 @@ class ToolkitConfig:
 
 def reconcile(params: JsonObject, check: bool, system: System) -> JsonObject:
     """Reconcile, and add the removed packages and the found drop-ins to the results."""
-    before = legacy.record_of({"toolkit_legacy": observe_record(system)})
+    before = legacy_apply.record_of({"toolkit_legacy": observe_record(system)})
     result = core_plan.run(ToolkitConfig(params, system), check)
     seen = {"toolkit_legacy": observe_record(system)}
-    return {**result, **legacy.results(seen, legacy.record_of(seen) or before)}
+    return {**result, **legacy_apply.results(seen, legacy_apply.record_of(seen) or before)}

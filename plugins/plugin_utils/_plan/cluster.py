@@ -22,15 +22,15 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, helm
 from ...module_utils._kube.api import Kube
+from ...module_utils._kube.client import auth_arguments
 from ...module_utils._kube.direct import connect
 from ...module_utils._kube.errors import LibraryMissing
-from ...module_utils._kube.options import auth_arguments
 from ...module_utils._kube.refs import Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm
+from ...module_utils._scheduler.kubeadm_plan import machines_of, plan_of
 from .._actions.base import untagged
 from .._actions.connection import Connection
-from .._scheduler.kubeadm_plan import machines_of, plan_of
 
 K8S = "kubernetes.core.k8s"
 K8S_INFO = "kubernetes.core.k8s_info"

@@ -1,7 +1,9 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preflight of the variables: values that a role would refuse later, and names that no role knows."""
+"""Where a variable is set: file and line, as ansible-core tags the values that it reads.
+Whether an entry of a variable is a toleration that the API server takes. Pure.
+Preflight of the variables: values that a role would refuse later, and names that no role knows."""
 
 from __future__ import annotations
 
@@ -20,11 +22,65 @@ from ansible.module_utils.errors import ArgumentValueError
 from ...module_utils._contracts import card_exclusion
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
+from ...module_utils._preflight.inventory import listed
 from .._actions.local_path import local_path
-from . import tolerations
-from .inventory import listed
-from .origin import is_vaulted, where
 from .specifications import FACTS, PASSED, Option
+
+try:
+    # There is no public way to a tag. Without it the place isn't named.
+    from ansible._internal._datatag._tags import Origin, VaultedValue
+except ImportError:
+    Origin = VaultedValue = None
+
+
+def where(*tagged: t.Any) -> str:
+    """Return where the first of these values that has a tag was set, in parentheses; empty where none is known."""
+    for value in tagged if Origin else ():
+        origin = Origin.get_tag(value)
+        if origin is not None and origin.path:
+            near = os.path.relpath(origin.path)
+            path = origin.path if near.startswith(os.pardir) else near
+            return f" ({path}:{origin.line_num})" if origin.line_num else f" ({path})"
+        if origin is not None and origin.description:
+            return f" ({origin.description.strip('<>')})"
+    return ""
+
+
+def is_vaulted(value: t.Any) -> bool:
+    """Return whether the value was encrypted by ansible-vault, and mustn't be printed."""
+    return VaultedValue is not None and VaultedValue.get_tag(value) is not None
+
+
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+OPERATORS = ("Exists", "Equal")
+FIELDS = ("key", "operator", "value", "effect", "tolerationSeconds")
+
+
+def problem(entry: t.Any) -> str:
+    """Return why the API server refuses an entry, as the end of a sentence about it; empty where it doesn't."""
+    if not isinstance(entry, dict):
+        return "is no mapping"
+    others = sorted(str(name) for name in entry if name not in FIELDS)
+    if others:
+        return f"has {' and '.join(others)}, and a toleration has {', '.join(FIELDS)} only"
+    for name in ("key", "operator", "value", "effect"):
+        if not isinstance(entry.get(name), (str, type(None))):
+            return f"has a {name} that is no text: quote it"
+    seconds = entry.get("tolerationSeconds")
+    if seconds is not None and (not isinstance(seconds, int) or isinstance(seconds, bool)):
+        return "has tolerationSeconds that are no whole number"
+    if entry.get("operator") not in (None, "", *OPERATORS):
+        return f"has the operator {entry['operator']}, which is none of {', '.join(OPERATORS)}"
+    if entry.get("effect") not in (None, "", *EFFECTS):
+        return f"has the effect {entry['effect']}, which is none of {', '.join(EFFECTS)}"
+    if not entry.get("key") and entry.get("operator") != "Exists":
+        return "has no key: that is valid with the operator Exists only"
+    if entry.get("operator") == "Exists" and entry.get("value"):
+        return "has a value, which the operator Exists doesn't take"
+    if seconds is not None and entry.get("effect") != "NoExecute":
+        return "has tolerationSeconds, which need the effect NoExecute"
+    return ""
+
 
 TYPES = {
     "int": "a whole number",
@@ -39,12 +95,12 @@ ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
 # Lists whose entries argument specifications describe only in part, with what says why an entry is invalid.
 ENTRIES: dict[str, t.Callable[[t.Any], str]] = {
     "gpu_exclude": card_exclusion.problem,
-    "gpushare_tolerations": tolerations.problem,
-    "hami_tolerations": tolerations.problem,
-    "hami_scheduler_tolerations": tolerations.problem,
-    "nvidia_device_plugin_tolerations": tolerations.problem,
-    "scheduler_dedicated_tolerations": tolerations.problem,
-    "acceptance_tolerations": tolerations.problem,
+    "gpushare_tolerations": problem,
+    "hami_tolerations": problem,
+    "hami_scheduler_tolerations": problem,
+    "nvidia_device_plugin_tolerations": problem,
+    "scheduler_dedicated_tolerations": problem,
+    "acceptance_tolerations": problem,
 }
 # How much of a value or of a reason is printed, in characters.
 MOST_CHARACTERS = 60

@@ -13,8 +13,12 @@ import ansible
 import pytest
 from allocation_snapshots import asks, booked, given, hami_node, mixed_cluster, ours, pod
 from ansible.module_utils.common import warnings
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.output import LargeResult, _parts
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect, report
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import (
+    LargeResult,
+    _parts,
+    collect,
+    report,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct, stream
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 from allocation_snapshots import ours
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute, memory_limit
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import nodes as memory_limit
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine

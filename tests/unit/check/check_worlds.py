@@ -10,11 +10,11 @@ from typing import Any
 
 import dra_objects
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS
-from ansible_collections.kubegpu.share.plugins.module_utils._check import servers_claims
+from ansible_collections.kubegpu.share.plugins.module_utils._check import servers as servers_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.prepared import prepared_claims
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.checkpoint import prepared_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import NodeKubelet
 
 NOW = 1795348800  # 2026-11-22T12:00:00Z

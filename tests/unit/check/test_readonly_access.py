@@ -11,7 +11,7 @@ import types
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
-from ansible_collections.kubegpu.share.plugins.module_utils._check.servers_claims import POLICIES as POLICY_KINDS
+from ansible_collections.kubegpu.share.plugins.module_utils._check.servers import POLICIES as POLICY_KINDS
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info

@@ -14,7 +14,7 @@ import pytest
 import role_templates
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import is_transient
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.step_log import StepRunner
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.result import StepRunner
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import refused
 from dedicated_kit import rendered as of_scheduler
 from gpushare_objects import rendered

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import wanted_backends
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from role_templates import evaluated, objects, variables_of
 
 ROOT = Path(__file__).resolve().parents[3]

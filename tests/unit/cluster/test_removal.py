@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.stale_status import remove_stale
+from ansible_collections.kubegpu.share.plugins.module_utils._backends.node_status import remove_stale
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_kube import FakeKube, actions, apply_set

@@ -7,10 +7,9 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.shared_namespace import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.namespace import CREATED
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import DIGEST
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import CREATED, DIGEST
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.shared_namespace import BEFORE
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import BEFORE
 from fake_kube import FakeKube, apply_set
 from merge_patch import merge_patch
 

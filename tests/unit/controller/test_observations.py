@@ -12,14 +12,14 @@ import action_plugins
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.action import image_build
+from ansible_collections.kubegpu.share.plugins.module_utils._documents import toml_editor
+from ansible_collections.kubegpu.share.plugins.module_utils._hami import values as hami_runtime
 from ansible_collections.kubegpu.share.plugins.module_utils._images.build import archive_of, bill_of
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
+from ansible_collections.kubegpu.share.plugins.module_utils._nvidia import plan as nvidia_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import node as preflight_node
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.cdi import injects_cdi
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations, python_probe
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami import runtime as hami_runtime
-from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia import plan as nvidia_plan
 from ansible_runs import ROOT, ansible
 from node_trees import TreeSystem, load
 from taken_machine import TakenMachine

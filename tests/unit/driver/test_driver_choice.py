@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import provided
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.select import choose, verify
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins.table import driver_tables
 from package_sets import package_set, plan
@@ -784,7 +784,7 @@ def test_absent_validates_neither_cards_nor_conflicts():
     assert (found["refusals"], found["conflicts"], found["maintenance"]) == ([], [], "")
 
 
-@pytest.mark.parametrize("provider", [one.id for one in provided.PROVIDERS])
+@pytest.mark.parametrize("provider", [one.id for one in nvidia_smi.PROVIDERS])
 def test_a_driver_that_others_provide_is_left_alone_on_any_distribution(provider):
     observed = node("debian-12", "turing", secure_boot=True)
     observed["distribution"] = {"id": "bottlerocket", "family": "", "version": "1"}
@@ -793,7 +793,7 @@ def test_a_driver_that_others_provide_is_left_alone_on_any_distribution(provider
     empty = {name: found[name] for name in ("refusals", "conflicts", "packages", "repositories", "services")}
     assert not any(empty.values()) and found["maintenance"] == "" and found["provided"] == provider
     [note] = found["notes"]
-    assert f"(570.133.20, and not driver_version not-a-version) from {provided.of([provider]).who}" in note
+    assert f"(570.133.20, and not driver_version not-a-version) from {nvidia_smi.of([provider]).who}" in note
     # Without it the same machine is refused.
     observed["driver"]["others"] = []
     assert chosen(observed)["refusals"]
@@ -853,7 +853,7 @@ def test_problems_begin_with_nouveau_and_mention_secure_boot():
     ["NVIDIA A40-4Q", "GRID T4-16C", "NVIDIA L4-12Q", "GRID T4-2B4", "NVIDIA A100-1-5CME", "NVIDIA L40S-48A"],
 )
 def test_a_vgpu_by_the_drivers_name_of_it(name):
-    assert provided.is_vgpu({"name": name})
+    assert nvidia_smi.is_vgpu({"name": name})
 
 
 @pytest.mark.parametrize(
@@ -861,4 +861,4 @@ def test_a_vgpu_by_the_drivers_name_of_it(name):
     ["NVIDIA A100-SXM4-40GB", "Tesla V100-PCIE-16GB", "NVIDIA H100 80GB HBM3", "NVIDIA GB10", "NVIDIA A800-SXM4-80GB"],
 )
 def test_a_card_that_is_no_vgpu(name):
-    assert not provided.is_vgpu({"name": name})
+    assert not nvidia_smi.is_vgpu({"name": name})

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import persistence
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import facts
 from node_fakes import FakeSystem
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,7 +208,7 @@ def test_uninstall_removes_the_list_of_modules_at_boot(machines):
     assert machines["nvlink5-uninstall"].listed and not machines["nvlink5-uninstall"].modules.exists()
 
 
-PID = {persistence.PID_FILE: "42\n"}
+PID = {facts.PID_FILE: "42\n"}
 
 
 @pytest.mark.parametrize(
@@ -222,35 +222,35 @@ PID = {persistence.PID_FILE: "42\n"}
     ],
 )
 def test_whether_the_daemon_enables_persistence_mode(files, enables):
-    assert persistence.enables(FakeSystem(files)) is enables
+    assert facts.enables(FakeSystem(files)) is enables
 
 
 @pytest.mark.parametrize(
     ("files", "own"),
     [
-        ({persistence.DROP_IN: OVERRIDE}, [persistence.FOLDER]),
-        ({persistence.DROP_IN: OVERRIDE, f"{persistence.FOLDER}/mine.conf": ""}, [persistence.DROP_IN]),
+        ({facts.DROP_IN: OVERRIDE}, [facts.FOLDER]),
+        ({facts.DROP_IN: OVERRIDE, f"{facts.FOLDER}/mine.conf": ""}, [facts.DROP_IN]),
         (
-            {persistence.UNIT: f"{persistence.MARK}: x\n", persistence.WANTED: ""},
-            [persistence.WANTED, persistence.UNIT],
+            {facts.UNIT: f"{facts.MARK}: x\n", facts.WANTED: ""},
+            [facts.WANTED, facts.UNIT],
         ),
-        ({persistence.UNIT: "[Unit]\n", persistence.WANTED: ""}, []),
+        ({facts.UNIT: "[Unit]\n", facts.WANTED: ""}, []),
     ],
 )
 def test_only_files_of_the_role_are_its_own(files, own):
-    assert persistence.own_files(FakeSystem(files)) == own
+    assert facts.own_files(FakeSystem(files)) == own
 
 
 def test_a_link_to_dev_null_masks_the_unit():
     system = FakeSystem()
-    assert not persistence.masked(system)
-    system.links[persistence.UNIT] = "/dev/null"
-    assert persistence.masked(system)
+    assert not facts.masked(system)
+    system.links[facts.UNIT] = "/dev/null"
+    assert facts.masked(system)
 
 
 def test_the_role_writes_the_paths_that_are_observed():
     unit = (ROOT / "roles/driver/files/nvidia-persistenced.service").read_text()
-    assert unit.startswith(persistence.MARK)
+    assert unit.startswith(facts.MARK)
     assert (
         "__driver_override: nvidia-persistenced.service.d/kubegpu.conf"
         in (ROOT / "roles/driver/vars/main.yml").read_text()

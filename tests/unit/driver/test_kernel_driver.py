@@ -8,8 +8,8 @@ import re
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import maintenance
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules_apply import RECORD, work
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import library
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.kernel_modules import RECORD, work
 from ansible_collections.kubegpu.share.plugins.module_utils._host import open_devices
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from node_fakes import FakeSystem, killed_at_every_step
@@ -286,7 +286,7 @@ def test_unloaded_then_another_installed_then_reloaded():
     node = Node()
     assert go(node, state="unloaded")["changed"] and node.modules == []
     assert not node.active["nvidia-persistenced"] and json.loads(node.files[RECORD])["services"]
-    assert maintenance.unfinished(node)
+    assert library.unfinished(node)
     assert not go(node, state="unloaded")["changed"]
     node.on_disk = "590.48.01"
     assert go(node)["changed"]

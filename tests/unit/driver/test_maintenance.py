@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import modprobe
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau as modprobe
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD, NEW = "580.82.07", "580.95.05"

@@ -17,7 +17,7 @@ from typing import Any
 import nvml_calls
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nvidia_smi import MESSAGES
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes import CODES
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import CODES
 from nvml_difference import description, differences
 from simulated_driver import compiled
 

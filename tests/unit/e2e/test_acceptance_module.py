@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e import exec as e2e_exec
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e import client as e2e_exec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import run
 from ansible_collections.kubegpu.share.plugins.modules import gpu_acceptance
 from suite_cluster import SPACE, Cluster, Faults, node

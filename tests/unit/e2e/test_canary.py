@@ -11,9 +11,8 @@ import typing as t
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import is_transient
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.exec import CommandFailed
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import CANARY, LABEL, RUN_LABEL
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import CommandFailed, is_transient
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import CANARY, LABEL, RUN_LABEL
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from suite_cluster import AWAY, FORBIDDEN, SPACE, Cluster, Faults, attempt, node, results, what
 

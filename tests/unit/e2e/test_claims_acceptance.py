@@ -18,10 +18,13 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gp
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.claims import as_announced, as_booked, cards_by_node
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import node_state
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import NAMESPACES, Options
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.pods import pod_state
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import (
+    as_announced,
+    as_booked,
+    cards_by_node,
+    pod_state,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import NAMESPACES, Options, node_state
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from dra_objects import claim, slices_of, turned

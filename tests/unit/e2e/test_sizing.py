@@ -7,15 +7,16 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS, Card
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e import nodes, objects, result, sizing
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e import nodes, result, sizing
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import (
+    PodState,
     assert_not_overbooked,
     assert_placement,
     assert_refused,
     extender_refusal,
+    pod_state,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import NodeState
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.pods import PodState, pod_state
 from gpushare.extender.filter import refusal
 from gpushare.extender.state import node_row, view_of
 from gpushare.shared._contracts.gpushare import Demand
@@ -288,18 +289,18 @@ def test_a_card_that_became_unhealthy_is_unknown() -> None:
     [
         (None, 65534),
         ({}, 65534),
-        ({objects.UID_RANGE: "1000680000/10000"}, 1000680000),
-        ({objects.UID_RANGE: "0/10000"}, 65534),
-        ({objects.UID_RANGE: "x"}, 65534),
-        ({objects.UID_RANGE: "99999999999/1"}, 65534),
-        ({objects.UID_RANGE: None}, 65534),
+        ({nodes.UID_RANGE: "1000680000/10000"}, 1000680000),
+        ({nodes.UID_RANGE: "0/10000"}, 65534),
+        ({nodes.UID_RANGE: "x"}, 65534),
+        ({nodes.UID_RANGE: "99999999999/1"}, 65534),
+        ({nodes.UID_RANGE: None}, 65534),
         ([], 65534),
     ],
     ids=str,
 )
 def test_pods_are_never_root(annotations: object, expected: int) -> None:
-    assert objects.user_of({"metadata": {"annotations": annotations}}) == expected
-    assert objects.user_of(None) == 65534
+    assert nodes.user_of({"metadata": {"annotations": annotations}}) == expected
+    assert nodes.user_of(None) == 65534
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.objects import WORKLOADS, Options, PodTemplate
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import WORKLOADS, Options, PodTemplate
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import Outcome
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.workloads import device_files
 from suite_cluster import Cluster, Faults, attempt, node, results, what

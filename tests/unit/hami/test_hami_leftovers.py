@@ -7,7 +7,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._backends import cluster as backend
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._hami import leftovers, ready
+from ansible_collections.kubegpu.share.plugins.module_utils._hami import cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
@@ -74,7 +74,7 @@ def remove(kube, scope="nodes", check=False, **params):
     clock = FakeClock()
     waiting = Waiting(timeout=30, sleep=clock.sleep, now=clock.now)
     kube.clock = clock
-    return leftovers.ensure(kube, {**given, "scope": scope, "nodes": ["gpu1", "gone"], **params}, check, waiting)
+    return cluster.ensure_removed(kube, {**given, "scope": scope, "nodes": ["gpu1", "gone"], **params}, check, waiting)
 
 
 def test_a_node_gives_up_label_annotations_lock_and_capacity():
@@ -212,7 +212,7 @@ def wait(kube, **params):
     given = {name: one.get("default") for name, one in backend.ARGUMENTS.items()}
     given |= {"release": "hami", "namespace": NAMESPACE, "proof_namespace": "default", **params}
     clock = FakeClock()
-    return ready.ensure(kube, given, False, Waiting(timeout=10, sleep=clock.sleep, now=clock.now))
+    return cluster.ensure_ready(kube, given, False, Waiting(timeout=10, sleep=clock.sleep, now=clock.now))
 
 
 def mutated(scheduler="hami-scheduler", **limits):

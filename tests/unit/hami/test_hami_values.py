@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami import legacy, tree
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import release
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.values import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._hami import chart, legacy
+from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import release
+from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import plan
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "hami"
 CHART_VALUES = yaml.safe_load((Path(__file__).parent / "standin_chart" / "values.yaml").read_text())
@@ -50,7 +50,7 @@ def codes(findings):
 def test_every_value_of_4paradigms_time_has_a_place_or_a_sentence(path):
     sentinel = "registry.example.com/one:2" if path.endswith(("mage", "mageNew")) else ["kept"]
     given = {}
-    tree.put(given, path, sentinel)
+    chart.put(given, path, sentinel)
     done = legacy.translate(given)
     if path in legacy.GONE:
         assert codes(done.problems) == [("value_gone", path)] and done.problems[0]["message"].startswith(f"{path}: ")
@@ -61,8 +61,8 @@ def test_every_value_of_4paradigms_time_has_a_place_or_a_sentence(path):
     else:
         # Moved: nothing is at the former place, and the note names the new one.
         assert len(done.notes) == 1 and done.values != given
-        for place, _value in tree.leaves(done.values):
-            assert tree.get(CHART_VALUES, place) is not tree.MISSING, place
+        for place, _value in chart.leaves(done.values):
+            assert chart.get(CHART_VALUES, place) is not chart.MISSING, place
 
 
 def test_former_values_keep_their_meaning():

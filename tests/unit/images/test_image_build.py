@@ -19,8 +19,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._images import archives
 from ansible_collections.kubegpu.share.plugins.module_utils._images import build as subject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import sources as images_sources
+from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
+from ansible_collections.kubegpu.share.plugins.module_utils._images import sources as images_sources
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -20,7 +20,7 @@ import private_dockerd
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._images import build as subject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import sources as images_sources
+from ansible_collections.kubegpu.share.plugins.module_utils._images import sources as images_sources
 
 from lab import images, rootfs
 from lab.paths import cache_root

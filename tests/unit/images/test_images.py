@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._images import names, query
+from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
+from ansible_collections.kubegpu.share.plugins.module_utils._images import names
 from ansible_collections.kubegpu.share.plugins.module_utils._images.import_archive import ensure, make_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher.settings import K3S, RKE2, Kind
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images import archive as images_archive
 from fake_node import FakeNode
 from runtime_kit import show_unit
 
@@ -83,7 +83,7 @@ def params(**changes: object) -> dict[str, object]:
 def test_an_import_labels_the_image_and_is_idempotent() -> None:
     made = node()
     assert ensure(params(), False, made)["changed"] is True
-    assert query.observe(made, [REFERENCE]) == {REFERENCE: SHA}
+    assert names.observe(made, [REFERENCE]) == {REFERENCE: SHA}
     assert any("io.cri-containerd.pinned=pinned" in one for one in made.log)
     assert any(one.startswith("/opt/bin/ctr ") for one in made.log), "beside the daemon's binary"
     assert ensure(params(), False, made) == {"changed": False, "diff": []}
@@ -123,14 +123,14 @@ def test_an_import_on_a_node_of_k3s_or_rke2(kind: Kind, client: str) -> None:
         ),
     }
     assert ensure(params(), False, made)["changed"] is True
-    assert query.observe(made, [REFERENCE]) == {REFERENCE: SHA}
+    assert names.observe(made, [REFERENCE]) == {REFERENCE: SHA}
     address = "--address /run/k3s/containerd/containerd.sock"
     assert all(one.startswith(f"{client} {address} ") for one in made.log if " images " in one)
 
 
 def test_without_containerd_there_are_no_images() -> None:
     made = FakeNode({}, {"ctr": lambda argv: Done(127, "", ""), "systemctl": lambda argv: Done(127, "", "")})
-    assert query.observe(made, [REFERENCE]) == {}
+    assert names.observe(made, [REFERENCE]) == {}
 
 
 def archive(path: Path, **members: object) -> str:

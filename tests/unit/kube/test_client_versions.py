@@ -23,7 +23,7 @@ import json, sys
 import kubernetes
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift.client import DynamicKube
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import DynamicKube
 path, space = sys.argv[1:]
 dynamic = kubernetes.dynamic.DynamicClient(kubernetes.config.new_client_from_config(path))
 found = {"version": kubernetes.__version__}

@@ -7,7 +7,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import tolerations
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.tolerations import problem
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import problem
 from real_apiserver import ApiServer
 
 VALID: list[dict[str, t.Any]] = [

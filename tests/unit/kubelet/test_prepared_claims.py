@@ -9,8 +9,8 @@ import os
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.checkpoint import prepared_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import collect, parse_pod_resources
-from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.prepared import prepared_claims
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import NodeKubelet
 from dra_objects import DRIVER, claim, claim_uid, prepare, share_id
 from gpushare.kubelet import wire

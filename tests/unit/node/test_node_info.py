@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import facts as driver
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import module_facts as modules
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_query
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import facts as modules
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as smi
 from ansible_collections.kubegpu.share.plugins.module_utils._host import cached_reader as files
 from ansible_collections.kubegpu.share.plugins.module_utils._host import facts as host
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, target
-from ansible_collections.kubegpu.share.plugins.module_utils._node import facts, security
+from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus as gpu
 from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed as packages
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import facts as toolkit
@@ -436,31 +436,31 @@ def test_only_existing_services_are_listed():
 
 @pytest.mark.parametrize(("text", "expected"), [("\x06\0\0\0\x01", True), ("\x06\0\0\0\0", False), (None, None)])
 def test_secure_boot(text, expected):
-    assert security.secure_boot(FakeSystem({security.SECURE_BOOT: text} if text else {})) is expected
+    assert facts.secure_boot(FakeSystem({facts.SECURE_BOOT: text} if text else {})) is expected
 
 
 def test_permissive_selinux():
-    assert security.security(FakeSystem({"/sys/fs/selinux/enforce": "0"}))["selinux"] == "permissive"
+    assert facts.observe_security(FakeSystem({"/sys/fs/selinux/enforce": "0"}))["selinux"] == "permissive"
 
 
-DROP_IN = f"{security.DKMS}.d/x.conf"
+DROP_IN = f"{facts.DKMS}.d/x.conf"
 
 
 @pytest.mark.parametrize(
     ("distribution", "files", "key"),
     [
         ("debian", {}, ""),
-        ("debian", {security.DKMS_KEY: "", security.SHIM_KEY: ""}, security.DKMS_KEY),
-        ("ubuntu", {security.DKMS_KEY: "", security.SHIM_KEY: ""}, security.SHIM_KEY),
-        ("rocky", {security.AKMODS_KEY: ""}, security.AKMODS_KEY),
-        ("debian", {security.DKMS: "#mok_certificate=/a\n", "/a": "", security.DKMS_KEY: ""}, security.DKMS_KEY),
-        ("debian", {security.DKMS: 'mok_certificate="/a"\n', "/a": "", security.DKMS_KEY: ""}, "/a"),
-        ("debian", {security.DKMS: "mok_certificate=/a", DROP_IN: "mok_certificate=/b", "/a": "", "/b": ""}, "/b"),
-        ("debian", {security.DKMS: "mok_certificate=$tree/mok.pub", security.DKMS_KEY: ""}, security.DKMS_KEY),
+        ("debian", {facts.DKMS_KEY: "", facts.SHIM_KEY: ""}, facts.DKMS_KEY),
+        ("ubuntu", {facts.DKMS_KEY: "", facts.SHIM_KEY: ""}, facts.SHIM_KEY),
+        ("rocky", {facts.AKMODS_KEY: ""}, facts.AKMODS_KEY),
+        ("debian", {facts.DKMS: "#mok_certificate=/a\n", "/a": "", facts.DKMS_KEY: ""}, facts.DKMS_KEY),
+        ("debian", {facts.DKMS: 'mok_certificate="/a"\n', "/a": "", facts.DKMS_KEY: ""}, "/a"),
+        ("debian", {facts.DKMS: "mok_certificate=/a", DROP_IN: "mok_certificate=/b", "/a": "", "/b": ""}, "/b"),
+        ("debian", {facts.DKMS: "mok_certificate=$tree/mok.pub", facts.DKMS_KEY: ""}, facts.DKMS_KEY),
     ],
 )  # fmt: skip
 def test_key_that_modules_are_signed_with(distribution, files, key):
-    assert security.signing_key(FakeSystem(files), distribution) == key
+    assert facts.signing_key(FakeSystem(files), distribution) == key
 
 
 @pytest.mark.parametrize(
@@ -474,9 +474,9 @@ def test_key_that_modules_are_signed_with(distribution, files, key):
     ],
 )
 def test_enrolment_of_the_key(output, enrolled, pending):
-    system = FakeSystem({security.DKMS_KEY: ""}, {"mokutil --test-key": Done(1, output, "")})
-    assert security.mok(system, "debian", True) == {"key": security.DKMS_KEY, "enrolled": enrolled, "pending": pending}
-    assert security.mok(system, "debian", False)["enrolled"] is None
+    system = FakeSystem({facts.DKMS_KEY: ""}, {"mokutil --test-key": Done(1, output, "")})
+    assert facts.mok(system, "debian", True) == {"key": facts.DKMS_KEY, "enrolled": enrolled, "pending": pending}
+    assert facts.mok(system, "debian", False)["enrolled"] is None
     assert len(system.ran) == 1, "mokutil runs only under Secure Boot"
 
 
@@ -549,11 +549,11 @@ def test_nouveau_section(tmp_path):
         "/sys/module/nouveau/refcnt": "2\n",
     }
     system = TreeSystem(tmp_path, {"files": texts})
-    found = nouveau_query.observe(system, "debian", [])
+    found = nouveau.observe(system, "debian", [])
     assert sorted(found["files"]) == ["/etc/modprobe.d/blacklist-nouveau.conf", blacklist]
     assert (found["loaded"], found["refcnt"], found["blacklisted"]) == (True, 2, True)
     (tmp_path / blacklist.lstrip("/")).write_text("#blacklist nouveau\n")
-    assert nouveau_query.observe(system, "debian", [])["blacklisted"] is False
+    assert nouveau.observe(system, "debian", [])["blacklisted"] is False
 
 
 # --------------------------------------------------------------------------- all sections

@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._node import gpu_architecture
-from ansible_collections.kubegpu.share.plugins.module_utils._node.gpu_architecture import generation
+from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus
+from ansible_collections.kubegpu.share.plugins.module_utils._node.gpus import generation
 
 CARDS = """
 kepler: 0ff2 GRID K1, 102d Tesla K80, 103f Tesla K20, 118f Tesla K10, 11e0 GTX 770M, 1287 GT 730
@@ -40,6 +40,6 @@ def test_invalid_id_is_unknown(device):
 
 
 def test_generations_do_not_overlap():
-    blocks = sorted(gpu_architecture.BLOCKS)
+    blocks = sorted(gpus.BLOCKS)
     assert all(first <= last for first, last, _name in blocks)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(blocks))

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import device_resources
+from ansible_collections.kubegpu.share.plugins.module_utils._backends import node_status
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.nvidia_plugin import work
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
+from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.files import work
 from fake_clock import FakeClock
 from fake_kube import FakeKube
 from node_fakes import FakeSystem, killed_at_every_step
@@ -169,7 +169,7 @@ def remove(kube, clock, check=False, **more):
         "kubelet_timeout": 420,
     }
     waiting = Waiting(0, 5.0, sleep=clock.sleep, now=clock.now)
-    return device_resources.remove(kube, {**params, **more}, check, waiting)
+    return node_status.remove(kube, {**params, **more}, check, waiting)
 
 
 def live(kube, name="gpu1"):

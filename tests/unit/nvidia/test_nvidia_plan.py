@@ -8,7 +8,7 @@ import json
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._nvidia.plan import injection_of, plan
+from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import injection_of, plan
 
 LAYOUTS = yaml.safe_load("""
 version: v1

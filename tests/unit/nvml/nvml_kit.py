@@ -17,9 +17,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts import ca
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import Host, Request, Send, read
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes import ContainerCgroup
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Host, Request, Send, read
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import nvml_info as action
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import binding as binding_module
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes import NvmlRefused, describe
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import NvmlRefused, describe
 from nvml_kit import PYNVML, FakeError, FakePynvml, gpu
 
 

@@ -10,7 +10,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import facts as nvml
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.device import unknown_card
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import Request
 from nvml_kit import gpu_uuid
 
 

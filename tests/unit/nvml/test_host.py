@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import host as host_module
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.xid import by_address
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import by_address
 from hypothesis import given
 from hypothesis import strategies as st
 

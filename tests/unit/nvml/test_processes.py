@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import Request
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes import ContainerCgroup, misreports_processes
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request
 from nvml_kit import GIB, NA, FakeError, FakeHost, FakePynvml, LocalWorker, asked, gpu, only, process
 from test_device import MIG_1, MIG_2, divided, instance
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import pynvml
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes import (
-    BROKEN,
-    CODES,
-    NvmlRefused,
-    describe,
-)
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import BROKEN, CODES, NvmlRefused, describe
 from nvml_kit import FakeError, asked, gpu, only
 
 # All codes of the pinned nvidia-ml-py; a code that a newer version adds fails here first.

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import CODES
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.processes import ContainerCgroup
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.return_codes import CODES
 from nvml_kit import Driver, FakeHost, compiled, really
 from simulated_driver import CARDS, FIRST, SECOND
 

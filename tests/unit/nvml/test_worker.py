@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import worker as child
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request, Send
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import Request, Send
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -185,7 +185,7 @@ sys.path.insert(0, sys.argv[1])
 from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
 _AnsibleCollectionFinder(paths=[sys.argv[1]])._install()
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml import worker as child
-from ansible_collections.kubegpu.share.plugins.module_utils._nvml.protocol import Request
+from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import Request
 kill, left = os.kill, []
 os.kill = lambda pid, _signal: left.append(pid)
 child.ForkedWorker(lambda _request, send: time.sleep(120)).run(Request(), 1, 0.2)

@@ -11,7 +11,7 @@ import ssl
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.extender_certificates import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import certificates as subject
 from gpushare.http.server import Endpoint
 from gpushare.http.service import Service, text
 from gpushare.http.tls import Tls

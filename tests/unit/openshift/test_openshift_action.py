@@ -15,7 +15,6 @@ from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import openshift_scheduler as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.cluster import takes_policy
 from ansible_runs import ansible
@@ -42,7 +41,7 @@ def act(server, check=False, **arguments):
         executed.append("plan" in module_args)
         module = SimpleNamespace(params=params, tmpdir=str(server.folder), no_log_values=set())
         try:
-            api = client.DynamicKube.of_module(module)
+            api = subject.DynamicKube.of_module(module)
             return subject.work(api, params, plugin._task.check_mode, Waiting(timeout=10, pause=0.02))
         except ShareError as error:
             return {"failed": True, "msg": str(error), **error.details}

@@ -16,9 +16,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.result import
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import cluster as pure
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import policy as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS
 from definitions import OLD, definitions
 from memory_kube import Killed
@@ -37,7 +37,7 @@ SCHEDULER = "/apis/config.openshift.io/v1/schedulers/cluster"
 
 
 def client_of(server, **params):
-    return client.DynamicKube.of_module(module_of(server, ARGUMENTS, **params))
+    return scheduler.DynamicKube.of_module(module_of(server, ARGUMENTS, **params))
 
 
 @pytest.fixture(params=["openshift", "kubernetes"])
@@ -582,7 +582,7 @@ def test_missing_library_reported(monkeypatch, openshift):
     assert client_of(openshift, library="auto").library == "kubernetes"
     monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
     with pytest.raises(ShareError, match="lacks openshift and kubernetes"):
-        client.client_class("auto")
+        scheduler.client_class("auto")
 
 
 def test_discovery_cache_is_in_the_modules_folder(openshift, tmp_path):
@@ -600,11 +600,11 @@ def test_client_errors(openshift, tmp_path):
     nobody = str(openshift.kubeconfig_of("nobody", ("system:authenticated",)))
     with pytest.raises(ShareError, match="lacks a permission: clusterversions"):
         subject.observe(client_of(openshift, kubeconfig=nobody), PREFIX)
-    api, route = client_of(openshift), client.Ref("route.openshift.io/v1", "Route", "a", "b")
+    api, route = client_of(openshift), scheduler.Ref("route.openshift.io/v1", "Route", "a", "b")
     with pytest.raises(ShareError, match="the cluster doesn't serve Route"):
         api.patch(route, {})
     assert api.get(route) is None
-    api.delete(client.Ref("v1", "ConfigMap", "openshift-config", "never-there"))
+    api.delete(scheduler.Ref("v1", "ConfigMap", "openshift-config", "never-there"))
 
 
 @pytest.mark.parametrize(

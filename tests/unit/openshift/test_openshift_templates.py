@@ -9,7 +9,7 @@ import functools
 import pytest
 import role_templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import certificates
 from gpushare.extender import command
 from real_apiserver import Refused
 from role_templates import one

@@ -16,10 +16,10 @@ from pathlib import Path
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import secondary as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates, dedicated
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import certificates, dedicated
 from definitions import OLD, definitions
 from played_operator import PlayedOperator
 from ports import free_port
@@ -58,7 +58,7 @@ def test_install_change_and_remove() -> None:
         for name in ("openshift-config", subject.NAMESPACE):
             server.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         PlayedOperator(server, "4.20.3")
-        api = client.DynamicKube.of_module(module_of(server, ARGUMENTS))
+        api = scheduler.DynamicKube.of_module(module_of(server, ARGUMENTS))
         defaults = {name: spec.get("default") for name, spec in ARGUMENTS.items()}
 
         def run(config: str = "", **more: t.Any) -> dict[str, t.Any]:

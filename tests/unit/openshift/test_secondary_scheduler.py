@@ -18,10 +18,10 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import dedicated_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift import client
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import secondary as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.scheduler import ARGUMENTS
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import certificates, dedicated
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import certificates, dedicated
 from definitions import definitions
 from memory_kube import Killed
 from played_operator import PlayedOperator, conditions
@@ -127,7 +127,7 @@ def api(openshift):
         openshift.ask("DELETE", path)
     # No controller completes a namespace's removal, so it exists before each test.
     openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
-    return client.DynamicKube.of_module(module_of(openshift, ARGUMENTS))
+    return scheduler.DynamicKube.of_module(module_of(openshift, ARGUMENTS))
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import options, reconcile, rpm_locks, signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import options, reconcile, rpm_locks
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 
-KEY = f"{signing_key.ARMOUR[0]}\n\nabc=\n{signing_key.ARMOUR[1]}\n"
+KEY = f"{options.ARMOUR[0]}\n\nabc=\n{options.ARMOUR[1]}\n"
 
 
 def package_set(**params):

@@ -10,9 +10,9 @@ import re
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import apt_query
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.apply import Commands, shown
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.apt_apply import reason
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.commands import Commands, shown
 from fake_clock import FakeClock
 from node_fakes import AptMachine, FakeSystem, killed_at_every_step
 from package_sets import KEY, apply, headers, package_set
@@ -376,7 +376,7 @@ def test_absent_removes_a_package_that_cant_be_configured():
 def test_query_lists_native_packages_holds_and_unfinished_packages():
     text = "ii \ta\t1\tamd64\tA. N. Other <a@example.org>\nhi \tb\t2\tall\nrc \tc\t3\tamd64\nun \td\t\t\n"
     text += "iF \te\t4\tamd64\niHR\tf\t4\tamd64\nii \ta\t9\ti386\nit \tg\t5\tamd64"
-    packages, unfinished, triggers = apt_query.parse_query(text, "amd64")
+    packages, unfinished, triggers = installed.parse_dpkg(text, "amd64")
     assert packages == {
         "a": {"version": "1", "held": False, "origin": "A. N. Other <a@example.org>"},
         "b": {"version": "2", "held": True, "origin": ""},

@@ -14,7 +14,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import options as signing_key
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 from package_sets import KEY, apply, package_set
 from test_packages_action import Node, apt_facts

@@ -10,12 +10,13 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_backends import (
+    Need,
+    missing,
     parse_list,
     parse_removed,
     parse_xml_removed,
     reason,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_files import Need, missing
 from node_fakes import FakeSystem, killed_at_every_step
 from package_sets import KEY, apply, package_set
 

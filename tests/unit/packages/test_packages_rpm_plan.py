@@ -10,16 +10,13 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import (
-    repository_record,
-    rpm_locks,
-    rpm_query,
-    signing_key,
-)
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed, rpm_locks
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import options as signing_key
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import plan as repository_record
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner as planner_of
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_apply import replaced
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_version import Version, compare, matches
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_locks import Version, compare, matches
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.steps import RemovePackage
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,11 +162,11 @@ def machine(files, rows=ROWS, links=()):
     ],
 )
 def test_manager_of_a_machine(files, links, name):
-    assert rpm_query.observe(machine(files, links=links))[0]["manager"] == name
+    assert installed.observe_rpm(machine(files, links=links))[0]["manager"] == name
 
 
 def test_machine_without_rpm():
-    assert rpm_query.observe(FakeSystem({"/usr/bin/dnf": ""})) == (None, {})
+    assert installed.observe_rpm(FakeSystem({"/usr/bin/dnf": ""})) == (None, {})
 
 
 def test_observation_runs_one_command_and_reads_files():
@@ -188,7 +185,7 @@ def test_observation_runs_one_command_and_reads_files():
             "/etc/dnf/modules.d/nodejs.module": "[nodejs]\nname=nodejs\nstream=\nprofiles=\nstate=\n",
         }
     )
-    rpm, packages = rpm_query.observe(system)
+    rpm, packages = installed.observe_rpm(system)
     assert len(system.ran) == 1
     assert list(rpm["files"]) == ["/etc/yum.repos.d/kubegpu-cuda.repo"]
     assert list(rpm["keys"]) == ["/etc/pki/rpm-gpg/KUBEGPU-cuda.asc"] and rpm["imported"] == ["d42d0685-62589a51"]
@@ -208,11 +205,11 @@ def test_observation_runs_one_command_and_reads_files():
 
 def test_duplicates_of_a_killed_transaction_are_detected():
     rows = ROWS + "\nnvidia-open\t3\t590.44-1.el9\tnoarch\t400\tNVIDIA"
-    assert rpm_query.observe(machine({"/usr/bin/dnf": ""}, rows))[0]["duplicates"] == ["nvidia-open"]
+    assert installed.observe_rpm(machine({"/usr/bin/dnf": ""}, rows))[0]["duplicates"] == ["nvidia-open"]
     # The package that was installed first is removed, also where it is the newer one.
-    assert replaced(rpm_query.parse_query(rows), ["nvidia-open"]) == ["nvidia-open-580.95-1.el9.noarch"]
+    assert replaced(installed.parse_rpm(rows), ["nvidia-open"]) == ["nvidia-open-580.95-1.el9.noarch"]
     back = rows.replace("\t400\t", "\t200\t")
-    assert replaced(rpm_query.parse_query(back), ["nvidia-open"]) == ["nvidia-open-590.44-1.el9.noarch"]
+    assert replaced(installed.parse_rpm(back), ["nvidia-open"]) == ["nvidia-open-590.44-1.el9.noarch"]
 
 
 def test_unreadable_list_of_packages_is_an_error():
@@ -220,7 +217,7 @@ def test_unreadable_list_of_packages_is_an_error():
         {**DATABASE, "/usr/bin/dnf": ""}, {"rpm -qa": Done(1, "", "error: cannot open Packages database")}
     )
     with pytest.raises(ShareError, match="rpm can't list the packages: error: cannot open"):
-        rpm_query.observe(system)
+        installed.observe_rpm(system)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import contextlib
 import pytest
 import rpm_tree
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._packages import rpm_query
-from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_version import compare
+from ansible_collections.kubegpu.share.plugins.module_utils._packages import installed
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.rpm_locks import compare
 from package_sets import apply, headers, package_set
 
 WHY = rpm_tree.missing()
@@ -70,7 +70,7 @@ def go(tree, check=False, **changes):
 
 
 def observe(tree):
-    return rpm_query.observe(tree.system)[0]
+    return installed.observe_rpm(tree.system)[0]
 
 
 def locked(tree):

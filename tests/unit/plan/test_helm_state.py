@@ -10,8 +10,8 @@ import tarfile
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import deployed
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.helm import release
-from ansible_collections.kubegpu.share.plugins.plugin_utils._hami.chart import deployed
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import _helm
 from fake_kube import FakeKube
 

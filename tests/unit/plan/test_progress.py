@@ -18,7 +18,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Wa
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import apply_set
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import status_writer
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.running_tasks import HOSTS_NAMED, RunningTasks
-from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.status_lines import StatusLines
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import StatusLines
 from fake_kube import FakeKube, apply_options
 
 ROOT = Path(__file__).resolve().parents[3]

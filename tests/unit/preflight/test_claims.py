@@ -19,9 +19,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import OF_EXTENDER, Claims, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import examine as examine_all
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import wanted_backends
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.backends import wanted_backends
 from dra_objects import slices_of, turned
 from fake_kube import FakeKube
 from role_templates import value, variables_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import preflight
+from ansible_collections.kubegpu.share.plugins.module_utils._images.image_archive import sha256
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import kubeconfig as kubeconfig_path
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.local_path import local_path
-from ansible_collections.kubegpu.share.plugins.plugin_utils._images.archive import sha256
 from kube_api import Api, kubeconfig
 from test_images import archive
 from verify_kit import ROOT, run_playbook

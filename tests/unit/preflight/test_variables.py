@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleUndefinedVariable
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import origin, specifications
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import specifications
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import variables as origin
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.variables import (
     ENTRIES,
     SOURCES,

@@ -17,8 +17,8 @@ import yaml
 from ansible.errors import AnsibleError
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import gpu_report
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import write as files
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.outcome import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.module_utils._report import outcome as files
+from ansible_collections.kubegpu.share.plugins.module_utils._report.outcome import ARGUMENTS
 from report_samples import ALLOCATION, HEALTHY, TROUBLE
 from verify_kit import ROOT, run_playbook
 

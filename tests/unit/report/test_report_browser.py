@@ -11,8 +11,8 @@ from pathlib import Path
 
 import headless_browser
 import pytest
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import html
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.module_utils._report import html
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
 from report_samples import ALLOCATION, HEALTHY, NVIDIA, TROUBLE, card, check, finding, large, node, pod, report
 from test_report_html import EVIL, poisoned
 

@@ -11,10 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import html
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import html_bars as bars
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.model import Card, Pod
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.module_utils._report import html as bars
+from ansible_collections.kubegpu.share.plugins.module_utils._report.model import Card, Pod
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
 from report_samples import ALLOCATION, HEALTHY, NVIDIA, TROUBLE, card, check, finding, large, node, pod, report
 
 ELEMENTS = {
@@ -54,7 +53,7 @@ class Page(HTMLParser):
 
 
 def page(given=None, allocation=None):
-    return Page(html.render(view(given, allocation)))
+    return Page(bars.render(view(given, allocation)))
 
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> javascript:alert(3) {{ 7*7 }} {% raw %} </style><!--"
@@ -95,12 +94,12 @@ def test_the_attack_in_keys_and_sources():
 
 
 def test_the_policy_allows_style_and_the_filter_only_and_comes_first():
-    text = html.render(view(TROUBLE, None))
+    text = bars.render(view(TROUBLE, None))
     (script,) = SCRIPT.findall(text)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; base-uri 'none'" in text
     # No data of the cluster is in the script.
-    assert SCRIPT.findall(html.render(view({}, poisoned(ALLOCATION)))) == [script]
+    assert SCRIPT.findall(bars.render(view({}, poisoned(ALLOCATION)))) == [script]
     assert text.index("Content-Security-Policy") < text.index("<style>")
     licence = "https://www.gnu.org/licenses/gpl-3.0.txt"
     assert "http" not in text.replace("http-equiv", "").replace("https://192.0.2.10:6443", "").replace(licence, "")
@@ -113,7 +112,7 @@ def test_ids_are_unique_and_links_have_targets():
     assert found.links and {link[1:] for link in found.links} <= set(found.ids)
     # Each finding leads to its check, which says what holds where it passes.
     checks = re.findall(
-        r'<tr id="(check-[0-9]+)"><th scope="row"><b>([^<]+)</b> ([^<]+) <', html.render(view(TROUBLE, None))
+        r'<tr id="(check-[0-9]+)"><th scope="row"><b>([^<]+)</b> ([^<]+) <', bars.render(view(TROUBLE, None))
     )
     assert [name for _anchor, name, _title in checks] == [one["id"] for one in TROUBLE["checks"] if one["id"] != "H1"]
     anchors = {name: anchor for anchor, name, _title in checks}
@@ -181,7 +180,7 @@ def test_all_memory_of_a_page_has_one_unit():
     shown = "".join(page(TROUBLE, ALLOCATION).text)
     own = [one for one in re.findall("[0-9] ([MG]iB)", shown.partition("Nodes and cards")[2]) if one != "GiB"]
     assert own == [], "the findings' evidence is the check's own text"
-    (box,) = html._nodes(view(report([check("G6")], [], [SMALL]), None))
+    (box,) = bars._nodes(view(report([check("G6")], [], [SMALL]), None))
     assert [(row.claimed, row.used) for row in box.cards[0].rows] == [("1", "<0.1"), ("0.5", "0"), ("2.4", "unknown")]
 
 
@@ -190,14 +189,14 @@ SMALL = node("gpu1", card(0, pod("a/x", 1024, 20), pod("a/y", 512, 0), pod("b/z"
 
 def test_namespaces_are_summed_over_cards_and_units():
     both = {**NVIDIA["nodes"][0], "also": [ALLOCATION["nodes"][1]]}
-    found = html._namespaces(view(None, {"nodes": [both]}))
+    found = bars._namespaces(view(None, {"nodes": [both]}))
     assert [(one.name, one.pods, one.claimed, one.used) for one in found] == [
         ("a", 2, "12 GiB, 3 shares", ""),
         ("b", 1, "2 GiB", ""),
     ]
     # A pod of two cards is one pod, with the sum of both; what wasn't measured is unknown.
     two = node("gpu1", card(0, pod("a/x", 1024, 512)), card(1, pod("a/x", 1024, 512), pod("b/y", 512)))
-    found = html._namespaces(view(report([check("G6")], [], [two]), None))
+    found = bars._namespaces(view(report([check("G6")], [], [two]), None))
     assert [(one.name, one.pods, one.claimed, one.used) for one in found] == [
         ("a", 1, "2 GiB", "1 GiB"),
         ("b", 1, "0.5 GiB", "unknown"),
@@ -206,17 +205,17 @@ def test_namespaces_are_summed_over_cards_and_units():
 
 def test_a_healthy_card_has_no_reason():
     one = report([check("G6")], [], [node("gpu1", card(0, reason="long ago"))])
-    assert "long ago" not in html.render(view(one, None))
+    assert "long ago" not in bars.render(view(one, None))
 
 
 def test_a_large_cluster_is_folded():
     given = large(1000)
-    text = html.render(view(given, None))
+    text = bars.render(view(given, None))
     assert len(text) < 15_000_000
     details = re.findall("<details[^>]*>", text)
     nodes = [one for one in details if 'id="node-' in one]
     assert len(nodes) == 1000
-    assert sum(one.endswith(" open>") for one in nodes) == html.OPEN_DESPITE
+    assert sum(one.endswith(" open>") for one in nodes) == bars.OPEN_DESPITE
     # Findings beyond the first ones are folded.
     assert text.count("<article") == 100
     # And so are forty namespaces.
@@ -281,6 +280,6 @@ def test_the_clusters_memory_is_what_pods_can_claim():
     # 16376 MiB by NVML are 15 units of 1 GiB, as the table of inspect says.
     cards = [{**card(index, total=16376), "claimable_mib": 15360} for index in range(4)]
     shown = view(report([check("C1")], [], [node("gpu1", *cards)]), None)
-    assert "60 GiB GPU memory" in html.render(shown)
+    assert "60 GiB GPU memory" in bars.render(shown)
     # The card's own size stays beside it.
     assert [one.size_mib for one in shown.nodes[0].cards] == [16376] * 4

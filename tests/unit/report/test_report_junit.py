@@ -6,8 +6,8 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.junit import render
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.module_utils._report.junit import render
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
 from report_samples import HEALTHY, TROUBLE, card, check, finding, node, report
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.prometheus import render
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.module_utils._report.prometheus import render
 from prometheus_client.parser import text_string_to_metric_families
 from report_samples import ALLOCATION, TROUBLE, UUID, card, check, finding, node, report
 

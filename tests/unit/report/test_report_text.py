@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.text_output import WIDTH, render
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
+from ansible_collections.kubegpu.share.plugins.module_utils._report.text_output import WIDTH, render
 from report_samples import ALLOCATION, HEALTHY, NVIDIA, TROUBLE, card, check, finding, node, pod, report
 
 

@@ -8,15 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import (
-    html,
-    json_output,
-    junit,
-    prometheus,
-    text_output,
-)
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.parse import view
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report.values import mib, whole
+from ansible_collections.kubegpu.share.plugins.module_utils._report import html, junit, outcome, prometheus, text_output
+from ansible_collections.kubegpu.share.plugins.module_utils._report.model import mib, whole
+from ansible_collections.kubegpu.share.plugins.module_utils._report.parse import view
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -197,4 +191,4 @@ def test_every_rendering_accepts_anything(given_report, given_allocation):
     if shown.result == "FAIL" and shown.checked:
         assert root.get("failures") != "0"
     list(text_string_to_metric_families(prometheus.render(shown)))
-    json.loads(json_output.render(given_report, given_allocation), parse_constant=pytest.fail)
+    json.loads(outcome.render_json(given_report, given_allocation), parse_constant=pytest.fail)

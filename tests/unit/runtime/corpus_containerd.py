@@ -44,15 +44,18 @@ import real_containerd
 import real_parts
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import replacements
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import CRI_PARTS, SETTINGS
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import (
+    CRI_PARTS,
+    SETTINGS,
+    ContainerdEngine,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_plan import make_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
 
 from lab.paths import cache_root
 
@@ -150,12 +153,12 @@ class Node(real_containerd.Machine):
         return path == BINARY or path in self._present or super().exists(path)
 
     def observe(self) -> dict[str, t.Any]:
-        seen = containerd_query.observe(self)
+        seen = containerd.observe(self)
         assert seen is not None
         return seen
 
     def dump(self) -> tuple[str, str]:
-        return containerd_query.dump(self, self.binary, f"{self.root}{MAIN}")
+        return containerd.dump(self, self.binary, f"{self.root}{MAIN}")
 
     def _run_it(self, argv, data=None, environ_update=None):  # type: ignore[no-untyped-def]
         if "config" not in argv:

@@ -23,10 +23,9 @@ import corpus_containerd
 import real_dockerd
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_plan, docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker_plan as runtime_docker
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import crio
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import docker as runtime_docker
 from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, docker_state
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -224,15 +223,15 @@ def _crio_state(texts: dict[str, bytes]) -> dict[str, t.Any]:
 
 def _ours_crio(row: Row) -> Outcome:
     try:
-        planned = crio.make_plan(row.wanted, _crio_state(row.texts))
+        planned = crio_plan.make_plan(row.wanted, _crio_state(row.texts))
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = _with(row.texts, planned.files)
     outcome = Outcome(files=after, wrong=_validate_crio(row, after))
     outcome.wrong += [f"{path} changed" for path, text in row.texts.items() if after.get(path) != text]
-    if crio.make_plan(row.wanted, _crio_state(after)).files:
+    if crio_plan.make_plan(row.wanted, _crio_state(after)).files:
         outcome.wrong.append("a second run changes something")
-    if _with(after, crio.make_plan(ABSENT, _crio_state(after)).files) != row.texts:
+    if _with(after, crio_plan.make_plan(ABSENT, _crio_state(after)).files) != row.texts:
         outcome.wrong.append("the removal doesn't restore the files")
     return outcome
 

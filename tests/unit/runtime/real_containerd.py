@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import real_parts
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from limited import without_limit
 
 _SOURCES: dict[str, Callable[[], Path]] = {
@@ -116,7 +116,7 @@ class Machine(RealSystem):
 
 
 def observe(binary: str, config: Path) -> dict[str, object]:
-    seen = containerd_query.observe(Machine(binary, str(config)))
+    seen = containerd.observe(Machine(binary, str(config)))
     assert seen is not None
     return seen
 

@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import Replacement
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd, containerd_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import TOOLKIT_CONFIG
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import ContainerdEngine
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
@@ -357,7 +357,7 @@ def test_the_module_accepts_what_the_plan_expects() -> None:
 
 def observe(made: FakeNode) -> dict[str, object]:
     made.answers["containerd"] = lambda argv: Done(0, "containerd x v2.2.9 y" if argv[-1] == "--version" else PLAIN, "")
-    seen = containerd_query.observe(made)
+    seen = containerd.observe(made)
     assert seen is not None
     return seen
 
@@ -375,7 +375,7 @@ def test_credentials_are_masked_in_whatever_is_observed_and_reported() -> None:
     made.files |= {MAIN: text, DROP_IN: text}
     failed = Done(1, "", 'containerd: parse "https://u:s3cr3t@mirror": bad\n')
     made.answers["containerd"] = lambda argv: Done(0, "containerd x v2.2.9 y", "") if "--version" in argv else failed
-    seen = containerd_query.observe(made)
+    seen = containerd.observe(made)
     assert seen is not None and "mirror" in seen["error"] and seen["drop_in"]
     assert "s3cr3t" not in json.dumps(seen)
     made = node(restart=lambda n: 1 if DROP_IN in n.files else 0)
@@ -404,9 +404,9 @@ def test_the_program_by_which_nvidias_runtime_runs_containers(files: dict[str, s
 
 def test_a_node_without_containerd_or_with_an_embedded_one() -> None:
     made = FakeNode({}, {"systemctl": lambda argv: Done(127, "", ""), "containerd": lambda argv: Done(127, "", "")})
-    assert containerd_query.observe(made) is None
+    assert containerd.observe(made) is None
     made.files["/etc/rancher/k3s/k3s.yaml"] = ""
-    seen = containerd_query.observe(made)
+    seen = containerd.observe(made)
     assert seen is not None and seen["embedded"] == "k3s" and seen["version"] == ""
 
 

@@ -16,7 +16,7 @@ import corpus_containerd
 import pytest
 import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import CRI_PLUGIN
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import cri_sections
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import cri_sections
 from corpus_containerd import ETC, MAIN, Node, Row, drive
 from runtime_kit import ABSENT, PRESENT
 

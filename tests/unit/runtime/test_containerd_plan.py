@@ -11,11 +11,8 @@ import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
-    losses,
-    unmet_requirements,
-)
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import UNIT, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import losses, unmet_requirements
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_plan import UNIT, make_plan
 from runtime_kit import ABSENT, AVAILABLE, PRESENT, REPLACED, containerd_state
 
 REAL = pytest.mark.parametrize("release", real_containerd.PARAMETERS)

@@ -10,11 +10,11 @@ import typing as t
 import pytest
 import tomlkit
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.toml_editor import MARK
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd import make_plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import load_order
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_plan import make_plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, containerd_state

@@ -12,15 +12,15 @@ import pytest
 import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.secrets import mask_words
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.cdi import injects_cdi
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import cri_state
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_requirements import (
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import (
+    cri_state,
     losses,
     unmet_requirements,
 )
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import load_order
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines, explain
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.containerd_files import load_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_plan import merged
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import merged
 
 # rule: files in CRI-O's order, and the table crio of the result
 RULES: dict[str, tuple[list[str], dict[str, t.Any]]] = {

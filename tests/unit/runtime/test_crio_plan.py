@@ -12,10 +12,9 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio as runtime_crio
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import crio_query
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import TOOLKIT_CONFIG, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_apply import CrioEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.crio import default_runtime, make_plan, merged
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.crio_plan import default_runtime, make_plan, merged
 from fake_node import FakeNode
 from runtime_kit import ABSENT, AVAILABLE, BINARY, PRESENT, REPLACED, REPLACING, kill_steps, show_unit, update
 
@@ -171,7 +170,7 @@ def node(files: dict[str, str] | None = None) -> tuple[FakeNode, Daemon]:
 
 
 def observe(made: FakeNode) -> dict[str, t.Any]:
-    seen = crio_query.observe(made)
+    seen = runtime_crio.observe(made)
     assert seen is not None
     return seen
 

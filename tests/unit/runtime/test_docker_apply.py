@@ -11,11 +11,10 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_apply import DockerEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_plan import make_plan
 from fake_clock import FakeClock
 from fake_node import FakeNode
 from runtime_kit import ABSENT, BINARY, PRESENT, REPLACING, kill_steps, show_unit, update
@@ -100,7 +99,7 @@ def run(made: FakeNode, wanted: Options) -> dict[str, t.Any]:
 
 
 def observe(made: FakeNode) -> dict[str, t.Any]:
-    observed = docker_query.observe(made)
+    observed = runtime_docker.observe(made)
     assert observed is not None and "hunter2" not in json.dumps(observed)
     return observed
 
@@ -319,5 +318,5 @@ def test_a_stopped_docker_is_not_queried() -> None:
 def test_a_rootless_docker() -> None:
     made = FakeNode({}, {name: lambda argv: Done(127, "", "") for name in ("systemctl", "dockerd")})
     made.files["/run/user/1000/docker.sock"] = ""
-    seen = docker_query.observe(made)
+    seen = runtime_docker.observe(made)
     assert seen is not None and seen["rootless"] == "/run/user/1000/docker.sock"

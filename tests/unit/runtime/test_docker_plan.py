@@ -12,9 +12,9 @@ import pytest
 import real_dockerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_plan import make_plan
 from corpus_others import Row, rows
 from runtime_kit import ABSENT, BINARY, DAEMON_JSON, PRESENT, REPLACED, REPLACING, docker_state
 

@@ -11,12 +11,11 @@ import real_dockerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import replacements
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker as runtime_docker
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import docker_query
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import RuntimePlan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_apply import DockerEngine
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.docker_plan import make_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import ConfigUpdate
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.base import RuntimePlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.docker import make_plan
 from runtime_kit import ABSENT
 
 # An existing program that prints a version.
@@ -46,7 +45,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[private_dockerd.Machine]
 
 
 def observe(machine: private_dockerd.Machine) -> dict[str, object]:
-    seen = docker_query.observe(machine)
+    seen = runtime_docker.observe(machine)
     assert seen is not None
     return seen
 

@@ -11,10 +11,10 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import json_editor, yaml_editor
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor as toml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.decode import Source
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.schema import CONFIGURATION
+from ansible_collections.kubegpu.share.plugins.module_utils._documents import json_editor, yaml_editor
+from ansible_collections.kubegpu.share.plugins.module_utils._documents import toml_editor as toml
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.decode import Source
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.schema import CONFIGURATION
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

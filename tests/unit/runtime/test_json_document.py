@@ -9,7 +9,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.json_editor import Document
+from ansible_collections.kubegpu.share.plugins.module_utils._documents.json_editor import Document
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -16,10 +16,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher.settings import K3S, RKE2, Kind
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, k3s_query, kubelet
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, k3s, kubelet
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import TOOLKIT_CONFIG, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_apply import K3sEngine
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime.k3s import TEXT, make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.k3s_plan import TEXT, make_plan
 from fake_node import FakeNode
 from layers import ROOT
 from own_cluster import run_playbook
@@ -40,14 +40,14 @@ class Service:
         self.finds = BINARY
 
     def settings(self) -> settings.Settings:
-        return k3s_query.settings_of(self.node, self.kind, k3s_query.daemon_of(self.node, self.kind))
+        return k3s.settings_of(self.node, self.kind, k3s.daemon_of(self.node, self.kind))
 
     def default(self) -> str:
         return settings.value(self.settings(), k3s.KEY)
 
     @property
     def data(self) -> str:
-        return k3s_query.data_folder(self.kind, self.settings())
+        return k3s.data_folder(self.kind, self.settings())
 
     def restart(self) -> int:
         default = self.default()
@@ -85,7 +85,7 @@ class Service:
     def info(self) -> Done:
         if not self.pid:
             return Done(1, "", "no")
-        found = k3s_query.effective(self.node, self.data)
+        found = k3s.effective(self.node, self.data)
         runtimes = {
             name: {"options": {"BinaryName": found.runtime(name).get(("options", "BinaryName"), "")}}
             for name in found.runtimes()
@@ -124,7 +124,7 @@ def node(kind: Kind = K3S, agent: bool = False, version: str = "1.32.4") -> tupl
 
 
 def observe(made: FakeNode, kind: Kind = K3S) -> dict[str, t.Any]:
-    seen = k3s_query.observe(made, kind)
+    seen = k3s.observe(made, kind)
     assert seen is not None
     return seen
 

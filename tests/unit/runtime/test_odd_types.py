@@ -11,7 +11,7 @@ import typing as t
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.plugin_utils._runtime import containerd, crio, docker
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd_plan, crio_plan, docker_plan
 from corpus_others import _crio_state
 from runtime_kit import ABSENT, PRESENT, containerd_state, docker_state
 
@@ -106,7 +106,7 @@ def tried(make: t.Callable[[t.Any], t.Any], tree: Tree, name: str, values: tuple
 
 def test_crio() -> None:
     def make(given: t.Any) -> t.Any:
-        return crio.make_plan(given[0], t.cast("t.Any", _crio_state({MAIN: toml(given[1]).encode()})))
+        return crio_plan.make_plan(given[0], t.cast("t.Any", _crio_state({MAIN: toml(given[1]).encode()})))
 
     assert tried(make, CRIO, "crio") == []
 
@@ -114,7 +114,7 @@ def test_crio() -> None:
 def test_the_toolkits_file() -> None:
     def make(given: t.Any) -> t.Any:
         texts = {MAIN: toml(CRIO).encode(), TOOLKIT: toml(given[1]).encode()}
-        return crio.make_plan(given[0], t.cast("t.Any", _crio_state(texts)))
+        return crio_plan.make_plan(given[0], t.cast("t.Any", _crio_state(texts)))
 
     assert tried(make, LOW_LEVEL, "toolkit") == []
 
@@ -122,7 +122,7 @@ def test_the_toolkits_file() -> None:
 @pytest.mark.parametrize("version", ["20.10.7", "28.5.0"])
 def test_docker(version: str) -> None:
     def make(given: t.Any) -> t.Any:
-        return docker.make_plan(given[0], t.cast("t.Any", docker_state(json.dumps(given[1]), version=version)))
+        return docker_plan.make_plan(given[0], t.cast("t.Any", docker_state(json.dumps(given[1]), version=version)))
 
     assert tried(make, DOCKER, version) == []
 
@@ -131,7 +131,7 @@ def test_docker(version: str) -> None:
 def test_containerd(version: int, release: str) -> None:
     def make(given: t.Any) -> t.Any:
         state = containerd_state({"/etc/containerd/config.toml": toml(given[1])}, version=release)
-        return containerd.make_plan(given[0], t.cast("t.Any", {**state, "dump": toml(CONTAINERD[version])}))
+        return containerd_plan.make_plan(given[0], t.cast("t.Any", {**state, "dump": toml(CONTAINERD[version])}))
 
     assert tried(make, CONTAINERD[version], release) == []
 
@@ -149,18 +149,18 @@ def test_containerd(version: int, release: str) -> None:
 )
 def test_crios_file_and_setting_are_named(text: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence.replace(".", r"\.")):
-        crio.make_plan(PRESENT, t.cast("t.Any", _crio_state({MAIN: text.encode()})))
+        crio_plan.make_plan(PRESENT, t.cast("t.Any", _crio_state({MAIN: text.encode()})))
 
 
 @pytest.mark.parametrize("key", ["imports", "disabled_plugins"])
 def test_containerds_file_and_setting_are_named(key: str) -> None:
     state = containerd_state({"/etc/containerd/config.toml": f"version = 3\n{key} = 1\n"})
     with pytest.raises(BadInput, match=f"/etc/containerd/config.toml: {key} isn't a list of texts"):
-        containerd.make_plan(PRESENT, t.cast("t.Any", state))
+        containerd_plan.make_plan(PRESENT, t.cast("t.Any", state))
 
 
 def test_a_byte_order_mark_names_its_file() -> None:
     files = {"/etc/containerd/config.toml": "version = 3\n", "/etc/containerd/conf.d/a.toml": "\ufeffversion = 3\n"}
     state = containerd_state(files, error="containerd: toml: invalid character at start of key")
     with pytest.raises(BadInput, match=r"start of key \(/etc/containerd/conf.d/a.toml begins with a byte order mark\)"):
-        containerd.make_plan(PRESENT, t.cast("t.Any", state))
+        containerd_plan.make_plan(PRESENT, t.cast("t.Any", state))

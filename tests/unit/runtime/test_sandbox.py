@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.sandbox import replaced
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import replaced
 
 
 @pytest.mark.parametrize(

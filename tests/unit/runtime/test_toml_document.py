@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import tomlkit
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents import toml_editor as toml
+from ansible_collections.kubegpu.share.plugins.module_utils._documents import toml_editor as toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

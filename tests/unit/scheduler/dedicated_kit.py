@@ -8,7 +8,7 @@ import types
 import role_templates
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.dedicated import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import plan
 from fake_kube import apply_options
 from role_templates import one
 

@@ -18,11 +18,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import work
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded import PLACES
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import FAILED_STARTS
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan as on_server
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import make_plan as of_static_pod
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded_plan import make_plan as on_server
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import ObserveAgain, Options, SchedulerPlan
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import make_plan as of_static_pod
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod_apply import FAILED_STARTS
 from memory_system import MemorySystem
 
 parsed = cache(yaml.safe_load)

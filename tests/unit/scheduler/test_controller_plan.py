@@ -15,9 +15,9 @@ from ansible_collections.kubegpu.share.plugins.action import container_runtime, 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm_edit
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import CONFIG
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import kubeadm
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.lease import Lease, SchedulerLease
 from fake_server import FakeServer
 from kube_api import SECRET, kubeconfig
 from observations import static_pod
@@ -66,7 +66,7 @@ def no_ansible(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 KUBEADM = manifests.kubeadm(36)
-PATCHES = [f"/p/{name}" for name in kubeadm.PATCHES]
+PATCHES = [f"/p/{name}" for name in kubeadm_edit.PATCHES]
 
 
 def scheduled(observed: t.Any = None, check: bool = False, again: t.Any = None, **options: t.Any) -> t.Any:

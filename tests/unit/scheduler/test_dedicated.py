@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation import s
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as scheduler_config
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as scheduler_config
 from dedicated_kit import LEDGER, NAME, OPTIONS, node, one, planned, pod_of, rendered
 from gpushare.extender import command
 

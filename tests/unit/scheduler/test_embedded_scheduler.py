@@ -13,8 +13,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._rancher import settings
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import embedded
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.embedded import make_plan
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.embedded_plan import make_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import Options
 from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, carry_out, left_by_kills, plan, run
 from fake_server import FakeServer
 

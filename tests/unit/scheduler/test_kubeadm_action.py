@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as module
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.kubeadm import cluster_configuration
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.kubeadm_edit import cluster_configuration
 from own_cluster import run_playbook
 from real_apiserver import ApiServer, api_server
 from test_kubeadm_config import USERS_LIST, FakeKube, stored

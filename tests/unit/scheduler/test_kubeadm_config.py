@@ -16,14 +16,14 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm as kubeadm_config
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm_edit
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
     ANNOTATION,
     CONFIG,
     FOLDER,
     POLICY,
 )
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import kubeadm
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import (
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod_plan import (
     HOST_FOLDER,
     MOUNT,
     VOLUME,
@@ -36,7 +36,7 @@ SHA256 = "ab" * 32
 OURS = {"name": VOLUME, "hostPath": FOLDER, "mountPath": FOLDER, "readOnly": True, "pathType": "Directory"}
 
 
-edit = kubeadm.cluster_configuration
+edit = kubeadm_edit.cluster_configuration
 
 
 def stored(version: str, kubernetes: str, scheduler: str = "scheduler: {}\n") -> str:
@@ -183,7 +183,7 @@ def test_users_config_flag_is_kept() -> None:
     text = stored("v1beta3", "v1.29.0", own)
     done = edit(text, present=True)
     assert done.text == text and done.kept
-    machines = {name: kubeadm.ExtenderFile("config", "/etc/kubernetes/own.yaml") for name in ("cp1", "cp2")}
+    machines = {name: kubeadm_edit.ExtenderFile("config", "/etc/kubernetes/own.yaml") for name in ("cp1", "cp2")}
     assert edit(text, True, "auto", machines) == done
     assert done.message.endswith("kubeadm-config has --config=/etc/kubernetes/own.yaml of its own, which kubeadm keeps")
     # Ours of an earlier time goes.
@@ -252,13 +252,13 @@ def test_upgrades_that_drop_our_file_are_reported(kubernetes: str, words: str) -
 
 # --------------------------------------------------------------------------- machines
 
-OURS_CONFIG, OURS_POLICY = kubeadm.ExtenderFile("config", CONFIG), kubeadm.ExtenderFile("policy", POLICY)
-MINE = kubeadm.ExtenderFile("config", "/etc/mine.yaml")
+OURS_CONFIG, OURS_POLICY = kubeadm_edit.ExtenderFile("config", CONFIG), kubeadm_edit.ExtenderFile("policy", POLICY)
+MINE = kubeadm_edit.ExtenderFile("config", "/etc/mine.yaml")
 NAMED = "scheduler:\n  extraArgs:\n    config: /etc/mine.yaml\n"
 
 
 @pytest.mark.parametrize(("file", "flag"), [(OURS_CONFIG, "config"), (OURS_POLICY, "policy-config-file")])
-def test_file_common_to_all_machines_is_written(file: kubeadm.ExtenderFile, flag: str) -> None:
+def test_file_common_to_all_machines_is_written(file: kubeadm_edit.ExtenderFile, flag: str) -> None:
     machines = {"cp1": file, "cp2": file}
     done = edit(stored("v1beta2", "v1.20.5"), True, "auto", machines)
     assert done.kept and list(yaml.safe_load(done.text)["scheduler"]["extraArgs"]) == [flag]
@@ -270,7 +270,7 @@ def test_file_common_to_all_machines_is_written(file: kubeadm.ExtenderFile, flag
         ("", {"cp1": MINE, "cp2": MINE}, "on cp1, cp2 has --config=/etc/mine.yaml, which isn't in .* is lost"),
         ("", {"cp1": OURS_CONFIG, "cp2": MINE}, "on cp2 has --config=/etc/mine.yaml, which isn't"),
         ("", {"cp1": OURS_CONFIG, "cp2": OURS_POLICY}, "some of them have a policy file and others"),
-        ("", {"cp1": kubeadm.ExtenderFile("policy", "/p")}, "on cp1 has --policy-config-file=/p, which"),
+        ("", {"cp1": kubeadm_edit.ExtenderFile("policy", "/p")}, "on cp1 has --policy-config-file=/p, which"),
         (NAMED, {"cp1": MINE, "cp2": OURS_CONFIG}, "gives .* --config=/etc/mine.yaml, and on cp2 it has --conf"),
     ],
 )
@@ -299,8 +299,8 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
     """Without and with an equal configuration."""
     folder = tmp_path / "patches"
     folder.mkdir()
-    files = kubeadm.patch_files(SHA256, FLAG)
-    assert set(files) == set(kubeadm.PATCHES)
+    files = kubeadm_edit.patch_files(SHA256, FLAG)
+    assert set(files) == set(kubeadm_edit.PATCHES)
     for name, text in files.items():
         (folder / name).write_text(text)
     # The user's own, before and after ours.
@@ -330,7 +330,7 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
 
 
 def test_annotation_patch(tmp_path: Path) -> None:
-    [(name, text)] = list(kubeadm.patch_files(SHA256).items())
+    [(name, text)] = list(kubeadm_edit.patch_files(SHA256).items())
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / name).write_text(text)
     ours = StaticPod(real_kubeadm.expected())

@@ -12,7 +12,7 @@ import kubernetes  # type: ignore[import-untyped,unused-ignore]
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.lease import Lease, SchedulerLease
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.lease import Lease, SchedulerLease
 from kube_api import SECRET, Api, kubeconfig
 
 LEASE = Ref("coordination.k8s.io/v1", "Lease", "kube-system", "kube-scheduler")

@@ -12,8 +12,8 @@ import pytest
 import real_scheduler
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as sc
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
 from fake_machine import EXTENDER
 from ports import free_port
 

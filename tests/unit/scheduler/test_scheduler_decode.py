@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.decode import Source
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.schema import CONFIGURATION
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.decode import Source
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.schema import CONFIGURATION
 
 HEAD = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n"
 

@@ -12,8 +12,8 @@ import pytest
 import real_scheduler
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import schema as fields
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as sc
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import schema as fields
 from fake_machine import EXTENDER
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st

@@ -10,7 +10,7 @@ import typing as t
 import manifests
 import test_scheduler_config as sc
 import yaml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import kubeadm
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import kubeadm_edit
 from test_kubeadm_config import stored
 from test_odd_types import tried
 from test_static_pod_document import CORPUS, edited, undone
@@ -35,8 +35,8 @@ def test_kubeadms_configuration() -> None:
         own = "scheduler:\n  extraArgs:\n" + ("  - {name: v, value: '2'}\n" if version == "v1beta4" else "    v: '2'\n")
         text = stored(version, "v1.30.0", own)
         make = both(
-            lambda one: kubeadm.cluster_configuration(one, present=True),
-            lambda one: kubeadm.cluster_configuration(one, present=False),
+            lambda one: kubeadm_edit.cluster_configuration(one, present=True),
+            lambda one: kubeadm_edit.cluster_configuration(one, present=False),
         )
         assert tried(make, yaml.safe_load(text), version, ODD) == []
 

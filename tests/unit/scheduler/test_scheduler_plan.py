@@ -12,6 +12,7 @@ import manifests
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as sc
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import (
     ANNOTATION,
@@ -20,10 +21,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants
     FOLDER,
     POLICY,
 )
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import config as sc
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import merged_file
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import (
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import (
     ObserveAgain,
     Options,
     lease_of,
@@ -593,7 +592,7 @@ def test_foreign_extender_in_an_untouched_file_is_kept() -> None:
 
 def test_invalid_note_is_ignored() -> None:
     for text in ("", "{", "[]", '{"path": 1}', '{"x": ""}'):
-        assert merged_file.read(text) is None
+        assert sc.read(text) is None
 
 
 # --------------------------------------------------------------------------- lease

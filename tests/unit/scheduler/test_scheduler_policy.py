@@ -11,8 +11,8 @@ import pytest
 import real_scheduler
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler import policy as sp
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as sp
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
 from fake_machine import EXTENDER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -92,61 +92,61 @@ def complaint(text: str, folder: Path) -> str:
     if _validator != OWN_RULES:
         return real_scheduler.complaint(text, folder, _validator, policy=True)
     try:
-        sp.FORM.check("/p", text, None)
+        sp.POLICY_FORM.check("/p", text, None)
     except BadInput as error:
         return str(error)
     return ""
 
 
 def test_new_policy(tmp_path: Path) -> None:
-    text = sp.FORM.new(None, {}, EXTENDER)
+    text = sp.POLICY_FORM.new(None, {}, EXTENDER)
     assert json.loads(text) == {"kind": "Policy", "apiVersion": "v1", "extenders": [ENTRY]}
     assert complaint(text, tmp_path) == ""
 
 
 def test_merge_into_users_policy(tmp_path: Path) -> None:
-    done = sp.FORM.merged("/p", USERS, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", USERS, None, EXTENDER)
     head, tail = USERS.split("    }\n  ],\n")
     assert done.startswith(head + "    },\n    {\n") and done.endswith("\n    }\n  ],\n" + tail), (
         "all else is as it was"
     )
     policy = json.loads(done)
     assert policy == {**json.loads(USERS), "extenders": [*json.loads(USERS)["extenders"], ENTRY]}
-    assert sp.FORM.merged("/p", done, None, EXTENDER) == done
-    assert sp.FORM.without("/p", done) == USERS
+    assert sp.POLICY_FORM.merged("/p", done, None, EXTENDER) == done
+    assert sp.POLICY_FORM.without("/p", done) == USERS
     assert complaint(done, tmp_path) == ""
 
 
 def test_upstream_extender_is_replaced(tmp_path: Path) -> None:
-    done = sp.FORM.merged("/p", UPSTREAM, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", UPSTREAM, None, EXTENDER)
     assert json.loads(done)["extenders"] == [ENTRY]
     kept = [line for line in UPSTREAM.splitlines() if "32766" not in line and '"ignorable"' not in line]
     lines = iter(done.splitlines())
     assert all(line in lines for line in kept), "what was right stays as it is written"
     assert complaint(done, tmp_path) == ""
-    assert json.loads(sp.FORM.without("/p", done)) == {"kind": "Policy", "apiVersion": "v1"}
+    assert json.loads(sp.POLICY_FORM.without("/p", done)) == {"kind": "Policy", "apiVersion": "v1"}
 
 
 def test_preempt_verb_in_any_case_is_removed() -> None:
-    quiet = sp.FORM.merged("/p", USERS, None, EXTENDER)
-    asking = sp.FORM.merged("/p", quiet, None, Extender(EXTENDER.url, 30, preempts=True))
+    quiet = sp.POLICY_FORM.merged("/p", USERS, None, EXTENDER)
+    asking = sp.POLICY_FORM.merged("/p", quiet, None, Extender(EXTENDER.url, 30, preempts=True))
     assert json.loads(asking)["extenders"][-1]["preemptVerb"] == "preempt"
     for text in (asking, asking.replace("preemptVerb", "PreemptVerb")):
-        assert json.loads(sp.FORM.merged("/p", text, None, EXTENDER)) == json.loads(quiet)
-        assert sp.FORM.has("/p", text, EXTENDER)
+        assert json.loads(sp.POLICY_FORM.merged("/p", text, None, EXTENDER)) == json.loads(quiet)
+        assert sp.POLICY_FORM.has("/p", text, EXTENDER)
 
 
 def test_extender_keys_in_any_case(tmp_path: Path) -> None:
     text = UPSTREAM.replace("bindVerb", "BindVerb").replace('"enableHttps": false', '"EnableHTTPS": true, "WEIGHT": 3')
     text = text.replace('"ignoredByScheduler": false', '"ignoredbyscheduler": true')
-    done = sp.FORM.merged("/p", text, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", text, None, EXTENDER)
     assert complaint(done, tmp_path) == ""
     [entry] = json.loads(done)["extenders"]
     assert entry["EnableHTTPS"] is False and "enableHttps" not in entry and "WEIGHT" not in entry
     assert entry["managedResources"] == [{"name": "aliyun.com/gpu-mem", "ignoredbyscheduler": False}]
-    assert sp.FORM.merged("/p", done, None, EXTENDER) == done
+    assert sp.POLICY_FORM.merged("/p", done, None, EXTENDER) == done
     with pytest.raises(BadInput, match="binds pods already"):
-        sp.FORM.merged("/p", USERS.replace('"filterVerb": "filter"', '"BINDVERB": "bind"'), None, EXTENDER)
+        sp.POLICY_FORM.merged("/p", USERS.replace('"filterVerb": "filter"', '"BINDVERB": "bind"'), None, EXTENDER)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_extender_keys_in_any_case(tmp_path: Path) -> None:
     ],
 )
 def test_every_layout_is_restored(text: str, tmp_path: Path) -> None:
-    done = sp.FORM.merged("/p", text, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", text, None, EXTENDER)
     assert yaml.safe_load(done.replace("\t", " "))["extenders"][-1] == ENTRY
     assert ("\r\n" in text) == ("\r\n" in done) and "\n\n" not in done
     assert done.count("\n") == done.count("\r\n") or "\r" not in done
-    assert sp.FORM.without("/p", done) == text
+    assert sp.POLICY_FORM.without("/p", done) == text
     assert complaint(done, tmp_path) == ""
 
 
@@ -216,19 +216,19 @@ def test_invalid_policy_refused(old: str, new: str, words: str, real: str, tmp_p
     text = USERS.replace(old, new)
     assert text != USERS
     with pytest.raises(BadInput, match=words):
-        sp.FORM.merged("/p", text, None, EXTENDER)
+        sp.POLICY_FORM.merged("/p", text, None, EXTENDER)
     assert complaint(text, tmp_path) if _validator == OWN_RULES else re.search(real, complaint(text, tmp_path))
 
 
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     text = USERS.replace('"weight": 5,', '"weight": 5, "comment": "ours",')
-    done = sp.FORM.merged("/p", text, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", text, None, EXTENDER)
     assert '"comment": "ours"' in done
     assert complaint(done, tmp_path) == ""
     text = USERS.replace('"kind" : "Policy",', '"kind" : "Policy", "comment": "ours",')
-    assert '"comment": "ours"' in sp.FORM.merged("/p", text, 16, EXTENDER)
+    assert '"comment": "ours"' in sp.POLICY_FORM.merged("/p", text, 16, EXTENDER)
     with pytest.raises(BadInput, match=r"^/p, line 2: kube-scheduler 1\.18 has no field comment$"):
-        sp.FORM.merged("/p", text, 18, EXTENDER)
+        sp.POLICY_FORM.merged("/p", text, 18, EXTENDER)
 
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
@@ -268,9 +268,9 @@ def test_generated_policies_merged_and_restored(
 ) -> None:  # type: ignore[no-untyped-def]
     policy = {"kind": "Policy", "apiVersion": "v1", **more, **({"extenders": extenders} if extenders else {})}
     text = json.dumps(policy, indent=indent, separators=separators, ensure_ascii=False) + end
-    done = sp.FORM.merged("/p", text, None, EXTENDER)
+    done = sp.POLICY_FORM.merged("/p", text, None, EXTENDER)
     assert json.loads(done) == {**policy, "extenders": [*extenders, ENTRY]}
-    assert sp.FORM.merged("/p", done, None, EXTENDER) == done
-    assert sp.FORM.without("/p", done) == text
+    assert sp.POLICY_FORM.merged("/p", done, None, EXTENDER) == done
+    assert sp.POLICY_FORM.without("/p", done) == text
     if chance == 0:
         assert complaint(done, tmp_path) == ""

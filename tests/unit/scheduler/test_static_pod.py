@@ -20,8 +20,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants
     FOLDER,
     POLICY,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod import error_lines
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.plan import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import Options
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod_apply import error_lines
 from fake_machine import ABSENT, EXTENDER, OTHER, PRESENT, FakeMachine, carry_out, left_by_kills, plan, run
 
 KUBEADM = manifests.kubeadm(36)

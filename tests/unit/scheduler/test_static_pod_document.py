@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import control_plane as cp
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.constants import ANNOTATION, CONFIG, FOLDER
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.static_pod import VOLUME, Stamp, StaticPod
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.static_pod_plan import VOLUME, Stamp, StaticPod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

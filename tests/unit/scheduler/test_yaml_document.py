@@ -8,8 +8,8 @@ import json
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.yaml_editor import Document
-from ansible_collections.kubegpu.share.plugins.plugin_utils._documents.yaml_tree import Loader
+from ansible_collections.kubegpu.share.plugins.module_utils._documents.yaml_editor import Document
+from ansible_collections.kubegpu.share.plugins.module_utils._documents.yaml_tree import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 

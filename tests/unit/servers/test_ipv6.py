@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster 
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
-from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.initial_inventory import initial_inventory
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.initial_inventory import initial_inventory
 from extender_kit import command_process, message
 from gpushare.http import server as http_server
 from gpushare.http.limits import Limits

@@ -16,7 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table im
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import result
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, Finding, Findings
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import outcome
+from ansible_collections.kubegpu.share.plugins.module_utils._report import outcome
 from prometheus_client.parser import text_string_to_metric_families
 from report_samples import card, check, finding, report
 from report_samples import node as reported

@@ -12,7 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Change, Plan, run
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as toolkit
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config_apply import CTK, ConfigReconciler
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.config import CTK, ConfigReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import ARGUMENTS
 from hypothesis import given
 from hypothesis import strategies as st

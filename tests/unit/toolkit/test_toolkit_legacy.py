@@ -8,10 +8,14 @@ import json
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy, legacy_paths
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_apply import installed
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_query import observe_record, observe_sources
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_sources import clean, named_nowhere
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy, legacy_apply
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_apply import (
+    clean,
+    installed,
+    named_nowhere,
+    observe_record,
+    observe_sources,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import reconcile
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,7 +220,7 @@ def restore(node):
 def controllers_plan(node):
     """Return the plan that the controller makes from the node's facts."""
     seen = {"sources_stale": observe_sources(node), "toolkit_legacy": observe_record(node)}
-    return legacy.plan(legacy.options_of(options(WANT)), {**seen, "packages": installed(node, WANT)})
+    return legacy_apply.make_plan(legacy_apply.options_of(options(WANT)), {**seen, "packages": installed(node, WANT)})
 
 
 def etc(node):
@@ -233,7 +237,7 @@ def test_removal_and_restoration(dpkg):
     assert "nvidia.github.io" not in node.files["/etc/apt/sources.list"]
     assert f"{LISTS}/kubegpu-nvidia-container-toolkit.sources" in node.files
     assert not [path for path in node.files if path.endswith(".rpmsave") or "/.kubegpu" in path]
-    copies = [path for path in node.files if path.startswith(legacy_paths.STORE) and "daemon.json" in path]
+    copies = [path for path in node.files if path.startswith(legacy.STORE) and "daemon.json" in path]
     assert not copies and "nvidia-docker2" not in node.packages
     again = work(WANT, False, node)
     assert not again["changed"] and again["packages"] == {"nvidia-docker2": "2.13.0-1"}
@@ -331,7 +335,7 @@ def test_drop_ins_are_only_reported():
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', json.dumps({"schema": 1, "files": 3})])
 def test_a_record_of_another_version_is_refused(text):
-    node = Node({legacy_paths.RECORD: text})
+    node = Node({legacy.RECORD: text})
     with pytest.raises(ShareError, match=r"record\.json wasn't written by this version"):
         restore(node)
 

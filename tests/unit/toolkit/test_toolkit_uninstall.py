@@ -7,9 +7,9 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline_apply
-from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline_query import observe
-from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline_record import PATH
+from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline
+from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe_baseline
+from ansible_collections.kubegpu.share.plugins.module_utils._node.types import PATH
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as files
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.facts import PACKAGES as TOOLKIT
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import ARGUMENTS, reconcile
@@ -105,7 +105,7 @@ def configure(machine, **params):
 
 def install(machine):
     """Run the tasks of the roles node_baseline and toolkit."""
-    baseline_apply.ensure("present", [], False, machine)
+    baseline.ensure("present", [], False, machine)
     configure(machine, files=False, remove_sources=True, remove_packages=["nvidia-docker2"])
     toolkit(machine, "present")
     replaced = ["nvidia-container-runtime", "nvidia-container-runtime-hook"]
@@ -114,7 +114,7 @@ def install(machine):
 
 def uninstall(machine):
     """Run the tasks of uninstall.yml for the toolkit."""
-    seen = (observe(machine, True) or {}).get("snapshot")
+    seen = (observe_baseline(machine, True) or {}).get("snapshot")
     if seen is None:
         return
     before = {name: one["version"] for name, one in seen["packages"].items()}
@@ -128,7 +128,7 @@ def uninstall(machine):
         names = [name for name in back if seen["packages"].get(name, {}).get("held", False) is hold]
         if names:
             apt(machine, name="toolkit-before", packages=[f"{name}={back[name]}" for name in names], hold=hold)
-    baseline_apply.ensure("compared", [], False, machine)
+    baseline.ensure("compared", [], False, machine)
 
 
 def state(machine):
@@ -161,7 +161,7 @@ subsets = st.tuples(
 
 @pytest.fixture(autouse=True)
 def observed(monkeypatch):
-    monkeypatch.setattr(baseline_apply.facts, "observe", lambda machine, images, packages: machine.node())
+    monkeypatch.setattr(baseline.facts, "observe", lambda machine, images, packages: machine.node())
 
 
 @given(subsets)

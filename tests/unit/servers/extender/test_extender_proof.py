@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host import http_probe
-from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extender_proof import (
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import (
     PAUSE_SECONDS,
     PROOF_SECONDS,
     REASONS,

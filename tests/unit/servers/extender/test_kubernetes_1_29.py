@@ -19,8 +19,8 @@ import dedicated_kit
 import gpushare_objects
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.config import FORM
-from ansible_collections.kubegpu.share.plugins.plugin_utils._scheduler.form import Extender
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.config import FORM
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders import Extender
 from api_double import make_node
 from extender_kit import eventually
 from gpushare.api.client import KubeApi, connect

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS
-from ansible_collections.kubegpu.share.plugins.plugin_utils._report import prometheus as report
+from ansible_collections.kubegpu.share.plugins.module_utils._report import prometheus as report
 from both_servers import Both
 from gpushare.dra.metrics import Metrics as DriverMetrics
 from prometheus_client import CollectorRegistry, generate_latest

@@ -1,0 +1,387 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The positions of all values in a YAML text, and the text of new values in the file's style."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import json
+import re
+import typing as t
+
+import yaml
+
+from .._core.errors import BadInput
+
+MAP, LIST, SCALAR, ALIAS = "map", "list", "scalar", "alias"
+WIDTH = 1 << 20
+# In characters without lines of comments. An edit parses a text seven times, each some 3 microseconds a character, so
+# the largest takes seconds; the largest of 1,000 real ones has 25 KiB. Comments cost next to nothing.
+LARGEST, LARGEST_WITH_COMMENTS = 1 << 17, 1 << 20
+_BREAKS = "\r\n\x85\u2028\u2029"
+_BLANKS = re.compile("[ \t]*")
+_COMMENT_LINES = re.compile(r"(?m)^[ \t]*#[^\r\n]*")
+# What may precede a token on its line, and a comment; tabs only where they don't indent a block.
+_BETWEEN = {tabs: re.compile(rf"[ {tabs * chr(9)}]*(?:#[^\0{_BREAKS}]*)?") for tabs in (False, True)}
+
+
+class Repeated(Exception):
+    """A repeated key, of which parsers choose different ones."""
+
+    def __init__(self, key: str, at: int) -> None:
+        super().__init__(f"the key {key} is there twice")
+        self.at = at
+
+
+def refuse_large(path: str, text: str) -> None:
+    """Refuse a text whose edit would take minutes.
+
+    :raises BadInput: it has more than 128 KiB without lines of comments, or more than 1 MiB with them.
+    """
+    if len(text) > LARGEST_WITH_COMMENTS:
+        size = f"{LARGEST_WITH_COMMENTS >> 20} MiB"
+    elif len(text) > LARGEST and len(_COMMENT_LINES.sub("", text)) > LARGEST:
+        size = f"{LARGEST >> 10} KiB without its comments"
+    else:
+        return
+    raise BadInput(f"{path} has more than {size}, too much for a configuration; it is left as it is")
+
+
+def fault(text: str, error: yaml.YAMLError) -> tuple[int, str]:
+    """Return the line of a parser's error, and its reason."""
+    if isinstance(error, yaml.reader.ReaderError):
+        at = error.position
+        return text.count("\n", 0, at) + 1, f"the character #x{ord(text[at]):02x} isn't allowed"
+    mark = getattr(error, "problem_mark", None)
+    return mark.line + 1 if mark else 1, str(getattr(error, "problem", None) or error)
+
+
+@dataclasses.dataclass
+class Entry:
+    """A mapping's key with its value, or a list's item; it starts at its key or, in a block, at its dash."""
+
+    start: int
+    value: Node
+    key: str | None = None
+    key_end: int = 0
+
+    @property
+    def end(self) -> int:
+        return max(self.value.end, self.key_end)
+
+
+@dataclasses.dataclass
+class Node:
+    """A value and its position in the text."""
+
+    kind: str
+    start: int
+    end: int
+    flow: bool = False
+    style: str = ""
+    """A scalar's quote or block indicator."""
+    column: int = 0
+    """The column of a block collection's keys or dashes."""
+    entries: list[Entry] = dataclasses.field(default_factory=list)
+
+    def entry(self, step: str | int) -> Entry | None:
+        if self.kind == LIST and isinstance(step, int):
+            return self.entries[step] if step < len(self.entries) else None
+        return next((one for one in self.entries if self.kind == MAP and one.key == step), None)
+
+
+def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
+    """Return the comments on lines of their own; a line of a multi-line scalar is none.
+
+    :param tree: of the whole text.
+    :param start: of the part to search, and ``end`` its end; None for the end of the text.
+    """
+
+    def texts(node: Node) -> t.Iterator[tuple[int, int]]:
+        if node.kind == SCALAR and "\n" in text[node.start : node.end]:
+            yield node.start, node.end
+        for entry in node.entries:
+            yield from texts(entry.value)
+
+    # In the order of their positions, as entries are.
+    inside = [(-1, -1), *texts(tree)]
+    return [
+        found[0]
+        for found in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
+        if found.start() >= inside[bisect.bisect_left(inside, (found.start(),)) - 1][1]
+    ]
+
+
+def line_start(text: str, at: int) -> int:
+    return text.rfind("\n", 0, at) + 1
+
+
+def line_end(text: str, at: int) -> int:
+    """Return the position of a line's end, before its line break."""
+    end = text.find("\n", at)
+    if end < 0:
+        return len(text)
+    return end - 1 if text[end - 1 : end] == "\r" and end > at else end
+
+
+def parse(text: str, is_json: bool) -> Node:
+    """Parse the first document of a text.
+
+    :raises yaml.YAMLError: it isn't YAML.
+    :raises Repeated: it is ambiguous.
+    """
+    # JSON may begin with tabs, and its strings contain none.
+    text = text.replace("\t", " ") if is_json else text
+    loader = _Positions(text)
+    try:
+        builder = _Builder(text, loader)
+        for event in builder.events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                return builder.node(next(builder.events))
+    finally:
+        loader.dispose()
+    raise yaml.YAMLError("it is empty")
+
+
+class Loader(yaml.SafeLoader):
+    """Accept tabs where Kubernetes' parser does: everywhere but where they would indent a block."""
+
+    def scan_to_next_token(self) -> None:
+        untyped: t.Any = self
+        if self.index == 0 and self.peek() == "\ufeff":
+            self.forward()
+        self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+        while untyped.scan_line_break():
+            self.allow_simple_key = self.allow_simple_key or not self.flow_level
+            self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+
+    def scan_plain_spaces(self, indent: int, start_mark: t.Any) -> t.Any:
+        """Return the blanks within a plain scalar, or its folded line breaks; None at the end of the document."""
+        untyped: t.Any = super()
+        blanks = self._skip(_BLANKS)
+        if self.peek() not in _BREAKS:
+            return [blanks] if blanks else []
+        folded = untyped.scan_plain_spaces(indent, start_mark)
+        while folded is not None and self.peek() == "\t" and self.column >= indent:
+            self._skip(_BLANKS)
+            if self.peek() in _BREAKS:
+                # The line had nothing but tabs.
+                more = untyped.scan_plain_spaces(indent, start_mark)
+                folded = [*(one for one in (*folded, "\n", *more) if one != " ")] if more is not None else None
+        return folded
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        """Skip a part of a line; PyYAML's own methods take each character by itself."""
+        found = pattern.match(self.buffer, self.pointer)
+        skipped = found[0] if found else ""
+        self.pointer += len(skipped)
+        self.index += len(skipped)
+        self.column += len(skipped)
+        return skipped
+
+
+# As for Kubernetes, a date is a string, and so is an equals sign.
+Loader.yaml_implicit_resolvers = {
+    first: [one for one in found if one[0].rpartition(":")[2] not in ("timestamp", "value")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Positions(Loader):
+    """Record where entries of blocks begin: an item at its dash, a key at its question mark, if any."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.begins: list[int] = []
+        self.columns: list[int] = []
+
+    def get_token(self) -> t.Any:
+        token = super().get_token()  # type: ignore[no-untyped-call]
+        if isinstance(token, (yaml.BlockEntryToken, yaml.KeyToken)):
+            self.begins.append(token.start_mark.index)
+            self.columns.append(token.start_mark.column)
+        return token
+
+
+class _Builder:
+    def __init__(self, text: str, loader: _Positions) -> None:
+        self._text, self._loader = text, loader
+        untyped: t.Any = loader
+        self.events: t.Iterator[t.Any] = iter(untyped.get_event, None)
+
+    def _begin(self, node: Node, start: int) -> int:
+        """Return the position where a block's entry begins."""
+        number = bisect.bisect_left(self._loader.begins, start) - 1
+        node.column = self._loader.columns[number]
+        return self._loader.begins[number]
+
+    def node(self, event: t.Any) -> Node:
+        start, end = event.start_mark.index, event.end_mark.index
+        if isinstance(event, yaml.AliasEvent):
+            return Node(ALIAS, start, end)
+        if isinstance(event, yaml.ScalarEvent):
+            style = event.style or ""
+            if style in ("|", ">"):
+                # Exclude its final line break.
+                found = re.search(r"\r?\n\Z", self._text[start:end])
+                end -= len(found[0]) if found else 0
+            return Node(SCALAR, start, end, style=style)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._map(event)
+        return self._list(event)
+
+    def _map(self, event: t.Any) -> Node:
+        node = Node(MAP, event.start_mark.index, event.end_mark.index, flow=bool(event.flow_style))
+        seen: set[str] = set()
+        for key in self.events:
+            if isinstance(key, yaml.MappingEndEvent):
+                self._close(node, key)
+                return node
+            name = self.node(key)
+            word = key.value if name.kind == SCALAR else None
+            if word in seen:
+                raise Repeated(word, name.start)
+            seen |= {word} if word is not None else set()
+            begin = name.start if node.flow else self._begin(node, name.start + 1)
+            value = self.node(next(self.events))
+            # An empty value follows the colon.
+            colon = re.compile(r"\s*:").match(self._text, name.end)
+            node.entries.append(Entry(begin, value, word, colon.end() if colon else name.end))
+        raise yaml.YAMLError("a mapping doesn't end")
+
+    def _list(self, event: t.Any) -> Node:
+        node = Node(LIST, event.start_mark.index, event.end_mark.index, flow=bool(event.flow_style))
+        for item in self.events:
+            if isinstance(item, yaml.SequenceEndEvent):
+                self._close(node, item)
+                return node
+            start = item.start_mark.index
+            begin = start if node.flow else self._begin(node, start)
+            node.entries.append(Entry(begin, self.node(item)))
+        raise yaml.YAMLError("a list doesn't end")
+
+    @staticmethod
+    def _close(node: Node, event: t.Any) -> None:
+        node.end = event.end_mark.index if node.flow else node.entries[-1].end
+
+
+class Style:
+    """The style of a file: its line breaks, its indentation, JSON or YAML."""
+
+    def __init__(self, text: str, tree: Node, is_json: bool) -> None:
+        self.newline = "\r\n" if "\r\n" in text else "\n"
+        self._json = is_json
+        found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        _measure(text, tree, found)
+
+        def usual(what: str, otherwise: int) -> int:
+            return found[what].most_common(1)[0][0] if found[what] else otherwise
+
+        self._map, self._dash, self._gap = usual(MAP, 2), usual(LIST, 0), usual("gap", 2)
+        wide = re.match(r"\s*\{\r?\n([ \t]*)", text)
+        self._unit = wide[1] if wide else ""
+
+    # ----------------------------------------------------------------- in brackets
+
+    def flow(self, value: t.Any) -> str:
+        if self._json:
+            return json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str) and "\n" in value:
+            return json.dumps(value, ensure_ascii=False)
+        written = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=WIDTH, allow_unicode=True)
+        return str(written).rstrip("\n")[1:-1]
+
+    def separator(self, text: str, node: Node) -> str:
+        """Return the text between two entries."""
+        if len(node.entries) > 1:
+            *_others, one, last = node.entries
+            between = text[one.end : last.start]
+            return between if re.fullmatch(r"\s*,\s*", between) else ", "
+        lead = text[node.start + 1 : node.entries[0].start]
+        return f",{lead}" if "\n" in lead and not lead.strip() else ", "
+
+    def flow_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> str:
+        """Return the text of a new entry of a node in braces or brackets.
+
+        :param text: the document.
+        :param node: has an entry already, whose spelling the new one takes.
+        :param key: the entry's key; None in a list.
+        """
+        last = node.entries[-1]
+        prefix = text[line_start(text, last.start) : last.start]
+        if self._json and self._unit and not prefix.strip():
+            written = json.dumps(value, ensure_ascii=False, indent=self._unit)
+            written = written.replace("\n", self.newline + prefix)
+        else:
+            written = self.flow(value)
+        if key is None:
+            return written
+        colon = text[last.key_end - 1 : last.value.start] if self._json else ": "
+        return self.flow(key) + (colon if re.fullmatch(r":[ \t]*", colon) else ": ") + written
+
+    def scalar_like(self, old: Node, value: t.Any) -> str:
+        """Return a value's text in the quotes of the value that it replaces."""
+        if isinstance(value, str) and not self._json and value.isprintable():
+            if old.style == "'":
+                return "'" + value.replace("'", "''") + "'"
+            if old.style == '"':
+                return json.dumps(value, ensure_ascii=False)
+        return self.flow(value)
+
+    # ----------------------------------------------------------------- in lines
+
+    def block_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> list[str]:
+        """Return the lines of a new entry of a node without braces.
+
+        :param text: the document.
+        :param node: has an entry already, whose indentation the new one takes.
+        :param key: the entry's key; None in a list.
+        """
+        last = node.entries[-1]
+        if key is not None:
+            return self._keyed(" " * node.column, key, value)
+        same_line = "\n" not in text[last.start : last.value.start] and last.value.start < last.value.end
+        gap = last.value.start - last.start if same_line else self._gap
+        return self._item(" " * node.column, gap, value)
+
+    def block_value(self, node: Node, value: t.Any) -> str:
+        """Return the text after a key's colon."""
+        first, *more = self._keyed(" " * node.column, "k", value)
+        return first.strip()[2:] + "".join(self.newline + line for line in more)
+
+    def _keyed(self, indent: str, key: str, value: t.Any) -> list[str]:
+        name = f"{indent}{self.flow(key)}:"
+        if isinstance(value, dict) and value:
+            inner = indent + " " * self._map
+            return [name, *(line for one, what in value.items() for line in self._keyed(inner, str(one), what))]
+        if isinstance(value, list) and value:
+            inner = indent + " " * self._dash
+            return [name, *(line for one in value for line in self._item(inner, self._gap, one))]
+        return [f"{name} {self.flow(value)}"]
+
+    def _item(self, indent: str, gap: int, value: t.Any) -> list[str]:
+        dash = indent + "-".ljust(gap)
+        inner = " " * len(dash)
+        if isinstance(value, dict) and value:
+            lines = [line for key, what in value.items() for line in self._keyed(inner, str(key), what)]
+        elif isinstance(value, list) and value:
+            lines = [line for one in value for line in self._item(inner, self._gap, one)]
+        else:
+            lines = [inner + self.flow(value)]
+        return [dash + lines[0][len(dash) :], *lines[1:]]
+
+
+def _measure(text: str, node: Node, found: dict[str, collections.Counter[int]]) -> None:
+    """Measure the indentation of block collections."""
+    for entry in node.entries:
+        value = entry.value
+        if node.kind == MAP and value.kind in (MAP, LIST) and value.entries and not value.flow and not node.flow:
+            found[value.kind][value.column - node.column] += 1
+        if node.kind == LIST and not node.flow and value.start < value.end:
+            between = text[entry.start + 1 : value.start]
+            if between and not between.strip(" "):
+                found["gap"][len(between) + 1] += 1
+        _measure(text, value, found)

@@ -1,0 +1,359 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What makes a plan of NVIDIA's device plugin impossible. Pure.
+MIG layouts in the format of NVIDIA's mig-parted, checked before anything is changed. Pure.
+
+A document has named layouts, each a list of entries: which cards (``devices``, ``device-filter``), whether MIG is on,
+and how many instances of each profile a card gets. https://github.com/NVIDIA/mig-parted
+Named configurations of NVIDIA's device plugin, as its configuration file has them. Pure.
+
+https://github.com/NVIDIA/k8s-device-plugin, version 0.20"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing as t
+
+from .._contracts import nvidia_plugin as contract
+from .._core.types import JsonObject
+
+
+class Problem(Exception):
+    """A reason, where it is and what to do.
+
+    :param code: what kind of problem it is.
+    :param where: the variable, with the keys below it.
+    :param text: one sentence, which is printed after ``where``.
+    """
+
+    def __init__(self, code: str, where: str, text: str) -> None:
+        super().__init__(f"{where}: {text}")
+        self.code, self.where = code, where
+
+    def result(self) -> JsonObject:
+        """Return it as data, with the whole sentence as ``message``."""
+        return {"code": self.code, "where": self.where, "message": str(self)}
+
+
+VERSION = "v1"
+DOCUMENT_KEYS = frozenset(("version", "mig-configs"))
+ENTRY_KEYS = frozenset(("devices", "device-filter", "mig-enabled", "mig-devices"))
+# Compute slices and memory in GB, with the slices of a compute instance in front and the engines behind.
+PROFILE = re.compile(
+    r"(?:(?P<compute>[1-7])c\.)?(?P<slices>[1-7])g\.(?P<memory>[1-9][0-9]{0,2})gb(?P<engines>[+-][a-z.]+)?"
+)
+# Of every card that supports MIG.
+SLICES = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """
+    :param devices: indices of the cards; None for all.
+    :param filter: PCI ids of the cards; empty for all.
+    :param profiles: the number of instances by profile; empty where MIG is off.
+    """
+
+    devices: tuple[int, ...] | None
+    filter: tuple[str, ...]
+    enabled: bool
+    profiles: t.Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One named layout."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The profiles of all cards, sorted."""
+        return tuple(sorted({name for one in self.entries for name, count in one.profiles.items() if count}))
+
+    @property
+    def whole_cards(self) -> bool:
+        """Whether a card may stay undivided."""
+        return not all(one.enabled for one in self.entries)
+
+    def resources(self) -> tuple[str, ...]:
+        """Return the resources that the plugin announces for it by the strategy ``mixed``."""
+        whole = (contract.RESOURCE,) if self.whole_cards else ()
+        return (*whole, *(resource_of(one) for one in self.profiles))
+
+
+def resource_of(profile: str) -> str:
+    """Return the plugin's resource for a profile; a resource's name has no ``+``."""
+    return contract.RESOURCE_MIG + profile.replace("+", ".")
+
+
+def layouts(document: t.Any, where: str) -> dict[str, Layout]:
+    """Return the layouts of a document by name.
+
+    :param document: as YAML has it; empty for none.
+    :param where: the variable that has it.
+    :raises Problem: mig-parted wouldn't accept it, or no card can have it.
+    """
+    if not document:
+        return {}
+    if not isinstance(document, dict) or set(document) != DOCUMENT_KEYS or document["version"] != VERSION:
+        raise Problem(
+            "geometry_document", where, f"it needs the keys version ({VERSION}) and mig-configs, and no others"
+        )
+    configs = document["mig-configs"]
+    if not isinstance(configs, dict) or not configs:
+        raise Problem("geometry_document", f"{where}.mig-configs", "it needs at least one named layout")
+    return {str(name): _layout(str(name), one, f"{where}.mig-configs.{name}") for name, one in configs.items()}
+
+
+def _layout(name: str, entries: t.Any, where: str) -> Layout:
+    if not isinstance(entries, list) or not entries:
+        raise Problem("geometry_entry", where, "it needs a list of entries")
+    found = tuple(_entry(one, f"{where}[{number}]") for number, one in enumerate(entries))
+    for number, one in enumerate(found):
+        if any(_overlap(one, other) for other in found[:number]):
+            raise Problem("geometry_overlap", where, "two entries are for the same cards; name other devices in one")
+    return Layout(name, found)
+
+
+def _overlap(one: Entry, other: Entry) -> bool:
+    """Return whether two entries can be for one card; entries of different kinds of cards can't."""
+    kinds = not one.filter or not other.filter or set(one.filter) & set(other.filter)
+    return bool(kinds) and (one.devices is None or other.devices is None or bool({*one.devices} & {*other.devices}))
+
+
+def _entry(given: t.Any, where: str) -> Entry:
+    if not isinstance(given, dict) or not {"devices", "mig-enabled"} <= set(given) <= ENTRY_KEYS:
+        raise Problem(
+            "geometry_entry", where, "it needs devices and mig-enabled, and may have device-filter and mig-devices"
+        )
+    enabled, profiles = given["mig-enabled"], given.get("mig-devices") or {}
+    if not isinstance(enabled, bool):
+        raise Problem("geometry_entry", f"{where}.mig-enabled", "it is true or false")
+    if profiles and not enabled:
+        raise Problem("geometry_entry", f"{where}.mig-devices", "a card without MIG has none; set mig-enabled to true")
+    pci = given.get("device-filter") or ()
+    pci = (pci,) if isinstance(pci, str) else tuple(pci) if isinstance(pci, (list, tuple)) else (None,)
+    if not all(isinstance(one, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", one) for one in pci):
+        raise Problem("geometry_entry", f"{where}.device-filter", "it has PCI ids, as 0x20B010DE: device, then vendor")
+    return Entry(
+        _devices(given["devices"], where), tuple(one.upper() for one in pci), enabled, _profiles(profiles, where)
+    )
+
+
+def whole(value: t.Any) -> bool:
+    """Return whether a value is a whole number; Ansible's numbers are of a class of their own."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _devices(given: t.Any, where: str) -> tuple[int, ...] | None:
+    if given == "all":
+        return None
+    indices = isinstance(given, list) and given and all(map(whole, given))
+    if not indices or len(set(given)) != len(given):
+        raise Problem("geometry_entry", f"{where}.devices", "it is all, or a list of different indices of cards")
+    return tuple(given)
+
+
+def _profiles(given: t.Any, where: str) -> dict[str, int]:
+    where = f"{where}.mig-devices"
+    if not isinstance(given, dict):
+        raise Problem("geometry_entry", where, "it has the number of instances by profile, as 1g.5gb: 7")
+    slices = media = 0
+    for name, count in given.items():
+        found = PROFILE.fullmatch(str(name))
+        if found is None or not whole(count):
+            raise Problem("geometry_profile", f"{where}.{name}", "it is a profile and a number, as 1g.5gb: 7")
+        if found["compute"] and found["compute"] != found["slices"]:
+            raise Problem("geometry_profile", f"{where}.{name}", "the plugin announces no part of a GPU instance")
+        slices += int(found["slices"]) * count
+        media += count * (found["engines"] == "+me")
+    if slices > SLICES:
+        raise Problem(
+            "geometry_too_large", where, f"its instances need {slices} compute slices, and a card has {SLICES}"
+        )
+    if media > 1:
+        raise Problem("geometry_too_large", where, "a card has media engines for one instance with +me")
+    return {str(name): count for name, count in given.items()}
+
+
+def single_profile(layout: Layout) -> bool:
+    """Return whether the plugin's strategy ``single`` can serve a layout: every card divided into one profile."""
+    return len(layout.profiles) == 1 and all(one.enabled and any(one.profiles.values()) for one in layout.entries)
+
+
+NONE, TIME_SLICING, MPS = "none", "time-slicing", "mps"
+SHARING = (NONE, TIME_SLICING, MPS)
+MIG = (NONE, "single", "mixed")
+ENVVAR, CDI_CRI = "envvar", "cdi-cri"
+LIST_STRATEGIES = (ENVVAR, "volume-mounts", "cdi-annotations", CDI_CRI)
+# Clients of an MPS server since Volta.
+MOST_MPS = 48
+# A key of a ConfigMap, which is a label's value, too.
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """How the plugin announces the cards of a node.
+
+    :param sharing: ``none`` (one pod has a card), ``time-slicing`` (no limits) or ``mps`` (equal memory).
+    :param replicas: pods of one card, or of one MIG device.
+    :param rename: the resource of shared cards ends with ``.shared``.
+    :param fail_requests_greater_than_one: a container may not request two replicas.
+    :param resources: which resources are shared.
+    :param mig_strategy: ``none`` (MIG devices aren't announced), ``single`` or ``mixed``.
+    :param layout: how the cards are divided; None as they are.
+    :param device_list_strategy: how a container gets its card; empty by what the node has.
+    :param announces: resources that the nodes announce, where that doesn't follow from the rest.
+    """
+
+    name: str
+    sharing: str = NONE
+    replicas: int = 1
+    rename: bool = False
+    fail_requests_greater_than_one: bool = False
+    resources: tuple[str, ...] = (contract.RESOURCE,)
+    mig_strategy: str = NONE
+    layout: Layout | None = None
+    device_list_strategy: str = ""
+    announces: tuple[str, ...] = ()
+
+    def announced(self, cards: int) -> dict[str, int]:
+        """Return the resources that a node with this configuration announces, and how many; 0 where it depends on MIG.
+
+        :param cards: of the node; 0 if unknown.
+        """
+        whole = self.layout.resources() if self.layout and self.mig_strategy == "mixed" else (contract.RESOURCE,)
+        found = self.announces or whole
+        shared = self.resources if self.sharing != NONE and self.rename and not self.announces else ()
+        whole_cards = 0 if self.layout or self.announces or self.mig_strategy != NONE else cards
+        shares = self.resources if self.sharing != NONE else ()
+        return {
+            one + contract.SHARED if one in shared else one: whole_cards * (self.replicas if one in shares else 1)
+            for one in found
+        }
+
+    def document(self, list_strategy: str) -> JsonObject:
+        """Return the plugin's configuration file.
+
+        :param list_strategy: of nodes for which the configuration itself has none.
+        """
+        plugin = {"deviceListStrategy": [self.device_list_strategy or list_strategy], "deviceIDStrategy": "uuid"}
+        document: JsonObject = {"version": "v1", "flags": {"migStrategy": self.mig_strategy, "plugin": plugin}}
+        if self.sharing != NONE:
+            document["sharing"] = {
+                {TIME_SLICING: "timeSlicing", MPS: "mps"}[self.sharing]: {
+                    "renameByDefault": self.rename,
+                    "failRequestsGreaterThanOne": self.fail_requests_greater_than_one,
+                    "resources": [{"name": one, "replicas": self.replicas} for one in self.resources],
+                }
+            }
+        return document
+
+    def labels(self) -> dict[str, str]:
+        """Return NVIDIA's labels that follow from the configuration alone, as GPU feature discovery sets them."""
+        found = {
+            contract.LABEL_REPLICAS: "1",
+            contract.LABEL_STRATEGY: NONE,
+            contract.LABEL_MIG_STRATEGY: self.mig_strategy,
+        }
+        for one in self.resources if self.sharing != NONE else ():
+            found.update({f"{one}.replicas": str(self.replicas), f"{one}.sharing-strategy": self.sharing})
+        # The DaemonSet of the MPS control daemon selects it.
+        return {**found, contract.LABEL_MPS: "true"} if self.sharing == MPS else found
+
+
+# Each option, with its type.
+OPTIONS: t.Mapping[str, type] = {
+    "sharing": str,
+    "replicas": int,
+    "rename": bool,
+    "fail_requests_greater_than_one": bool,
+    "resources": list,
+    "mig_strategy": str,
+    "mig_layout": str,
+    "device_list_strategy": str,
+    "announces": list,
+}
+CHOICES: t.Mapping[str, t.Sequence[str]] = {
+    "sharing": SHARING,
+    "mig_strategy": MIG,
+    "device_list_strategy": ("", *LIST_STRATEGIES),
+}
+
+
+def configurations(given: t.Any, layouts: t.Mapping[str, Layout], where: str) -> dict[str, Configuration]:
+    """Return the configurations by name.
+
+    :param given: the user's, a mapping of options by name.
+    :param layouts: MIG layouts by name.
+    :param where: the variable that has the configurations.
+    :raises Problem: the plugin wouldn't accept one, or would ignore a part of it.
+    """
+    if not isinstance(given, dict) or not given:
+        raise Problem("configuration_missing", where, "it needs at least one named configuration")
+    return {str(name): _configuration(str(name), one or {}, layouts, f"{where}.{name}") for name, one in given.items()}
+
+
+def _configuration(name: str, given: t.Any, layouts: t.Mapping[str, Layout], where: str) -> Configuration:
+    if not NAME.fullmatch(name):
+        raise Problem("configuration_name", where, "a name is the value of a label: letters, digits, '-', '_' and '.'")
+    if not isinstance(given, dict):
+        raise Problem("option_type", where, "it has options and their values")
+    for option, value in given.items():
+        if option not in OPTIONS:
+            raise Problem("option_unknown", f"{where}.{option}", f"it isn't one of {', '.join(OPTIONS)}")
+        # A bool is an int for Python, and none for us.
+        if not isinstance(value, OPTIONS[option]) or (OPTIONS[option] is int and isinstance(value, bool)):
+            raise Problem("option_type", f"{where}.{option}", f"it isn't of type {OPTIONS[option].__name__}")
+        if value not in CHOICES.get(option, (value,)):
+            raise Problem(
+                "option_value", f"{where}.{option}", f"it isn't one of {', '.join(filter(None, CHOICES[option]))}"
+            )
+    for option in ("resources", "announces"):
+        if not all(contract.is_gpu_resource(one) for one in given.get(option) or ()):
+            raise Problem("option_value", f"{where}.{option}", "it has other resources than NVIDIA's")
+    values: dict[str, t.Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if value != []
+    }
+    chosen = values.pop("mig_layout", "")
+    if chosen and chosen not in layouts:
+        raise Problem("layout_unknown", f"{where}.mig_layout", f"nvidia_device_plugin_mig_layouts has no {chosen}")
+    found = Configuration(name, layout=layouts.get(chosen), **values)
+    if found.sharing == MPS and "fail_requests_greater_than_one" not in values:
+        # Two replicas of MPS are two parts of one card, of which a program can use one.
+        found = dataclasses.replace(found, fail_requests_greater_than_one=True)
+    _check(found, where)
+    return found
+
+
+def _check(one: Configuration, where: str) -> None:
+    if one.sharing == NONE and one.replicas != 1:
+        raise Problem("replicas_unused", f"{where}.replicas", "without sharing a card has one; set sharing")
+    if one.sharing != NONE and one.replicas < 2:
+        raise Problem("replicas_missing", f"{where}.replicas", "a shared card has 2 or more")
+    if one.sharing == MPS:
+        if one.replicas > MOST_MPS:
+            raise Problem("replicas_too_many", f"{where}.replicas", f"an MPS server has at most {MOST_MPS} clients")
+        if one.mig_strategy != NONE or one.resources != (contract.RESOURCE,):
+            raise Problem("mps_with_mig", where, "the plugin doesn't share MIG devices by MPS; use time-slicing")
+    if one.layout is not None and one.mig_strategy == NONE:
+        raise Problem("layout_unused", where, "its MIG devices aren't announced; set mig_strategy to single or mixed")
+    if one.layout is not None and one.mig_strategy == "single" and not single_profile(one.layout):
+        raise Problem(
+            "layout_not_single", where, "the strategy single needs all cards divided, into one profile; use mixed"
+        )
+    if one.mig_strategy == "mixed" and one.layout is None and not one.announces:
+        raise Problem(
+            "announces_missing",
+            where,
+            "set mig_layout, or name the profiles of the cards in announces: they are waited for",
+        )
+    if one.layout is not None and one.mig_strategy == "mixed" and one.sharing != NONE:
+        unknown = [name for name in one.resources if name not in one.layout.resources()]
+        if unknown:
+            raise Problem("resource_unknown", f"{where}.resources", f"the layout has no {', '.join(unknown)}")

@@ -1,0 +1,179 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The groups of a new inventory, from the cluster's nodes.
+
+Each node's kubelet writes its addresses, labels and resources itself: a node is left out where its name or its address
+would mean another machine to Ansible, or more than a name.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import typing as t
+from urllib.parse import urlsplit
+
+from .._allocation import node_backends
+from .._allocation.server_nodes import CONTROL_PLANE_LABELS
+from .._contracts import gpushare, nvidia_plugin
+from .._core import untrusted
+from .._kube.tolerations import REPELLING
+
+# Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
+GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    gpushare.NODE_LABEL,
+)
+GPU_RESOURCES = (nvidia_plugin.RESOURCE, gpushare.RESOURCE_MEMORY)
+UNCHANGEABLE = ("CoreOS", "Bottlerocket", "Talos", "Flatcar", "Container-Optimized OS")
+
+
+API_SERVER = "is that of the API server, and the node has no label of the control plane"
+
+
+class LeftOut(t.TypedDict):
+    """A machine that isn't written.
+
+    :ivar node: its name, printable.
+    :ivar field: of the Node object, or the variable.
+    :ivar code: one of ``untrusted.REFUSALS``, ``same-address``, ``api-server`` or ``named-twice``.
+    :ivar text: the same in one sentence.
+    """
+
+    node: str
+    field: str
+    code: str
+    text: str
+
+
+class _Machines:
+    """Machines whose names and addresses are checked; those that fail are in ``left_out``."""
+
+    def __init__(self) -> None:
+        self.left_out: list[LeftOut] = []
+
+    def leave(self, node: str, field: str, code: str, why: str, value: str = "") -> None:
+        shown = untrusted.line(node, untrusted.LONGEST_NAME)
+        what = f" {untrusted.line(value, untrusted.LONGEST_NAME)!r}" if value else ""
+        text = f"{shown or 'a machine'}: {field}{what} {why}"
+        self.left_out.append({"node": shown, "field": field, "code": code, "text": text})
+
+    def named(self, variable: str, machines: str | t.Sequence[str]) -> dict[str, str]:
+        """Return the addresses that a variable gives, by name.
+
+        :param machines: ``NAME`` or ``NAME=ADDRESS`` of each; a variable of the command line is a text.
+        """
+        words = machines.split(",") if isinstance(machines, str) else machines
+        found: dict[str, str] = {}
+        for name, equals, address in (one.partition("=") for one in words if one.strip()):
+            name, address = name.strip(), address.strip()
+            if name in found:
+                self.leave(name, variable, "named-twice", "names it twice")
+                continue
+            try:
+                known = untrusted.host_name(name)
+                found[known] = untrusted.address(address) if address or equals else ""
+                if not address:
+                    untrusted.address(name)
+            except untrusted.Refused as error:
+                self.leave(name, variable, error.code, f"{error}", address or name)
+        return found
+
+    def checked(self, nodes: t.Iterable[t.Mapping[str, t.Any]], server: str) -> list[_Node]:
+        """Return the cluster's nodes by names that an inventory can have.
+
+        :param server: the API server's URL.
+        """
+        found = []
+        for one in nodes:
+            try:
+                found.append(_Node(untrusted.host_name(one["name"]), one))
+            except untrusted.Refused as error:
+                self.leave(str(one["name"]), "metadata.name", error.code, f"{error}")
+        shared = collections.Counter(address for node in found for address in node.announced)
+        host = ""
+        with contextlib.suppress(untrusted.Refused):
+            host = str(untrusted.other_machine(urlsplit(server).hostname or ""))
+        for node in found:
+            code, why = node.refusal
+            if not code and any(shared[address] > 1 for address in node.announced):
+                code, why = "same-address", "is that of another node, too"
+            if not code and not node.control_plane and host in node.announced:
+                code, why = "api-server", API_SERVER
+            node.refusal = code, why
+        return found
+
+
+class _Node:
+    """A node whose name is one; ``refusal`` says by code and text why it isn't reached by its address."""
+
+    def __init__(self, name: untrusted.NodeName, data: t.Mapping[str, t.Any]) -> None:
+        self.name, self.data = name, data
+        self.control_plane = any(label in data["labels"] for label in CONTROL_PLANE_LABELS)
+        # A server of k3s or RKE2 is a worker, too, as long as nobody taints it.
+        repelled = any(one.get("effect") in REPELLING for one in data.get("taints") or ())
+        self.takes_pods = not (self.control_plane and repelled)
+        self.given, self.address, self.refusal = data["address"], "", ("", "")
+        try:
+            # Without an address Ansible resolves the name.
+            found = untrusted.other_machine(self.given or name)
+            self.address = found if self.given else ""
+            self.announced = {found}
+        except untrusted.Refused as error:
+            self.announced, self.refusal = set(), (error.code, str(error))
+
+
+def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:
+    labelled = any(node["labels"].get(label) in ("true", node_backends.DRA) for label in GPU_LABELS)
+    return labelled or any(node["capacity"].get(resource, "0") != "0" for resource in GPU_RESOURCES)
+
+
+def initial_inventory(
+    nodes: t.Sequence[t.Mapping[str, t.Any]],
+    gpu_nodes: str | t.Sequence[str] = (),
+    control_plane: str | t.Sequence[str] = (),
+    ssh: bool = True,
+    server: str = "",
+) -> dict[str, t.Any]:
+    """Return the groups of a new inventory; see the documentation of the filter.
+
+    :param nodes: as ``cluster_info`` returns them.
+    :param gpu_nodes: ``NAME`` or ``NAME=ADDRESS`` of each; empty to take them from ``nodes``.
+    :param control_plane: the same for the control plane.
+    :param ssh: whether machines are reached over SSH.
+    :param server: the API server's URL.
+    """
+    machines, over_api, assumed = _Machines(), list[str](), False
+    if gpu_nodes:
+        gpus = machines.named("init_gpu_nodes", gpu_nodes)
+        planes = machines.named("init_control_plane", control_plane)
+        addresses = {address: name for name, address in gpus.items() if address}
+        for name, address in planes.items():
+            if addresses.setdefault(address, name) != name and address:
+                machines.leave(name, "init_control_plane", "same-address", "is that of another machine, too", address)
+        over_api = [] if ssh else list(gpus)
+    else:
+        known = machines.checked(nodes, server)
+        found = [node for node in known if _has_gpu(node.data)]
+        assumed = not found
+        gpu = found or [node for node in known if node.takes_pods]
+        closed = {node.name for node in known if not ssh or any(one in node.data["os"] for one in UNCHANGEABLE)}
+        over_api = [node.name for node in gpu if node.name in closed]
+        by_ssh = [node for node in known if (node in gpu or node.control_plane) and node.name not in closed]
+        for node in by_ssh:
+            if node.refusal[0]:
+                machines.leave(node.name, "the address InternalIP", *node.refusal, node.given)
+        reached = [node for node in by_ssh if not node.refusal[0]]
+        gpus = {node.name: node.address for node in reached if node in gpu}
+        planes = {node.name: node.address for node in reached if node.control_plane}
+    return {
+        "gpu_nodes": {name: address for name, address in gpus.items() if name not in over_api},
+        "control_plane": planes if ssh else {},
+        "gpushare_nodes": over_api,
+        "assumed": assumed,
+        "left_out": machines.left_out,
+    }

@@ -1,0 +1,87 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names as users write them: nodes of the inventory's hosts, and lists as text.
+What the variables of the inventory ask for on each node."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
+from .._contracts import card_exclusion
+
+NODE = "gpu_node_name"
+
+
+def node_name(host: str, variables: t.Mapping[str, t.Any]) -> str:
+    """Return the name that the cluster has for a host: ``gpu_node_name``, or else the host's own."""
+    return str(variables.get(NODE) or host)
+
+
+def node_names(hosts: t.Iterable[str], hostvars: t.Mapping[str, t.Mapping[str, t.Any]]) -> list[str]:
+    """Return the names that the cluster has for hosts, in their order."""
+    # The get of Ansible's hostvars has no default.
+    return [node_name(host, hostvars[host] if host in hostvars else {}) for host in hosts]  # noqa: SIM401
+
+
+def listed(given: t.Any) -> list[str]:
+    """Return a list that may be text with commas, as from the command line or a survey of AWX."""
+    words = given.split(",") if isinstance(given, str) else given
+    return [word for word in (str(one).strip() for one in words) if word]
+
+
+BACKEND, ALLOCATION, EXCLUDE = "gpu_backend", "gpushare_allocation", "gpu_exclude"
+
+
+def wanted_backends(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Mapping[str, str] | None = None,
+) -> list[Wanted]:
+    """Return what is asked for on each node; see the documentation of the filter.
+
+    :param hostvars: the variables of all hosts.
+    :param hosts: those of the group gpu_nodes.
+    :param nodes: the variable ``gpushare_nodes``: nodes with gpushare; empty for those of ``hosts``.
+    :param given: ``gpu_backend`` and ``gpushare_allocation`` of nodes that have none of their own.
+    """
+    names = dict(zip(node_names(hosts, hostvars), hosts, strict=True))
+    # YAML reads a name of digits without quotes as a number.
+    nodes = listed(nodes)
+
+    def of(node: str) -> Wanted:
+        host = names.get(node, node)
+        # The get of Ansible's hostvars has no default.
+        own = hostvars[host] if host in hostvars else {}  # noqa: SIM401
+        usual = given or {}
+        backend = own.get(BACKEND) or usual.get(BACKEND) or GPUSHARE
+        allocation = own.get(ALLOCATION) or usual.get(ALLOCATION) or EXTENDER
+        return {"node": node, "backend": str(backend), "allocation": str(allocation)}
+
+    found = [of(node) for node in dict.fromkeys([*nodes, *names])]
+    return [one for one in found if not nodes or one["node"] in nodes or one["backend"] != GPUSHARE]
+
+
+def card_exclusions(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Sequence[str] = (),
+) -> list[str]:
+    """Return the values of the servers' option for cards that are left alone; see the documentation of the filter.
+
+    :param hostvars: the variables of all hosts.
+    :param hosts: those of the group gpu_nodes.
+    :param nodes: nodes with gpushare.
+    :param given: ``gpu_exclude`` of nodes that are no hosts.
+    :raises BadInput: an entry is unusable.
+    """
+    by_node = {node: node for node in listed(nodes)} | dict(zip(node_names(hosts, hostvars), hosts, strict=True))
+    return card_exclusion.options(
+        {
+            node: card_exclusion.parse(listed((hostvars[host].get(EXCLUDE) or []) if host in hostvars else given))
+            for node, host in by_node.items()
+        }
+    )

@@ -1,0 +1,669 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan for containerd.
+
+containerd 2.0 and newer merges imported files deeply: all our settings are in a drop-in, and the main file gets one
+import. Before 2.0 an imported file replaces a whole plugin, so our keys go into the file that holds the CRI plugin's
+section, each with a mark (see ``toml_editor``). So does a key of an imported file that would override our drop-in.
+https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.toml.5.md
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import posixpath
+import typing as t
+
+from .._core.errors import BadInput, NotInEffect
+from .._core.types import JsonObject
+from .._documents import toml_editor as toml
+from .._documents.toml_tree import written_key
+from . import common, containerd
+from .common import (
+    HEADER,
+    FileChange,
+    RuntimePlan,
+    check_replacement,
+    plan_of,
+    refuse_missing,
+    refuse_operator,
+    restart_reason,
+)
+from .containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
+from .containerd_apply import runtime_settings, unmet_requirements
+from .containerd_files import (
+    DEEP_MERGE_SINCE,
+    cri_sections,
+    load_order,
+    merged_format,
+    missing_imports,
+    newest_format,
+    own_format,
+    reads_one_format,
+)
+from .types import ContainerdState
+
+NEW_FILE = f"{toml.MARK}, new file"
+# A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
+DROP_IN_PATTERN = "99-kubegpu-*.toml"
+# The dump of 1.4 leaves out every runtime's options.
+DUMP_HAS_OPTIONS = (1, 6)
+# In disabled_plugins.
+CRI_NAMES = {"cri", *CRI_PLUGIN.values()}
+BUILTIN_DEFAULT = "runc"
+IMAGES_PLUGIN = "io.containerd.cri.v1.images"
+# Settings of older formats' containerd table that are the plugin's for images since 2.0.
+MOVED = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
+# A file without any of these means the same in every format, except for the names in its lists.
+SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
+# In the CRI plugin's section of version 2, settings of its server, which keep this name in version 3.
+OF_THE_SERVER = {
+    "disable_tcp_service",
+    "stream_server_address",
+    "stream_server_port",
+    "stream_idle_timeout",
+    "enable_tls_streaming",
+    "x509_key_pair_streaming",
+}
+# Of the default runtime as a table of 1.x, its type, below "containerd".
+DEFAULT_TYPE = (containerd.DEFAULT_RUNTIME, "runtime_type")
+# Shim of 1.0, for which some settings of 1.x are.
+LINUX_SHIM = "io.containerd.runtime.v1.linux"
+# These settings, and their names in the options of newer shims.
+LINUX_SETTINGS = {("systemd_cgroup",): "SystemdCgroup", ("containerd", "no_pivot"): "NoPivotRoot"}
+# A runtime's program, the first one that is set; the others are of the shim of 1.0.
+PROGRAMS = (("options", "BinaryName"), ("runtime_engine",), ("options", "Runtime"))
+UNIT = "containerd.service"
+
+Documents = dict[str, toml.Document]
+
+
+def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet: bool = False) -> RuntimePlan:
+    """Compare the node with the requested state.
+
+    :param serves_kubelet: the node's kubelet uses this containerd.
+    :raises BadInput: this containerd can't be configured as requested; nothing was changed.
+    :raises NotInEffect: our files are in place and the effective configuration differs.
+    """
+    if not observed or (not observed["version"] and not options.present):
+        return refuse_missing("containerd", options)
+    if observed["embedded"]:
+        if options.present:
+            raise BadInput(containerd.belongs_to(observed["embedded"]))
+        return RuntimePlan()
+    if options.present:
+        refuse_operator("containerd", observed["operator"])
+    edit = _Edit(options, observed, serves_kubelet)
+    texts = edit.present() if options.present else edit.absent()
+    before = {**observed["files"]}
+    if edit.drop_in not in before and observed["drop_in"] is not None:
+        before[edit.drop_in] = observed["drop_in"]
+    # An empty main file is none.
+    files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
+    changed = any(one.before != one.after for one in files)
+    wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
+    if wrong:
+        others = [
+            path for path, text in observed["files"].items() if path != edit.drop_in and "default_runtime" in text
+        ]
+        raise NotInEffect(
+            "this collection's settings are in place and containerd's effective configuration differs: "
+            + "; ".join(wrong)
+            + (f" (check {', '.join(others)})" if others else "")
+        )
+    active = observed["service_active"] or not options.present or changed or observed["pending"]
+    reason = restart_reason(options.present, active, changed or observed["pending"], observed["stale"])
+    return dataclasses.replace(
+        plan_of(files, UNIT, reason),
+        warnings=(*edit.replacement, *(edit.warnings if changed else ())),
+        expected=tuple(edit.expected),
+        users_default=edit.users_default,
+    )
+
+
+class _Edit:
+    """The files of one containerd under edit.
+
+    :ivar effective: its effective configuration before the edit.
+    :ivar users_default: the default runtime of the user's files, once our settings were added; None before.
+    :ivar expected: the user's settings that take effect, or no longer do, by the edit.
+    :ivar warnings: for the user, of what changes.
+    :ivar replacement: a warning of the default runtime that an earlier run replaced.
+    """
+
+    def __init__(self, options: Options, observed: ContainerdState, serves_kubelet: bool) -> None:
+        self._options = options
+        self._observed = observed
+        self._serves_kubelet = serves_kubelet
+        self.users_default: str | None = None
+        self.expected: list[JsonObject] = []
+        self.warnings: list[str] = []
+        self.replacement: tuple[str, ...] = ()
+        self._main = observed["config_path"]
+        self._release = containerd.release(observed["version"])
+        self.drop_in = containerd.drop_in_path(self._main)
+        self._pattern = posixpath.join(posixpath.dirname(self.drop_in), DROP_IN_PATTERN)
+        files = observed["files"]
+        if not options.present:
+            # Files without anything of ours are left alone, whatever they are.
+            files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
+        self._documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
+        missing = missing_imports(self._main, observed["files"])
+        if missing and options.present:
+            raise BadInput(
+                f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
+                "remove the import or restore the file"
+            )
+        if options.present:
+            self._check_formats()
+        # A removal needs nothing of the node's files where none of them is ours.
+        self._concerned = bool(options.present or files or self.drop_in in observed["files"])
+        if observed["error"] and self._concerned and not missing:
+            marked = [path for path, text in observed["files"].items() if text.startswith("\ufeff")]
+            where = f" ({', '.join(marked)} begins with a byte order mark)" if marked else ""
+            raise BadInput(f"containerd can't read its own configuration: {observed['error']}{where}")
+        self.effective = containerd.effective(observed["dump"])
+        if self._release < DUMP_HAS_OPTIONS:
+            self.effective = self._with_options()
+
+    def _order(self, documents: Documents) -> list[str]:
+        return load_order(self._main, {path: one.text for path, one in documents.items()})
+
+    def _trees(self, documents: Documents) -> dict[str, JsonObject]:
+        """Return the files' values, in the order in which containerd merges them."""
+        return {path: documents[path].tree for path in self._order(documents)}
+
+    def _sections(self, documents: Documents) -> list[tuple[str, str]]:
+        return cri_sections(self._release, self._trees(documents))
+
+    def _check_formats(self) -> None:
+        newest, release = newest_format(self._release), _dotted(self._release)
+        for path, tree in self._trees(self._documents).items():
+            own = tree.get("version", 0)
+            # To Python, true and false are numbers.
+            if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *CRI_PLUGIN):
+                raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
+            if own > newest:
+                # 1.6 ignores the file without an error.
+                raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
+
+    def _with_options(self) -> EffectiveConfig:
+        """Add the runtimes' options from the files to a dump that leaves them out."""
+        seen = self.effective
+        if not seen.plugin or seen.shows_options():
+            return seen
+        flat = dict(seen.flat)
+        runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
+        for path in self._order(self._documents):
+            for name, table in (self._documents[path].get(runtimes) or {}).items():
+                for key, value in (table.get("options") or {}).items():
+                    flat[(*runtimes, name, "options", key)] = value
+        return EffectiveConfig(flat, seen.plugin)
+
+    def present(self) -> dict[str, str | None]:
+        """Add our settings; return every file's text."""
+        theirs = self._documents
+        self._enable_cri(theirs)
+        version = self._format(theirs)
+        plain = _without_ours(theirs)
+        self.users_default, named = self._users_default(plain)
+        seen = self._with_default_runtime(self._enabled(theirs, version), plain)
+        self._check_linux_settings(seen, theirs)
+        self.replacement = self._check_replacement(seen)
+        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
+        drop_in: str | None = None
+        if self._release >= DEEP_MERGE_SINCE:
+            for document in theirs.values():
+                document.restore_all(SECTIONS)
+            self._note_moved(self._trees(plain))
+            self._note_ignored(plain)
+            self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
+            ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
+            self._override(theirs, ours)
+            for path, name in self._sections(theirs):
+                _set_misspelled_options(theirs[path], name, settings)
+            drop_in = ours.text
+        else:
+            self._unimport(theirs.get(self._main))
+            target = self._section_file(theirs)
+            if target == self._main:
+                theirs.setdefault(self._main, toml.Document(self._main, ""))
+            self._edit_in_place(theirs, target, version, seen, settings)
+            _set_misspelled_options(theirs[target], CRI_PLUGIN[version], settings)
+        return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
+
+    def _format(self, documents: Documents) -> int:
+        """Return the format of our settings: that of the other files."""
+        document = documents.get(self._main)
+        if document is None or not document.tree:
+            # Every 2.x reads 3; 4 would require 2.3.
+            version = min(newest_format(self._release), 3)
+            mark = toml.MARK if document is not None else NEW_FILE
+            documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
+            return version
+        return merged_format(self._release, self._trees(documents).values())
+
+    def _enable_cri(self, documents: Documents) -> None:
+        for path, document in documents.items():
+            disabled = document.get(("disabled_plugins",)) or []
+            if not isinstance(disabled, list) or not CRI_NAMES & {str(one) for one in disabled}:
+                continue
+            if not self._options.enable_cri:
+                raise BadInput(
+                    f"runtime_enable_cri: {path} disables containerd's CRI plugin (disabled_plugins), so Kubernetes "
+                    "can't use this containerd; set runtime_enable_cri: true to enable it"
+                )
+            document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
+
+    def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
+        """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
+
+        :param version: the format of our settings.
+        """
+        seen, release = self.effective, self._release
+        off = seen.flat.get(("disabled_plugins",)) or []
+        ours = self._observed["files"].get(self.drop_in)
+        # Since our drop-in was written, the user has converted his files, and the dump has them in the former format.
+        outdated = own_format(toml.parse(self.drop_in, ours or "")) not in (0, version) and reads_one_format(release)
+        if (
+            not outdated
+            and seen.plugin
+            and seen.plugin not in off
+            and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3])
+        ):
+            return seen
+        # The dump lacks a disabled plugin.
+        flat: containerd.Flat = {}
+        for path, name in self._sections(documents):
+            flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
+        found = EffectiveConfig(flat, CRI_PLUGIN[3])
+        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
+        if release == (1, 7) and "runc" not in found.runtimes():
+            # The built-in one of this release, which a table of ours in the file has to equal.
+            flat[(*runc, "sandbox_mode")] = "podsandbox"
+        flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
+        if (1, 7) <= release < (2, 3):
+            flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
+        return found
+
+    def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
+        """Return the default runtime of the user's files and the runtimes that they name.
+
+        :param plain: the files without our settings.
+        """
+        default, named = BUILTIN_DEFAULT, set()
+        for path, name in self._sections(plain):
+            table: toml.Path = ("plugins", name, "containerd")
+            default = plain[path].get((*table, "default_runtime_name")) or default
+            if self._release < DEEP_MERGE_SINCE and plain[path].get((*table, *DEFAULT_TYPE)):
+                default = containerd.DEFAULT_TABLE
+            runtimes = plain[path].get((*table, "runtimes"))
+            named |= set(runtimes) if isinstance(runtimes, dict) else set()
+        return str(default), named
+
+    def _with_default_runtime(self, seen: EffectiveConfig, plain: Documents) -> EffectiveConfig:
+        """Return an effective configuration with the type of the user's default_runtime, which ours replaces.
+
+        :param plain: the files without our settings.
+        """
+        key = ("containerd", *DEFAULT_TYPE)
+        types = [plain[path].get(("plugins", name, *key)) for path, name in self._sections(plain)]
+        if self._release >= DEEP_MERGE_SINCE or not any(types):
+            return seen
+        return EffectiveConfig({**seen.flat, (*seen.base, *key): types[-1]}, seen.plugin)
+
+    def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
+        """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
+        kind = seen.runtime(str(self.users_default)).get(("runtime_type",), "")
+        for key, option in LINUX_SETTINGS.items():
+            if not seen.value(*key) or self._release >= DEEP_MERGE_SINCE:
+                continue
+            found = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
+            instead = (
+                f"take it out, and give each runtime the type {containerd.RUNC_SHIMS[0]} and the option {option} = true"
+            )
+            if kind != LINUX_SHIM:
+                raise BadInput(f"{found} doesn't load beside a default runtime of the type {kind!r}: {instead}")
+            if self._options.default:
+                raise BadInput(
+                    f"runtime_set_default: {found} only loads beside a default runtime of the type {LINUX_SHIM}, which "
+                    f"NVIDIA's can't be: {instead}"
+                )
+
+    def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
+        name = self.users_default or BUILTIN_DEFAULT
+        runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
+        kind = runtime.get(("runtime_type",), "")
+        programs = (runtime.get(key, "") for key in PROGRAMS)
+        lost = common.replaced(name, str(kind), str(next(filter(None, programs), "")))
+        done = self.effective.default_runtime == RUNTIME_NAME
+        if lost and not runtime and not done and self._options.default and not self._options.replace_default:
+            raise BadInput(
+                f"{self._holder(self._documents, ('containerd', 'default_runtime_name'))} has default_runtime_name = "
+                f"{json.dumps(name)}, and no runtime of this name is configured, so that containerd's CRI plugin "
+                "doesn't load; correct the name, or configure this runtime"
+            )
+        return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
+
+    def _model(self, seen: EffectiveConfig, named: set[str], plain: Documents) -> str:
+        """Return the runtime that ours is a copy of.
+
+        :param named: runtimes of the user's files.
+        :param plain: these files without our settings.
+        """
+        model = seen.model(str(self.users_default))
+        if self.users_default == RUNTIME_NAME and RUNTIME_NAME in named:
+            if not named & set(seen.models()):
+                # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
+                return RUNTIME_NAME
+            if self._by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
+                # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
+                return RUNTIME_NAME
+        return model
+
+    def _by_systemd(self, plain: Documents) -> bool:
+        """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
+        found = [
+            plain[path].get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
+            for path, name in self._sections(plain)
+        ]
+        return any(
+            key.lower() == "systemdcgroup" and value is True
+            for one in found
+            if isinstance(one, dict)
+            for key, value in one.items()
+        )
+
+    def _holder(self, documents: Documents, key: toml.Path) -> str:
+        """Return the file that sets a key of the CRI plugin."""
+        sections = self._sections(documents)
+        having = [path for path, name in sections if documents[path].get(("plugins", name, *key)) is not None]
+        return having[-1] if having else self._main
+
+    def _override(self, documents: Documents, ours: toml.Document) -> None:
+        """Change the keys of files that are merged after our drop-in and would override it."""
+        order = self._order({**documents, self.drop_in: ours})
+        later = order[order.index(self.drop_in) + 1 :]
+        values = {key: value for one in ours.tree["plugins"].values() for key, value in _flatten(one, ()).items()}
+        for path, name in [one for one in self._sections(documents) if one[0] in later]:
+            for key, value in values.items():
+                full = ("plugins", name, *key)
+                if documents[path].get(full) not in (None, value):
+                    documents[path].put(full, value)
+
+    def _import(self, document: toml.Document) -> None:
+        imports = document.get(("imports",))
+        if imports is None:
+            document.set(("imports",), [self._pattern], toml.MARK)
+        elif not any(self._matches(one) for one in imports):
+            trial = toml.Document(self._main, document.text)
+            trial.listed(("imports",), self._pattern, present=True)
+            trial = toml.Document(self._main, trial.text)
+            trial.listed(("imports",), self._pattern, present=False)
+            if trial.text == document.text:
+                document.listed(("imports",), self._pattern, present=True)
+            else:
+                # Removing it from the list again would leave a comma or a blank.
+                document.put(("imports",), [*imports, self._pattern])
+
+    def _matches(self, pattern: str) -> bool:
+        full = posixpath.normpath(posixpath.join(posixpath.dirname(self._main), pattern))
+        same_folder = posixpath.dirname(full) == posixpath.dirname(self.drop_in)
+        return same_folder and fnmatch.fnmatchcase(self.drop_in, full)
+
+    def _drop_in_text(self, plain: Documents, version: int, seen: EffectiveConfig, settings: containerd.Flat) -> str:
+        """Return the text of our drop-in.
+
+        :param plain: the user's files without our settings.
+        :param version: the drop-in's format.
+        :param seen: the effective configuration.
+        :param settings: of our runtime.
+        """
+
+        def key(*path: str) -> toml.Path:
+            # In a file of version 2 a setting under version 3's name overrides the same one under its own.
+            newer = ("plugins", CRI_PLUGIN[3], *path)
+            named = version < 3 and any(one.get(newer) is not None for one in plain.values())
+            return newer if named else ("plugins", CRI_PLUGIN[version], *path)
+
+        document = toml.Document("", f"{HEADER}version = {version}\n")
+        if self._options.cdi and seen.cdi is not None:
+            document.add_table(key("enable_cdi")[:-1], {"enable_cdi": True})
+        if self._options.default:
+            name = key("containerd", "default_runtime_name")
+            document.add_table(name[:-1], {name[-1]: RUNTIME_NAME})
+        for sub in _tables(settings):
+            table = key("containerd", "runtimes")
+            document.add_table((*table, RUNTIME_NAME, *sub), _keys(settings, sub))
+        return document.checked()
+
+    def _note_moved(self, trees: t.Mapping[str, JsonObject]) -> None:
+        """Note the settings that containerd 2 moves to another plugin only beside a table of runtimes, like ours.
+
+        :param trees: the user's files in the order in which containerd merges them.
+        """
+        found: dict[str, tuple[t.Any, str]] = {}
+        for path, name in cri_sections(self._release, trees):
+            table = trees[path]["plugins"][name].get("containerd") if name != CRI_PLUGIN[3] else {}
+            found |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
+        for key, (value, path) in found.items():
+            moved = ("plugins", IMAGES_PLUGIN, key)
+            now = self.effective.flat.get(moved)
+            if now is None or (self._options.present and now == value):
+                continue
+            self.expected.append({"path": list(moved), "value": value})
+            if self._options.present:
+                self.warnings.append(
+                    f"containerd has ignored `{key} = {json.dumps(value)}` in {path} so far, because no table of "
+                    f"runtimes was beside it; with NVIDIA's runtime it takes effect, instead of {json.dumps(now)}"
+                )
+
+    def _note_ignored(self, plain: Documents) -> None:
+        """Note the settings that containerd ignores in the format in which it reads them, as it did before.
+
+        :param plain: the user's files without our settings.
+        """
+        trees = self._trees(plain)
+        counted = cri_sections(self._release, trees)
+        merged = merged_format(self._release, trees.values())
+        for path, tree in trees.items():
+            for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
+                section = plain[path].get(("plugins", name))
+                if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
+                    continue
+                own = own_format(tree)
+                number = merged if any(own_format(one) > 1 for one in trees.values()) else 2
+                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[2]))
+                names = (
+                    f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
+                )
+                self.warnings.append(
+                    f"containerd {_dotted(self._release)} ignores {table} of {path}, which has "
+                    f"{f'version {own}' if own else 'no version'}, as it did before NVIDIA's runtime was added; to "
+                    f"bring it into effect convert the file to version {number} by hand (`version = {number}`, and "
+                    f"{names}; `containerd config migrate` would drop its settings) and run again"
+                )
+
+    # ----------------------------------------------------------------- before 2.0
+
+    def _section_file(self, documents: Documents) -> str:
+        """Return the file whose CRI section counts, or that gets one."""
+        return self._sections(documents)[-1][0] if self._sections(documents) else self._main
+
+    def _edit_in_place(
+        self, documents: Documents, target: str, version: int, seen: EffectiveConfig, settings: containerd.Flat
+    ) -> None:
+        """Write our settings into a file of the user's.
+
+        :param documents: in which the file may be replaced.
+        :param target: the file.
+        :param version: the file's format.
+        :param seen: the effective configuration.
+        :param settings: of our runtime.
+        """
+        plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
+        name_key, cdi_key = (*plugin, "containerd", "default_runtime_name"), (*plugin, "enable_cdi")
+        document = documents[target]
+        plain = _without_ours({target: document})[target]
+        # A default runtime as a table overrides the name, unless it has no type.
+        type_key = (*plugin, "containerd", *DEFAULT_TYPE)
+        ours = [key for key in (name_key, type_key, cdi_key) if document.get(key) != plain.get(key)]
+        is_default = name_key in ours or type_key in ours
+        if (is_default and not self._options.default) or (cdi_key in ours and not self._options.cdi):
+            # What is no longer requested is taken back with all of ours, so that the file is as if it had never been.
+            document = documents[target] = plain
+        cdi_is_off = seen.cdi is False or cdi_key in ours
+        if self._options.cdi and cdi_is_off:
+            document.put(cdi_key, True)
+        if self._options.default:
+            document.put(name_key, RUNTIME_NAME)
+            if document.get(type_key):
+                document.put(type_key, "")
+        runtimes = (*plugin, "containerd", "runtimes")
+        # Before 2.0 the first runtime in a file removes the built-in ones.
+        for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
+            if document.get((*runtimes, name)) is None:
+                builtin = seen.runtime(name)
+                for sub in _tables(builtin):
+                    document.add_table((*runtimes, name, *sub), _keys(builtin, sub), toml.MARK)
+        table = (*runtimes, RUNTIME_NAME)
+        for sub in _tables(settings):
+            values = _keys(settings, sub)
+            path = (*table, *sub)
+            if document.get(path) is None:
+                document.add_table(path, values, toml.MARK)
+            elif document.comment(path) != toml.MARK:
+                for key, value in values.items():
+                    document.put((*path, key), value)
+            else:
+                # A table of our own holds nothing but these settings.
+                for key, value in values.items():
+                    if document.get((*path, key)) != value:
+                        document.set((*path, key), value)
+                for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
+                    if key not in values:
+                        document.delete((*path, key))
+
+    def absent(self) -> dict[str, str | None]:
+        """Remove our settings; return the text of every file that has some, None for one to delete."""
+        if self._concerned and self._release >= DEEP_MERGE_SINCE:
+            texts = self._observed["files"]
+            order = [path for path in load_order(self._main, texts) if path != self.drop_in]
+            self._note_moved({path: toml.parse(path, texts[path]) for path in order})
+        self._unimport(self._documents.get(self._main))
+        after: dict[str, str | None] = {}
+        for path, document in self._documents.items():
+            document.restore_all(SECTIONS)
+            self._disable_cri(path, document)
+            mark = document.comment(("version",))
+            # Plugins' settings that somebody added meanwhile need the version that we set.
+            sections = {one.path[0] for one in document.places() if one.path} & set(SECTIONS)
+            if mark in (toml.MARK, NEW_FILE) and not sections:
+                document.delete(("version",))
+            text = document.checked()
+            after[path] = None if mark == NEW_FILE and not text.strip() else text
+        # The import is removed before the file that it names.
+        return {**after, self.drop_in: None}
+
+    def _disable_cri(self, path: str, document: toml.Document) -> None:
+        """Disable the CRI plugin again where we enabled it, unless the kubelet has come to use it."""
+        key = ("disabled_plugins",)
+        mark = document.mark(key)
+        if not mark or not mark.was:
+            return
+        was, now = document.item(mark.was).value, document.get(key)
+        if not self._serves_kubelet:
+            document.restore(key)
+            if now != [one for one in was if one not in CRI_NAMES]:
+                # Somebody else has changed the list since.
+                document.set(key, [*now, *(one for one in was if one in CRI_NAMES)])
+            return
+        document.set(key, document.find(key), mark.comment)
+        self.warnings.append(
+            f"containerd's CRI plugin stays enabled, because this node's kubelet uses it; {path} had "
+            f"disabled_plugins = {mark.was} before this collection enabled it"
+        )
+
+    def _unimport(self, document: toml.Document | None) -> None:
+        key = ("imports",)
+        imports = document.get(key) if document is not None else None
+        if document is None or not imports or self._pattern not in imports:
+            return
+        mark = document.mark(key)
+        if mark and mark.was and imports == [*document.item(mark.was).value, self._pattern]:
+            document.restore(key)
+            return
+        document.listed(key, self._pattern, present=False)
+        if mark and mark.was:
+            # Somebody else has changed the list since, so its old value is obsolete.
+            document.set(key, document.find(key), mark.comment)
+        elif document.comment(key) == toml.MARK:
+            if document.get(key):
+                document.set(key, document.find(key), "")
+            else:
+                document.delete(key)
+
+
+def _parse(path: str, text: str) -> toml.Document:
+    try:
+        document = toml.Document(path, text)
+    except toml.Unparsable:
+        if path.endswith(".tmpl") or "{{" in text:
+            raise BadInput(
+                f"{path} is a template from which another program generates the configuration; it is left as it is: "
+                "set the runtime in that program's own settings (k3s and RKE2: default-runtime in config.yaml)"
+            ) from None
+        raise
+    for key in ("imports", "disabled_plugins"):
+        listed = document.get((key,))
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+            raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
+    return document
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+def _flatten(tree: JsonObject, path: toml.Path) -> containerd.Flat:
+    flat: containerd.Flat = {}
+    for key, value in tree.items():
+        flat.update(_flatten(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value})
+    return flat
+
+
+def _tables(settings: containerd.Flat) -> list[toml.Path]:
+    return sorted({path[:-1] for path in settings} | {()})
+
+
+def _keys(settings: containerd.Flat, table: toml.Path) -> JsonObject:
+    return {path[-1]: settings[path] for path in sorted(settings) if path[:-1] == table}
+
+
+def _set_misspelled_options(document: toml.Document, plugin: str, settings: containerd.Flat) -> None:
+    """Set our values also for options of our runtime in another case, which may override ours.
+
+    :param plugin: the CRI plugin's name in this file.
+    """
+    table = ("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME, "options")
+    written = document.get(table)
+    for key in list(written) if isinstance(written, dict) else []:
+        proper = containerd.OPTIONS.get(key.lower(), key)
+        if proper != key:
+            document.put((*table, key), settings[("options", proper)])
+
+
+def _without_ours(documents: Documents) -> Documents:
+    """Return the same files without our settings."""
+    plain = {}
+    for path, document in documents.items():
+        plain[path] = document
+        if toml.MARK in document.text:
+            unmarked = toml.Document(path, document.checked())
+            # Other marked keys have their own rules.
+            unmarked.restore_all(SECTIONS)
+            plain[path] = toml.Document(path, unmarked.checked())
+    return plain

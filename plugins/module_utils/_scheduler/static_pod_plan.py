@@ -1,0 +1,312 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Edit a static pod's manifest: one flag, one mounted folder and one annotation, nothing else."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import typing as t
+
+from .._core.errors import BadInput
+from .._core.types import JsonObject
+from .._documents.yaml_editor import Document, Path, Step
+from . import config
+from . import control_plane as cp
+from .config import FORMS
+from .constants import ANNOTATION, CONFIG, CONTAINER, FOLDER
+from .extenders import BESIDE
+
+VOLUME = "kubegpu-share"
+ANNOTATIONS: Path = ("metadata", "annotations")
+FLAGS = tuple(form.flag for form in FORMS.values())
+SHELLS = ("sh", "bash", "ash", "dash", "busybox")
+
+MOUNT: JsonObject = {"mountPath": FOLDER, "name": VOLUME, "readOnly": True}
+# A mounted folder shows new files, unlike a mounted file; it has to exist, so a wrong path fails.
+HOST_FOLDER: JsonObject = {"hostPath": {"path": FOLDER, "type": "Directory"}, "name": VOLUME}
+
+
+class Stamp(t.NamedTuple):
+    """Names a configuration in kube-scheduler's manifest, so that another one makes kubelet start a new process.
+
+    :param sha256: of the configuration's text.
+    :param number: makes stamps of one text differ.
+    """
+
+    sha256: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Stamp:
+        sha256, _dash, number = text.partition("-")
+        return cls(sha256, int(number) if number.isdigit() else 0)
+
+    def following(self, sha256: str, *, restart: bool, interrupted: bool) -> Stamp:
+        """Return the stamp of the next configuration.
+
+        :param restart: the process may not have loaded this text, so the stamp has to differ.
+        :param interrupted: an earlier run was, so kubelet may still run the pod of the stamp before this one.
+        """
+        if restart and (interrupted or sha256 == self.sha256):
+            return Stamp(sha256, self.number + 1)
+        return self if sha256 == self.sha256 else Stamp(sha256)
+
+    def __str__(self) -> str:
+        return f"{self.sha256}-{self.number}" if self.number else self.sha256
+
+
+class StaticPod:
+    """kube-scheduler's manifest while it is edited.
+
+    :param path: the manifest's file, for messages.
+    :raises BadInput: it can't be edited; it is left as it is.
+    """
+
+    def __init__(self, text: str, path: str = cp.MANIFEST) -> None:
+        self._file = path
+        self._document = Document(path, text)
+        if self._document.get(("kind",)) != "Pod":
+            raise self._refused(
+                ("kind",), f"is a {self._document.get(('kind',)) or 'mapping without a kind'}, not a Pod"
+            )
+        self._demand(dict, ("metadata",), ANNOTATIONS, ("spec",))
+        self._demand(list, ("spec", "containers"), ("spec", "volumes"), of=dict)
+        self._container: Path = ("spec", "containers", self._find())
+        self._demand(list, *((*self._container, name) for name in ("command", "args")), of=(str, int, float))
+        self._demand(list, (*self._container, "volumeMounts"), of=dict)
+
+    def _find(self) -> int:
+        """Return the number of kube-scheduler's container, by its name or else by what it runs.
+
+        :raises BadInput: there is none, or there are several.
+        """
+        containers = self._document.get(("spec", "containers")) or []
+        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
+        found = found or [number for number, one in enumerate(containers) if _runs_scheduler(one)]
+        if len(found) != 1:
+            number = f"{len(found)} containers" if found else "no container"
+            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}", BESIDE)
+        return found[0]
+
+    def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
+        for path in paths:
+            value = self._document.get(path)
+            if value is None:
+                continue
+            name = ".".join(str(step) for step in path)
+            if not isinstance(value, kind):
+                raise self._refused(path, f"has a {name} that isn't a {'list' if kind is list else 'mapping'}")
+            for number, one in enumerate(value if isinstance(value, list) else []):
+                if not isinstance(one, of):
+                    what = "mapping" if of is dict else "string"
+                    raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
+
+    def _refused(self, path: Path, reason: str, way_out: str = "") -> BadInput:
+        line = self._document.line(path)
+        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{way_out and f', and {way_out}'}")
+
+    @property
+    def image(self) -> str:
+        return str(self._get("image") or "")
+
+    def _get(self, *steps: Step) -> t.Any:
+        return self._document.get((*self._container, *steps))
+
+    def _flag_list(self) -> str:
+        """Return the container's list for a further flag: args if there are any, because they follow the command.
+
+        :raises BadInput: a flag in neither would reach kube-scheduler.
+        """
+        command = [str(word) for word in self._get("command") or []]
+        if command and posixpath.basename(command[0]) in SHELLS:
+            raise self._refused(
+                (*self._container, "command"),
+                f"starts kube-scheduler by {command[0]}, whose arguments can't be edited safely",
+                BESIDE,
+            )
+        # A command here would replace that of the image.
+        return "args" if self._get("args") or not command else "command"
+
+    def flags(self) -> dict[str, str]:
+        """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
+        words = _words(self._get())
+        found: dict[str, str] = {}
+        for number, word in enumerate(words):
+            if not word.startswith("--"):
+                continue
+            name, equals, value = word[2:].partition("=")
+            following = words[number + 1] if number + 1 < len(words) else "--"
+            # kube-scheduler accepts both characters.
+            found[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        return found
+
+    def host_path(self, path: str) -> str:
+        """Return the path on the machine of a path in the container.
+
+        :raises BadInput: it isn't on the machine.
+        """
+        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
+        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
+        path = posixpath.normpath(path)
+        for mount in mounts:
+            folder = posixpath.normpath(str(mount.get("mountPath")))
+            if path == folder or path.startswith(folder.rstrip("/") + "/"):
+                host = (volumes.get(mount.get("name"), {}).get("hostPath") or {}).get("path")
+                if host and "subPathExpr" not in mount:
+                    return posixpath.normpath(f"{host}/{mount.get('subPath') or ''}/{path[len(folder) :]}")
+                break
+        words = [
+            (self._document.line((*self._container, name, number)), str(word))
+            for name in ("command", "args")
+            for number, word in enumerate(self._get(name) or [])
+            if path in str(word)
+        ]
+        line, word = (words or [(1, path)])[0]
+        raise BadInput(
+            f"scheduler_mode: {self._file}, line {line}: kube-scheduler's {word} isn't in a folder of this machine "
+            f"(hostPath); mount one and name the file in it, or {BESIDE}"
+        )
+
+    # ----------------------------------------------------------------- our part
+
+    def annotated(self) -> bool:
+        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
+
+    def stamp(self) -> Stamp:
+        """Return the annotation's stamp; an empty one without the annotation."""
+        return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
+
+    def annotate(self, stamp: Stamp) -> None:
+        if self.stamp() != stamp:
+            self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))
+
+    def mount(self, flag: str = f"--config={CONFIG}") -> None:
+        """Mount our folder in the container, and add the flag that names a file in that folder.
+
+        :raises BadInput: another volume is mounted at that path.
+        """
+        flags = (*self._container, self._flag_list())
+        if flag not in _words(self._get()):
+            self._document.append(flags, flag)
+        mounts, names = (*self._container, "volumeMounts"), self.volume_names()
+        there = self._get("volumeMounts") or []
+        for number in sorted(set(range(len(there))) - set(names.among(there))):
+            if posixpath.normpath(str(there[number].get("mountPath"))) == FOLDER:
+                name = there[number].get("name")
+                raise self._refused((*mounts, number), f"mounts {name} at {FOLDER}, the path of our folder")
+        put_ours(self._document, mounts, MOUNT, names)
+        put_ours(self._document, ("spec", "volumes"), HOST_FOLDER, names)
+
+    def volume_names(self) -> VolumeNames:
+        return VolumeNames.of(self._document.get(("spec", "volumes")) or [])
+
+    def restore(self, *, annotation: bool = True) -> None:
+        """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
+
+        :param annotation: whether to remove the annotation too.
+        """
+        ours = tuple(f"--{name}={FOLDER}/" for name in FLAGS)
+        for name in ("command", "args"):
+            words = [str(word) for word in self._get(name) or []]
+            for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
+                self._document.delete((*self._container, name, number))
+        names = self.volume_names()
+        for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
+            remove_ours(self._document, path, names)
+        if annotation and self.annotated():
+            self._document.delete((*ANNOTATIONS, ANNOTATION))
+
+    def text(self) -> str:
+        return self._document.checked()
+
+    # ----------------------------------------------------------------- health
+
+    def urls(self, version: str | None) -> tuple[str, ...]:
+        """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
+        try:
+            minor: int | None = config.minor_of(self.image, version)
+        except BadInput:
+            minor = None
+        base = self._probed() or cp.health_base(self.flags(), minor)
+        return tuple(base + path for path in config.health_paths(minor or 0))
+
+    def _probed(self) -> str:
+        """Return the URL that kubelet's probe asks, without its path; empty without a probe."""
+        asked = self._get("livenessProbe", "httpGet") or {}
+        port = asked.get("port")
+        if isinstance(port, str) and not port.isdigit():
+            port = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}.get(port)
+        if not port:
+            return ""
+        scheme = str(asked.get("scheme") or "HTTP").lower()
+        listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
+        return cp.server_url(str(asked.get("host") or listens), port, scheme)
+
+
+def _runs_scheduler(container: JsonObject) -> bool:
+    """Whether a container runs kube-scheduler, by its program or its image."""
+    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    # Images of one architecture have its name at the end.
+    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
+    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in _words(container)[:1]]
+
+
+def _words(container: JsonObject) -> list[str]:
+    lists = [container.get(name) for name in ("command", "args")]
+    return [str(word) for one in lists if isinstance(one, list) for word in one]
+
+
+class VolumeNames(t.NamedTuple):
+    """The names of volumes that look like ours.
+
+    :param ours: of our volume, or the first free one.
+    :param foreign: of a user's volumes, which are of other folders.
+    """
+
+    ours: str
+    foreign: frozenset[str]
+
+    @classmethod
+    def of(cls, volumes: t.Sequence[JsonObject]) -> VolumeNames:
+        """Read them from the volumes of a manifest or of kubeadm's configuration."""
+        folders = {}
+        for one in volumes:
+            folder = one.get("hostPath")
+            folders[str(one.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
+        alike = [name for name in folders if _OURS.fullmatch(name)]
+        mine = [name for name in alike if posixpath.normpath(folders[name]) == FOLDER]
+        free = (name for number in range(len(folders) + 1) if (name := _numbered(number)) not in folders)
+        return cls(mine[0] if mine else next(free), frozenset(alike) - set(mine))
+
+    def among(self, items: t.Sequence[JsonObject]) -> list[int]:
+        """Return the numbers of our volumes or mounts in a list."""
+        names = [str(one.get("name")) for one in items]
+        return [number for number, name in enumerate(names) if _OURS.fullmatch(name) and name not in self.foreign]
+
+
+_OURS = re.compile(rf"{VOLUME}(?:-[0-9]+)?")
+
+
+def _numbered(number: int) -> str:
+    return f"{VOLUME}-{number}" if number else VOLUME
+
+
+def put_ours(document: Document, path: Path, item: JsonObject, names: VolumeNames) -> None:
+    """Let a list of volumes or mounts have exactly this one of ours.
+
+    :param path: the list's path in the document.
+    :param item: the volume or mount, without its name.
+    :param names: which names are ours there.
+    """
+    item, items = {**item, "name": names.ours}, document.get(path) or []
+    if [items[number] for number in names.among(items)] != [item]:
+        remove_ours(document, path, names)
+        document.append(path, item)
+
+
+def remove_ours(document: Document, path: Path, names: VolumeNames) -> None:
+    """Remove our volumes or mounts from a list."""
+    for number in reversed(names.among(document.get(path) or [])):
+        document.delete((*path, number))
