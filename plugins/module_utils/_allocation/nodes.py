@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether NVIDIA's driver enforces the pods' shares, as the node's device plugin announces it. No I/O.
-Parse the capacity of nodes, by the contract of each back end. No I/O."""
+"""The capacity of nodes, by the contract of each back end, and whether the driver enforces shares. No I/O."""
 
 from __future__ import annotations
 

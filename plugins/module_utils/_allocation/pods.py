@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Types of an allocation, as module gpu_allocation_info returns it.
+"""The units that pods hold or request, by the contract of each back end, and the types of an allocation. No I/O.
 
 Memory in ``units`` has the unit of its node's back end; a count is one of GPUs, replicas or MIG devices.
-Parse the units that pods hold or request, by the contract of each back end. No I/O.
 
-Each pod is reduced to its entry at once: of a large cluster's pods nothing else stays in memory."""
+Each pod is reduced to its entry at once: of a large cluster's pods nothing else stays in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read the allocation of a cluster, and format it as tables.
-Write a module's result of many thousand rows, in a fraction of the time of exit_json."""
+"""Read the allocation of a cluster, and write it as a module's result."""
 
 from __future__ import annotations
 

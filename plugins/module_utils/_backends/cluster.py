@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Create the objects of a helm release that somebody deleted: helm compares its own records only.
+"""What a back end has in the cluster beside its definitions, also of helm: module ``backend_objects``.
 
 Objects that exist are left as they are, and so are kinds that Kubernetes itself doesn't have. The texts are those that
 helm has recorded, so that neither helm nor the chart is needed.
-What a back end has in the cluster beside its definitions: module ``backend_objects``."""
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Remove the resources that a device plugin left in its nodes' status when it went; module ``backend_objects``.
-Remove the capacity and annotations that a removed device plugin left on its nodes."""
+"""Remove what a removed device plugin left on its nodes; module ``backend_objects``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks D1 to D4 and D7 to D9: slices with NVML, claims with pods, and what pods use. No I/O.
-The checks D5, D6 and D11: what the DRA driver has prepared and kubelet lists, with the API's claims. No I/O."""
+"""The checks D1 to D9 and D11 of claims: slices, pods, and what the DRA driver and kubelet have. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks G1, G2, G6, G11 and G12 of gpushare: GPUs, sums and schedulers. No I/O.
-The check G10 of gpushare: the extender's cache. No I/O."""
+"""The checks G1, G2, G6 and G10 to G12 of gpushare: GPUs, sums, schedulers, and the extender's cache. No I/O."""
 
 from __future__ import annotations
 

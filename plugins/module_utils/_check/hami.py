@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks H1, H2, H5, H7 and H10 of HAMi: register, sums, locks and schedulers. No I/O.
-The checks H3, H4, H6, H8, H9 and H11 of HAMi: pods' annotations, allocations and memory. No I/O."""
+"""The checks H1 to H11 of HAMi: register, sums, locks, pods' annotations and memory. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The checks C2, C3 and C7: who owns the processes on GPUs, and NVML's numbers of them. No I/O.
-The checks N1 to N7 of NVIDIA's device plugin. No I/O."""
+"""The checks C2, C3 and C7 of processes on GPUs, and N1 to N7 of NVIDIA's device plugin. No I/O."""
 
 from __future__ import annotations
 

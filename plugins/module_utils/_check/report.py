@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the report's row of each node: what pods claim of its GPUs, and what they use. No I/O.
-Make the report of one or two samples; what only one of two has was transient. No I/O."""
+"""Make the report of one or two samples, with a row per node; what only one of two has was transient. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The check D10, and S1, S4 and S5 of this collection's servers where kube-scheduler allocates claims.
-The checks S1, S2, S4 and S5 of this collection's gpushare servers, on machines and nodes."""
+"""The checks S1, S4, S5 and D10 of this collection's servers, on machines and nodes. No I/O."""
 
 from __future__ import annotations
 

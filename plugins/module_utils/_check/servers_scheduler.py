@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which of this collection's servers a cluster needs: those of the extender, of claims, or of both. Pure.
-The checks S2 and S3 of schedulers that only the API shows: OpenShift's, and the admission policy."""
+"""Which servers a cluster needs, and the checks S2 and S3 of schedulers that only the API shows. No I/O."""
 
 from __future__ import annotations
 

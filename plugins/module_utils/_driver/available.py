@@ -1,13 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choose the flavour of the kernel module, open or proprietary, and validate the branch, by the cards' architectures.
+"""Choose the flavour of the kernel module, and compare what is wanted with the node's package lists. Pure.
 
 By NVIDIA's matrix of drivers and architectures, and the chapter on kernel modules of its driver installation guide.
-Compare what role driver wants to install with the node's own package lists. Pure.
 
 A node knows its distribution's packages, and those of NVIDIA's repository only where it has that already. So a missing
-version is reported where the lists have the repository that it would come from, and nothing is said where they don't."""
+version is reported where the lists have the repository that it would come from, and nothing is said where they don't.
+"""
 
 from __future__ import annotations
 

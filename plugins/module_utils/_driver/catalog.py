@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Role driver's variables, as the filters ``driver_choice`` and ``driver_problems`` get them.
-The names of the driver's packages, repositories and kernel headers in a node's distribution.
+"""Role driver's variables, and the names of packages, repositories and headers in a node's distribution. Pure.
 
 The catalogue is role driver's ``vars/<id or family>_<major>.yml``: data whose placeholders in braces are replaced here.
-What the repositories hold stands in the collection's ``meta/repositories.yml``."""
+What the repositories hold stands in the collection's ``meta/repositories.yml``.
+"""
 
 from __future__ import annotations
 

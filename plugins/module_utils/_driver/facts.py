@@ -1,9 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe the persistence daemon's process, and what role driver wrote for it.
-Collect the sections ``dkms`` and ``log``: the driver's modules in dkms' tree and in the kernel's log.
-Collect the section ``driver``: by the kernel module, the library and nvidia-smi, and which source installed it."""
+"""Collect the sections ``driver``, ``dkms`` and ``log``: what is loaded, what is installed, and by which source."""
 
 from __future__ import annotations
 

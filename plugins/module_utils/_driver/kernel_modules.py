@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the replacement of NVIDIA's loaded kernel modules by the installed ones.
-Observe NVIDIA's kernel modules and their users, and replace the loaded modules by the installed ones."""
+"""Observe NVIDIA's kernel modules and their users, and replace the loaded modules by the installed ones."""
 
 from __future__ import annotations
 

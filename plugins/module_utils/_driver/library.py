@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The versions of the installed and of the loaded driver, by files alone.
-The record of a node's maintenance: services that are stopped while its kernel modules change."""
+"""The versions of the installed and of the loaded driver, by files alone, and the record of a node's maintenance."""
 
 from __future__ import annotations
 

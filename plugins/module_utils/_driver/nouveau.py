@@ -1,9 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The files that prevent the kernel's own drivers, nouveau and nova, from being loaded.
-The tool that builds a machine's initramfs images, their names, and the validation of a new one.
-Observe nouveau and nova on a machine."""
+"""Observe nouveau and nova: what is loaded, their blacklist, and the initramfs of every kernel."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plan the blacklist of nouveau and nova: the modprobe.d file, and the initramfs of every kernel.
+"""Plan and carry out the blacklist of nouveau and nova: the modprobe.d file, and the initramfs of every kernel.
 
 It reads the sections ``nouveau``, ``kernel`` and ``distribution`` of ``gpu_node``.
-Rebuild an initramfs so that at every moment, even after a failure or a kill, each kernel has a working one.
-Carry out the plan of nouveau's blacklist."""
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Query nvidia-smi: the cards, or its message where it can't list them.
-Drivers that a container, a cloud's image or a vGPU guest's owner provides: role driver leaves them alone.
+"""Query nvidia-smi, and find drivers that somebody else provides: role driver leaves these alone.
 
 https://github.com/NVIDIA/gpu-driver-container
 https://github.com/GoogleCloudPlatform/container-engine-accelerators/tree/master/nvidia-driver-installer
 https://github.com/Azure/aks-gpu
-https://github.com/awslabs/amazon-eks-ami/tree/main/templates/al2023"""
+https://github.com/awslabs/amazon-eks-ami/tree/main/templates/al2023
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes and pods whose shares are claims, as they would look under the extender, so that the suites judge both alike.
+"""Assertions on a suite's pods, whose shares may be claims; each pod is validated by itself. No I/O.
 
 A claim is a booking: what it is allocated becomes the annotations of gpushare's contract on its pod, and the cards in
 slices become those of the node. No I/O.
-The state of a suite's pod, as the API reports it. No I/O.
-Assertions on a suite's pods; each pod is validated by itself, so that others may come and go meanwhile. No I/O."""
+"""
 
 from __future__ import annotations
 

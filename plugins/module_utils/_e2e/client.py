@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Adapter: run a command in a container, through the API's exec stream.
-The suites' client of the cluster: their namespace, their pods, the nodes. It makes no decisions."""
+"""The suites' client of the cluster: their namespace, their pods, the nodes, and commands in containers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cases of the suite ``hami``, and how many of a case's pods HAMi's rule places (``fits``). No I/O.
-The suite ``hami``: cases on one node of HAMi; see ``hami_cases``."""
+"""The suite ``hami``: cases on one node of HAMi, and how many of their pods its rule places."""
 
 from __future__ import annotations
 

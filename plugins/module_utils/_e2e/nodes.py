@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options of a suite, and the objects that it creates. No I/O.
-The state of a node as the extender and kube-scheduler count it, and whether a suite can use the node. No I/O."""
+"""The options of a suite, its objects, and whether a node can be used, as kube-scheduler counts it. No I/O."""
 
 from __future__ import annotations
 

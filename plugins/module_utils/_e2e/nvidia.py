@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cases of the suite ``nvidia``, and how a node of NVIDIA's device plugin announces its cards. No I/O.
-The suite ``nvidia``: cases on one node of NVIDIA's device plugin; see ``nvidia_cases``."""
+"""The suite ``nvidia``: cases on one node of NVIDIA's device plugin, and how it announces its cards."""
 
 from __future__ import annotations
 

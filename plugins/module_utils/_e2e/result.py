@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Steps of a suite and their results, also in the form of gpu_allocation_check's checks and findings. No I/O.
-Run a suite's steps, and log the result of each, whatever it raises. No I/O."""
+"""Steps of a suite and their results, whatever they raise, also in the form of checks and findings. No I/O."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The canary suite: pods of known size fill a node's cards, and one pod more must be refused.
-The workloads suite: small pods share cards as the placement says, and see their own card only."""
+"""The suites workloads and canary: small pods share cards, pods of known size fill them, one more is refused."""
 
 from __future__ import annotations
 

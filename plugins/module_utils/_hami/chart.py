@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Trees of a chart's values: read, set and merge by paths such as ``scheduler.service.type``. Pure.
-What a rendered chart does with the planned values: helm ignores a value that no template reads. Pure."""
+"""The values of a chart by their paths, and what a rendered chart does with them. Pure."""
 
 from __future__ import annotations
 

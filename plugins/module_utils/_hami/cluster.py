@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wait until a release of HAMi works: pods, webhook and registered nodes; module backend_objects.
-Remove what HAMi leaves in the API: labels, annotations, locks, capacity, objects; module backend_objects."""
+"""HAMi in the API: wait until a release works, and remove what it leaves; module ``backend_objects``."""
 
 from __future__ import annotations
 

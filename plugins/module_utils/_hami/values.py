@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How containers on HAMi's nodes get the cards, from what the nodes have. Pure.
+"""Plan the values of HAMi's chart, and how containers on its nodes get the cards. Pure.
 
 With a driver's files by environment variable the runtime has to be NVIDIA's: as the default, or by a RuntimeClass,
 which HAMi's webhook sets on the pods. With CDI any runtime does that supports it.
-Plan the values of HAMi's chart from the role's variables, the user's values, the nodes and the cluster. Pure."""
+"""
 
 from __future__ import annotations
 

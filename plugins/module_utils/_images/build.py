@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decide how the nodes get the servers' image, and for which platforms it has to be built. Pure.
-Build the servers' image with podman, buildah or docker; the module ``image_build``.
+"""Build the servers' image with podman, buildah or docker, and decide how the nodes get it.
 
 Each platform gets an archive and its bill of materials. A record file beside them has the digests of their inputs and
-of what was pushed; the next run compares them."""
+of what was pushed; the next run compares them.
+"""
 
 from __future__ import annotations
 

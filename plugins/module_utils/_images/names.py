@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse names of images and the image list of containerd. Pure.
-Observe the images of a node's container runtime."""
+"""Names of images, and the images of a node's container runtime."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""kubernetes.core's connection options of a module. No I/O.
-The adapter to the Kubernetes API by the library kubernetes.
+"""The adapter to the Kubernetes API by the library kubernetes, and the connection options of a module.
 
 kubernetes.core's code authenticates with kubernetes.core's options, so that a kubeconfig, a token, an environment
 variable or a service account works as in ``kubernetes.core.k8s``. Its discovery is not used: it requests what is known
-here, and without a time limit. Its import takes longer than most requests: see ``direct.connect``."""
+here, and without a time limit. Its import takes longer than most requests: see ``direct.connect``.
+"""
 
 from __future__ import annotations
 

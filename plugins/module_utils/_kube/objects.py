@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find objects of others in a namespace that is to be deleted, because they would be deleted with it.
-Parse definitions of Kubernetes objects, order them, and show their differences. Pure."""
+"""Definitions of Kubernetes objects: parse, order and compare them; and what others have in a namespace. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse kubelet's checkpoint of devices: which container has which IDs, and the device plugin's response. No I/O.
+"""What kubelet and the DRA driver have recorded on this node: devices of containers, prepared claims. No I/O.
 
 The file is internal to kubelet: a form other than that of Kubernetes 1.10 to 1.36 is reported as "unknown". Entries of
 finished pods stay until the next allocation, so readers must intersect them with the pods of the API. Source:
@@ -9,10 +9,10 @@ kubernetes/kubernetes v1.36.0, pkg/kubelet/cm/devicemanager/checkpoint/checkpoin
 
 ``Checksum`` isn't verified: it is a hash of Go's printed form of the structure, which includes names of Go types and
 has changed with them.
-Read which claims the DRA driver has prepared on this node: its records, and their CDI specifications. No I/O.
 
 The driver writes a claim's record first, then its specification, and removes them in the other order
-(``gpushare.dra.records`` and ``specifications`` of the servers' image)."""
+(``gpushare.dra.records`` and ``specifications`` of the servers' image).
+"""
 
 from __future__ import annotations
 

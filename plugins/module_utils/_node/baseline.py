@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The baseline of a node: what is recorded before the first change, and the comparison after an uninstall. Pure.
+"""The baseline of a node: recorded before the first change, and compared with it after an uninstall.
 
 A snapshot is a part of ``gpu_node``: all packages, services, each runtime's default, nouveau, and digests of the files
 in the directories that roles change. It holds no file's text: package sources and runtimes' files may hold passwords.
-Record the baseline of a node, compare the node with it, and remove it."""
+"""
 
 from __future__ import annotations
 

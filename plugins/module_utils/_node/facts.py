@@ -1,10 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Observe the baseline that is kept on a node: the section ``baseline``.
-Observe Secure Boot, the key that signs kernel modules, SELinux and AppArmor.
-Collect the section ``runtimes`` of ``gpu_node``.
-Collect ``gpu_node``: all facts of a machine that the roles plan from."""
+"""Collect ``gpu_node``: all facts of a machine that the roles plan from."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The generation of a GPU by its PCI device id. Pure.
+"""Observe a machine's GPUs and NVSwitches on PCI and in /dev, each with its generation.
 
 Source: the public PCI id database (pci-ids.ucw.cz, version 2026.05.24, vendor 10de), whose names begin with the chip,
 and for Blackwell also the list of chips in NVIDIA's gpu-admin-tools. NVIDIA gives each chip blocks of 64 or 128 ids; a
 whole block is listed here, so that later cards with a listed chip are covered. An id outside of all blocks is
 ``unknown``: older than Kepler, or newer than this list.
-Observe a machine's GPUs and NVSwitches on PCI and in /dev."""
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The baseline file that is kept on a node: its path, its contents, how it is written and parsed. Pure.
-The shape of ``gpu_node``: all that the roles decide on, observed once per machine."""
+"""The shape of ``gpu_node``, observed once per machine, and of the baseline file that is kept on a node. Pure."""
 
 from __future__ import annotations
 

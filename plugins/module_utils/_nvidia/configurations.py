@@ -1,14 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What makes a plan of NVIDIA's device plugin impossible. Pure.
-MIG layouts in the format of NVIDIA's mig-parted, checked before anything is changed. Pure.
+"""Configurations of NVIDIA's device plugin and MIG layouts, validated before anything is changed. Pure.
 
 A document has named layouts, each a list of entries: which cards (``devices``, ``device-filter``), whether MIG is on,
 and how many instances of each profile a card gets. https://github.com/NVIDIA/mig-parted
-Named configurations of NVIDIA's device plugin, as its configuration file has them. Pure.
 
-https://github.com/NVIDIA/k8s-device-plugin, version 0.20"""
+https://github.com/NVIDIA/k8s-device-plugin, version 0.20
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""NVML's return codes, each with its meaning or what to do. No I/O.
+"""Adapter to NVML through nvidia-ml-py (pynvml): its functions, its return codes, and queries whose errors are kept.
 
 Source: nvidia-ml-py 13.580, ``NVML_ERROR_*``, and the texts of driver 580.159.04's library, which give no advice.
-Query NVML function by function; errors and implausible values are collected as the card's problem. No I/O.
-Adapter to NVML through nvidia-ml-py (pynvml).
 
-A faulty driver can hang or crash either: only the worker process of ``worker`` uses this file."""
+A faulty driver can hang or crash either: only the worker process of ``worker`` uses this file.
+"""
 
 from __future__ import annotations
 

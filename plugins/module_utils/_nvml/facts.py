@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect NVML's facts as a stream of messages, so that nothing is lost if a call hangs. No I/O.
+"""Assemble NVML's facts from the messages of a worker process that may hang or crash. No I/O.
 
 Messages, in this order: ``failed`` (text; nothing follows), or ``system``, then for each card ``begin`` (its index;
 again with ``so_far`` once its identity is known) and ``card``, then for each process ``begin`` (its PID as text) and
 ``libvgpu``, then ``end``.
-Assemble NVML's facts from the messages of a worker process that may hang or crash. No I/O."""
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse Xid errors in the kernel's log, their only record. No I/O.
+"""Adapter to this node's /proc, cgroups and kernel log with its Xid errors.
 
 Source: https://docs.nvidia.com/deploy/xid-errors, and the kernel's Documentation/ABI/testing/dev-kmsg.
-Adapter to this node's /proc, cgroups and kernel log.
 
 Reading ``stat`` and ``cgroup`` never blocks. ``maps`` and ``cmdline`` block for a process that hangs in its memory, as
-on faulty cards: only ``has_libvgpu`` reads ``maps``, and no command line is read."""
+on faulty cards: only ``has_libvgpu`` reads ``maps``, and no command line is read.
+"""
 
 from __future__ import annotations
 

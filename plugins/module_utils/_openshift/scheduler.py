@@ -1,14 +1,14 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Adapter to OpenShift's API: the dynamic client of the library ``openshift``, as plain JSON.
+"""The module ``openshift_scheduler`` and its client: the Policy up to 4.9, a secondary scheduler from 4.10 on.
 
 The library caches the API server's resources in a file with a predictable name in a shared folder. Here that file is in
 the module's own temporary folder, which no other user can write.
 
 Without the library the client is that of ``kubernetes``, on which it is built, with the same calls. Authentication is
 that of every other module (``_kube.client``).
-The module ``openshift_scheduler``: the Policy of OpenShift up to 4.9, or a secondary scheduler from 4.10 on."""
+"""
 
 from __future__ import annotations
 

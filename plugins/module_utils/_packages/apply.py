@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run commands of package managers: wait while another one holds the lock, report failures with the tool's reason.
-Carry out the plan of a package set: what is the same with every package manager."""
+"""Carry out the plan of a package set: what is the same with every package manager."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect the sections ``apt`` and ``packages`` from dpkg and apt's files.
-Collect the sections ``rpm`` and ``packages``: one rpm command, and files for the rest.
-Collect the packages sections of ``gpu_node``, with whichever package manager the node has."""
+"""Collect the sections ``packages``, ``apt`` and ``rpm`` of ``gpu_node``."""
 
 from __future__ import annotations
 

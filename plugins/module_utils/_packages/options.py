@@ -1,11 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The desired state of one package set, for every package manager.
-The armoured OpenPGP key that signs a package repository.
-The options of the module ``pinned_packages`` and their validation.
+"""The options of the module ``pinned_packages``: the package set, the key of its repository, and their validation.
 
-What only one package manager restricts is validated by its planner (``apt``, ``rpm``)."""
+What only one package manager restricts is validated by its planner (``apt``, ``rpm``).
+"""
 
 from __future__ import annotations
 

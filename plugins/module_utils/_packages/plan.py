@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Comments in a repository's file that record what was created for its key, so that removal removes that and no more.
+"""The planning core of ``pinned_packages``: a package set and the node's facts make a plan. Pure.
 
 A record is written before the thing it records exists and removed after it, so that a killed run forgets nothing.
-The planning core of ``pinned_packages``: a package set and the node's facts make a plan, with any package manager.
 
-Planners (``apt``, ``rpm``) add what their package manager has of its own."""
+Planners (``apt``, ``rpm``) add what their package manager has of its own.
+"""
 
 from __future__ import annotations
 

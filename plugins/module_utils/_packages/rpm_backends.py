@@ -1,10 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RPM files in a directory of the node: which of them a set needs, and what they need of one another.
-The command lines of dnf 4, dnf 5 and zypper behind one interface.
+"""The command lines of dnf 4, dnf 5 and zypper behind one interface, and RPM files in a directory.
 
-Command lines only: on EL 8 the Python bindings exist for an interpreter that Ansible no longer supports."""
+Command lines only: on EL 8 the Python bindings exist for an interpreter that Ansible no longer supports.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Versions as rpm compares them: ``[epoch:]version-release``.
-The files in which package managers keep version locks: parse them, add and remove our entries.
+"""Version locks of rpm's package managers, and versions as rpm compares them.
 
 Each tool rewrites its file when a user adds or deletes a lock, and drops every comment. Ours therefore have a form that
-means the same as a user's own, survives the rewrite, and isn't what the tool itself writes."""
+means the same as a user's own, survives the rewrite, and isn't what the tool itself writes.
+"""
 
 from __future__ import annotations
 

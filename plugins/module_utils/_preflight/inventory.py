@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names as users write them: nodes of the inventory's hosts, and lists as text.
-What the variables of the inventory ask for on each node."""
+"""Names as users write them, and what the variables of the inventory ask for on each node."""
 
 from __future__ import annotations
 

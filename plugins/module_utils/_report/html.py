@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The two bars of a card, its claimed and its used memory, as segments of one scale.
-Render a report as one complete HTML page; the template is ``page.html.j2``.
+"""Render a report as one complete HTML page; the template is ``page.html.j2``.
 
 Its only script is the filter of ``page_filter.js``; the page's policy allows it by its hash, and without it the page
-shows everything."""
+shows everything.
+"""
 
 from __future__ import annotations
 

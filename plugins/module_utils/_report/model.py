@@ -1,10 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values of an untrusted cluster made safe to show: whole numbers, lists and dictionaries; texts by ``untrusted``.
-The data of a report, which every rendering takes.
+"""The data of a report, which every rendering takes, with the values of an untrusted cluster made safe to show.
 
-Texts are printable (see ``values``), numbers are whole and not negative, and unknown values are None."""
+Texts are printable (see ``values``), numbers are whole and not negative, and unknown values are None.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write files on the controller: completely or not at all, and only if their content changes.
-Render a report and an allocation as strict JSON.
-What the action ``gpu_report`` prints and writes, computed from its arguments."""
+"""What the action ``gpu_report`` prints and writes: files completely or not at all, and JSON."""
 
 from __future__ import annotations
 

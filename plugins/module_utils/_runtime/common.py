@@ -1,10 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the plans of all container runtimes share: changed files, the reason for a restart, and common refusals.
-What a user's default runtime is, which NVIDIA's runtime (a copy of runc) would replace. Pure.
-The cgroup drivers of a kubelet and of its container runtime. Pure.
-Whether containerd injects devices by CDI, from its facts. Pure; on the controller only."""
+"""What the plans of all container runtimes share: files, refusals, the user's own default, cgroups, CDI. Pure."""
 
 from __future__ import annotations
 

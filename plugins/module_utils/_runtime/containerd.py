@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""containerd's configuration on a node: its dump, the files it consists of, and its credentials. Pure.
+"""containerd on a node: its files, its dump, its credentials, and whether the daemon has loaded them.
 
 Nodes have no TOML library, so this parses only containerd's own output, one value per line. Files that people write are
-parsed and edited on the controller (``module_utils/_runtime/containerd_plan.py``).
+parsed and edited on the controller (``containerd_plan``).
 https://github.com/containerd/containerd/blob/v2.2.0/docs/man/containerd-config.toml.5.md
-Query a node's containerd: its files, their effective configuration, and whether the daemon has loaded it."""
+"""
 
 from __future__ import annotations
 

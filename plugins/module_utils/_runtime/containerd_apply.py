@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare containerd's effective configuration with the requested state, and with the one before a change. Pure.
-The engine of containerd: validate its dump, restart it, and wait until its CRI plugin is loaded."""
+"""Change containerd: what a new dump must have, what it would lose, the restart, and the proof by CRI."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""CRI-O's configuration as its own commands print it. Pure.
+"""CRI-O on a node: its files, flags and configuration, as its own commands print it.
 
 ``crio config`` prints the effective configuration of the files, since 1.24 with values that equal a built-in one as
 comments; ``crio status config`` prints the running daemon's without comments. Both are parsed line by line, because
 nodes have no TOML library. https://github.com/cri-o/cri-o/blob/v1.34.0/docs/crio.conf.5.md
-Query a node's CRI-O: its files, the daemon's flags, and the running daemon's configuration."""
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Docker's configuration: ``docker info``, daemon.json, and its credentials. Pure.
+"""Docker on a node: daemon.json, flags, ``docker info``, and credentials.
 
 https://github.com/moby/moby/blob/v28.5.0/daemon/config/config.go
-Query a node's Docker: its file, the daemon's flags, and ``docker info``."""
+"""
 
 from __future__ import annotations
 

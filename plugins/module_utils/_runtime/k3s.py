@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""k3s and RKE2: their paths and settings. Pure.
+"""k3s and RKE2 on a node: settings, and the configuration that they wrote for their containerd.
 
 Both regenerate their containerd's configuration at each start, detect NVIDIA's runtime by themselves and have one
 setting for the default one. https://github.com/k3s-io/k3s/blob/v1.34.1%2Bk3s1/pkg/cli/cmds/agent.go
-Query a node's k3s or RKE2: its settings, and the configuration that it has written for its containerd."""
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the extender as kube-scheduler does, before kube-scheduler is changed: without it no pod gets a share. Pure.
-The module ``kube_scheduler``: apply the controller's plan to a static pod, k3s or RKE2."""
+"""The module ``kube_scheduler``: prove the extender, then apply the controller's plan."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""KubeSchedulerConfiguration: which version of it a kube-scheduler reads, and the extender in it. Pure.
+"""KubeSchedulerConfiguration and Policy: their versions, the extender in them, and the merge with a user's. Pure.
 
 https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
-The Policy that kube-scheduler read up to 1.22, and the extender in it. Pure.
 
 A new one has no predicates and priorities, so kube-scheduler uses its defaults.
 https://github.com/kubernetes/kubernetes/blob/v1.22.17/staging/src/k8s.io/kube-scheduler/config/v1/types.go
-A user's configuration or policy file with our extender merged into it, and a note of its text without it. Pure.
 
 The note is kept on the machine. It records that the extender is ours where a regenerated manifest no longer does, and
-restores the extender that ours replaced."""
+restores the extender that ours replaced.
+"""
 
 from __future__ import annotations
 

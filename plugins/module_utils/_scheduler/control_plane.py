@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Remove the comments of YAML, for searching it on machines without a YAML library. Pure.
-Observe a control-plane machine's kube-scheduler: its manifest, configuration, process and health."""
+"""Observe a control-plane machine's kube-scheduler: its manifest, configuration, process and health."""
 
 from __future__ import annotations
 

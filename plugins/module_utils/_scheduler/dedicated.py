@@ -1,11 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A kube-scheduler of the collection's own beside the cluster's: image, configuration, health and API versions. Pure.
+"""A kube-scheduler of the collection's own beside the cluster's, and its namespace. Pure.
 
 Mode ``dedicated`` runs it as a Deployment of the collection. On OpenShift from 4.10 on the Secondary Scheduler Operator
 runs it, with an image that has /bin/kube-scheduler, which Kubernetes' own images haven't.
-A namespace that others may own: ours is deleted, and one of others gets its labels back. Pure."""
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The extenders in a kube-scheduler's configuration file under edit, in YAML or JSON: ours among the user's own.
-The two forms in which kube-scheduler reads extenders, a configuration and a Policy: what they share. Pure."""
+"""The extenders in a kube-scheduler's configuration or Policy: ours among the user's own. Pure."""
 
 from __future__ import annotations
 

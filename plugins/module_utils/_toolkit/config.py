@@ -1,14 +1,14 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The container toolkit's configuration files, and the files that its packages leave behind. Pure.
+"""Observe, plan and change the container toolkit's files, and what its packages leave behind.
 
 A flag of nvidia-cdi-refresh.service keeps its CDI specification older than version 0.7, which older runtimes reject: it
 writes that version where a device node needs a group of its own. A key of config.toml controls whether an unprivileged
 container gets the GPUs that its environment requests, and one names the root of a driver that isn't the machine's own;
 the runtime and nvidia-ctk read the latter.
 https://github.com/NVIDIA/nvidia-container-toolkit/blob/v1.20.1/internal/config/config.go
-Observe and change the toolkit's files on a machine."""
+"""
 
 from __future__ import annotations
 

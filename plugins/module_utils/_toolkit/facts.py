@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shapes of the sections of ``gpu_node`` about NVIDIA's container toolkit.
-Observe NVIDIA's container toolkit and its CDI specs."""
+"""Observe NVIDIA's container toolkit and its CDI specs, and the shapes of these sections of ``gpu_node``."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Paths of NVIDIA's earlier container tools, and of the record of what was removed of them.
-Remove NVIDIA's stale container repositories from package sources. Pure.
+"""Observe the tools that the container toolkit replaced, and package sources that name them.
 
 A stale source beside ours names the same repository with another key, and then apt refuses to read any source.
-Query the tools that the container toolkit replaced."""
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tools that the container toolkit replaced: stale package sources, their keyrings, and packages. Pure.
+"""Plan and carry out the removal of the tools that the container toolkit replaced, and restore them.
 
 Everything is backed up before its removal, so that it can be restored. Plans use the sections ``sources_stale``,
 ``toolkit_legacy`` and ``packages`` of ``gpu_node``; on the node ``keyrings`` (to remove) and ``backups`` (restorable
 files) are observed too.
-Back up and remove the tools that the toolkit replaced, and restore them."""
+"""
 
 from __future__ import annotations
 

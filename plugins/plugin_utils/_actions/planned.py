@@ -1,16 +1,15 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The base class of action plugins that edit files on the controller and send the new texts to the node.
+"""The base classes of action plugins that plan on the controller, from what the node's facts say.
 
-Unlike with ``observed_plan`` the module can't plan itself, because nodes lack the libraries that parse the files. The
-plan contains a digest of each file's old text; the module refuses to replace a file that has changed since.
-The base class of action plugins that execute a module on the node only if there is something to change.
+With ``ControllerPlan`` the module can't plan itself, because nodes lack the libraries that parse the files. The plan
+contains a digest of each file's old text; the module refuses to replace a file that has changed since.
 
-``gpu_node_info`` has already observed the node; the role passes the result to the task as ``observed``. The action
-plugin makes the module's own plan from it on the controller. If the plan is empty, the task ends without connecting to
-the node. Otherwise, or without an observation, the module runs on the node and observes it again: an observation is
-trusted for "nothing to do" only, never for what to change.
+With ``PlannedAction`` it can. ``gpu_node_info`` has already observed the node; the role passes the result to the task
+as ``observed``. The action plugin makes the module's own plan from it on the controller. If the plan is empty, the task
+ends without connecting to the node. Otherwise, or without an observation, the module runs on the node and observes it
+again: an observation is trusted for "nothing to do" only, never for what to change.
 
 A subclass stands in ``plugins/action/<module>.py``, beside a module of the same name that documents the option
 ``observed`` (a dict, ignored on the node)::
@@ -23,7 +22,8 @@ A subclass stands in ``plugins/action/<module>.py``, beside a module of the same
             return make_plan(params, observed)  # the pure function with which the module plans, too
 
 A module that needs files of the controller on the node returns their paths from ``files``; ``folder_option`` names its
-option for the folder that holds the copies. The files are copied only for a change, never in check mode."""
+option for the folder that holds the copies. The files are copied only for a change, never in check mode.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What actions and callbacks of this collection print themselves; nothing else calls Ansible's display.
-Lines about what a module on this machine waits for, while it runs."""
+"""What actions and callbacks of this collection print themselves; nothing else calls Ansible's display."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a variable is set: file and line, as ansible-core tags the values that it reads.
-Whether an entry of a variable is a toleration that the API server takes. Pure.
-Preflight of the variables: values that a role would refuse later, and names that no role knows."""
+"""Preflight of the variables: values that a role would refuse later, and names that no role knows."""
 
 from __future__ import annotations
 
