@@ -149,6 +149,10 @@ def test_an_extender_that_does_not_answer_stops_the_run(
         ("its pod ImagePullBackOff", "unreachable", "ImagePullBackOff"),
         ('{"status": 0, "failure": "nonsense", "text": "x"}', "unreachable", "x"),
         ('{"status": 0, "failure": "tls", "text": "certificate verify failed"}', "tls", "certificate verify failed"),
+        # kubelet, which reports it, may be another's.
+        ('{"status": Infinity, "failure": "", "text": ""}', "unreachable", "Infinity"),
+        ("[" * 60000, "unreachable", "[["),
+        ("\x1b[2J{{ 7 * 7 }} {0}\n\u202e", "unreachable", "{{ 7 * 7 }} {0} \ufffd)."),
         ('{"status": 200, "failure": "", "text": "{}"}', "not_an_extender", "no extender"),
         ('{"status": 200, "failure": "", "text": "{\\"NodeNames\\": []}"}', "", ""),
     ],
