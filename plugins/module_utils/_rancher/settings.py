@@ -41,6 +41,8 @@ KEYS = (
 )
 # The same that are yes or no: on the command line none of them takes the next word as its value.
 SWITCHES = ("docker", "selinux", "disable-scheduler", "disable-apiserver", "disable-agent")
+# Values of one file: an alias has a list's values again.
+MOST_VALUES = 10_000
 TRUE, FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
 # What is wrong beside ``yaml_reader.WHY``, by code.
 WHY = {
@@ -308,7 +310,7 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
     """Return a file's entries of these keys, and the names by which it has them."""
     found: list[Entry] = []
     used: dict[str, set[str]] = {}
-    pairs = yaml_reader.read(text)
+    pairs, left = yaml_reader.read(text), MOST_VALUES
     for (word, given), line in zip(pairs, pairs.lines):
         word = word.strip()
         name = word[:-1] if word.endswith("+") else word
@@ -318,6 +320,9 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
         used.setdefault(key, set()).add(name)
         single = not isinstance(given, list) or isinstance(given, Pairs)
         items: list[Value] = [given] if single or not isinstance(given, list) else given
+        left -= len(items)
+        if left < 0:
+            raise Unreadable("size", line)
         if any(isinstance(one, list) for one in items):
             # Go prints its own form of them.
             raise Unreadable("value", line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import typing as t
 from pathlib import Path
 
@@ -215,3 +216,20 @@ def test_what_is_read_is_what_yaml_means() -> None:
 @pytest.mark.parametrize("code", sorted(settings.WHY))
 def test_every_code_has_words(code: str) -> None:
     assert settings.WHY[code] and yaml_reader.WHY.keys() <= settings.WHY.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: [" + "x," * 200_000 + "]", "size"),
+        ("x: &a [" + "y," * 3000 + "]\n" + "kubelet-arg: *a\n" * 3000, "size"),
+        ("token: " + "1" * 200_000 + "x", ""),
+        ("token: " + "1" * 200_000 + "e", ""),
+    ],
+    ids=["long", "aliases", "digits", "exponent"],
+)
+def test_settings_without_measure_are_refused_at_once(text: str, code: str) -> None:
+    begun = time.process_time()
+    problem = given({CONFIG: text})["problem"]
+    assert (problem["code"] if problem else "") == code
+    assert time.process_time() - begun < 10
