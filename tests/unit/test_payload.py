@@ -28,7 +28,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (32, 226),
     "cluster_objects": (17, 131),
     "container_runtime": (28, 182),
-    "control_plane_info": (70, 355),
+    "control_plane_info": (70, 356),
     "driver_runfile": (11, 30),
     "gpu_acceptance": (49, 343),
     "gpu_allocation_check": (69, 581),
