@@ -43,7 +43,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubeadm_config": (11, 58),
     "kubelet_devices_info": (16, 105),
     "machine_config": (14, 90),
-    "node_baseline": (65, 302),
+    "node_baseline": (65, 303),
     "node_switch": (28, 198),
     "nouveau": (20, 74),
     "nvml_info": (18, 85),

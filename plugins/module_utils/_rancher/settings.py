@@ -155,9 +155,12 @@ def folder_of(path: str) -> str:
 
 def drop_ins(names: t.Iterable[str]) -> list[str]:
     """Return the names of a folder that are read, in the order in which they are."""
-    return sorted(
-        (name for name in names if name.lower().endswith((".yaml", ".yml"))), key=lambda name: name.encode("utf-8")
-    )
+    return sorted((name for name in names if name.lower().endswith((".yaml", ".yml"))), key=_bytes)
+
+
+def _bytes(name: str) -> bytes:
+    """Return a name of a file as the kernel has it, which may be no UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
 
 
 def values(settings: Settings, key: str, without: t.Container[str] = (), flags: bool = True) -> list[str]:
@@ -234,7 +237,7 @@ def replaced(settings: Settings, path: str, wanted: t.Mapping[str, t.Sequence[st
     ]
     files = {one["path"]: one for one in settings["files"]} | {path: SettingsFile(path=path, entries=entries)}
     main = settings["path"]
-    order = sorted(files, key=lambda one: (one != main, one.encode("utf-8")))
+    order = sorted(files, key=lambda one: (one != main, _bytes(one)))
     return {**settings, "files": [files[one] for one in order]}
 
 

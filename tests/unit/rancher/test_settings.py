@@ -233,3 +233,10 @@ def test_settings_without_measure_are_refused_at_once(text: str, code: str) -> N
     problem = given({CONFIG: text})["problem"]
     assert (problem["code"] if problem else "") == code
     assert time.process_time() - begun < 10
+
+
+def test_names_of_drop_ins_may_be_any_bytes() -> None:
+    names = [name.decode("utf-8", "surrogateescape") for name in (b"\xff.yaml", b"\xc3\xa9.yaml", b"a.yaml")]
+    assert settings.drop_ins(names) == [names[2], names[1], names[0]]
+    found = given({f"{CONFIG}.d/{name}": "docker: true" for name in names})
+    assert settings.replaced(found, f"{CONFIG}.d/b.yaml", {})["files"][1]["path"] == f"{CONFIG}.d/b.yaml"
