@@ -66,6 +66,9 @@ def _question(name: str, option: Mapping[str, Any]) -> dict[str, Any]:
         "required": False,
         "type": TYPES[kind],
     }
+    if kind == "int":
+        # All are times; AWX refuses less at the launch.
+        question["min"] = 0
     choices = ["true", "false"] if kind == "bool" else option.get("choices", [])
     if choices:
         question |= {"type": "multiplechoice", "choices": [str(one) for one in choices if one != ""]}

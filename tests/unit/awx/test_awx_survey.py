@@ -52,6 +52,13 @@ def test_a_role_takes_each_answer_and_none_replaces_the_inventorys_value(asked):
     assert not re.search(r"\b[A-Z]\(", question["question_description"])
 
 
+def test_a_question_for_a_number_asks_for_a_time():
+    """So less than 0, which a survey's question refuses, is never right."""
+    asked = awx_survey(list(EVERY.values()), str(ROLES))["spec"]
+    times = [one["question_description"] for one in asked if one["type"] == "integer"]
+    assert times and all(one.startswith("Seconds ") for one in times)
+
+
 @pytest.mark.parametrize("asked", ASKED)
 def test_the_role_uses_an_answer_as_text(asked):
     """AWX's answers are text, also "false" and "a,b", while role argument validation doesn't convert variables."""
@@ -126,7 +133,7 @@ def test_a_question_has_the_options_type_choices_and_default(tmp_path):
         "type": "multiplechoice",
         "choices": ["x"],
     }
-    assert (second["type"], second["question_name"]) == ("integer", "one_b: Seconds; e.g. 3.5 of it)")
+    assert (second["type"], second["min"], second["question_name"]) == ("integer", 0, "one_b: Seconds; e.g. 3.5 of it)")
     assert (third["choices"], third["question_name"]) == (["true", "false"], "one_c: Whether (default: false)")
     assert awx_survey([], str(tmp_path)) == {}
     with pytest.raises(AnsibleFilterError, match="role one has no option one_z"):
