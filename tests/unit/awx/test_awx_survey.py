@@ -96,7 +96,9 @@ def test_a_question_about_a_playbooks_variable_agrees_with_what_preflight_accept
 
 def test_what_the_page_sets_at_a_launch_is_asked_and_no_other_variable_can_be_set():
     """Whoever may launch a job could otherwise run programs beside its credentials: -e ansible_ssh_common_args."""
-    asked = {name: {one.get("variable", one.get("option")) for one in made["survey"]} for name, made in TEMPLATES.items()}
+    asked = {
+        name: {one.get("variable", one.get("option")) for one in made["survey"]} for name, made in TEMPLATES.items()
+    }
     assert {"gpu_backend", "gpushare_allocation"} <= asked["switch"]
     assert {"uninstall_with_pods", "uninstall_cluster"} <= asked["uninstall"]
     assert not [name for name, made in TEMPLATES.items() if "ask_variables" in made]
