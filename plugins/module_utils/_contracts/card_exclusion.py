@@ -17,7 +17,7 @@ import typing as t
 
 from .._core.errors import BadInput
 
-ADDRESS = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
+ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
 UUID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MODEL = re.compile(r"[a-z0-9 *?\[\]()./_+-]+")
 # Of a node, and nodes of one option of the servers: the kernel limits one argument to 128 KiB.
@@ -32,7 +32,8 @@ def address_of(text: str) -> str:
     if found is None:
         return ""
     domain, rest, function = found.groups()
-    return f"{(domain or '0000')[-4:]}:{rest}.{function or '0'}"
+    # The kernel writes four digits, and more of a domain that has them.
+    return f"{int(domain or '0', 16):04x}:{rest}.{function or '0'}"
 
 
 def problem(entry: t.Any) -> str:
@@ -77,8 +78,13 @@ class Exclusion:
                 return one
         # The driver's name has its maker's in front, or hasn't.
         names = {name.lower(), name.lower().removeprefix("nvidia ")} - {""}
-        models = (one for one in self.entries if not (ADDRESS.fullmatch(one) or UUID.fullmatch(one)))
-        return next((one for one in models if any(fnmatch.fnmatchcase(text, one) for text in names)), "")
+        # A bracket is one: names have them, and Python 3.9 fails on [z-a].
+        models = {one: one.replace("[", "[[]") for one in self.entries if not _is_identity(one)}
+        return next((one for one, like in models.items() if any(fnmatch.fnmatchcase(text, like) for text in names)), "")
+
+
+def _is_identity(entry: str) -> bool:
+    return bool(ADDRESS.fullmatch(entry) or UUID.fullmatch(entry))
 
 
 NOTHING = Exclusion()

@@ -170,11 +170,13 @@ OLD_HOURS = 7 * 24
 CUDA = re.compile(r"/compute/cuda/repos/")
 # Part of the id of this collection's own repository file.
 OURS = "kubegpu-cuda"
-VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+){1,2})[-_~+].*")
+VERSION = re.compile(r"(?:[0-9]+:)?([0-9]{3}(?:[.][0-9]+){1,2})[-_~+].*")
 # Of a version of Ubuntu's packages for kernels, the kernel's release.
 RELEASE = re.compile(r"([0-9]+[.][0-9]+[.][0-9]+)[.-]([0-9]+)")
 # Versions that a message names.
 MOST = 8
+# Versions that are looked at, the newest first: no repository has as many, and each takes its time.
+MOST_VERSIONS = 1000
 
 
 def findings(
@@ -258,6 +260,12 @@ class _Lists:
             for name, versions in self._all.items()
             if (kept := [one for one, sources in versions.items() if any(self._counts(each) for each in sources)])
         }
+        # By the driver's version, what has it.
+        self._of_version: dict[str, dict[str, list[str]]] = {}
+        for name, there in self._driver.items():
+            for one in there:
+                if match := VERSION.fullmatch(one):
+                    self._of_version.setdefault(match.group(1), {}).setdefault(name, []).append(one)
 
     def _of(self, version: str) -> Catalog:
         return Catalog(self._node, self._data, dataclasses.replace(self._options, version=version))
@@ -286,18 +294,25 @@ class _Lists:
     def _lacking(self, packages: t.Iterable[str]) -> list[str]:
         return [one for one in packages if not _has(self._driver, one) and matches_any(_name(one), DRIVER)]
 
+    def _has_all(self, version: str, packages: t.Iterable[str]) -> bool:
+        """Return whether none of a version's packages is missing."""
+        named = self._of_version[version]
+        return not any(
+            matches_any(_name(one), DRIVER) and not _has(named if f"={version}" in one else self._driver, one)
+            for one in packages
+        )
+
     def _versions(self, flavour: str) -> list[str]:
         """Return the versions of which the lists have every package for this node, the newest first."""
-        names = [one for versions in self._driver.values() for one in versions]
-        found = {match.group(1) for one in names if (match := VERSION.fullmatch(one))}
-        whole = [one for one in found if self._whole(self._of(one), flavour)]
-        return sorted(whole, key=natural, reverse=True)
+        newest = sorted(self._of_version, key=natural, reverse=True)[:MOST_VERSIONS]
+        return [one for one in newest if self._whole(one, flavour)]
 
-    def _whole(self, catalog: Catalog, flavour: str) -> bool:
+    def _whole(self, version: str, flavour: str) -> bool:
+        catalog = self._of(version)
         has_flavour = catalog.row.get(flavour) or (catalog.row.get("per_kernel") or {}).get(flavour)
         # With the fabric manager where the machine needs it.
         fabric = catalog.fabric(nvlink5=False) if self._fabric else []
-        return bool(has_flavour) and not self._lacking([*catalog.packages(flavour), *fabric])
+        return bool(has_flavour) and self._has_all(version, [*catalog.packages(flavour), *fabric])
 
     def _compiled(self) -> dict[str, str]:
         """Return the kernels of compiled modules that have packages for one kernel each, by the packages' names."""
