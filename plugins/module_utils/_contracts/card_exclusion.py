@@ -28,10 +28,10 @@ FORMS = "a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model 
 
 def address_of(text: str) -> str:
     """Return a PCI address as the kernel writes it; empty for any other text."""
-    found = ADDRESS.fullmatch(text.strip().lower())
-    if found is None:
+    match = ADDRESS.fullmatch(text.strip().lower())
+    if match is None:
         return ""
-    domain, rest, function = found.groups()
+    domain, rest, function = match.groups()
     return f"{(domain or '0000')[-4:]}:{rest}.{function or '0'}"
 
 
@@ -62,7 +62,7 @@ class Exclusion:
     @property
     def addresses(self) -> tuple[str, ...]:
         """The PCI addresses among them."""
-        return tuple(one for one in self.entries if ADDRESS.fullmatch(one))
+        return tuple(entry for entry in self.entries if ADDRESS.fullmatch(entry))
 
     def of(self, address: str, uuid: str = "", name: str = "") -> str:
         """Return the entry that names a card; empty where none does.
@@ -72,13 +72,13 @@ class Exclusion:
         :param name: the driver's name of it.
         """
         known = {address_of(address), uuid.lower()} - {""}
-        for one in self.entries:
-            if one in known:
-                return one
+        for entry in self.entries:
+            if entry in known:
+                return entry
         # The driver's name has its maker's in front, or hasn't.
         names = {name.lower(), name.lower().removeprefix("nvidia ")} - {""}
-        models = (one for one in self.entries if not (ADDRESS.fullmatch(one) or UUID.fullmatch(one)))
-        return next((one for one in models if any(fnmatch.fnmatchcase(text, one) for text in names)), "")
+        models = (entry for entry in self.entries if not (ADDRESS.fullmatch(entry) or UUID.fullmatch(entry)))
+        return next((model for model in models if any(fnmatch.fnmatchcase(text, model) for text in names)), "")
 
 
 NOTHING = Exclusion()
@@ -89,15 +89,15 @@ def parse(entries: t.Iterable[t.Any]) -> Exclusion:
 
     :raises BadInput: an entry is unusable, with its sentence.
     """
-    found = []
-    for one in entries:
-        why = problem(one)
+    normalized = []
+    for entry in entries:
+        why = problem(entry)
         if why:
-            raise BadInput(f"gpu_exclude: {one!r} {why}")
-        found.append(address_of(one) or one.strip().lower())
-    if len(found) > MOST_ENTRIES:
-        raise BadInput(f"gpu_exclude: {len(found)} entries are more than a node has cards")
-    return Exclusion(tuple(dict.fromkeys(found)))
+            raise BadInput(f"gpu_exclude: {entry!r} {why}")
+        normalized.append(address_of(entry) or entry.strip().lower())
+    if len(normalized) > MOST_ENTRIES:
+        raise BadInput(f"gpu_exclude: {len(normalized)} entries are more than a node has cards")
+    return Exclusion(tuple(dict.fromkeys(normalized)))
 
 
 def options(by_node: t.Mapping[str, Exclusion]) -> list[str]:
@@ -118,7 +118,7 @@ def of_node(node: str, values: t.Iterable[str]) -> Exclusion:
 
     :raises BadInput: a value isn't what ``options`` makes.
     """
-    found: list[str] = []
+    entries: list[str] = []
     for value in values:
         try:
             given = json.loads(value)
@@ -128,5 +128,5 @@ def of_node(node: str, values: t.Iterable[str]) -> Exclusion:
         if not isinstance(nodes, list) or not isinstance(cards, list):
             raise BadInput(f"{value!r} has no lists of nodes and cards")
         if node in nodes:
-            found += cards
-    return parse(found)
+            entries += cards
+    return parse(entries)

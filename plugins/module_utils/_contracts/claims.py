@@ -123,12 +123,12 @@ class Claim:
 
         :param request: of a container, which has all of that container's; empty for all.
         """
-        found: dict[tuple[str, str], int] = {}
-        for one in self.parts:
-            if not request or container_of(request) == container_of(one.request):
-                place = (one.pool, one.device)
-                found[place] = found.get(place, 0) + (one.mib or 0)
-        return found
+        share_mib: dict[tuple[str, str], int] = {}
+        for part in self.parts:
+            if not request or container_of(request) == container_of(part.request):
+                place = (part.pool, part.device)
+                share_mib[place] = share_mib.get(place, 0) + (part.mib or 0)
+        return share_mib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def slice_of(raw: t.Any) -> Slice:
             str(pool["name"]),
             int(pool["generation"]),
             int(pool["resourceSliceCount"]),
-            tuple(_device(one) for one in devices),
+            tuple(_device(device) for device in devices),
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceSlice is malformed: {error!r}"[:300]) from error
@@ -178,7 +178,7 @@ def _device(raw: t.Any) -> Device:
     attributes = raw.get("attributes") or {}
     capacity = raw["capacity"][CAPACITY]
     step = ((capacity.get("requestPolicy") or {}).get("validRange") or {}).get("step")
-    taints = {one["key"]: line(one.get("value") or "Unknown") for one in raw.get("taints") or []}
+    taints = {taint["key"]: line(taint.get("value") or "Unknown") for taint in raw.get("taints") or []}
     index = (attributes.get("index") or {}).get("int")
     return Device(
         name=str(raw["name"]),
@@ -205,14 +205,14 @@ def claim_of(raw: t.Any) -> Claim:
     try:
         metadata, status = raw["metadata"], raw.get("status") or {}
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-        parts = tuple(_part(one) for one in results if one["driver"] == DRIVER)
+        parts = tuple(_part(result) for result in results if result["driver"] == DRIVER)
         requests = [
             exact
-            for one in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
-            for exact in (one.get("exactly"), *(one.get("firstAvailable") or ()))
+            for request in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
+            for exact in (request.get("exactly"), *(request.get("firstAvailable") or ()))
             if exact and exact.get("deviceClassName") == DRIVER
         ]
-        owners = [one for one in metadata.get("ownerReferences") or [] if one.get("kind") == "Pod"]
+        owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
         return Claim(
             namespace=str(metadata["namespace"]),
             name=str(metadata["name"]),
@@ -224,9 +224,9 @@ def claim_of(raw: t.Any) -> Claim:
             wanted_mib=sum(map(_wanted, requests[:1] if _is_prioritized(raw) else requests)),
             parts=parts,
             users=tuple(
-                User(str(one["name"]), str(one["uid"]))
-                for one in status.get("reservedFor") or []
-                if one.get("resource") == "pods" and not one.get("apiGroup")
+                User(str(consumer["name"]), str(consumer["uid"]))
+                for consumer in status.get("reservedFor") or []
+                if consumer.get("resource") == "pods" and not consumer.get("apiGroup")
             ),
         )
     except MALFORMED as error:
@@ -234,7 +234,7 @@ def claim_of(raw: t.Any) -> Claim:
 
 
 def _is_prioritized(raw: JsonObject) -> bool:
-    return any(one.get("firstAvailable") for one in raw["spec"]["devices"]["requests"])
+    return any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
 
 
 def _wanted(request: JsonObject) -> int:
@@ -267,7 +267,8 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
         if not (named or extended):
             return ()
         made = {
-            one["name"]: str(one.get("resourceClaimName") or "") for one in status.get("resourceClaimStatuses") or []
+            claim_status["name"]: str(claim_status.get("resourceClaimName") or "")
+            for claim_status in status.get("resourceClaimStatuses") or []
         }
         users = [
             (str(container["name"]), str(use["name"]), str(use.get("request") or ""))
@@ -278,20 +279,23 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
         of_resources = (
             PodClaim(
                 EXTENDED,
-                str(one["resourceClaimName"]),
+                str(extended_claim["resourceClaimName"]),
                 "",
-                tuple((str(use["containerName"]), str(use["requestName"])) for use in one.get("requestMappings") or []),
+                tuple(
+                    (str(use["containerName"]), str(use["requestName"]))
+                    for use in extended_claim.get("requestMappings") or []
+                ),
             )
-            for one in ([extended] if extended else [])
+            for extended_claim in ([extended] if extended else [])
         )
         by_name = (
             PodClaim(
-                str(one["name"]),
-                str(one.get("resourceClaimName") or made.get(one["name"]) or ""),
-                str(one.get("resourceClaimTemplateName") or ""),
-                tuple((container, request) for container, name, request in users if name == one["name"]),
+                str(claim["name"]),
+                str(claim.get("resourceClaimName") or made.get(claim["name"]) or ""),
+                str(claim.get("resourceClaimTemplateName") or ""),
+                tuple((container, request) for container, name, request in users if name == claim["name"]),
             )
-            for one in named
+            for claim in named
         )
         return (*by_name, *of_resources)
     except MALFORMED as error:
@@ -300,11 +304,13 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
 
 def newest(slices: t.Iterable[Slice]) -> dict[str, list[Slice]]:
     """Return this driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
-    found: dict[str, list[Slice]] = {}
-    for one in sorted((one for one in slices if one.driver == DRIVER), key=lambda one: one.name):
-        before = found.get(one.node, [])
-        if not before or one.generation > before[0].generation:
-            found[one.node] = [one]
-        elif one.generation == before[0].generation:
-            before.append(one)
-    return found
+    by_node: dict[str, list[Slice]] = {}
+    for candidate in sorted(
+        (candidate for candidate in slices if candidate.driver == DRIVER), key=lambda candidate: candidate.name
+    ):
+        before = by_node.get(candidate.node, [])
+        if not before or candidate.generation > before[0].generation:
+            by_node[candidate.node] = [candidate]
+        elif candidate.generation == before[0].generation:
+            before.append(candidate)
+    return by_node

@@ -346,8 +346,8 @@ def card_of_device_id(identifier: str) -> str:
 
 def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
     """Return the card of a device ID, whose short UUID may have any length; None if it is unknown."""
-    found = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
-    return found[0] if len(found) == 1 else None
+    matching = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def device_list_bytes(cards: t.Sequence[Card]) -> int:
@@ -444,7 +444,9 @@ def cards_from_annotation(text: str) -> list[Card]:
         min(card.units, card.index, card.unreleased) < 0 for card in cards
     ):
         raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
-    numbers = (number for one in cards for number in (one.units, one.index, one.minor, one.memory_mib, one.unreleased))
+    numbers = (
+        number for card in cards for number in (card.units, card.index, card.minor, card.memory_mib, card.unreleased)
+    )
     if len(cards) > MOST_CARDS or max(numbers, default=0) > MOST_UNITS:
         raise ContractError(f"node annotation {NODE_CARDS} has more than {MOST_CARDS} cards or a number above 2^31")
     return sorted(cards, key=lambda card: card.index)
@@ -458,10 +460,10 @@ def quantity(value: t.Any) -> int:
 
     Malformed values are 0; the API server refuses them in pods.
     """
-    found = _QUANTITY.fullmatch(str(value).strip())
-    if not found:
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if not match:
         return 0
-    number, exponent, suffix = found.groups()
+    number, exponent, suffix = match.groups()
     if exponent:
         factor: int = 10 ** min(int(exponent), 30)
     elif suffix:
@@ -486,7 +488,7 @@ def left_behind(node: JsonObject, names: t.Iterable[str]) -> dict[str, list[str]
     """
     status = node.get("status") or {}
     there = {name: [field for field in STATUS_FIELDS if name in (status.get(field) or {})] for name in names}
-    return {name: at for name, at in there.items() if at and not any(node_resource(node, name, one) for one in at)}
+    return {name: at for name, at in there.items() if at and not any(node_resource(node, name, field) for field in at)}
 
 
 def node_cards(node: JsonObject) -> list[Card]:
@@ -522,7 +524,7 @@ def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
     """Return name and units of the containers that request units, in the order in which kubelet allocates."""
     spec = pod.get("spec") or {}
     everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
-    asked = [(str(one.get("name", "")), container_units(one)) for one in everything]
+    asked = [(str(container.get("name", "")), container_units(container)) for container in everything]
     return [(name, units) for name, units in asked if units > 0]
 
 
@@ -534,13 +536,13 @@ def pod_units(pod: JsonObject) -> int:
     """
     spec = pod.get("spec") or {}
     sidecars = highest_init = 0
-    for one in spec.get("initContainers") or []:
-        if one.get("restartPolicy") == "Always":
-            sidecars += container_units(one)
+    for init_container in spec.get("initContainers") or []:
+        if init_container.get("restartPolicy") == "Always":
+            sidecars += container_units(init_container)
             highest_init = max(highest_init, sidecars)
         else:
-            highest_init = max(highest_init, sidecars + container_units(one))
-    return max(highest_init, sidecars + sum(container_units(one) for one in spec.get("containers") or []))
+            highest_init = max(highest_init, sidecars + container_units(init_container))
+    return max(highest_init, sidecars + sum(container_units(container) for container in spec.get("containers") or []))
 
 
 def pod_key(pod: JsonObject) -> str:
@@ -644,14 +646,14 @@ def _check_reuse(pod: JsonObject) -> None:
     :raises ContractError: a container would be given such a part.
     """
     spec = pod.get("spec") or {}
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
+    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
     pool = 0
-    for one, reusable in inits + [(one, False) for one in spec.get("containers") or []]:
-        units = container_units(one)
+    for container, reusable in inits + [(container, False) for container in spec.get("containers") or []]:
+        units = container_units(container)
         if 0 < units < pool:
             raise ContractError(
-                f"{POD_CARD_COUNT}: its container {one.get('name', '')} asks for {units} units and would be given a "
-                f"part of the {pool} that an init container had, of any card"
+                f"{POD_CARD_COUNT}: its container {container.get('name', '')} asks for {units} units and would be "
+                f"given a part of the {pool} that an init container had, of any card"
             )
         if units:
             # kubelet reuses all of them, and adds new ones.
@@ -667,7 +669,7 @@ def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
     listed = text.split(",", MAX_PATTERNS)
     if len(listed) > MAX_PATTERNS:
         raise ContractError(f"{key}: the list has more than {MAX_PATTERNS} patterns")
-    patterns = tuple(one.strip().lower() for one in listed)
+    patterns = tuple(pattern.strip().lower() for pattern in listed)
     if max(map(len, patterns)) > PATTERN_LENGTH:
         raise ContractError(f"{key}: a pattern has more than {PATTERN_LENGTH} characters")
     if not all(patterns):
@@ -696,7 +698,7 @@ def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
     """Parse a list of cards; empty if it contradicts the pod, as after upstream's plugin changed only the index."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
         return ()
-    indices = tuple(int(one) for one in text.split(","))
+    indices = tuple(int(index) for index in text.split(","))
     repeated = len(set(indices)) != len(indices)
     return () if repeated or indices[0] != first or pod_units(pod) % len(indices) else indices
 
@@ -720,9 +722,9 @@ def booking_annotations(cards: t.Sequence[Card], pod: JsonObject, now_ns: int, a
     """
     several = len(cards) > 1
     allocation = {
-        str(position): {str(card.index): container_units(one) // len(cards) for card in cards}
-        for position, one in enumerate((pod.get("spec") or {}).get("containers") or [])
-        if container_units(one)
+        str(position): {str(card.index): container_units(container) // len(cards) for card in cards}
+        for position, container in enumerate((pod.get("spec") or {}).get("containers") or [])
+        if container_units(container)
     }
     return {
         POD_INDEX: str(cards[0].index),

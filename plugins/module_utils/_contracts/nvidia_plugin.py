@@ -79,8 +79,8 @@ def container_counts(container: JsonObject) -> dict[str, int]:
     """Count per resource that one container requests."""
     resources = container.get("resources") or {}
     requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    found = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
-    return {name: count for name, count in found.items() if count > 0}
+    counts = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
+    return {name: count for name, count in counts.items() if count > 0}
 
 
 def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
@@ -89,12 +89,12 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
     most: dict[str, int] = {}
     named = []
     spec = pod["spec"]
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
-    for one, passing in inits + [(one, False) for one in spec.get("containers") or []]:
-        counts = container_counts(one)
+    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
+    for container, passing in inits + [(container, False) for container in spec.get("containers") or []]:
+        counts = container_counts(container)
         if not counts:
             continue
-        named.append((str(one.get("name", "")), sum(counts.values())))
+        named.append((str(container.get("name", "")), sum(counts.values())))
         now = dict(staying)
         for name, count in counts.items():
             now[name] = now.get(name, 0) + count

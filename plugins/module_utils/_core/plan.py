@@ -46,13 +46,18 @@ class Plan:
     def diff(self) -> list[dict[str, str]]:
         """Return the plan as Ansible prints it with --diff."""
         return [
-            {"before_header": one.header, "after_header": one.header, "before": one.before, "after": one.after}
-            for one in self.changes
+            {
+                "before_header": change.header,
+                "after_header": change.header,
+                "before": change.before,
+                "after": change.after,
+            }
+            for change in self.changes
         ]
 
     def headers(self) -> str:
         """Return the names of what changes, for a message."""
-        return ", ".join(one.header for one in self.changes)
+        return ", ".join(change.header for change in self.changes)
 
 
 class Reconciler(t.Protocol[State]):

@@ -31,9 +31,9 @@ def library_version(system: System, root: str = "/") -> str:
     """
     for folder in LIBRARIES:
         path = target(system, f"{root.rstrip('/')}{folder}/{LIBRARY}")
-        found = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
-        if found and system.exists(path):
-            return found.group(1)
+        match = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
+        if match and system.exists(path):
+            return match.group(1)
     return ""
 
 
@@ -44,8 +44,8 @@ def loaded_version(system: System) -> str:
 
 def version_in(proc: str) -> str:
     """Parse the version in /proc/driver/nvidia/version."""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
-    return found.group(1) if found else ""
+    match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
+    return match.group(1) if match else ""
 
 
 # Which services to start again, written before the first one stops.

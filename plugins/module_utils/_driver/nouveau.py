@@ -197,14 +197,14 @@ def _module(system: System) -> NouveauModule:
 
 def _nova(system: System) -> Nova:
     """Return nova's modules; what uses them beside each other isn't in their lists of holders."""
-    found = [name for name in NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
-    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in found}
-    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(found)) for name in found}
+    loaded = [name for name in NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
+    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in loaded}
+    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(loaded)) for name in loaded}
     on_pci = any(module_of(name) == NOVA[-1] for name in system.names(PCI_DRIVERS))
     return {
-        "modules": found,
-        "in_use": any(counts[name] > by_own[name] for name in found),
-        "built_in": on_pci and not found,
+        "modules": loaded,
+        "in_use": any(counts[name] > by_own[name] for name in loaded),
+        "built_in": on_pci and not loaded,
     }
 
 
@@ -245,12 +245,12 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
     written = {path: float(when) for when, _size, path in rows}
     sizes = {path: int(size) for _when, size, path in rows}
     since = written.get(PATH, 0.0)
-    found: list[InitramfsImage] = []
+    images: list[InitramfsImage] = []
     for path, release in paths.items():
         if path not in sizes:
             continue
         inside = image_content(system, tool, path, PATH) if tool is not None else None
-        found.append(
+        images.append(
             {
                 "path": path,
                 "release": release,
@@ -261,4 +261,4 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
                 "kept": system.exists(KEPT + release),
             }
         )
-    return found
+    return images

@@ -95,10 +95,10 @@ def target(system: System, path: str) -> str:
         if not rest:
             return done
         part = rest.pop()
-        one = posixpath.normpath(posixpath.join(done, part))
-        link = None if part == ".." else system.link(one)
+        candidate = posixpath.normpath(posixpath.join(done, part))
+        link = None if part == ".." else system.link(candidate)
         if link is None:
-            done = one
+            done = candidate
             continue
         rest += [part for part in reversed(link.split("/")) if part]
         done = "/" if link.startswith("/") else done
@@ -150,8 +150,8 @@ class RealSystem:
             return None
 
     def free_bytes(self, path: str) -> int:
-        found = os.statvfs(self._real(path))
-        return found.f_bavail * found.f_frsize
+        statvfs = os.statvfs(self._real(path))
+        return statvfs.f_bavail * statvfs.f_frsize
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         real = self._real(path)

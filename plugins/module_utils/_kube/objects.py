@@ -51,21 +51,22 @@ def foreign_objects(kube: Lister, namespace: str, ours: t.Collection[Ref]) -> li
     :param ours: this collection's objects; what Kubernetes created because of them is theirs, too.
     """
     return [
-        f"{kind} {one['metadata']['name']}"
+        f"{kind} {live_object['metadata']['name']}"
         for api_version, kind in CONTENT_KINDS
-        for one in kube.list_all(api_version, kind, namespace)
-        if Ref(api_version, kind, namespace, one["metadata"]["name"]) not in ours and not _dependent(kind, one)
+        for live_object in kube.list_all(api_version, kind, namespace)
+        if Ref(api_version, kind, namespace, live_object["metadata"]["name"]) not in ours
+        and not _dependent(kind, live_object)
     ]
 
 
-def _dependent(kind: str, one: JsonObject) -> bool:
-    metadata = one["metadata"]
+def _dependent(kind: str, live_object: JsonObject) -> bool:
+    metadata = live_object["metadata"]
     return bool(
         metadata.get("ownerReferences")
         or metadata.get("deletionTimestamp")
         or (kind, metadata["name"]) in DEFAULT_OBJECTS
         or LEADER in (metadata.get("annotations") or {})
-        or (kind == "Secret" and one.get("type") in TOKENS)
+        or (kind == "Secret" and live_object.get("type") in TOKENS)
     )
 
 
@@ -99,12 +100,12 @@ def parse(definitions: t.Any, option: str = "definitions") -> list[JsonObject]:
     :param option: the module's option, for messages.
     :raises BadInput: an object is invalid or defined twice.
     """
-    found = [_normalized(one, option) for one in _flatten(definitions, option)]
-    refs = [ref_of(one) for one in found]
+    objects = [_normalized(definition, option) for definition in _flatten(definitions, option)]
+    refs = [ref_of(definition) for definition in objects]
     for ref in refs:
         if refs.count(ref) > 1:
             raise BadInput(f"{option}: {ref} is defined twice")
-    return sorted(found, key=lambda one: _order_of(one["kind"]))
+    return sorted(objects, key=lambda definition: _order_of(definition["kind"]))
 
 
 def _order_of(kind: str) -> int:
@@ -121,13 +122,13 @@ def _flatten(value: t.Any, option: str) -> t.Iterator[JsonObject]:
             documents = list(yaml_load_all(value))
         except Exception as error:  # the parser's exceptions can't be imported where it is missing
             raise BadInput(f"{option}: not YAML: {' '.join(str(error).split())}") from error
-        for one in documents:
-            if isinstance(one, str):
-                raise BadInput(f"{option}: {one!r} is neither an object nor YAML text with objects")
-            yield from _flatten(one, option)
+        for document in documents:
+            if isinstance(document, str):
+                raise BadInput(f"{option}: {document!r} is neither an object nor YAML text with objects")
+            yield from _flatten(document, option)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flatten(one, option)
+        for document in value:
+            yield from _flatten(document, option)
     elif isinstance(value, dict):
         if str(value.get("kind", "")).endswith("List") and isinstance(value.get("items"), list):
             yield from _flatten(value["items"], option)
@@ -162,9 +163,9 @@ def _normalized(given: JsonObject, option: str) -> JsonObject:
 
 def _without_nulls(value: t.Any) -> t.Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 

@@ -83,9 +83,9 @@ def ready(pod: JsonObject) -> bool:
 def containers_with_logs(pod: JsonObject) -> list[str]:
     """Return the names of containers that aren't ready and have run, so that they may have logs."""
     return [
-        str(one["name"])
-        for one in (pod.get("status") or {}).get("containerStatuses") or []
-        if not one.get("ready") and ("running" in (one.get("state") or {}) or one.get("lastState"))
+        str(status["name"])
+        for status in (pod.get("status") or {}).get("containerStatuses") or []
+        if not status.get("ready") and ("running" in (status.get("state") or {}) or status.get("lastState"))
     ]
 
 
@@ -95,38 +95,38 @@ def reasons(workload: JsonObject | None, pods: t.Iterable[JsonObject], events: t
     :param workload: the workload, if its own events are wanted.
     :param events: the Warning events of the namespace.
     """
-    found = []
+    texts = []
     for pod in pods:
         if not ready(pod):
-            found += _pod_reasons(pod, _warnings(events, "Pod", pod))
+            texts += _pod_reasons(pod, _warnings(events, "Pod", pod))
     if workload is not None:
         # Without a pod, admission, a quota or a missing service account prevents it.
         warnings = _warnings(events, workload["kind"], workload)
-        found += [f"{ref_of(workload)}: {reason}: {text}" for reason, text in warnings]
-    return list(dict.fromkeys(found))[:MAX_REASONS]
+        texts += [f"{ref_of(workload)}: {reason}: {text}" for reason, text in warnings]
+    return list(dict.fromkeys(texts))[:MAX_REASONS]
 
 
 def node_reasons(node: JsonObject) -> list[str]:
     """Return why pods may not run on a node: it isn't Ready, or has taints of its administrators."""
     conditions = (node.get("status") or {}).get("conditions") or []
-    ready_texts = [str(one.get("message") or "") for one in conditions if one.get("type") == "Ready"]
-    found = (
+    ready_texts = [str(condition.get("message") or "") for condition in conditions if condition.get("type") == "Ready"]
+    texts = (
         []
         if is_ready(node)
         else [f"{ref_of(node)} isn't Ready: {_short(' '.join(ready_texts) or 'it reports nothing')}"]
     )
     # DaemonSets tolerate Kubernetes' own.
     taints = [
-        f"{one.get('key')}={one.get('value', '')}:{one.get('effect')}"
-        for one in (node.get("spec") or {}).get("taints") or []
-        if one.get("effect") != "PreferNoSchedule" and not str(one.get("key")).startswith("node.kubernetes.io/")
+        f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+        for taint in (node.get("spec") or {}).get("taints") or []
+        if taint.get("effect") != "PreferNoSchedule" and not str(taint.get("key")).startswith("node.kubernetes.io/")
     ]
-    return found + ([f"{ref_of(node)} has the taints {', '.join(taints)}"] if taints else [])
+    return texts + ([f"{ref_of(node)} has the taints {', '.join(taints)}"] if taints else [])
 
 
 def of_daemon_set(pod: JsonObject) -> bool:
     """Return whether a DaemonSet made a pod."""
-    return any(one.get("kind") == "DaemonSet" for one in (pod.get("metadata") or {}).get("ownerReferences") or [])
+    return any(owner.get("kind") == "DaemonSet" for owner in (pod.get("metadata") or {}).get("ownerReferences") or [])
 
 
 def _pod_reasons(pod: JsonObject, warnings: list[tuple[str, str]]) -> list[str]:
@@ -136,10 +136,10 @@ def _pod_reasons(pod: JsonObject, warnings: list[tuple[str, str]]) -> list[str]:
     if (pod.get("metadata") or {}).get("deletionTimestamp"):
         return [f"{name} is being deleted"]
     texts = []
-    for one in list(status.get("initContainerStatuses") or []) + list(status.get("containerStatuses") or []):
-        text = _container_reason(one)
+    for container in list(status.get("initContainerStatuses") or []) + list(status.get("containerStatuses") or []):
+        text = _container_reason(container)
         if text:
-            texts.append(f"{name}: container {one.get('name')} {text}")
+            texts.append(f"{name}: container {container.get('name')} {text}")
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             texts.append(f"{name} isn't scheduled: {_short(condition.get('message') or condition.get('reason'))}")

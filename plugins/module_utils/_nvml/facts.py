@@ -95,7 +95,9 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
         if index not in request.skip:
             send({"begin": index})
             card = _card(nvml, host, index, driver, xids, groups, request.exclude, send)
-            processes.update((one["pid"], one["start_time"]) for one in card["processes"] or () if one["start_time"])
+            processes.update(
+                (process["pid"], process["start_time"]) for process in card["processes"] or () if process["start_time"]
+            )
             send({"card": card})
     for pid, started in processes.items():
         if pid not in request.skip_processes:
@@ -209,21 +211,21 @@ class _Collected:
     def take(self, messages: t.Sequence[Message]) -> int | str | None:
         """Add messages, and return the card or process that was begun and not completed."""
         begun: int | str | None = None
-        for one in messages:
-            if "begin" in one:
-                begun = one["begin"]
-                if "so_far" in one:
-                    self.parts[one["so_far"]["index"]] = one["so_far"]
+        for message in messages:
+            if "begin" in message:
+                begun = message["begin"]
+                if "so_far" in message:
+                    self.parts[message["so_far"]["index"]] = message["so_far"]
                 continue
             begun = None
-            if "system" in one:
-                self.system = one["system"]
-            elif "card" in one:
-                self.cards[one["card"]["index"]] = one["card"]
-            elif "libvgpu" in one:
-                self.libvgpu[one["libvgpu"][0]] = one["libvgpu"][1]
-            elif "failed" in one:
-                self.failed = one["failed"]
+            if "system" in message:
+                self.system = message["system"]
+            elif "card" in message:
+                self.cards[message["card"]["index"]] = message["card"]
+            elif "libvgpu" in message:
+                self.libvgpu[message["libvgpu"][0]] = message["libvgpu"][1]
+            elif "failed" in message:
+                self.failed = message["failed"]
         return begun
 
     def all_cards(self) -> bool:
@@ -262,13 +264,13 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
     if complete and ended.ending != END:
         notes.append("HAMi's library couldn't be detected in all processes in time")
     every = _cards(collected, begun)
-    left_out = {one["index"]: exclude.of(one["pci"], one["uuid"], one["name"]) for one in every}
-    cards = [one for one in every if not left_out[one["index"]]]
+    left_out = {card["index"]: exclude.of(card["pci"], card["uuid"], card["name"]) for card in every}
+    cards = [card for card in every if not left_out[card["index"]]]
     limited = {
-        one["pod_uid"]
+        limit["pod_uid"]
         for card in cards
-        for one in card["limits"] or ()
-        if one["pod_uid"] and one["hard_mib"] is not None
+        for limit in card["limits"] or ()
+        if limit["pod_uid"] and limit["hard_mib"] is not None
     }
     system = collected.system
     return {
@@ -279,9 +281,9 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
         "cuda": system["cuda"] if system else "",
         "cards": cards,
         "excluded": [
-            {"uuid": one["uuid"], "pci": one["pci"], "name": one["name"], "entry": left_out[one["index"]]}
-            for one in every
-            if left_out[one["index"]]
+            {"uuid": card["uuid"], "pci": card["pci"], "name": card["name"], "entry": left_out[card["index"]]}
+            for card in every
+            if left_out[card["index"]]
         ],
         "pods_limited": len(limited) if any(card["limits"] is not None for card in cards) else None,
         "seconds": round(clock() - began, 1),
@@ -310,7 +312,7 @@ def _problem(ended: WorkerResult, begun: int | str | None, timeout: int) -> str:
 def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
     """Return every card that NVML counts, by index."""
     count = collected.system["count"] if collected.system else 0
-    found = []
+    cards_read = []
     for index in range(count):
         card = collected.cards.get(index)
         if card is None:
@@ -318,9 +320,9 @@ def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
             card = {**collected.parts.get(index, unknown_card(index)), "problem": collected.hung.get(index) or late}
         for row in card["processes"] or ():
             row["libvgpu"] = collected.libvgpu.get(row["pid"])
-        found.append(card)
-    _report_duplicates(found)
-    return found
+        cards_read.append(card)
+    _report_duplicates(cards_read)
+    return cards_read
 
 
 def _report_duplicates(cards: t.Sequence[CardFacts]) -> None:

@@ -131,7 +131,7 @@ def satisfied(package: Package, version: str) -> bool:
 
 def preferences(spec: PackageSet) -> str:
     """Return the set's preferences file; empty where nothing is pinned."""
-    stanzas = [f"Package: {one.package}\nPin: {one.pin}\nPin-Priority: {one.priority}\n" for one in spec.pins]
+    stanzas = [f"Package: {pin.package}\nPin: {pin.pin}\nPin-Priority: {pin.priority}\n" for pin in spec.pins]
     return f"# {WRITTEN_BY}\n" + "\n".join(stanzas) if stanzas else ""
 
 

@@ -128,7 +128,7 @@ class Lock:
         if not self.of(name):
             return False
         have, want = Version.of(version), Version.of(self.version)
-        return not self.version or all(fnmatch.fnmatchcase(one, other or "*") for one, other in zip(have, want))
+        return not self.version or all(fnmatch.fnmatchcase(part, other or "*") for part, other in zip(have, want))
 
     @property
     def exact(self) -> bool:
@@ -175,11 +175,11 @@ class ListLocks:
         text = re.sub(r"\.(\?\*|\*|noarch|x86_64|aarch64|i[3-6]86|src)$", "", line.lstrip("!"))
         # What follows a dash shows whether it is part of the name or precedes the version.
         start = r"(?P<name>.+?)-(?:(?P<epoch>[\d*?]+):)?(?P<version>[\d*?\[][^-:]*)"
-        found = re.fullmatch(start + r"-(?P<release>[^-:]+)", text) or re.fullmatch(start, text)
-        if not found:
+        match = re.fullmatch(start + r"-(?P<release>[^-:]+)", text) or re.fullmatch(start, text)
+        if not match:
             # A name alone excludes no version.
             return Lock(text, "", ours, exclude=True)
-        parts = {"release": "*", **found.groupdict()}
+        parts = {"release": "*", **match.groupdict()}
         epoch = parts["epoch"] or "*"
         return Lock(parts["name"], f"{epoch}:{parts['version']}-{parts['release']}", ours, exclude)
 
@@ -210,7 +210,7 @@ class TomlLocks:
 
     def _blocks(self, text: str) -> list[str]:
         """Return the text before the first entry, and the entries."""
-        starts = [found.start() for found in self._START.finditer(text)]
+        starts = [match.start() for match in self._START.finditer(text)]
         edges = [0, *starts, len(text)]
         return [text[begin:end] for begin, end in zip(edges, edges[1:])]
 
@@ -270,9 +270,9 @@ class ZyppLocks:
 
     def _stanzas(self, text: str) -> t.Iterator[tuple[str, Lock | None]]:
         """Yield each stanza with the blank lines after it, and its lock; None where it locks no package by name."""
-        for found in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+(?:[ \t]*\n)*|(?:[ \t]*\n)+", text):
+        for match in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+(?:[ \t]*\n)*|(?:[ \t]*\n)+", text):
             fields: dict[str, str] = {}
-            for line in found.group().splitlines():
+            for line in match.group().splitlines():
                 key, colon, value = line.partition(":")
                 if colon and not line.startswith("#"):
                     fields[key.strip()] = value.strip()
@@ -285,7 +285,7 @@ class ZyppLocks:
                 if "version" in fields:
                     # It excludes versions that repositories offer, and keeps nothing that is installed.
                     lock = Lock(lock.name, fields["version"].lstrip("=<>! "), ours, exclude=True)
-            yield found.group(), lock
+            yield match.group(), lock
 
     def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
         kept = [raw for raw, lock in self._stanzas(text) if lock is None or not lock.ours or not drop(lock.name)]

@@ -110,7 +110,7 @@ class Publisher:
             self.wake()
             return
         if self._drops_taints:
-            wanted = [one for one in wanted if "taints" not in one]
+            wanted = [wanted_slice for wanted_slice in wanted if "taints" not in wanted_slice]
         try:
             plan = slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation)
             if not plan.empty and not self._bucket.take(time.monotonic()):
@@ -178,8 +178,8 @@ class Publisher:
         self._version = max(self._version, int((answer.get("metadata") or {}).get("resourceVersion") or 0))
 
 
-def _has_taints(one: JsonObject) -> bool:
-    return any(each.get("taints") for each in (one.get("spec") or {}).get("devices") or [])
+def _has_taints(resource_slice: JsonObject) -> bool:
+    return any(each.get("taints") for each in (resource_slice.get("spec") or {}).get("devices") or [])
 
 
 def _path(name: str) -> str:

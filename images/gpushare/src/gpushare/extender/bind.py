@@ -205,8 +205,8 @@ class Binder:
             nonlocal why, cards
             indices = choose(self._strategy, view.slots(demand), demand)
             if not indices:
-                found = refusal(view, demand)
-                why = Refusal(found.code, f"node {request.node}: {found.text}")
+                why_not = refusal(view, demand)
+                why = Refusal(why_not.code, f"node {request.node}: {why_not.text}")
                 return None
             cards = [card for card in view.cards if card.index in indices]
             shares = tuple((card.index, demand.share) for card in cards)
@@ -403,7 +403,7 @@ def _trimmed(pod: JsonObject) -> JsonObject | None:
     kept_spec: JsonObject = {key: spec[key] for key in ("nodeName", "priority") if key in spec}
     for kind in ("containers", "initContainers"):
         if spec.get(kind):
-            kept_spec[kind] = [_container(one) for one in kept_containers(spec[kind])]
+            kept_spec[kind] = [_container(container) for container in kept_containers(spec[kind])]
     kept_metadata = {key: metadata[key] for key in METADATA if key in metadata}
     kept_metadata["annotations"] = kept_annotations(annotations, ANNOTATIONS)
     return {

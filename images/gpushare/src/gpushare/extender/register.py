@@ -53,12 +53,12 @@ class Register:
                 for row in value["bookings"]
             )
             pods = value.get("pods")
-            found = cls(_number(value["count"]), None if pods is None else _number(pods), entries)
+            register = cls(_number(value["count"]), None if pods is None else _number(pods), entries)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LedgerError(f"annotation {contract.LEDGER} can't be read: {error!r}") from error
         if len({entry.uid for entry in entries}) != len(entries) or not all(entry.cards for entry in entries):
             raise LedgerError(f"annotation {contract.LEDGER} names a pod twice or one without a card")
-        return found
+        return register
 
 
 def _text(value: Any) -> str:
