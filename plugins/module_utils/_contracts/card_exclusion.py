@@ -20,7 +20,7 @@ from .._core.errors import BadInput
 ADDRESS = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
 UUID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MODEL = re.compile(r"[a-z0-9 *?\[\]()./_+-]+")
-# Of a node, and nodes of one option of the servers: the kernel limits one argument to 128 KiB.
+# A node's entries, and the nodes of one option of the servers: the kernel limits an argument to 128 KiB.
 MOST_ENTRIES, MOST_NODES = 256, 400
 
 FORMS = "a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model (NVIDIA T400*)"

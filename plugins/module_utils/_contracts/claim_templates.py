@@ -20,7 +20,7 @@ import re
 
 from .._core.types import JsonObject
 
-# Of the driver, of its DeviceClass, and the domain of its attributes.
+# The name of the driver and of its DeviceClass, and the domain of its attributes.
 DRIVER = "gpu.kubegpu.share"
 CAPACITY = "memory"
 API_VERSION = "resource.k8s.io/v1"
@@ -31,13 +31,13 @@ REQUEST = "gpu-"
 PREFIX = "gpu-mem-"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "kubegpu.share"
-# Of Kubernetes: a claim's requests, and the devices that it may get.
+# Kubernetes' limits: a claim's requests, and the devices that it may get.
 MOST_REQUESTS = MOST_CARDS = 32
 # For several containers kube-scheduler tries the cards in every order before it knows that they don't fit.
 MOST_CARDS_TOGETHER = 4
-# Of one card, in the cluster's unit: a TiB where that is MiB.
+# A share of one card, in the cluster's unit: a TiB where that is MiB.
 MOST_UNITS = 1 << 20
-# Of models, in one list.
+# Models in one list.
 MOST_PATTERNS = 16
 # An object's name.
 NAME_LENGTH = 253

@@ -16,9 +16,9 @@ from .._core.untrusted import line
 from .claim_templates import CAPACITY, DRIVER, container_of, shape_of
 from .gpushare import MOST_CHARACTERS, ContractError, quantity
 
-# Of the driver, on a card that isn't given to pods; its value is the reason's code.
+# The driver's taint on a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
-# Of the driver, on a card of which a pod holds memory that its claim doesn't have in the API; the value is its code.
+# Its taint on a card of which a pod holds memory that its claim doesn't have in the API; the value is a code.
 UNBOOKED = f"{DRIVER}/memory-without-claim"
 # In place of a name in the pod, of the claim for its extended resources.
 EXTENDED = "extended resources"

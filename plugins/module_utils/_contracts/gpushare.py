@@ -27,7 +27,7 @@ RESOURCE_COUNT = "aliyun.com/gpu-count"
 
 NODE_LABEL = "gpushare"
 NODE_LABEL_VALUE = "true"
-# Of a node whose cards are divided by claims; one value of both, so that one DaemonSet selects it.
+# The label's value where a node's cards are divided by claims; one DaemonSet selects nodes with either value.
 NODE_LABEL_CLAIMS = "dra"
 NODE_LABEL_VALUES = frozenset((NODE_LABEL_VALUE, NODE_LABEL_CLAIMS))
 
@@ -60,13 +60,13 @@ POD_MODELS = "kubegpu.share/models"
 POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
-# Of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
+# Limits of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
 MAX_PATTERNS, PATTERN_LENGTH, PATTERNS_LENGTH = 16, 128, 2200
 
-# Of a pod with a share: its containers, and those of them with units. Servers keep what these ask for.
+# Most containers of a pod with a share, and most with units. Servers keep what these ask for.
 MOST_CONTAINERS, MOST_SHARES = 1000, 32
 
-# Of a node: its cards, the length of their annotation, and any number in it.
+# A node's most cards, the length of their annotation, and the largest number in it.
 MOST_CARDS, CARDS_LENGTH, MOST_UNITS = 128, 64 * 1024, 1 << 31
 
 # On the node, ours: its cards. Upstream's plugin doesn't write it.
@@ -94,7 +94,7 @@ ANNOTATIONS_POLICY = "gpushare-annotations"
 
 MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
 
-# Of a card's UUID, model and code.
+# Most characters of a card's UUID, model or code.
 MOST_CHARACTERS = 256
 
 # kubelet receives gRPC messages of at most this many bytes from a device plugin.

@@ -30,7 +30,7 @@ Lines = t.NewType("Lines", str)
 
 # Characters. A longer text is a log or an attack; its start is enough.
 LONGEST = 2000
-# Of a text with several lines, such as a table of a large cluster.
+# Characters of a text with several lines, such as a table of a large cluster.
 LONGEST_LINES = 64 * 1024 * 1024
 INSTEAD = "\N{REPLACEMENT CHARACTER}"
 ENDING = "…"
@@ -226,4 +226,6 @@ def lines(value: t.Any, longest: int = LONGEST_LINES) -> Lines:
 
 
 def _text(value: t.Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return value
+    return "" if value is None else str(value)

@@ -171,7 +171,7 @@ CUDA = re.compile(r"/compute/cuda/repos/")
 # Part of the id of this collection's own repository file.
 OURS = "kubegpu-cuda"
 VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+){1,2})[-_~+].*")
-# Of a version of Ubuntu's packages for kernels, the kernel's release.
+# The kernel's release in a version of Ubuntu's packages for kernels.
 RELEASE = re.compile(r"([0-9]+[.][0-9]+[.][0-9]+)[.-]([0-9]+)")
 # Versions that a message names.
 MOST = 8

@@ -78,7 +78,7 @@ FLAVOURS = ("open", "proprietary")
 # The value of driver_repo_key_sha256 that stands for the collection's own digest of the key.
 PINNED = "pinned"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-# Of a source of packages, the section of the table that says what it holds.
+# The section of the table that says what a source of packages holds.
 SECTIONS = {"repository": "nvidia", "distribution": "distribution"}
 # "uname -r" of Ubuntu and SUSE ends in the kernel's flavour, such as generic, nvidia-64k, default or azure.
 KERNEL_FLAVOUR = re.compile(r"[0-9.]+-[0-9.]+-([0-9]*[a-z].*)")

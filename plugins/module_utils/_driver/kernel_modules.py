@@ -209,7 +209,9 @@ def in_use(options: Options, state: State) -> str:
 
 
 def _described(user: JsonObject) -> str:
-    of = f" of pod {user['pod']}" if user["pod"] else (f" of {user['unit']}.service" if user["unit"] else "")
+    of = f" of {user['unit']}.service" if user["unit"] else ""
+    if user["pod"]:
+        of = f" of pod {user['pod']}"
     return f"{user['command']} (process {user['pid']}{of})"
 
 

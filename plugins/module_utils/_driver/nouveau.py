@@ -127,7 +127,7 @@ def boot_read_only(mounts: str) -> bool:
     for line in mounts.splitlines():
         fields = line.split(" ")
         point = fields[1].rstrip("/") if len(fields) > 3 else None
-        # Of two mounts at one place the later one counts.
+        # The later mount at a place counts.
         if point is not None and len(point) >= longest and point in ("", "/boot"):
             longest, answer = len(point), "ro" in fields[3].split(",")
     return answer

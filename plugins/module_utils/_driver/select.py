@@ -331,9 +331,9 @@ class _Chooser:
         first, last = row.get("first"), row.get("last")
         if not row or (newest and first and first > newest) or (last and last < oldest):
             return "install a driver and set driver_state to external"
-        known = f" from branch {first} on" if first else f" up to branch {last}" if last else ""
-        if first and first == last:
-            known = f" of branch {first}"
+        known = f" up to branch {last}" if last else ""
+        if first:
+            known = f" of branch {first}" if first == last else f" from branch {first} on"
         return f"set driver_source to {other}" + (f", whose packages are{known}" if known else "")
 
     def _flavour(self) -> str:

@@ -55,7 +55,9 @@ class Unit:
             word = rest.pop(0)
             flag, equals, value = word.partition("=")
             if flag in names:
-                flag_values.append(value if equals else (rest.pop(0) if rest else ""))
+                if not equals and rest:
+                    value = rest.pop(0)
+                flag_values.append(value)
         return flag_values
 
 

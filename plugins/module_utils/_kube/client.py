@@ -191,4 +191,6 @@ def _unusable(module: t.Any, error: Exception) -> str:
 
 def _where(module: t.Any) -> str:
     given = module.params.get("kubeconfig")
-    return str(given) if isinstance(given, str) else "the given dictionary" if given else "the default kubeconfig"
+    if isinstance(given, str):
+        return given
+    return "the given dictionary" if given else "the default kubeconfig"

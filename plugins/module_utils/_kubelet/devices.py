@@ -52,7 +52,7 @@ def running_root(source: KubeletSource) -> str:
 
     :raises BadInput: several kubelets run with different directories, or the settings of k3s or RKE2 can't be read.
     """
-    roots = {root for process in source.processes(KUBELETS) for root in [_root_of(source, process)] if root}
+    roots = {_root_of(source, process) for process in source.processes(KUBELETS)} - {""}
     if len(roots) > 1:
         raise BadInput(f"several kubelets run on this node, in {' and '.join(sorted(roots))}: set root to one of them")
     return roots.pop() if roots else ROOT

@@ -136,9 +136,7 @@ def _packages(before: dict[str, PackageState], now: dict[str, PackageState]) -> 
         if versions[0] != versions[1]:
             yield Difference(f"package:{name}", ours, *versions)
         if name in before and name in now and before[name]["held"] != now[name]["held"]:
-            yield Difference(
-                f"hold:{name}", ours, *(("not held", "held")[state[name]["held"]] for state in (before, now))
-            )
+            yield Difference(f"hold:{name}", ours, *_states("held", "not held", before[name]["held"]))
 
 
 def _files(before: dict[str, FileState], now: dict[str, FileState]) -> t.Iterator[Difference]:
@@ -149,8 +147,9 @@ def _files(before: dict[str, FileState], now: dict[str, FileState]) -> t.Iterato
         if old is None or new is None:
             yield Difference(f"file:{path}", ours, "present" if old else "absent", "present" if new else "absent")
         elif old["sha256"] != new["sha256"]:
-            parts = (("without NVIDIA's parts", "with NVIDIA's parts")[state["nvidia"]] for state in (old, new))
-            texts = ("the original text", "another text") if old["nvidia"] == new["nvidia"] else parts
+            texts = ("the original text", "another text")
+            if old["nvidia"] != new["nvidia"]:
+                texts = _states("with NVIDIA's parts", "without NVIDIA's parts", old["nvidia"])
             yield Difference(f"file:{path}", ours, *texts)
 
 
@@ -167,7 +166,7 @@ def _services(before: dict[str, Service], now: dict[str, Service]) -> t.Iterator
     for name in sorted(set(before) & set(now)):
         id, ours = f"service:{name}", bool(NVIDIA.search(name))
         if before[name]["enabled"] != now[name]["enabled"]:
-            yield Difference(id, ours, *(("disabled", "enabled")[state[name]["enabled"]] for state in (before, now)))
+            yield Difference(id, ours, *_states("enabled", "disabled", before[name]["enabled"]))
         if before[name]["active"] and not now[name]["active"] and (ours or name in RUNTIMES):
             # Without its container runtime the node doesn't work, whoever stopped it.
             yield Difference(id, True, "active", "inactive", f"systemctl start {name}")
@@ -175,16 +174,17 @@ def _services(before: dict[str, Service], now: dict[str, Service]) -> t.Iterator
 
 def _nouveau(before: NouveauState, now: NouveauState) -> t.Iterator[Difference]:
     if before["blacklisted"] != now["blacklisted"]:
-        states = (("not blacklisted", "blacklisted")[state["blacklisted"]] for state in (before, now))
-        yield Difference("nouveau", True, *states)
+        yield Difference("nouveau", True, *_states("blacklisted", "not blacklisted", before["blacklisted"]))
     for path in sorted(set(before["images"]) & set(now["images"])):
         old, new = before["images"][path]["blacklist"], now["images"][path]["blacklist"]
         if old is not None and new is not None and old != new:
-            states = (
-                ("without nouveau's blacklist", "with nouveau's blacklist")[has_blacklist]
-                for has_blacklist in (old, new)
-            )
+            states = _states("with nouveau's blacklist", "without nouveau's blacklist", old)
             yield Difference(f"image:{path}", True, *states)
+
+
+def _states(yes: str, no: str, before: bool) -> tuple[str, str]:
+    """Return the texts of a state that changed, before and after."""
+    return (yes, no) if before else (no, yes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -207,14 +207,16 @@ def health(query: Query, handle: t.Any) -> Health:
         "its recovery action",
         query.attempt("its recovery action", lambda: query.nvml.field(handle, RECOVERY_FIELD)),
     )
-    known = action is not None and action < len(RECOVERY_ACTIONS)
+    recovery = None
+    if action is not None:
+        # A newer driver may have further actions.
+        recovery = RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action_{action}"
     return {
         "ecc_uncorrected_volatile": query.number("its ECC errors", ecc, handle, UNCORRECTED, VOLATILE),
         "ecc_uncorrected_aggregate": query.number("its ECC errors", ecc, handle, UNCORRECTED, AGGREGATE),
         "row_remap": _row_remap(query, handle),
         "retired_pages_pending": None if retired is None else bool(retired),
-        # A newer driver may have further actions.
-        "recovery_action": None if action is None else RECOVERY_ACTIONS[action] if known else f"action_{action}",
+        "recovery_action": recovery,
         "fabric": _fabric(query, handle),
         "xids": None,
     }

@@ -289,7 +289,7 @@ def _streams(system: System) -> dict[str, str]:
     return streams
 
 
-# Of several hundred packages gpu_node lists these.
+# gpu_node lists these of the several hundred packages.
 REPORTED = (
     "*nvidia*",
     "*cuda*",

@@ -27,7 +27,7 @@ APT_STAMPS = (
     "/var/lib/apt/lists/partial",
 )
 RPM_CACHES = {"dnf": "/var/cache/dnf", "dnf5": "/var/cache/libdnf5", "zypper": "/var/cache/zypp/raw"}
-# Of a repository's cache; a download that finds nothing new touches the second.
+# Parts of a repository's cache; a download that finds nothing new touches the second.
 RPM_STAMPS = ("repodata", "repodata/repomd.xml")
 # zypper's exit code where a search finds nothing.
 NOTHING_FOUND = 104
@@ -127,7 +127,7 @@ def _apt(system: System, endings: t.Sequence[str]) -> PackageLists:
 
 def _apt_name(name: str, endings: t.Sequence[str]) -> bool:
     if name.startswith(("linux-", "proxmox-", "pve-")):
-        # Of a flavour the metapackage, and not what other kernels of it have.
+        # The metapackage of a flavour, and not what other kernels of it have.
         rests = [name[: -len(end) - 1] for end in endings if name.endswith(f"-{end}")]
         of_node = any(not re.search(r"[0-9][.][0-9]", rest) for rest in rests)
         return (of_node and matches_any(name, (*DRIVER, *HEADERS))) or name == "proxmox-default-headers"
@@ -175,7 +175,7 @@ def _rpm_patterns() -> list[str]:
 
 def _rpm_row(name: str, version: str, kernels: t.Sequence[str]) -> bool:
     if matches_any(name, KERNELS):
-        # Of kernels' packages, those of the node's own.
+        # Packages of the node's own kernels only.
         bases = (re.match(r"[0-9.]+-[0-9.]*[0-9]", kernel) for kernel in kernels)
         return any(base is not None and base.group() in version for base in bases)
     return not matches_any(name, NO_DRIVER)

@@ -213,7 +213,7 @@ class RpmPlanner(Planner):
                 kept = True
                 continue
             versions = versions_of(row)
-            # Of kernel packages only the versions that the set names are removed.
+            # Only the versions of kernel packages that the set names are removed.
             going = (
                 [version for version in versions if matches(package.version, version)]
                 if install_only(package.name)

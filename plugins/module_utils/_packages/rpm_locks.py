@@ -98,7 +98,7 @@ def _compare(left: str, right: str) -> int:
                 return 1 if int(one) > int(other) else -1
         else:
             return 1 if one > other else -1
-    return (len(ones) > len(others)) - (len(ones) < len(others))
+    return int(len(ones) > len(others)) - int(len(ones) < len(others))
 
 
 def _runs(text: str) -> list[str]:

@@ -315,7 +315,7 @@ def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
         else "use the name that the cluster has for it",
         host.host,
         host.source,
-        {"node": host.node, "known": [*sorted(nodes)[:10], *["…"][: len(nodes) > 10]] or "none"},
+        {"node": host.node, "known": _first(sorted(nodes), 10) or "none"},
     )
 
 
@@ -480,6 +480,11 @@ def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]
                 "unit": options.memory_unit,
                 "nodes": other,
                 "count": len(pods),
-                "pods": [*pods[:3], *["…"][: len(pods) > 3]],
+                "pods": _first(pods, 3),
             },
         )
+
+
+def _first(names: list[str], most: int) -> list[str]:
+    """Return the first names, and an ellipsis where there are more."""
+    return [*names[:most], "…"] if len(names) > most else names

@@ -662,7 +662,8 @@ def _legacy_mode(machine: Machine) -> Finding | None:
     toolkit = machine.node["toolkit"]
     config = toolkit["config"]
     # Without a file the runtime has its defaults.
-    mode = config["mode"] if config else "auto" if toolkit["version"] else ""
+    default = "auto" if toolkit["version"] else ""
+    mode = config["mode"] if config else default
     version = (machine.installs_toolkit and machine.options.toolkit_version) or toolkit["version"]
     if not takes_cards_on_reload(mode, version) or machine.node["devices"]["char_links"]:
         return None

@@ -290,9 +290,9 @@ def _texts(value: t.Any) -> t.Iterator[str]:
     """Yield every template in a value."""
     if isinstance(value, str) and "{" in value:
         yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    for item in inner:
-        yield from _texts(item)
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _shown(value: t.Any) -> str:

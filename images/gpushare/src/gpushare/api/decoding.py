@@ -22,13 +22,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-# Of one object: its decoded form takes up to 25 times as much. Ordinary pods and nodes have 5 to 50 KiB.
+# An object's bytes: its decoded form takes up to 25 times as much. Ordinary pods and nodes have 5 to 50 KiB.
 WHOLE_BYTES = 128 * 1024
 # What is read at a time, in characters.
 PIECE_LENGTH = 64 * 1024
-# Of a kept string, before its escapes are decoded; an object's annotations have 256 KiB together.
+# A kept string's length, before its escapes are decoded; an object's annotations have 256 KiB together.
 STRING_LENGTH = 6 * 256 * 1024
-# Of a number or a name of JSON.
+# The length of a number or a name of JSON.
 WORD_LENGTH = 400
 # Keys that a shape doesn't name.
 MOST_OTHERS = 1000
@@ -152,7 +152,9 @@ class _Text:
             return self.string()
         if shape is None or first in ("{", "["):
             self.skip()
-            return None if shape is None else {} if first == "{" else []
+            if shape is None:
+                return None
+            return {} if first == "{" else []
         return self._word(True)
 
     def _object(self, shape: Mapping[str, Shape]) -> dict[str, Any]:

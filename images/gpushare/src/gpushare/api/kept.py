@@ -8,7 +8,7 @@ import typing as t
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
-# Of annotations; those that the servers write are shorter.
+# An annotation's length; those that the servers write are shorter.
 ANNOTATION_LENGTH = 600
 LENGTHS = {
     contract.POD_ALLOCATION: 8192,

@@ -137,7 +137,7 @@ class Driver:
         self._roots: dict[str, str] = {}
         # What is announced, without an order: None until the cards are known.
         self._announced: tuple[t.Sequence[contract.Card], slices.Facts] | None = None
-        # Of two threads that announce, the last one has read the claims last.
+        # Threads announce in the order in which they read the claims.
         self._announcing = threading.Lock()
         self._folder = options.kubelet_dir / "plugins" / DRIVER
         self._lock_file: t.IO[str] | None = None

@@ -132,7 +132,7 @@ class PodLimits:
         :raises ClaimRefused: limits are required, and one can't be set.
         """
         pods = by_pod(self._claims())
-        # Of several pods kubelet may have started this one only, or ended one already.
+        # Where a claim has several pods, kubelet may have started this one only, or ended one already.
         there = [pod for pod in claim.pods if self.is_alive(pod.uid)] or claim.pods
         problems = [problem for pod in there if (problem := self._hold(pod.uid, *pods.get(pod.uid, ("", []))))]
         if problems and self._enforcer.mode == "required":

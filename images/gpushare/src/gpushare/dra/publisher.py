@@ -31,7 +31,7 @@ RETRY_SECONDS = 2.0
 # Node object that a new one has replaced.
 WRITES_PER_SECOND, WRITES_AT_ONCE = 1.0, 20
 PAUSE_SECONDS = 0.2
-# Of this driver on this node, 64 cards each, whoever wrote them; each is kept as objects of at most 3 MB.
+# Slices of this driver on this node, 64 cards each, whoever wrote them; each is kept as objects of at most 3 MB.
 MOST_SLICES = 32
 
 

@@ -28,7 +28,7 @@ UNHEALTHY = f"{DRIVER}/unhealthy"
 # On a card of which a pod holds memory that its claim doesn't have in the API; its value is what became of the claim.
 UNBOOKED = f"{DRIVER}/memory-without-claim"
 PCI_BUS, PCIE_ROOT = "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot"
-# Of an attribute's value, and of an object's name.
+# Characters of an attribute's value, and of an object's name.
 VALUE_LENGTH, NAME_LENGTH = 64, 253
 _SUFFIXES = ("Mi", "Gi", "Ti", "Pi")
 

@@ -364,7 +364,7 @@ class Binder:
                 pod = self._kube.get(pod_path(row.namespace, row.name))
             except KubeError as error:
                 if error.status != 404:
-                    # Of unknown state, so its memory stays held.
+                    # The pod's state is unknown, so its memory stays held.
                     continue
                 pod = {}
             if contract.pod_uid(pod) != row.uid or not contract.counts(pod):

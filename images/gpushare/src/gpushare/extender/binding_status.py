@@ -41,10 +41,13 @@ class Entry(NamedTuple):
     version: str
     by: str
 
+    def to_json(self) -> JsonObject:
+        """Return the value that stands in the ledger."""
+        return {**self._asdict(), "cards": {str(index): units for index, units in self.cards}}
+
     def to_text(self) -> str:
         """Format as compact JSON."""
-        value = {**self._asdict(), "cards": {str(index): units for index, units in self.cards}}
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(self.to_json(), separators=(",", ":"))
 
 
 class BindingStatus(enum.Enum):

@@ -389,8 +389,8 @@ class Preemption:
                     return False
                 gone[row.uid] = row
                 message = (
-                    f"evicted for pod {waiting.namespace}/{waiting.name}, which has a higher priority and gets GPU memory "
-                    f"of {cards} of node {name}"
+                    f"evicted for pod {waiting.namespace}/{waiting.name}, which has a higher priority and gets GPU "
+                    f"memory of {cards} of node {name}"
                 )
                 self._events.pod(row.namespace, row.name, row.uid, EVENT_PREEMPTED, message, "Normal")
             else:

@@ -31,8 +31,8 @@ class Register:
 
     def to_text(self) -> str:
         """Format the annotation's value: compact JSON."""
-        head = json.dumps({"count": self.count, "pods": self.pods}, separators=(",", ":"))
-        return f'{head[:-1]},"bookings":[{",".join(entry.to_text() for entry in self.entries)}]}}'
+        value = {"count": self.count, "pods": self.pods, "bookings": [entry.to_json() for entry in self.entries]}
+        return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Register:

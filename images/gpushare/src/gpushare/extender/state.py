@@ -30,7 +30,7 @@ from gpushare.shared._core.types import JsonObject
 
 NO_CARD = -1
 BIND_IN_PROGRESS = Refusal(Reason.BIND_IN_PROGRESS, "another bind of this pod is in progress")
-# Of the API's priorities, which are 32 bits wide.
+# The API's priorities are 32 bits wide.
 LOWEST_PRIORITY = -(1 << 31)
 HIGHEST_PRIORITY = (1 << 31) - 1
 # On pods that kubelet made from a file of its node; evicting them has no effect.

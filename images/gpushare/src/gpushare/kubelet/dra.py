@@ -29,7 +29,7 @@ _REGISTRATION, _PODS = "pluginregistration", "v1"
 HEALTHY, UNHEALTHY = 1, 2
 # kubelet takes a device's health for unknown if it isn't told for half a minute.
 HEALTH_SECONDS = 10.0
-# Of kubelet, for a list.
+# kubelet's time for a list.
 LIST_SECONDS = 2.0
 
 TABLE: wire.Table = {

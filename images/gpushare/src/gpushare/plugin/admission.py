@@ -34,7 +34,7 @@ LOOKUP_SECONDS = 2.0
 # kubelet admits one pod after the other, so few requests are open at a time; each may have thousands of IDs.
 MAX_ASKED = 8
 MAX_GRANTED = 512
-# Of a node, that the plugin keeps: each takes 77 KB at the most, and an ordinary one 3 KB.
+# A node's pods that the plugin keeps: each takes 77 KB at the most, and an ordinary one 3 KB.
 MOST_PODS = 4000
 KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS, MIRROR)
 METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")

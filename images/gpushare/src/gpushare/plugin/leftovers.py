@@ -142,6 +142,6 @@ class Leftovers:
                 for container, holder in holders.items()
                 if holder.ids[0] in offered and self._cgroups.populated(holder.folder)
             }
-            if not any(self._is_ending(holder) for holder in holders):
+            if not any(self._is_ending(container) for container in holders):
                 return frozenset(identifier for holder in holders.values() for identifier in holder.ids)
             self._sleep(POLL_SECONDS)

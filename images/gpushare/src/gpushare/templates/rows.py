@@ -14,7 +14,7 @@ from gpushare.templates.objects import template_of
 
 # Admission adds one to a pod. Its owner may name others, for example one for each of a node's eight cards.
 MOST_PER_POD = 8
-# Of different names with the prefix, valid or not: so many are looked at.
+# So many different names with the prefix are looked at, valid or not.
 MOST_LOOKED_AT = 64
 # On a template: the hash of what this server has put in, which differs with another unit of memory.
 DIGEST = "kubegpu.share/digest"

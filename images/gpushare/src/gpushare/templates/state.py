@@ -249,7 +249,7 @@ class State:
             space.stuck.discard(text)
         else:
             space.made[text] = row
-        change = (row is not None) - (was is not None)
+        change = int(row is not None) - int(was is not None)
         self.existing += change
         self._resize(space, change * _name_size(text))
         self._look(space, text, at)
@@ -264,7 +264,7 @@ class State:
         self._size += change
 
     def _reserve(self, space: _Space, has_room: bool) -> None:
-        self._reserved += has_room - space.has_room
+        self._reserved += int(has_room) - int(space.has_room)
         space.has_room = has_room
 
     def _look(self, space: _Space, text: str, at: float) -> None:
@@ -277,7 +277,8 @@ class State:
             is_idle = is_free
         elif there is None or (is_free and there.digest != digest_of(text, self._unit)):
             if name.paused_until <= at:
-                queue = space.queues[2 if not name.needs else 0 if name.is_first else 1]
+                position = (0 if name.is_first else 1) if name.needs else 2
+                queue = space.queues[position]
         else:
             is_spare = is_free and not name.needs
         for other in space.queues:
@@ -318,7 +319,7 @@ class State:
             self._number += 1
             heapq.heappush(self._queue, (space.served, self._number, space.name))
             if len(self._queue) > 1000 + 2 * len(self._spaces):
-                # Of namespaces that are gone; nobody takes them out while another process leads.
+                # Entries of namespaces that are gone: nobody takes them out while another process leads.
                 self._queue = [entry for entry in self._queue if entry[2] in self._spaces]
                 heapq.heapify(self._queue)
 
@@ -466,7 +467,7 @@ class State:
                 code = Code.API if space.names[missing[0]].paused_until > at else space.limit
             if code is not None and space.events.take(at):
                 space.reports[key] = (row, at + AGAIN_SECONDS)
-                self._reports.append((row, code, self._sentence(space, code, (*missing, "")[0])))
+                self._reports.append((row, code, self._sentence(space, code, missing[0] if missing else "")))
         if space.reports:
             self._wake_at(space, max(at + REPORT_SECONDS, min(due for _row, due in space.reports.values())))
 
