@@ -212,6 +212,7 @@ def claim_of(raw: t.Any) -> Claim:
             for exact in (request.get("exactly"), *(request.get("firstAvailable") or ()))
             if exact and exact.get("deviceClassName") == DRIVER
         ]
+        is_prioritized = any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
         owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
         return Claim(
             namespace=str(metadata["namespace"]),
@@ -221,7 +222,7 @@ def claim_of(raw: t.Any) -> Claim:
             terminating=bool(metadata.get("deletionTimestamp")),
             owner=User(str(owners[0]["name"]), str(owners[0]["uid"])) if owners else None,
             ours=bool(parts or requests),
-            wanted_mib=sum(map(_wanted, requests[:1] if _is_prioritized(raw) else requests)),
+            wanted_mib=sum(map(_wanted, requests[:1] if is_prioritized else requests)),
             parts=parts,
             users=tuple(
                 User(str(consumer["name"]), str(consumer["uid"]))
@@ -231,10 +232,6 @@ def claim_of(raw: t.Any) -> Claim:
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceClaim is malformed: {error!r}"[:300]) from error
-
-
-def _is_prioritized(raw: JsonObject) -> bool:
-    return any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
 
 
 def _wanted(request: JsonObject) -> int:

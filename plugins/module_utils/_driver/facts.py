@@ -299,16 +299,17 @@ def excluded(exclude: Exclusion, gpus: t.Sequence[PciGpu], cards: t.Sequence[Car
         entry = exclude.of(gpu["address"], uuid, name)
         if entry:
             excluded_cards.append({"address": gpu["address"], "uuid": uuid, "name": name, "entry": entry})
+    # Several entries may name one card.
+    unmatched = [
+        entry
+        for entry in exclude.entries
+        if not any(Exclusion((entry,)).of(card["address"], card["uuid"], card["name"]) for card in excluded_cards)
+    ]
     return {
         "cards": excluded_cards,
-        "unmatched": [line for line in exclude.entries if not any(_names(line, card) for card in excluded_cards)],
+        "unmatched": unmatched,
         "unnamed": any(gpu["address"] not in listed for gpu in gpus),
     }
-
-
-def _names(entry: str, card: ExcludedCard) -> bool:
-    # Several entries may name one card.
-    return bool(Exclusion((entry,)).of(card["address"], card["uuid"], card["name"]))
 
 
 def other_managers(system: System, packages: t.Mapping[str, Package]) -> list[str]:

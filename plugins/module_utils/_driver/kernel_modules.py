@@ -145,8 +145,10 @@ def make_plan(options: Options, state: State) -> Plan:
         start=() if options.unloaded else tuple(dict.fromkeys([*reversed(unfinished.services), *reversed(stop)])),
     )
     if swap:
-        before, after = _version(state.loaded), "" if options.unloaded else _target(state)
-        changes.append(Change(f"module {MODULE_NAME}", before, after, step))
+        # In a container the driver's library tells which module will be loaded.
+        target = f"{state.library}\n" if state.container else _version(state.installed)
+        after = "" if options.unloaded else target
+        changes.append(Change(f"module {MODULE_NAME}", _version(state.loaded), after, step))
     else:
         changes.append(_services_left(left, step))
     return Plan(tuple(changes))
@@ -217,10 +219,6 @@ def _described(user: JsonObject) -> str:
 
 def _version(module: Module | None) -> str:
     return f"{module.version}\n" if module else ""
-
-
-def _target(state: State) -> str:
-    return f"{state.library}\n" if state.container else _version(state.installed)
 
 
 # A process that has such a file in its memory uses the old driver's interface.

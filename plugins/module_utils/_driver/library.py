@@ -39,12 +39,10 @@ def library_version(system: System, root: str = "/") -> str:
 
 def loaded_version(system: System) -> str:
     """Return the version of the loaded kernel module; empty where none is loaded."""
-    return text(system, f"{MODULE}/version") or version_in(text(system, f"{PROC}/version"))
-
-
-def version_in(proc: str) -> str:
-    """Parse the version in /proc/driver/nvidia/version."""
-    match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
+    version = text(system, f"{MODULE}/version")
+    if version:
+        return version
+    match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", text(system, f"{PROC}/version"))
     return match.group(1) if match else ""
 
 

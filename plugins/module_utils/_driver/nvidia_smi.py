@@ -269,7 +269,7 @@ def find(system: System, packages: t.Collection[str] = ()) -> Provider | None:
         (
             provider
             for provider in PROVIDERS
-            if any(_there(system, mark) for mark in provider.marks)
+            if any(names(system, mark) if mark.endswith("/") else system.exists(mark) for mark in provider.marks)
             or any(fnmatch.filter(packages, pattern) for pattern in provider.packages)
         ),
         None,
@@ -284,7 +284,3 @@ def is_vgpu(card: t.Mapping[str, t.Any]) -> bool:
 def of(others: t.Collection[str]) -> Provider | None:
     """Return who provides the driver, by ``driver.others`` of ``gpu_node``."""
     return next((provider for provider in PROVIDERS if provider.id in others), None)
-
-
-def _there(system: System, mark: str) -> bool:
-    return bool(names(system, mark)) if mark.endswith("/") else system.exists(mark)

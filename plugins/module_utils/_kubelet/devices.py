@@ -128,12 +128,6 @@ def _root_of(source: KubeletSource, process: Process) -> str:
     return _rancher_root(source, name.partition("-")[0], arguments[1:])
 
 
-def _root_dir(arguments: t.Iterable[str]) -> str:
-    return "".join(
-        [argument.partition("=")[2] for argument in arguments if argument.lstrip("-").startswith("root-dir=")][-1:]
-    )
-
-
 def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) -> str:
     """Read the settings of k3s or RKE2, which hide most of their arguments behind a title.
 
@@ -155,7 +149,12 @@ def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) 
     settings_read = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
     if settings_read["problem"]:
         raise BadInput(f"root: {settings.explain(name, settings_read['problem'])}; set root to kubelet's directory")
-    return _root_dir(settings.values(settings_read, "kubelet-arg"))
+    roots = [
+        argument.partition("=")[2]
+        for argument in settings.values(settings_read, "kubelet-arg")
+        if argument.lstrip("-").startswith("root-dir=")
+    ]
+    return roots[-1] if roots else ""
 
 
 def _snap_root(source: KubeletSource, path: str) -> str:
@@ -172,19 +171,11 @@ def _snap_root(source: KubeletSource, path: str) -> str:
 
 
 def _last(arguments: t.Sequence[str], flag: str) -> str:
-    return _unquoted("".join(_all(arguments, flag)[-1:]))
-
-
-def _all(arguments: t.Sequence[str], flag: str) -> list[str]:
-    """Return the values of a flag, in order; Go's flags have one dash or two."""
-    values = []
+    """Return the last value of a flag, without quotes; empty without one. Go's flags have one dash or two."""
+    last = ""
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name in (flag, flag[1:]):
             following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            values.append(value if equals else following)
-    return values
-
-
-def _unquoted(text: str) -> str:
-    return text.strip("\"'")
+            last = value if equals else following
+    return last.strip("\"'")

@@ -101,15 +101,12 @@ def mok(system: System, distribution: str, checked: bool | None) -> MachineOwner
 
 def signing_key(system: System, distribution: str) -> str:
     """Return the certificate's path; empty where there is none yet."""
-    configured = [configured_key(text(system, path)) for path in [*reversed(_drop_ins(system)), DKMS]]
+    drop_ins = [f"{DKMS}.d/{name}" for name in names(system, f"{DKMS}.d") if name.endswith(".conf")]
+    configured = [configured_key(text(system, path)) for path in [*reversed(drop_ins), DKMS]]
     usual = [SHIM_KEY, DKMS_KEY] if distribution == "ubuntu" else [DKMS_KEY, SHIM_KEY]
     return next(
         (path for path in [*configured, *usual, AKMODS_KEY] if path.startswith("/") and system.exists(path)), ""
     )
-
-
-def _drop_ins(system: System) -> list[str]:
-    return [f"{DKMS}.d/{name}" for name in names(system, f"{DKMS}.d") if name.endswith(".conf")]
 
 
 def configured_key(content: str) -> str:

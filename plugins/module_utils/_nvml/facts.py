@@ -81,10 +81,12 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
     if number > MAX_CARDS:
         query.add_implausible(f"NVML reports {number} cards; only the first {MAX_CARDS} were read")
         number = MAX_CARDS
+    version = query.text("NVML's version", "nvmlSystemGetNVMLVersion")
+    cuda = query.number("the CUDA version", "nvmlSystemGetCudaDriverVersion_v2")
     system: SystemFacts = {
         "driver": driver,
-        "nvml": query.text("NVML's version", "nvmlSystemGetNVMLVersion"),
-        "cuda": _cuda(query.number("the CUDA version", "nvmlSystemGetCudaDriverVersion_v2")),
+        "nvml": version,
+        "cuda": "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         "count": number,
         "problem": query.problem(),
     }
@@ -104,10 +106,6 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
             send({"begin": str(pid)})
             send({"libvgpu": (pid, host.has_libvgpu(pid, started))})
     send({"end": True})
-
-
-def _cuda(number: int | None) -> str:
-    return "" if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _card(

@@ -190,11 +190,8 @@ class ListLocks:
             lock = self._entry(word) if word and not word.startswith("#") else None
             if lock is None or not lock.ours or not drop(lock.name):
                 kept.append(line)
-        return _joined("".join(kept), "".join(f"{self._line(name, add[name])}\n" for name in sorted(add)))
-
-    def _line(self, name: str, version: str) -> str:
-        have = Version.of(version)
-        return f"{name}-{have.full}{self.MARK}"
+        added = "".join(f"{name}-{Version.of(add[name]).full}{self.MARK}\n" for name in sorted(add))
+        return _joined("".join(kept), added)
 
 
 class TomlLocks:

@@ -167,7 +167,9 @@ def examine(
     hosts = tuple(host for host in hosts if host not in absent)
     findings = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
     if absent:
-        findings.append(_left_out(absent, options.alone))
+        what = "left out of this run, in which only {alone} may change, since they aren't in the cluster yet: {absent}"
+        fields = {"alone": list(options.alone), "absent": [host.host for host in absent]}
+        findings.append(Finding("not-joined", NOTE, what, fields=fields))
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
     if options.claims.backends:
         shared |= {row["node"] for row in options.claims.backends["nodes"]}
@@ -240,11 +242,6 @@ def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     # Only a device plugin lists devices to kubelet.
     listed = options.claims.by_extender(host.node)
     return Machine(host.host, facts, host.options, unit, limit, listed)
-
-
-def _left_out(absent: t.Sequence[Host], alone: t.Sequence[str]) -> Finding:
-    what = "left out of this run, in which only {alone} may change, since they aren't in the cluster yet: {absent}"
-    return Finding("not-joined", NOTE, what, fields={"alone": list(alone), "absent": [host.host for host in absent]})
 
 
 def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:

@@ -26,11 +26,6 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _PREFIX, _ENDING = f"{DRIVER}-claim-", ".json"
 
 
-def cdi_name(uid: str, number: int) -> str:
-    """Return the CDI name of a claim's share."""
-    return f"{KIND}={uid}-{number}"
-
-
 def claim_of(name: str) -> str:
     """Return the UID of the claim in a CDI name; empty if it isn't ours."""
     kind, _equals, device = name.partition("=")
@@ -58,7 +53,7 @@ def record(
     total = contract.units_of(sum(part.mib for part in claim.shares), unit)
     devices, entries = [], list[JsonObject]()
     for number, share in enumerate(claim.shares):
-        card, name = by_device[share.device], cdi_name(claim.uid, number)
+        card, name = by_device[share.device], f"{KIND}={claim.uid}-{number}"
         own = {by_device[device].uuid: mib for device, mib in claim.mib(share.request).items()}
         variables = {
             # With CDI names NVIDIA's runtime must add nothing, in any of its modes.
