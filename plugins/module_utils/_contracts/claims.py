@@ -263,29 +263,15 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
         named, extended = spec.get("resourceClaims") or [], status.get("extendedResourceClaimStatus")
         if not (named or extended):
             return ()
-        made = {
-            claim_status["name"]: str(claim_status.get("resourceClaimName") or "")
-            for claim_status in status.get("resourceClaimStatuses") or []
-        }
+        statuses = status.get("resourceClaimStatuses") or []
+        made = {row["name"]: str(row.get("resourceClaimName") or "") for row in statuses}
         users = [
             (str(container["name"]), str(use["name"]), str(use.get("request") or ""))
             for field in ("initContainers", "containers")
             for container in spec.get(field) or []
             for use in (container.get("resources") or {}).get("claims") or []
         ]
-        of_resources = (
-            PodClaim(
-                EXTENDED,
-                str(extended_claim["resourceClaimName"]),
-                "",
-                tuple(
-                    (str(use["containerName"]), str(use["requestName"]))
-                    for use in extended_claim.get("requestMappings") or []
-                ),
-            )
-            for extended_claim in ([extended] if extended else [])
-        )
-        by_name = (
+        claims = [
             PodClaim(
                 str(claim["name"]),
                 str(claim.get("resourceClaimName") or made.get(claim["name"]) or ""),
@@ -293,8 +279,12 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
                 tuple((container, request) for container, name, request in users if name == claim["name"]),
             )
             for claim in named
-        )
-        return (*by_name, *of_resources)
+        ]
+        if extended:
+            mappings = extended.get("requestMappings") or []
+            uses = tuple((str(row["containerName"]), str(row["requestName"])) for row in mappings)
+            claims.append(PodClaim(EXTENDED, str(extended["resourceClaimName"]), "", uses))
+        return tuple(claims)
     except MALFORMED as error:
         raise ContractError(f"the pod's resourceClaims are malformed: {error!r}"[:300]) from error
 
@@ -302,12 +292,11 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
 def newest(slices: t.Iterable[Slice]) -> dict[str, list[Slice]]:
     """Return this driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
     by_node: dict[str, list[Slice]] = {}
-    for candidate in sorted(
-        (candidate for candidate in slices if candidate.driver == DRIVER), key=lambda candidate: candidate.name
-    ):
-        before = by_node.get(candidate.node, [])
-        if not before or candidate.generation > before[0].generation:
-            by_node[candidate.node] = [candidate]
-        elif candidate.generation == before[0].generation:
-            before.append(candidate)
+    ours = (item for item in slices if item.driver == DRIVER)
+    for item in sorted(ours, key=lambda item: item.name):
+        before = by_node.get(item.node, [])
+        if not before or item.generation > before[0].generation:
+            by_node[item.node] = [item]
+        elif item.generation == before[0].generation:
+            before.append(item)
     return by_node

@@ -388,25 +388,29 @@ def check_device_list(cards: t.Sequence[Card], unit: str) -> None:
 
 def cards_to_annotation(cards: t.Iterable[Card]) -> str:
     """Return the value of the node annotation: compact JSON, cards by index."""
-    rows = [
-        {
-            "index": card.index,
-            "uuid": card.uuid,
-            "minor": card.minor,
-            "memoryMiB": card.memory_mib,
-            "units": card.units,
-            "healthy": card.healthy,
-            "model": card.model,
-            **({"reason": card.reason} if card.reason else {}),
-            **({"code": card.code} if card.code else {}),
-            **({"xid": card.xid} if card.xid else {}),
-            **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
-            **({"limit": card.limit} if card.limit else {}),
-            **({"limitReason": card.limit_reason} if card.limit_reason else {}),
-            **({"unreleasedUnits": card.unreleased} if card.unreleased else {}),
+    rows = []
+    for card in sorted(cards, key=lambda card: card.index):
+        optional = {
+            "reason": card.reason,
+            "code": card.code,
+            "xid": card.xid,
+            "reservedMiB": card.reserved_mib,
+            "limit": card.limit,
+            "limitReason": card.limit_reason,
+            "unreleasedUnits": card.unreleased,
         }
-        for card in sorted(cards, key=lambda card: card.index)
-    ]
+        rows.append(
+            {
+                "index": card.index,
+                "uuid": card.uuid,
+                "minor": card.minor,
+                "memoryMiB": card.memory_mib,
+                "units": card.units,
+                "healthy": card.healthy,
+                "model": card.model,
+                **{key: value for key, value in optional.items() if value},
+            }
+        )
     return json.dumps(rows, separators=(",", ":"), sort_keys=True)
 
 
@@ -520,11 +524,19 @@ def container_units(container: JsonObject) -> int:
     return 0
 
 
+def containers_in_order(spec: JsonObject) -> list[tuple[JsonObject, bool]]:
+    """Return a pod's containers in the order in which kubelet serves them, and whether the others wait for their end.
+
+    They don't wait for the end of an init container that is a sidecar.
+    """
+    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
+    return inits + [(container, False) for container in spec.get("containers") or []]
+
+
 def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
     """Return name and units of the containers that request units, in the order in which kubelet allocates."""
-    spec = pod.get("spec") or {}
-    everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
-    asked = [(str(container.get("name", "")), container_units(container)) for container in everything]
+    everything = containers_in_order(pod.get("spec") or {})
+    asked = [(str(container.get("name", "")), container_units(container)) for container, _ends in everything]
     return [(name, units) for name, units in asked if units > 0]
 
 
@@ -536,12 +548,12 @@ def pod_units(pod: JsonObject) -> int:
     """
     spec = pod.get("spec") or {}
     sidecars = highest_init = 0
-    for init_container in spec.get("initContainers") or []:
-        if init_container.get("restartPolicy") == "Always":
-            sidecars += container_units(init_container)
+    for container in spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":
+            sidecars += container_units(container)
             highest_init = max(highest_init, sidecars)
         else:
-            highest_init = max(highest_init, sidecars + container_units(init_container))
+            highest_init = max(highest_init, sidecars + container_units(container))
     return max(highest_init, sidecars + sum(container_units(container) for container in spec.get("containers") or []))
 
 
@@ -645,10 +657,8 @@ def _check_reuse(pod: JsonObject) -> None:
 
     :raises ContractError: a container would be given such a part.
     """
-    spec = pod.get("spec") or {}
-    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
     pool = 0
-    for container, reusable in inits + [(container, False) for container in spec.get("containers") or []]:
+    for container, reusable in containers_in_order(pod.get("spec") or {}):
         units = container_units(container)
         if 0 < units < pool:
             raise ContractError(

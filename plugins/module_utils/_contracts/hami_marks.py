@@ -44,6 +44,6 @@ def is_refused(pod: JsonObject) -> bool:
     return status.get("reason") == REFUSED and any(name in resources for resources in limits for name in wanted)
 
 
-def _matching(live_object: JsonObject, pattern: re.Pattern[str]) -> list[str]:
-    annotations = (live_object.get("metadata") or {}).get("annotations") or {}
+def _matching(item: JsonObject, pattern: re.Pattern[str]) -> list[str]:
+    annotations = (item.get("metadata") or {}).get("annotations") or {}
     return sorted(key for key in annotations if pattern.fullmatch(key))

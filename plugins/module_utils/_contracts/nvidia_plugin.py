@@ -14,7 +14,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._core.untrusted import LabelValue, Refused, label_value
-from .gpushare import quantity
+from .gpushare import containers_in_order, quantity
 
 RESOURCE = "nvidia.com/gpu"
 RESOURCE_SHARED = "nvidia.com/gpu.shared"
@@ -88,9 +88,7 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
     staying: dict[str, int] = {}
     most: dict[str, int] = {}
     named = []
-    spec = pod["spec"]
-    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
-    for container, passing in inits + [(container, False) for container in spec.get("containers") or []]:
+    for container, passing in containers_in_order(pod["spec"]):
         counts = container_counts(container)
         if not counts:
             continue

@@ -159,6 +159,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
                 files[f"{folder}/{name}"] = text
     tool = tool_of(family, system.exists)
     images = _images(system, family, tool, installed)
+    boot = [f"/boot/{name}" for name in system.names("/boot")] if installed else []
     return {
         **_module(system),
         "nova": _nova(system),
@@ -167,7 +168,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
         "tool": tool,
         "dracut": system.read(DRACUT_PATH),
         "images": images,
-        "leftovers": _leftovers(system) if installed else [],
+        "leftovers": [path for path in boot if path.startswith((KEPT, BUILT))],
         "boot_free": system.free_bytes("/boot") if images else None,
         "boot_read_only": boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
     }
@@ -211,11 +212,6 @@ def _nova(system: System) -> Nova:
 def _shows_framebuffer(system: System, name: str) -> bool:
     kind, bound = (system.read(f"{CONSOLES}/{name}/{file}") or "" for file in ("name", "bind"))
     return "frame buffer" in kind and bound.strip() == "1"
-
-
-def _leftovers(system: System) -> list[str]:
-    paths = (f"/boot/{name}" for name in system.names("/boot"))
-    return [path for path in paths if path.startswith((KEPT, BUILT))]
 
 
 def image_content(system: System, tool: str, path: str, file: str) -> Content | None:

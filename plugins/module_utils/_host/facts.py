@@ -107,11 +107,7 @@ def kernel(system: System) -> Kernel:
         "headers": headers(system, release),
         "compiler": {"kernel": compiled_by(text(system, "/proc/version")), "gcc": gcc(system)},
         "modules": {
-            installed_release: {
-                "headers": headers(system, installed_release),
-                "nvidia": bool(driver_modules(system, installed_release)),
-            }
-            for installed_release in installed
+            name: {"headers": headers(system, name), "nvidia": bool(driver_modules(system, name))} for name in installed
         },
         "command_line": text(system, "/proc/cmdline"),
     }
@@ -159,13 +155,12 @@ def services(system: System) -> dict[str, Service]:
     if not system.exists("/run/systemd/system"):
         return {}
     done = system.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState", *SERVICES], timeout=10)
-    services_by_name: dict[str, Service] = {}
+    existing: dict[str, Service] = {}
     for block in done.out.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if fields.get("LoadState") == "loaded":
-            name = fields.get("Id", "")
-            services_by_name[name[: -len(".service")] if name.endswith(".service") else name] = {
+            existing[fields.get("Id", "").removesuffix(".service")] = {
                 "active": fields.get("ActiveState") == "active",
                 "enabled": fields.get("UnitFileState") == "enabled",
             }
-    return services_by_name
+    return existing

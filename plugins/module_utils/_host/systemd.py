@@ -49,7 +49,7 @@ class Unit:
 
     def values(self, *names: str) -> list[str]:
         """Return the values of a flag with any of these names, in order."""
-        flag_values = []
+        values = []
         rest = list(self.arguments)
         while rest:
             word = rest.pop(0)
@@ -57,8 +57,8 @@ class Unit:
             if flag in names:
                 if not equals and rest:
                     value = rest.pop(0)
-                flag_values.append(value)
-        return flag_values
+                values.append(value)
+        return values
 
 
 _PROPERTIES = (
@@ -173,11 +173,13 @@ def changed_since_start(system: System, pid: int, paths: t.Sequence[str], tolera
     :returns: None where that is unknown: there is no such process or file, or none was changed since and the change of
         one is in the future, as after the clock was set back.
     """
-    started = started_at(system, pid)
+    # The clock before the uptime: the time between both makes the process older.
+    before, age = _clock(system), process_age(system, pid)
     changes = changed_at(system, paths)
     now = _clock(system)
-    if started is None or now is None or not changes:
+    if before is None or age is None or now is None or not changes:
         return None
+    started = before - age
     if any(started + tolerance <= changed <= now for changed in changes):
         return True
     return None if any(changed > now for changed in changes) else False
@@ -195,13 +197,6 @@ def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
         return [float(line) for line in done.out.split()]
     except ValueError:
         return []
-
-
-def started_at(system: System, pid: int) -> float | None:
-    """Return when a process started, in seconds since 1970, or a little earlier; None if it does not exist."""
-    # The clock before the uptime: the time between both makes the process older.
-    now, age = _clock(system), process_age(system, pid)
-    return now - age if now is not None and age is not None else None
 
 
 def _clock(system: System) -> float | None:

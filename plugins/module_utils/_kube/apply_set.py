@@ -125,22 +125,20 @@ class ClusterObjects:
             if len(members) < MIN_LIST:
                 live.update({ref: self._kube.get(ref) for ref in members})
             else:
-                listed = {
-                    live_object["metadata"]["name"]: live_object
-                    for live_object in self._kube.list_all(api_version, kind, namespace)
-                }
+                listed = {item["metadata"]["name"]: item for item in self._kube.list_all(api_version, kind, namespace)}
                 live.update({ref: listed.get(ref.name) for ref in members})
         return live
 
     def _observe_unready_pods(self) -> None:
         pods: list[JsonObject] = []
         for live in self._live.values():
-            if live is not None and live["kind"] == "DaemonSet" and self._not_ready(live) and selector(live):
+            if live is not None and live["kind"] == "DaemonSet" and self._not_ready(live, {}) and selector(live):
                 pods += self._kube.list_all("v1", "Pod", live["metadata"]["namespace"], label_selector=selector(live))
-        unready_pods = [
-            pod for pod in pods if containers_with_logs(pod) and not ready(pod) and not _is_terminating(pod)
-        ]
-        unready = {str(pod["metadata"]["uid"]): pod for pod in unready_pods}
+        unready = {
+            str(pod["metadata"]["uid"]): pod
+            for pod in pods
+            if containers_with_logs(pod) and not ready(pod) and not _is_terminating(pod)
+        }
         known = unready if self._unready is None else self._unready
         self._unready = {uid: pod for uid, pod in unready.items() if uid in known}
 
@@ -229,20 +227,15 @@ class ClusterObjects:
 
         :returns: why objects aren't in the desired state.
         """
-        polled = {ref: self._kube.get(ref) for ref in self._to_poll(pending)}
+        # A new label of a node brings the DaemonSets new pods.
+        too = "DaemonSet" if not self._absent and any(ref.kind == "Node" for ref in pending) else ""
+        polled = {ref: self._kube.get(ref) for ref in self._desired if ref in pending or ref.kind == too}
         still_pending = self._pending(polled, node_resources)
         if _daemon_sets(pending) and not _daemon_sets(still_pending) and not self._absent:
             # Before, the nodes announced what the former pods had registered, and then 0 until the new ones registered.
             nodes = self._read(ref for ref in self._desired if ref.kind == "Node" and ref not in polled)
             still_pending.update(self._pending(nodes, node_resources))
         return still_pending
-
-    def _to_poll(self, pending: t.Iterable[Ref]) -> list[Ref]:
-        """Return the pending objects, and with nodes the DaemonSets: a new label brings them new pods."""
-        nodes = any(ref.kind == "Node" for ref in pending)
-        return [
-            ref for ref in self._desired if ref in pending or (nodes and ref.kind == "DaemonSet" and not self._absent)
-        ]
 
     def _pending(self, state: LiveObjects, node_resources: t.Mapping[str, int]) -> dict[Ref, str]:
         """Return why objects aren't in the desired state."""
@@ -254,7 +247,7 @@ class ClusterObjects:
         }
         return {ref: text for ref, text in texts.items() if text}
 
-    def _not_ready(self, live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> str | None:
+    def _not_ready(self, live: JsonObject, node_resources: t.Mapping[str, int]) -> str | None:
         return not_ready_reason(live, node_resources, self._min_nodes)
 
     def _reasons(self, pending: t.Sequence[Ref]) -> list[str]:

@@ -60,9 +60,8 @@ def refused(status: int, reason: str, body: t.Any, host: str, subject: str) -> K
     try:
         answer = json.loads(body)
         causes = (answer.get("details") or {}).get("causes") or [] if status == TOO_MANY else []
-        message = one_line(
-            " ".join([answer["message"] or reason, *(str(cause.get("message") or "") for cause in causes)])
-        )
+        texts = [str(cause.get("message") or "") for cause in causes]
+        message = one_line(" ".join([answer["message"] or reason, *texts]))
         why = str(answer.get("reason") or "")
     except (ValueError, TypeError, KeyError, AttributeError):
         if status == 404:

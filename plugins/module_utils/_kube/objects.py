@@ -51,22 +51,21 @@ def foreign_objects(kube: Lister, namespace: str, ours: t.Collection[Ref]) -> li
     :param ours: this collection's objects; what Kubernetes created because of them is theirs, too.
     """
     return [
-        f"{kind} {live_object['metadata']['name']}"
+        f"{kind} {item['metadata']['name']}"
         for api_version, kind in CONTENT_KINDS
-        for live_object in kube.list_all(api_version, kind, namespace)
-        if Ref(api_version, kind, namespace, live_object["metadata"]["name"]) not in ours
-        and not _dependent(kind, live_object)
+        for item in kube.list_all(api_version, kind, namespace)
+        if Ref(api_version, kind, namespace, item["metadata"]["name"]) not in ours and not _dependent(kind, item)
     ]
 
 
-def _dependent(kind: str, live_object: JsonObject) -> bool:
-    metadata = live_object["metadata"]
+def _dependent(kind: str, item: JsonObject) -> bool:
+    metadata = item["metadata"]
     return bool(
         metadata.get("ownerReferences")
         or metadata.get("deletionTimestamp")
         or (kind, metadata["name"]) in DEFAULT_OBJECTS
         or LEADER in (metadata.get("annotations") or {})
-        or (kind == "Secret" and live_object.get("type") in TOKENS)
+        or (kind == "Secret" and item.get("type") in TOKENS)
     )
 
 
@@ -190,16 +189,14 @@ def name_only(ref: Ref) -> JsonObject:
 
 def diff_texts(before: JsonObject | None, after: JsonObject | None) -> tuple[str, str]:
     """Return an object before and after a change as YAML; a Secret's values are hidden."""
-    one, other = copy.deepcopy(before), copy.deepcopy(after)
-    if "Secret" in ((one or {}).get("kind"), (other or {}).get("kind")):
-        old, new = (one or {}).get("data") or {}, (other or {}).get("data") or {}
-        if one and one.get("data"):
-            one["data"] = {key: HIDDEN for key in old}
-        if other and other.get("data"):
-            other["data"] = {
-                key: HIDDEN_NEW if key in old and old[key] != value else HIDDEN for key, value in new.items()
-            }
-    return _text(one), _text(other)
+    if "Secret" in ((before or {}).get("kind"), (after or {}).get("kind")):
+        old, new = (before or {}).get("data") or {}, (after or {}).get("data") or {}
+        if before and old:
+            before = {**before, "data": dict.fromkeys(old, HIDDEN)}
+        if after and new:
+            data = {key: HIDDEN_NEW if key in old and old[key] != value else HIDDEN for key, value in new.items()}
+            after = {**after, "data": data}
+    return _text(before), _text(after)
 
 
 def _text(definition: JsonObject | None) -> str:

@@ -184,10 +184,9 @@ class Reads(abc.ABC):
         if key not in self._kinds and ref.api_version not in self._asked:
             self._asked.add(ref.api_version)
             for resource in (self._found(_group(ref.api_version)) or {}).get("resources") or []:
-                if "/" not in resource["name"]:
-                    self._kinds.setdefault(
-                        (ref.api_version, resource["kind"]), (resource["name"], bool(resource["namespaced"]))
-                    )
+                plural = resource["name"]
+                if "/" not in plural:
+                    self._kinds.setdefault((ref.api_version, resource["kind"]), (plural, bool(resource["namespaced"])))
         return key in self._kinds
 
     def _demand(self, ref: Ref) -> None:

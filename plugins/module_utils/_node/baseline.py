@@ -207,10 +207,9 @@ def evaluate(baseline: Baseline, now: Snapshot, accept: t.Sequence[str]) -> Comp
         )
         return Comparison(notes=(f"{note}: the state before them can't be compared",))
     differences = compare(baseline.snapshot, now)
-    problems = tuple(str(difference) for difference in differences if difference.ours and difference.id not in accept)
-    return Comparison(
-        problems, tuple(str(difference) for difference in differences if not difference.ours or difference.id in accept)
-    )
+    problems = [difference for difference in differences if difference.ours and difference.id not in accept]
+    notes = [difference for difference in differences if difference not in problems]
+    return Comparison(tuple(map(str, problems)), tuple(map(str, notes)))
 
 
 NO_BASELINE = (

@@ -77,9 +77,8 @@ class Rollout:
         return ""
 
     def __str__(self) -> str:
-        nodes = (
-            ", ".join(f"{node.name} at revision {node.current}" for node in self.nodes) or "no node reports a revision"
-        )
+        nodes = ", ".join(f"{node.name} at revision {node.current}" for node in self.nodes)
+        nodes = nodes or "no node reports a revision"
         progress = f" ({self.progress})" if self.progress else ""
         return f"newest revision {self.latest}, {nodes}{progress}"
 
@@ -123,9 +122,8 @@ def condition(live: JsonObject, kind: str) -> tuple[str, str]:
     """Return status and message of a condition; empty where there is none."""
     for condition in (live.get("status") or {}).get("conditions") or []:
         if condition.get("type") == kind:
-            return str(condition.get("status") or ""), " ".join(
-                str(condition.get("message") or condition.get("reason") or "").split()
-            )
+            text = condition.get("message") or condition.get("reason") or ""
+            return str(condition.get("status") or ""), " ".join(str(text).split())
     return "", ""
 
 

@@ -283,9 +283,9 @@ def _matches(pool: JsonObject, labels: JsonObject) -> bool:
     wanted, terms = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
     if not (wanted or terms):
         return False
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(
-        _holds(term, labels) for term in terms
-    )
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(term, labels) for term in terms)
 
 
 def _holds(term: JsonObject, labels: JsonObject) -> bool:
@@ -303,11 +303,9 @@ def make_plan(options: Options, observed: State) -> Plan:
     """
     if options.state == "absent":
         return _absent(options, observed)
-    for live_object in (observed.config, observed.pool):
-        if live_object is not None and _leaving(live_object):
-            raise BadInput(
-                f"{live_object['kind']} {live_object['metadata']['name']} is being deleted; run again when it is gone"
-            )
+    for item in (observed.config, observed.pool):
+        if item is not None and _leaving(item):
+            raise BadInput(f"{item['kind']} {item['metadata']['name']} is being deleted; run again when it is gone")
     check(options, observed)
     wanted, changes = machine_config(options), []
     if observed.pool is None:

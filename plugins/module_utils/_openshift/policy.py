@@ -121,7 +121,7 @@ def observe(api: Api, prefix: str) -> State:
     name = str((((scheduler.get("spec") or {}).get("policy")) or {}).get("name") or "")
     config_maps = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(PART_OF))
     maps = {config_map["metadata"]["name"]: _policy(config_map) for config_map in config_maps}
-    for other in (name, *(policy_map["users"] for policy_map in list(maps.values()))):
+    for other in (name, *(row["users"] for row in list(maps.values()))):
         if other and other not in maps:
             live = api.get(ref(other))
             if live is not None:
@@ -295,7 +295,7 @@ def _given_up(state: State) -> str:
 
 
 def _leaving(state: State) -> list[PolicyMap]:
-    return [policy_map for policy_map in state["maps"].values() if policy_map["ours"] and policy_map["leaving"]]
+    return [row for row in state["maps"].values() if row["ours"] and row["leaving"]]
 
 
 def _since(state: State, text: str | None) -> int:
@@ -311,7 +311,7 @@ def _since_of(state: State, mine: PolicyMap, text: str) -> int:
 
 
 def _since_leaving(state: State, text: str | None) -> int:
-    return min([_since(state, text), *(int(policy_map["leaving"]) for policy_map in _leaving(state))])
+    return min([_since(state, text), *(int(row["leaving"]) for row in _leaving(state))])
 
 
 def takes_copy(release: tuple[int, int]) -> bool:
@@ -333,9 +333,9 @@ def _verification(state: State, since: int) -> Change:
 
 def _obsolete(state: State, keep: set[str]) -> tuple[Change, ...]:
     return tuple(
-        Change(str(ref(name)), policy_map["text"] or "", "", ref(name))
-        for name, policy_map in sorted(state["maps"].items())
-        if policy_map["ours"] and name not in keep
+        Change(str(ref(name)), row["text"] or "", "", ref(name))
+        for name, row in sorted(state["maps"].items())
+        if row["ours"] and name not in keep
     )
 
 

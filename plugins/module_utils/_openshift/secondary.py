@@ -162,9 +162,7 @@ def observe(api: Api, removal: bool = False) -> State:
         terminating=bool(namespace) and not namespaces,
         foreign=foreign_objects(api, NAMESPACE, ours) if removal and created else [],
         groups=_olm_objects(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
-        subscriptions=_olm_objects(
-            [subscription for subscription in subscriptions if (subscription.get("spec") or {}).get("name") == PACKAGE]
-        ),
+        subscriptions=_olm_objects([item for item in subscriptions if (item.get("spec") or {}).get("name") == PACKAGE]),
         maps={config_map["metadata"]["name"]: (config_map.get("data") or {}).get(KEY) or "" for config_map in maps},
     )
 
@@ -172,13 +170,13 @@ def observe(api: Api, removal: bool = False) -> State:
 def _olm_objects(objects: t.Iterable[JsonObject]) -> list[OlmObject]:
     return [
         OlmObject(
-            ref_of(live_object),
-            CREATED in annotations_of(live_object),
-            (live_object.get("spec") or {}).get("targetNamespaces") or [],
-            str((live_object.get("status") or {}).get("installedCSV") or ""),
+            ref_of(item),
+            CREATED in annotations_of(item),
+            (item.get("spec") or {}).get("targetNamespaces") or [],
+            str((item.get("status") or {}).get("installedCSV") or ""),
         )
-        for live_object in objects
-        if not live_object["metadata"].get("deletionTimestamp")
+        for item in objects
+        if not item["metadata"].get("deletionTimestamp")
     ]
 
 
@@ -231,24 +229,19 @@ def make_plan(options: Options, state: State) -> Plan:
 
 def _absent(state: State) -> Plan:
     there = (Change(str(SECONDARY), _shown(state.spec), "", "switch"),) if state.spec is not None else ()
-    return Plan(
-        (
-            *there,
-            *_obsolete(state, ""),
-            *(Change(str(reference), str(reference) + "\n", "", reference) for reference in _ours(state)),
-        )
-    )
+    removed = [Change(str(owned), f"{owned}\n", "", owned) for owned in _ours(state)]
+    return Plan((*there, *_obsolete(state, ""), *removed))
 
 
 def _ours(state: State) -> list[Ref]:
     """Return the objects that we had OLM install, in the order of removal; a namespace with others' objects stays."""
     removed = []
-    for olm_object in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
-        if olm_object.ours:
-            removed.append(olm_object.ref)
-            if olm_object.installed:
+    for item in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
+        if item.ours:
+            removed.append(item.ref)
+            if item.installed:
                 # OLM doesn't remove what a Subscription has installed.
-                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, olm_object.installed))
+                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, item.installed))
     return removed
 
 

@@ -59,14 +59,11 @@ class Step:
 @kept
 def steps(pod: JsonObject) -> tuple[Step, ...]:
     """Return the containers that want units, in the order in which kubelet serves them."""
-    spec = pod.get("spec") or {}
-    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
-    everything = inits + [(container, False) for container in spec.get("containers") or []]
-    known_steps = (
+    everything = (
         Step(str(container.get("name", "")), contract.container_units(container), hidden)
-        for container, hidden in everything
+        for container, hidden in contract.containers_in_order(pod.get("spec") or {})
     )
-    return tuple(step for step in known_steps if step.units > 0)
+    return tuple(step for step in everything if step.units > 0)
 
 
 def privileged(container: JsonObject) -> bool:
