@@ -89,15 +89,15 @@ def parse(entries: t.Iterable[t.Any]) -> Exclusion:
 
     :raises BadInput: an entry is unusable, with its sentence.
     """
-    normalized = []
+    entered = []
     for entry in entries:
         why = problem(entry)
         if why:
             raise BadInput(f"gpu_exclude: {entry!r} {why}")
-        normalized.append(address_of(entry) or entry.strip().lower())
-    if len(normalized) > MOST_ENTRIES:
-        raise BadInput(f"gpu_exclude: {len(normalized)} entries are more than a node has cards")
-    return Exclusion(tuple(dict.fromkeys(normalized)))
+        entered.append(address_of(entry) or entry.strip().lower())
+    if len(entered) > MOST_ENTRIES:
+        raise BadInput(f"gpu_exclude: {len(entered)} entries are more than a node has cards")
+    return Exclusion(tuple(dict.fromkeys(entered)))
 
 
 def options(by_node: t.Mapping[str, Exclusion]) -> list[str]:

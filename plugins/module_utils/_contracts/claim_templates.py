@@ -20,7 +20,7 @@ import re
 
 from .._core.types import JsonObject
 
-# The name of the driver and of its DeviceClass, and the domain of its attributes.
+# The driver and its DeviceClass, and the domain of its attributes.
 DRIVER = "gpu.kubegpu.share"
 CAPACITY = "memory"
 API_VERSION = "resource.k8s.io/v1"
@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"[a-wyz0-9]")
 PUNCTUATION = " *?-._/()+"
 _NUMBER = "[1-9][0-9]{0,8}"
 # As admission writes them.
-_PATTERN = f"(?:[a-wyz0-9]|x(?:{'|'.join(f'{ord(character):02x}' for character in 'x' + PUNCTUATION)})){{1,128}}"
+_PATTERN = f"(?:[a-wyz0-9]|x(?:{'|'.join(f'{ord(char):02x}' for char in 'x' + PUNCTUATION)})){{1,128}}"
 _PATTERNS = f"{_PATTERN}(?:-{_PATTERN}){{0,{MOST_PATTERNS - 1}}}"
 _NAME = re.compile(
     rf"{PREFIX}({_NUMBER}(?:-{_NUMBER})*)(?:\.cards-({_NUMBER}))?(?:\.models-({_PATTERNS}))?(?:\.without-({_PATTERNS}))?"
@@ -118,7 +118,7 @@ def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
 
 
 def _escaped(pattern: str) -> str:
-    return "".join(character if _PLAIN.fullmatch(character) else f"x{ord(character):02x}" for character in pattern)
+    return "".join(char if _PLAIN.fullmatch(char) else f"x{ord(char):02x}" for char in pattern)
 
 
 def _patterns(text: str | None) -> tuple[str, ...]:

@@ -123,12 +123,12 @@ class Claim:
 
         :param request: of a container, which has all of that container's; empty for all.
         """
-        share_mib: dict[tuple[str, str], int] = {}
+        by_device: dict[tuple[str, str], int] = {}
         for part in self.parts:
             if not request or container_of(request) == container_of(part.request):
                 place = (part.pool, part.device)
-                share_mib[place] = share_mib.get(place, 0) + (part.mib or 0)
-        return share_mib
+                by_device[place] = by_device.get(place, 0) + (part.mib or 0)
+        return by_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ def claim_of(raw: t.Any) -> Claim:
             for exact in (request.get("exactly"), *(request.get("firstAvailable") or ()))
             if exact and exact.get("deviceClassName") == DRIVER
         ]
-        is_prioritized = any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
+        prioritized = any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
         owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
         return Claim(
             namespace=str(metadata["namespace"]),
@@ -222,12 +222,12 @@ def claim_of(raw: t.Any) -> Claim:
             terminating=bool(metadata.get("deletionTimestamp")),
             owner=User(str(owners[0]["name"]), str(owners[0]["uid"])) if owners else None,
             ours=bool(parts or requests),
-            wanted_mib=sum(map(_wanted, requests[:1] if is_prioritized else requests)),
+            wanted_mib=sum(map(_wanted, requests[:1] if prioritized else requests)),
             parts=parts,
             users=tuple(
-                User(str(consumer["name"]), str(consumer["uid"]))
-                for consumer in status.get("reservedFor") or []
-                if consumer.get("resource") == "pods" and not consumer.get("apiGroup")
+                User(str(user["name"]), str(user["uid"]))
+                for user in status.get("reservedFor") or []
+                if user.get("resource") == "pods" and not user.get("apiGroup")
             ),
         )
     except MALFORMED as error:

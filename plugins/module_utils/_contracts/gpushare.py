@@ -27,7 +27,7 @@ RESOURCE_COUNT = "aliyun.com/gpu-count"
 
 NODE_LABEL = "gpushare"
 NODE_LABEL_VALUE = "true"
-# The label's value where a node's cards are divided by claims; one DaemonSet selects nodes with either value.
+# Its value where a node's cards are divided by claims; a DaemonSet selects nodes with either.
 NODE_LABEL_CLAIMS = "dra"
 NODE_LABEL_VALUES = frozenset((NODE_LABEL_VALUE, NODE_LABEL_CLAIMS))
 
@@ -60,7 +60,7 @@ POD_MODELS = "kubegpu.share/models"
 POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
-# Limits of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
+# Limits of a list of models: an annotation may have 256 KiB, and other pods wait during the comparison.
 MAX_PATTERNS, PATTERN_LENGTH, PATTERNS_LENGTH = 16, 128, 2200
 
 # Most containers of a pod with a share, and most with units. Servers keep what these ask for.
@@ -346,8 +346,8 @@ def card_of_device_id(identifier: str) -> str:
 
 def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
     """Return the card of a device ID, whose short UUID may have any length; None if it is unknown."""
-    matching = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
-    return matching[0] if len(matching) == 1 else None
+    fitting = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def device_list_bytes(cards: t.Sequence[Card]) -> int:
@@ -390,6 +390,15 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
     """Return the value of the node annotation: compact JSON, cards by index."""
     rows = []
     for card in sorted(cards, key=lambda card: card.index):
+        row = {
+            "index": card.index,
+            "uuid": card.uuid,
+            "minor": card.minor,
+            "memoryMiB": card.memory_mib,
+            "units": card.units,
+            "healthy": card.healthy,
+            "model": card.model,
+        }
         optional = {
             "reason": card.reason,
             "code": card.code,
@@ -399,18 +408,7 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             "limitReason": card.limit_reason,
             "unreleasedUnits": card.unreleased,
         }
-        rows.append(
-            {
-                "index": card.index,
-                "uuid": card.uuid,
-                "minor": card.minor,
-                "memoryMiB": card.memory_mib,
-                "units": card.units,
-                "healthy": card.healthy,
-                "model": card.model,
-                **{key: value for key, value in optional.items() if value},
-            }
-        )
+        rows.append({**row, **{key: value for key, value in optional.items() if value}})
     return json.dumps(rows, separators=(",", ":"), sort_keys=True)
 
 
@@ -448,9 +446,7 @@ def cards_from_annotation(text: str) -> list[Card]:
         min(card.units, card.index, card.unreleased) < 0 for card in cards
     ):
         raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
-    numbers = (
-        number for card in cards for number in (card.units, card.index, card.minor, card.memory_mib, card.unreleased)
-    )
+    numbers = (max(card.units, card.index, card.minor, card.memory_mib, card.unreleased) for card in cards)
     if len(cards) > MOST_CARDS or max(numbers, default=0) > MOST_UNITS:
         raise ContractError(f"node annotation {NODE_CARDS} has more than {MOST_CARDS} cards or a number above 2^31")
     return sorted(cards, key=lambda card: card.index)
@@ -525,10 +521,7 @@ def container_units(container: JsonObject) -> int:
 
 
 def containers_in_order(spec: JsonObject) -> list[tuple[JsonObject, bool]]:
-    """Return a pod's containers in the order in which kubelet serves them, and whether the others wait for their end.
-
-    They don't wait for the end of an init container that is a sidecar.
-    """
+    """Return a pod's containers in kubelet's order, and whether the next one waits for its end (no sidecar's)."""
     inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
     return inits + [(container, False) for container in spec.get("containers") or []]
 
@@ -554,7 +547,7 @@ def pod_units(pod: JsonObject) -> int:
             highest_init = max(highest_init, sidecars)
         else:
             highest_init = max(highest_init, sidecars + container_units(container))
-    return max(highest_init, sidecars + sum(container_units(container) for container in spec.get("containers") or []))
+    return max(highest_init, sidecars + sum(map(container_units, spec.get("containers") or [])))
 
 
 def pod_key(pod: JsonObject) -> str:
@@ -708,7 +701,7 @@ def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
     """Parse a list of cards; empty if it contradicts the pod, as after upstream's plugin changed only the index."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
         return ()
-    indices = tuple(int(index) for index in text.split(","))
+    indices = tuple(map(int, text.split(",")))
     repeated = len(set(indices)) != len(indices)
     return () if repeated or indices[0] != first or pod_units(pod) % len(indices) else indices
 

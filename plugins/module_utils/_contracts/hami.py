@@ -216,8 +216,8 @@ def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -
         for uuid, mib, cores in shares:
             before = now.get(uuid, NOTHING)
             now[uuid] = Held(before.mib + mib, before.cores + cores, before.slots + 1)
-        for uuid, amounts in now.items():
-            most[uuid] = Held(*map(max, amounts, most.get(uuid, NOTHING)))
+        for uuid, held in now.items():
+            most[uuid] = Held(*map(max, held, most.get(uuid, NOTHING)))
         if not passing:
             staying = now
     return most
@@ -235,8 +235,8 @@ def requested_mib(pod: JsonObject) -> int:
     """Return the MiB that a pod's containers request; 0 if they request a percentage, or a whole GPU."""
     total = 0
     for container in pod["spec"].get("containers") or []:
-        limits = {**((container.get("resources") or {}).get("requests") or {})}
-        limits.update((container.get("resources") or {}).get("limits") or {})
+        resources = container.get("resources") or {}
+        limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
         # The memory is requested of each GPU.
         total += quantity(limits.get(RESOURCE_MEMORY, 0)) * max(1, quantity(limits.get(RESOURCE_COUNT, 1)))
     return total

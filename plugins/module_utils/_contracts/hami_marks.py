@@ -40,8 +40,8 @@ def is_refused(pod: JsonObject) -> bool:
     """Return whether kubelet refused a pod that requests cards because none were allocated to it."""
     status, containers = pod.get("status") or {}, (pod.get("spec") or {}).get("containers") or []
     wanted = (RESOURCE_COUNT, *RESOURCES_OF_ITS_OWN)
-    limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
-    return status.get("reason") == REFUSED and any(name in resources for resources in limits for name in wanted)
+    limits = [name for container in containers for name in (container.get("resources") or {}).get("limits") or {}]
+    return status.get("reason") == REFUSED and any(name in limits for name in wanted)
 
 
 def _matching(item: JsonObject, pattern: re.Pattern[str]) -> list[str]:

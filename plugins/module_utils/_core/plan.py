@@ -45,15 +45,11 @@ class Plan:
 
     def diff(self) -> list[dict[str, str]]:
         """Return the plan as Ansible prints it with --diff."""
-        return [
-            {
-                "before_header": change.header,
-                "after_header": change.header,
-                "before": change.before,
-                "after": change.after,
-            }
-            for change in self.changes
-        ]
+        rows = []
+        for change in self.changes:
+            name = change.header
+            rows.append({"before_header": name, "after_header": name, "before": change.before, "after": change.after})
+        return rows
 
     def headers(self) -> str:
         """Return the names of what changes, for a message."""

@@ -106,17 +106,16 @@ def other_machine(value: t.Any) -> Address:
 
     :raises Refused: it isn't one, or it would lead to the machine that connects, to many, or to none.
     """
-    normalized = address(value)
-    by_ip = _ip(normalized)
-    if by_ip is None:
-        if _OWN_NAMES.fullmatch(normalized):
+    name = address(value)
+    ip = _ip(name)
+    if ip is None:
+        if _OWN_NAMES.fullmatch(name):
             raise Refused("own-machine")
-        return normalized
-    if by_ip.is_loopback or by_ip in _THIS_NETWORK:
+    elif ip.is_loopback or ip in _THIS_NETWORK:
         raise Refused("own-machine")
-    if by_ip.is_unspecified or by_ip.is_multicast or by_ip.is_link_local or by_ip.is_reserved:
+    elif ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_reserved:
         raise Refused("no-machine")
-    return normalized
+    return name
 
 
 # The C library connects to 0.0.0.0 on the machine itself, and so do systems to the rest of it.

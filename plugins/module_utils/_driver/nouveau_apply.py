@@ -72,10 +72,12 @@ def make_plan(present: bool, facts: NodeFacts, keep_file: bool = False) -> Plan:
     files = [own, _dracut_change(present, nouveau)]
     changes = [change for change in files if change is not None]
     stale = [image for image in nouveau["images"] if _stale(present, image, files[0], nouveau["files"].get(PATH))]
-    leftovers = _leftovers(nouveau)
-    if stale or leftovers:
+    # The kept copy of an existing image is restored by its rebuild.
+    kept = {initramfs.KEPT + image["release"] for image in nouveau["images"] if image.get("kept")}
+    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
+    if stale or left:
         _refuse_boot(nouveau)
-    changes += leftovers
+    changes += [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
     for image in stale:
         texts = ("without nouveau's blacklist\n", "with nouveau's blacklist\n")
         before, after = texts if present else texts[::-1]
@@ -126,13 +128,6 @@ def _stale(present: bool, image: InitramfsImage, change: Change | None, text: st
         return not image["newer"] or (present and image.get("blacklist") is False)
     # A run was killed after it had removed the file.
     return not present and image.get("blacklist") is True
-
-
-def _leftovers(nouveau: Nouveau) -> list[Change]:
-    # The kept copy of an existing image is restored by its rebuild.
-    kept = {initramfs.KEPT + image["release"] for image in nouveau["images"] if image.get("kept")}
-    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
-    return [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
 
 
 def _refuse_boot(nouveau: Nouveau) -> None:
@@ -308,13 +303,13 @@ class NouveauReconciler:
         self._in_use: set[str] = set()
 
     def observe(self) -> NodeFacts:
-        system_distribution = distribution(self._system)
+        linux = distribution(self._system)
         own = kernel(self._system)
-        state = observe(self._system, system_distribution["family"], own["installed"])
+        state = observe(self._system, linux["family"], own["installed"])
         if "nouveau" in self._in_use:
             state["refcnt"] = None
         state["nova"]["in_use"] |= bool(self._in_use.intersection(state["nova"]["modules"]))
-        return {"distribution": system_distribution, "kernel": own, "nouveau": state}
+        return {"distribution": linux, "kernel": own, "nouveau": state}
 
     def plan(self, facts: NodeFacts) -> core_plan.Plan:
         return make_plan(self._present, facts, self._keep_file)

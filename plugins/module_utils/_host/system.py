@@ -95,10 +95,10 @@ def target(system: System, path: str) -> str:
         if not rest:
             return done
         part = rest.pop()
-        candidate = posixpath.normpath(posixpath.join(done, part))
-        link = None if part == ".." else system.link(candidate)
+        place = posixpath.normpath(posixpath.join(done, part))
+        link = None if part == ".." else system.link(place)
         if link is None:
-            done = candidate
+            done = place
             continue
         rest += [part for part in reversed(link.split("/")) if part]
         done = "/" if link.startswith("/") else done

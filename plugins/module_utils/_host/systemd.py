@@ -106,7 +106,7 @@ def _matching(system: System, pattern: str) -> list[str]:
         return [pattern]
     hidden = name.startswith(".")
     matching = fnmatch.filter(system.names(folder or "/"), name)
-    return [f"{folder}/{matched}" for matched in sorted(matching) if hidden or not matched.startswith(".")]
+    return [f"{folder}/{file}" for file in sorted(matching) if hidden or not file.startswith(".")]
 
 
 def environment(system: System, where: Unit) -> dict[str, str]:

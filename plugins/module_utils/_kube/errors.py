@@ -18,7 +18,7 @@ TIMEOUT = (5.0, 30.0)
 TOO_MANY = 429
 KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
 # The API has one status and one reason for both; its authorization names the user.
-# The refusal of a quota's scope has status 500.
+# A quota's scope has status 500.
 _ADMISSION = re.compile(r"""is forbidden: (?!User ")|^admission webhook "|^insufficient quota """)
 
 

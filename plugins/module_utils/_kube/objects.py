@@ -100,11 +100,11 @@ def parse(definitions: t.Any, option: str = "definitions") -> list[JsonObject]:
     :raises BadInput: an object is invalid or defined twice.
     """
     objects = [_normalized(definition, option) for definition in _flatten(definitions, option)]
-    refs = [ref_of(definition) for definition in objects]
+    refs = [ref_of(item) for item in objects]
     for ref in refs:
         if refs.count(ref) > 1:
             raise BadInput(f"{option}: {ref} is defined twice")
-    return sorted(objects, key=lambda definition: _order_of(definition["kind"]))
+    return sorted(objects, key=lambda item: _order_of(item["kind"]))
 
 
 def _order_of(kind: str) -> int:

@@ -75,13 +75,7 @@ class Ref:
 
 def ref_of(definition: JsonObject) -> Ref:
     """Return the reference of a definition."""
-    metadata = definition.get("metadata") or {}
-    return Ref(
-        str(definition.get("apiVersion", "")),
-        str(definition.get("kind", "")),
-        str(metadata.get("namespace") or ""),
-        str(metadata.get("name") or ""),
-    )
+    return Ref(str(definition.get("apiVersion", "")), str(definition.get("kind", "")), *key_of(definition))
 
 
 class PagesSeen:
@@ -223,4 +217,4 @@ def _group(api_version: str) -> str:
 def is_ready(item: JsonObject) -> bool:
     """Return whether a pod or a node of the API has the condition Ready."""
     conditions = (item.get("status") or {}).get("conditions") or []
-    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
+    return any((row.get("type"), row.get("status")) == ("Ready", "True") for row in conditions)

@@ -137,20 +137,20 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
         return [
             [
                 kept
-                for item in kube.list_all(kind.api_version, kind.kind, field_selector=kind.field_selector)
-                for kept in kind.keep(item)
+                for item in kube.list_all(want.api_version, want.kind, field_selector=want.field_selector)
+                for kept in want.keep(item)
             ]
-            for kind in wanted
+            for want in wanted
         ]
     # A response must have begun before it can be closed.
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
 
-        def ask(kind: Wanted, more: str | None) -> t.Iterator[bytes]:
+        def ask(want: Wanted, more: str | None) -> t.Iterator[bytes]:
             """Request a page in the background and return its chunks."""
             query = [] if more is None else [("limit", str(PAGE))]
-            query += [("fieldSelector", kind.field_selector)] if kind.field_selector else []
+            query += [("fieldSelector", want.field_selector)] if want.field_selector else []
             query += [("continue", more)] if more else []
-            chunks = kube.chunks(kind.api_version, kind.kind, query, CHUNK)
+            chunks = kube.chunks(want.api_version, want.kind, query, CHUNK)
             opened.callback(chunks.close)
             first = pool.submit(next, chunks, b"")
 
@@ -160,14 +160,14 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
 
             return answered()
 
-        return [_kept(kind, page, ask) for kind, page in [(kind, ask(kind, "")) for kind in wanted]]
+        return [_kept(want, page, ask) for want, page in [(want, ask(want, "")) for want in wanted]]
 
 
-def _kept(kind: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
+def _kept(want: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
     exact, expired, whole = False, False, False
     while True:
         try:
-            return _all_pages(kind, page, ask, exact, whole)
+            return _all_pages(want, page, ask, exact, whole)
         except _Odd:
             exact = True
         except _NotPaged:
@@ -177,14 +177,14 @@ def _kept(kind: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
                 raise
             if expired:
                 raise ShareError(
-                    f"the list of {kind.kind}s expired twice while it was read: the API server or the connection is "
+                    f"the list of {want.kind}s expired twice while it was read: the API server or the connection is "
                     "too slow; run again"
                 ) from error
             expired = True
-        page = ask(kind, None if whole else "")
+        page = ask(want, None if whole else "")
 
 
-def _all_pages(kind: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whole: bool) -> list[t.Any]:
+def _all_pages(want: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whole: bool) -> list[t.Any]:
     """Return the kept values of all pages.
 
     :param whole: the first page has all objects, whatever token it has.
@@ -196,18 +196,18 @@ def _all_pages(kind: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, who
         about: JsonObject = {}
         following: t.Iterator[bytes] | None = None
         first: list[tuple[str, str]] = []
-        for item in items(page, about, kind.words, kind.whole, exact):
+        for item in items(page, about, want.words, want.whole, exact):
             # The order of a server that doesn't page may differ, so its token tells more than this.
             first = first or [key_of(item)]
             if not following and not whole and _token(about):
                 if seen.again(_token(about), first):
                     raise _NotPaged
-                following = ask(kind, _token(about))
-            kept += kind.keep(item)
+                following = ask(want, _token(about))
+            kept += want.keep(item)
         if not following and not whole:
             if seen.again(_token(about), first):
                 raise _NotPaged
-            following = ask(kind, _token(about)) if _token(about) else None
+            following = ask(want, _token(about)) if _token(about) else None
         if not following:
             return kept
         page = following

@@ -78,9 +78,8 @@ class Rollout:
 
     def __str__(self) -> str:
         nodes = ", ".join(f"{node.name} at revision {node.current}" for node in self.nodes)
-        nodes = nodes or "no node reports a revision"
         progress = f" ({self.progress})" if self.progress else ""
-        return f"newest revision {self.latest}, {nodes}{progress}"
+        return f"newest revision {self.latest}, {nodes or 'no node reports a revision'}{progress}"
 
 
 def release(version: str) -> tuple[int, int]:

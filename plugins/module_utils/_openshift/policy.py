@@ -119,8 +119,8 @@ def observe(api: Api, prefix: str) -> State:
     version = openshift.cluster_version(api)
     scheduler = api.get(SCHEDULER) or {}
     name = str((((scheduler.get("spec") or {}).get("policy")) or {}).get("name") or "")
-    config_maps = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(PART_OF))
-    maps = {config_map["metadata"]["name"]: _policy(config_map) for config_map in config_maps}
+    items = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(PART_OF))
+    maps = {item["metadata"]["name"]: _policy(item) for item in items}
     for other in (name, *(row["users"] for row in list(maps.values()))):
         if other and other not in maps:
             live = api.get(ref(other))

@@ -150,7 +150,7 @@ def observe(api: Api, removal: bool = False) -> State:
     subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", NAMESPACE)
     namespace = api.get(SPACE)
     namespaces = _olm_objects([namespace] if namespace else [])
-    ours = {DEPLOYMENT, *(ref(config_map["metadata"]["name"]) for config_map in maps)}
+    ours = {DEPLOYMENT, *(ref(item["metadata"]["name"]) for item in maps)}
     created = any(namespace.ours for namespace in namespaces)
     return State(
         version=openshift.version_of(openshift.cluster_version(api)),
@@ -163,7 +163,7 @@ def observe(api: Api, removal: bool = False) -> State:
         foreign=foreign_objects(api, NAMESPACE, ours) if removal and created else [],
         groups=_olm_objects(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
         subscriptions=_olm_objects([item for item in subscriptions if (item.get("spec") or {}).get("name") == PACKAGE]),
-        maps={config_map["metadata"]["name"]: (config_map.get("data") or {}).get(KEY) or "" for config_map in maps},
+        maps={item["metadata"]["name"]: (item.get("data") or {}).get(KEY) or "" for item in maps},
     )
 
 
