@@ -105,7 +105,7 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
 def cards(node: JsonObject) -> tuple[JsonObject, str]:
     """Return a node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
     labels = (node.get("metadata") or {}).get("labels") or {}
-    found: JsonObject = {
+    facts: JsonObject = {
         "product": _text(labels.get(LABEL_PRODUCT)),
         "sharing": _text(labels.get(LABEL_STRATEGY)),
         "mig_strategy": _text(labels.get(LABEL_MIG_STRATEGY)),
@@ -113,12 +113,12 @@ def cards(node: JsonObject) -> tuple[JsonObject, str]:
     wrong = []
     for key, label in (("count", LABEL_COUNT), ("memory_mib", LABEL_MEMORY), ("replicas", LABEL_REPLICAS)):
         value = labels.get(label)
-        found[key] = None
+        facts[key] = None
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
-            found[key] = int(value)
+            facts[key] = int(value)
         elif value is not None:
             wrong.append(label)
-    return found, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
+    return facts, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
 
 
 def _text(value: t.Any) -> LabelValue | None:

@@ -180,17 +180,17 @@ def _item_at(items: list[t.Any], name: str) -> t.Any:
     return MISSING
 
 
-def _merge(one: t.Any, other: t.Any, field: str = "") -> t.Any:
-    if isinstance(one, dict) and isinstance(other, dict):
-        shared = {key: _merge(one[key], other[key], key) if key in one else other[key] for key in other}
-        return {**one, **shared}
-    if isinstance(one, list) and isinstance(other, list):
-        result = list(one)
-        for item in other:
+def _merge(kept: t.Any, left: t.Any, field: str = "") -> t.Any:
+    if isinstance(kept, dict) and isinstance(left, dict):
+        shared = {key: _merge(kept[key], left[key], key) if key in kept else left[key] for key in left}
+        return {**kept, **shared}
+    if isinstance(kept, list) and isinstance(left, list):
+        result = list(kept)
+        for item in left:
             match = _item_like(result, item, field) if field in LIST_KEYS and isinstance(item, dict) else None
             if match is None:
                 result.append(item)
             else:
                 result[result.index(match)] = _merge(match, item)
         return result
-    return one
+    return kept

@@ -331,7 +331,7 @@ def _report_duplicates(cards: t.Sequence[CardFacts]) -> None:
         ("PCI address", [card["pci"] or None for card in cards]),
     ):
         for card, value in zip(cards, values):
-            others = [str(one["index"]) for one, other in zip(cards, values) if one is not card and other == value]
+            others = [str(twin["index"]) for twin, other in zip(cards, values) if twin is not card and other == value]
             if others and value is not None:
                 text = f"it has the same {name} as card {' and '.join(others[:3])}"
                 card["problem"] = f"{card['problem']}; {text}" if card["problem"] else text

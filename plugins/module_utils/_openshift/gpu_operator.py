@@ -188,9 +188,9 @@ def _defaults(definition: JsonObject) -> dict[str, t.Any]:
             part: JsonObject = schema
             for name in ("spec", *parents):
                 part = (part.get("properties") or {}).get(name) or {}
-            for name, one in (part.get("properties") or {}).items():
-                if "default" in one:
-                    defaults[".".join((*parents, name))] = one["default"]
+            for name, field in (part.get("properties") or {}).items():
+                if "default" in field:
+                    defaults[".".join((*parents, name))] = field["default"]
     return defaults
 
 

@@ -253,11 +253,11 @@ def check(options: Options, observed: State) -> None:
                 raise BadInput(
                     f"nodes: {name} is in pool {other['metadata']['name']} already, and a node can be in only one"
                 )
-    for one in observed.pools:
+    for existing in observed.pools:
         # A pool that an interrupted run left degraded is rolled back.
-        mine = BEFORE in (one["metadata"].get("annotations") or {})
-        if one["metadata"]["name"] in ("worker", pool) and degraded(one) and not mine:
-            raise BadInput(f"pool: {degraded(one)}; repair the pool before nodes are added or removed")
+        mine = BEFORE in (existing["metadata"].get("annotations") or {})
+        if existing["metadata"]["name"] in ("worker", pool) and degraded(existing) and not mine:
+            raise BadInput(f"pool: {degraded(existing)}; repair the pool before nodes are added or removed")
 
 
 def _not_paused(pool: JsonObject) -> None:

@@ -59,8 +59,7 @@ def matches(pattern: str, text: str) -> bool:
 
 def compare(left: str, right: str) -> int:
     """Return -1, 0 or 1, as rpm orders two ``[epoch:]version-release``."""
-    one, two = Version.of(left), Version.of(right)
-    for mine, other in zip(one, two):
+    for mine, other in zip(Version.of(left), Version.of(right)):
         order = _compare(mine, other)
         if order:
             return order
@@ -79,26 +78,26 @@ def _compare(left: str, right: str) -> int:
     """Compare one part as rpmvercmp of rpm 4.18 does: digits as numbers, ``~`` before the end, ``^`` after it."""
     if left == right:
         return 0
-    ones, others = _runs(left), _runs(right)
-    for one, other in zip([*ones, ""], [*others, ""]):
-        if one == other:
+    runs, other_runs = _runs(left), _runs(right)
+    for run, other in zip([*runs, ""], [*other_runs, ""]):
+        if run == other:
             continue
         for mark, order in (("~", -1), ("^", 1)):
-            if mark in (one, other):
+            if mark in (run, other):
                 # A version that ends here is older than one with ^; one that continues with digits or letters is newer.
-                if mark == "^" and one and other:
-                    return -1 if one == mark else 1
-                return order if one == mark else -order
-        if not one or not other:
-            return 1 if one else -1
-        if one.isdigit() != other.isdigit():
-            return 1 if one.isdigit() else -1
-        if one.isdigit():
-            if int(one) != int(other):
-                return 1 if int(one) > int(other) else -1
+                if mark == "^" and run and other:
+                    return -1 if run == mark else 1
+                return order if run == mark else -order
+        if not run or not other:
+            return 1 if run else -1
+        if run.isdigit() != other.isdigit():
+            return 1 if run.isdigit() else -1
+        if run.isdigit():
+            if int(run) != int(other):
+                return 1 if int(run) > int(other) else -1
         else:
-            return 1 if one > other else -1
-    return int(len(ones) > len(others)) - int(len(ones) < len(others))
+            return 1 if run > other else -1
+    return int(len(runs) > len(other_runs)) - int(len(runs) < len(other_runs))
 
 
 def _runs(text: str) -> list[str]:
@@ -214,8 +213,8 @@ class TomlLocks:
     def _entry(self, block: str) -> Lock:
         fields = re.findall(r"""\b(name|comment|key|comparator|value)\s*=\s*(?:"([^"\n]*)"|'([^'\n]*)')""", block)
         values: dict[str, list[str]] = {}
-        for field, one, other in fields:
-            values.setdefault(field, []).append(one or other)
+        for field, double_quoted, single_quoted in fields:
+            values.setdefault(field, []).append(double_quoted or single_quoted)
         conditions = list(zip(values.get("key", []), values.get("comparator", []), values.get("value", [])))
         version = ""
         exclude = False
