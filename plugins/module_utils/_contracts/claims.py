@@ -123,12 +123,12 @@ class Claim:
 
         :param request: of a container, which has all of that container's; empty for all.
         """
-        by_device: dict[tuple[str, str], int] = {}
+        held: dict[tuple[str, str], int] = {}
         for part in self.parts:
             if not request or container_of(request) == container_of(part.request):
                 place = (part.pool, part.device)
-                by_device[place] = by_device.get(place, 0) + (part.mib or 0)
-        return by_device
+                held[place] = held.get(place, 0) + (part.mib or 0)
+        return held
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.kept import kept_annotations, kept_containers
-from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod
 from gpushare.extender.filter import refusal
 from gpushare.extender.ledger import BookingRequest, Ledger
 from gpushare.extender.placement import choose
@@ -177,7 +178,7 @@ class Binder:
         :raises _RetryBind: the pod must be read again.
         """
         try:
-            pod = self._known(request) or self._kube.get(pod_path(request.namespace, request.name))
+            pod = self._known(request) or self._kube.get(paths.pod(request.namespace, request.name))
             request = request._replace(uid=request.uid or contract.pod_uid(pod))
             done = _bound(pod, request)
             if done is not None:
@@ -300,7 +301,7 @@ class Binder:
         target = {"apiVersion": "v1", "kind": "Node", "name": request.node}
         binding: JsonObject = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         with self._sending:
-            self._kube.post(pod_path(request.namespace, request.name) + "/binding", binding)
+            self._kube.post(paths.pod(request.namespace, request.name) + "/binding", binding)
 
     def _bind_without_card(self, request: BindRequest) -> Outcome:
         try:
@@ -308,7 +309,7 @@ class Binder:
         except KubeError as error:
             message = f"{_attempt(request)}: {error}"
             with contextlib.suppress(KubeError):
-                done = _bound(self._kube.get(pod_path(request.namespace, request.name)), request)
+                done = _bound(self._kube.get(paths.pod(request.namespace, request.name)), request)
                 if done is not None:
                     return done
             if error.outcome_unknown:
@@ -361,7 +362,7 @@ class Binder:
         """Read the pods of bookings that the watch should have confirmed by now."""
         for row in self._state.unconfirmed(self._clock()):
             try:
-                pod = self._kube.get(pod_path(row.namespace, row.name))
+                pod = self._kube.get(paths.pod(row.namespace, row.name))
             except KubeError as error:
                 if error.status != 404:
                     # The pod's state is unknown, so its memory stays held.

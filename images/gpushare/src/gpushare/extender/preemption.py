@@ -27,10 +27,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.evictions import evict, refused_by_budget
-from gpushare.extender.binding_status import pod_path
 from gpushare.extender.claims import Claims
 from gpushare.extender.filter import RefusedPod, evaluate
 from gpushare.extender.state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
@@ -251,7 +251,7 @@ class Preemption:
         if self._victims_terminating(waiting.uid):
             return True
         try:
-            pod = self._kube.get(pod_path(waiting.namespace, waiting.name))
+            pod = self._kube.get(paths.pod(waiting.namespace, waiting.name))
         except KubeError as error:
             if error.status != 404:
                 self._retry_soon(waiting)
@@ -457,7 +457,7 @@ class Preemption:
 
     def _claim_is_needed(self, claim: Claim) -> bool:
         try:
-            pod = self._kube.get(pod_path(claim.namespace, claim.name))
+            pod = self._kube.get(paths.pod(claim.namespace, claim.name))
         except KubeError as error:
             # The claim stays while the pod can't be read.
             return error.status != 404
