@@ -145,7 +145,6 @@ def make_plan(options: Options, state: State) -> Plan:
         start=() if options.unloaded else tuple(dict.fromkeys([*reversed(unfinished.services), *reversed(stop)])),
     )
     if swap:
-        # In a container the driver's library tells which module will be loaded.
         target = f"{state.library}\n" if state.container else _version(state.installed)
         after = "" if options.unloaded else target
         changes.append(Change(f"module {MODULE_NAME}", _version(state.loaded), after, step))

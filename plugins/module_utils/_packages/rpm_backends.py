@@ -82,11 +82,11 @@ def with_needs(commands: Commands, chosen: t.Sequence[File], files: t.Sequence[F
 
     :returns: the files; and whether they need nothing else.
     """
-    taken = {candidate.name: candidate for candidate in chosen}
-    names = {candidate.name for candidate in files}
+    taken = {file.name: file for file in chosen}
+    names = {file.name for file in files}
     for _round in range(ROUNDS):
         argv = ["rpm", "-U", "--test", "--oldpackage", "--replacepkgs", "--nosignature"]
-        done = commands.run([*argv, *(package.path for package in taken.values())])
+        done = commands.run([*argv, *(file.path for file in taken.values())])
         known = len(taken)
         # Needs that are package names come first: such a package may also satisfy others.
         for need in sorted(missing(done.err + done.out), key=lambda need: need.name not in names):

@@ -277,8 +277,8 @@ class State:
             is_idle = is_free
         elif there is None or (is_free and there.digest != digest_of(text, self._unit)):
             if name.paused_until <= at:
-                position = (0 if name.is_first else 1) if name.needs else 2
-                queue = space.queues[position]
+                position = 0 if name.is_first else 1
+                queue = space.queues[position if name.needs else 2]
         else:
             is_spare = is_free and not name.needs
         for other in space.queues:
