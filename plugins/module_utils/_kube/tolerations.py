@@ -31,8 +31,8 @@ def lasting(taints: t.Iterable[JsonObject]) -> list[JsonObject]:
 
 def untolerated(taints: t.Iterable[JsonObject], tolerations: t.Sequence[JsonObject]) -> list[JsonObject]:
     """Return the taints that keep a pod away, since none of its tolerations matches them."""
-    repelling = (taint for taint in taints if taint.get("effect") in REPELLING)
-    return [taint for taint in repelling if not any(_matches(each, taint) for each in tolerations)]
+    away = (taint for taint in taints if taint.get("effect") in REPELLING)
+    return [taint for taint in away if not any(_matches(each, taint) for each in tolerations)]
 
 
 def exist(keys: t.Iterable[str]) -> list[JsonObject]:

@@ -119,10 +119,10 @@ def upgrading(cluster_version: JsonObject) -> str:
 
 def condition(live: JsonObject, kind: str) -> tuple[str, str]:
     """Return status and message of a condition; empty where there is none."""
-    for condition in (live.get("status") or {}).get("conditions") or []:
-        if condition.get("type") == kind:
-            text = condition.get("message") or condition.get("reason") or ""
-            return str(condition.get("status") or ""), " ".join(str(text).split())
+    for row in (live.get("status") or {}).get("conditions") or []:
+        if row.get("type") == kind:
+            text = row.get("message") or row.get("reason") or ""
+            return str(row.get("status") or ""), " ".join(str(text).split())
     return "", ""
 
 

@@ -509,10 +509,8 @@ class PolicyReconciler:
 def reads_policy(pod: JsonObject) -> bool:
     """Return whether a kube-scheduler pod reads the operator's copy of the Policy."""
     containers = (pod.get("spec") or {}).get("containers") or []
-    arguments = [
-        str(each) for container in containers for key in ("command", "args") for each in container.get(key) or []
-    ]
-    return any("--policy-configmap=" in each for each in arguments)
+    fields = [container.get(name) or [] for container in containers for name in ("command", "args")]
+    return any("--policy-configmap=" in str(word) for words in fields for word in words)
 
 
 # --------------------------------------------------------------------------- the module

@@ -214,8 +214,8 @@ def make_plan(options: Options, state: State) -> Plan:
                 "which the Secondary Scheduler Operator doesn't support"
             )
     changes = [
-        Change(str(ref_of(definition)), "", json.dumps(definition, indent=2) + "\n", "install")
-        for definition in options.missing_for_olm(state)
+        Change(str(ref_of(item)), "", json.dumps(item, indent=2) + "\n", "install")
+        for item in options.missing_for_olm(state)
     ]
     if state.maps.get(options.name) != options.config:
         before = _masked(state.maps.get(options.name, ""))
@@ -304,8 +304,8 @@ class SecondaryReconciler:
 
     def _present(self, state: State, steps: list[str]) -> None:
         options = self._options
-        for definition in options.missing_for_olm(state):
-            self._api.apply(definition, FIELD_MANAGER)
+        for item in options.missing_for_olm(state):
+            self._api.apply(item, FIELD_MANAGER)
         if "write" in steps:
             metadata = {"name": options.name, "namespace": NAMESPACE, "labels": LABELS}
             # An edit would change the running scheduler without a new Deployment.
