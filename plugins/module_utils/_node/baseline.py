@@ -18,6 +18,7 @@ from .._core.digest import digest
 from .._core.errors import NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
+from .._driver.facts import UNITS
 from .._host.system import System
 from .._host.types import Service
 from .._toolkit import legacy
@@ -264,7 +265,6 @@ FILES = (
     "/etc/default/grub",
 )
 # systemd's drop-ins for container runtimes and for NVIDIA's services.
-UNITS = "/etc/systemd/system"
 UNIT_NAMES = ("nvidia", "containerd", "docker", "crio", "k3s", "rke2")
 
 
