@@ -14,27 +14,28 @@ import re
 import subprocess
 import sys
 import typing as t
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / ".ci")]
+
+from pins import NotUpdated, entries_of, printable  # noqa: E402
 
 from lab import build  # noqa: E402
 from lab.shell import LabError  # noqa: E402
 
 SECONDS = 60
-RELEASE = re.compile(r"v?\d+(\.\d+)*")
+RELEASE = re.compile(r"v?[0-9]{1,20}(\.[0-9]{1,20})*")
 PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 PYTHON = ("requirements.txt", "images/gpushare/requirements.lock", "images/gpushare/build-requirements.lock")
 # Of Go modules, those that stay behind by intention aren't listed: releases that only tests of old configurations use.
 SETS = (*build.TOOL_SETS, build.HELM)
 
 # What a registry that doesn't answer, or answers with something else, comes to.
-NO_ANSWER = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, LabError, subprocess.SubprocessError)
+NO_ANSWER = (OSError, ValueError, KeyError, TypeError, NotUpdated, LabError, subprocess.SubprocessError)
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,7 @@ def ask(component: Component) -> list[str]:
         found = re.search(r"^Available versions: (.*)$", _printed(*pip), re.MULTILINE)
         return found[1].split(", ") if found else []
     url = component.kind.partition(" ")[2].rstrip("/") + "/index.yaml"
-    with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-        index = yaml.load(answer.read(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return [str(entry["version"]) for entry in index["entries"][component.name]]
+    return [str(entry["version"]) for entry in entries_of(url, component.name)]
 
 
 def compare(found: t.Iterable[Component], asked: t.Callable[[Component], list[str]] = ask) -> list[Row]:
@@ -130,7 +129,7 @@ def compare(found: t.Iterable[Component], asked: t.Callable[[Component], list[st
             version = newest(asked(component))
             rows.append(Row(component, version, "" if version else "its registry lists no release"))
         except NO_ANSWER as error:
-            rows.append(Row(component, "", " ".join(str(error).split())[:200]))
+            rows.append(Row(component, "", printable(error, 200)))
     return rows
 
 

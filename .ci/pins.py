@@ -15,10 +15,13 @@ A download that fails is printed, keeps its digest, and makes the command fail; 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import hashlib
+import http.client
 import json
 import re
+import signal
 import sys
 import typing as t
 import urllib.error
@@ -31,6 +34,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
+from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line as printable  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 
@@ -38,7 +42,10 @@ from lab import build, released, settings  # noqa: E402
 
 # Bytes; charts have some 100 KiB, indexes of repositories some MiB.
 LARGEST_FILE = 64 << 20
+# Of one answer, from the name server's to its last byte.
 SECONDS = 60
+# Levels of a repository's index: one has six.
+DEEPEST = 50
 RELEASED = "lab/released.yml"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTAINERFILE = "images/gpushare/Containerfile"
@@ -74,6 +81,25 @@ class Answer(t.NamedTuple):
     content: bytes
 
 
+@contextlib.contextmanager
+def within(seconds: float) -> t.Iterator[None]:
+    """End what runs in the main thread: a server may send one byte at a time, and a timeout is for each of them.
+
+    :raises TimeoutError: the time is over.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        raise TimeoutError(f"no complete answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def fetch(url: str, headers: t.Mapping[str, str] | None = None, largest: int = LARGEST_FILE) -> Answer:
     """Download a file; proxies are those of the environment.
 
@@ -81,12 +107,11 @@ def fetch(url: str, headers: t.Mapping[str, str] | None = None, largest: int = L
     :raises NotUpdated: it can't be had, or is larger.
     """
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=dict(headers or {})), timeout=SECONDS
-        ) as answer:
+        asked = urllib.request.Request(url, headers=dict(headers or {}))
+        with within(SECONDS), urllib.request.urlopen(asked, timeout=SECONDS) as answer:
             content = answer.read(largest + 1)
             found = Answer(dict(answer.headers.items()), content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NotUpdated(f"{url} can't be downloaded: {error}") from error
     if len(content) > largest:
         raise NotUpdated(f"{url} has more than {largest} bytes")
@@ -111,16 +136,35 @@ def key(pin: dict[str, str]) -> dict[str, str]:
     return {"sha256": hashlib.sha256(content).hexdigest(), "fingerprint": fingerprint(text)}
 
 
+def entries_of(url: str, name: str) -> list[dict[str, t.Any]]:
+    """Return the entries of a chart in its repository's index.
+
+    :param url: of the index.
+    :raises NotUpdated: it has none, or isn't an index.
+    """
+    content = fetch(url).content
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        # libyaml's own events first: what makes objects of them recurses in C.
+        for event in yaml.parse(content, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+                raise NotUpdated(f"{url} has aliases, or more than {DEEPEST} levels")
+        entries = yaml.load(content, loader)["entries"][name]
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise NotUpdated(f"{url} has no chart {name}") from error
+    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("version"), (str, float))]
+
+
 def chart(name: str, pin: dict[str, str], version: str) -> dict[str, str]:
     """Return version and digest of a chart, from its archive: an index may claim any digest."""
     folder = pin["url"].rstrip("/") + "/"
-    index = fetch(f"{folder}index.yaml").content
+    entries = entries_of(f"{folder}index.yaml", name)
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        entries = (yaml.load(index, loader) or {})["entries"][name]
         [entry] = [one for one in entries if str(one["version"]).removeprefix("v") == version.removeprefix("v")]
-        url = urllib.parse.urljoin(folder, entry["urls"][0])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, IndexError) as error:
+        url = urllib.parse.urljoin(folder, str(entry["urls"][0]))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise NotUpdated(f"{folder}index.yaml has no chart {name} {version}") from error
     if not url.startswith(("http://", "https://")):
         raise NotUpdated(f"{folder}index.yaml: chart {name} {version} is at {url!r}, which is no web address")
@@ -288,9 +332,9 @@ def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: st
     downloads, further, failed = update_released(root, today, mirrors)
     failures += failed
     for line in [*lines, *further] or ["Nothing changed."]:
-        print(line)
+        print(printable(line))
     for line in failures:
-        print(f"not updated: {line}", file=sys.stderr)
+        print(f"not updated: {printable(line)}", file=sys.stderr)
     if further and not given.dry_run:
         path = root / RELEASED
         path.write_text(written(downloads, path.read_text(encoding="utf-8")), encoding="utf-8")

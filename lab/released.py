@@ -31,8 +31,10 @@ from lab.shell import LabError, say, step
 TABLE = Path(__file__).resolve().parent / "released.yml"
 # By their names for the kernel.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Seconds: for the answer to the HEAD request with all that it needs, without a byte, and for one tool set's files.
+# Seconds: for the answer to the HEAD request with all that it needs, for a file's answer without the content, without a
+# byte, and for one tool set's files.
 ANSWER = 5.0
+HEAD = 30.0
 SILENCE = 15.0
 ALL = 900.0
 # Each try after the first continues a download that broke off.
@@ -178,22 +180,47 @@ def find(name: str, module: str, version: str, programs: tuple[str, ...]) -> Rel
 @cache
 def _unreachable(url: str) -> str:
     """Return why nothing answers at a URL; empty where something does, whatever it answers."""
-    result = [f"{url} doesn't answer within {ANSWER:.0f} s"]
+    try:
+        with _within(ANSWER, urllib.request.Request(url, method="HEAD"), ANSWER):
+            return ""
+    except urllib.error.HTTPError:
+        return ""
+    except TimeoutError:
+        return f"{url} doesn't answer within {ANSWER:.0f} s"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"{url} can't be reached: {_words(error)}"
+
+
+def _within(seconds: float, request: urllib.request.Request, silence: float) -> http.client.HTTPResponse:
+    """Return the answer to a request once its head is there.
+
+    :param silence: seconds without a byte, now and of its content.
+    :raises TimeoutError: it isn't there in time. A timeout of sockets is for each byte, and for no name server.
+    """
+    found: list[http.client.HTTPResponse] = []
+    failed: list[Exception] = []
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=ANSWER):
-                result[0] = ""
-        except urllib.error.HTTPError:
-            result[0] = ""
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            result[0] = f"{url} can't be reached: {error}"
+            found.append(urllib.request.urlopen(request, timeout=silence))
+        except Exception as error:
+            failed.append(error)
 
-    # A name server that doesn't answer would keep this process much longer than a timeout of sockets says.
+    # It ends with this process.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(ANSWER)
-    return result[0]
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return found[0]
+
+
+def _words(error: Exception) -> str:
+    """Return an error's text for a terminal: it may have what a server sent."""
+    text = str(error) or type(error).__name__
+    return "".join(one if one.isprintable() else "?" for one in text[:300])
 
 
 # --------------------------------------------------------------------------- one file
@@ -246,7 +273,7 @@ def _download(url: str, part: Path, end: float) -> None:
         except urllib.error.HTTPError as error:
             raise NotHere(f"{url} answers {error.code}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
+            reason = _words(error)
     raise NotHere(f"{url}: {reason}")
 
 
@@ -254,7 +281,7 @@ def _transfer(url: str, part: Path, end: float) -> bool:
     """Append what is missing of a file; return whether it is complete."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(request, timeout=SILENCE) as answer:
+    with _within(HEAD, request, SILENCE) as answer:
         # A server without ranges sends everything again.
         continued = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         have = have if continued else 0

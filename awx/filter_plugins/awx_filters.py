@@ -66,23 +66,30 @@ def _question(name: str, option: Mapping[str, Any]) -> dict[str, Any]:
         "required": False,
         "type": TYPES[kind],
     }
+    if kind == "int":
+        # All are times; AWX refuses less at the launch.
+        question["min"] = 0
     choices = ["true", "false"] if kind == "bool" else option.get("choices", [])
     if choices:
         question |= {"type": "multiplechoice", "choices": [str(one) for one in choices if one != ""]}
     return question
 
 
-def awx_survey(asked: Sequence[Mapping[str, str]], roles: str) -> dict[str, Any]:
+def awx_survey(asked: Sequence[Mapping[str, Any]], roles: str) -> dict[str, Any]:
     """Make a survey, as AWX's API takes it.
 
     :param asked: the questions in their order: ``role``, ``option`` and, where the answer sets another variable that
-        the option defaults to, ``variable``.
+        the option defaults to, ``variable``. Where no role has the variable: ``variable`` and what an argument
+        specification says of an option.
     :param roles: the folder of the roles.
     :returns: the survey; ``{}``, which removes a survey, if nothing is asked.
     :raises AnsibleFilterError: a role has no such option, or AWX can't ask for it.
     """
     questions = []
     for one in asked:
+        if "role" not in one:
+            questions.append(_question(one["variable"], one))
+            continue
         role, option = one["role"], one["option"]
         text = (Path(roles) / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
         entries = yaml.safe_load(text)["argument_specs"].values()

@@ -10,7 +10,7 @@ import os
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_name
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show

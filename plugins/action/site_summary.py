@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks

@@ -269,7 +269,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import PodExec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import ALL, TOLERATED, WORKLOADS, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import SUITES, run, run_all
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 
 def main() -> None:

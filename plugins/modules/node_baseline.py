@@ -73,7 +73,8 @@ problems:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline import ARGUMENTS, ensure
+from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline import ARGUMENTS
+from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline_apply import ensure
 
 
 def main() -> None:

@@ -65,7 +65,8 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, hide_credentials
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import hide_credentials
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.service_account import ARGUMENTS, ApiAccounts, ensure
 
 

@@ -42,7 +42,7 @@ def units_in_use(lab: Lab) -> int:
 
 @pytest.mark.long
 def test_a_killed_run_is_cleaned_up_by_the_next(lab: Lab) -> None:
-    lab.killed_playbook(PLAYBOOK, r"^TASK .*Run the workloads suite", 8.0)
+    lab.killed_playbook(PLAYBOOK, r"^TASK .*acceptance : Run the suites", 8.0)
     assert left_behind(lab) != [], "it was killed too early or too late to show anything"
     done = lab.playbook(PLAYBOOK)
     assert done.rc == 0, done.out[-6000:]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import card_exclusion as exclusion
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
@@ -18,6 +20,26 @@ def test_entries_that_name_a_card(entry: str) -> None:
     found = exclusion.parse([entry])
     assert found.of("00000000:3B:00.0", UUID, "NVIDIA T400 4GB")
     assert not found.of("0000:3c:00.0", UUID.replace("a", "b"), "NVIDIA L4")
+
+
+def test_a_name_with_brackets_is_named_as_it_is() -> None:
+    found = exclusion.parse(["NVIDIA [Quadro] T400*", "[z-a]x"])
+    assert found.of("0000:3b:00.0", UUID, "NVIDIA [Quadro] T400 4GB") and found.of("0000:3b:00.0", UUID, "[z-a]x")
+    assert not any(found.of("0000:3b:00.0", UUID, name) for name in ("NVIDIA Q T400", "NVIDIA [Q] T400", "zx"))
+
+
+def test_cards_of_other_domains_are_others() -> None:
+    """A bridge for virtual machines or NVMe has a domain of its own above 0xffff."""
+    found = exclusion.parse(["00010000:3B:00.0"])
+    assert found.addresses == ("10000:3b:00.0",) == exclusion.parse(["10000:3b:00"]).addresses
+    assert found.of("10000:3b:00.0") and found.of("00010000:3b:00.0") and not found.of("0000:3b:00.0")
+
+
+def test_any_pattern_is_compared_at_once() -> None:
+    found = exclusion.parse([f"{'*a' * 100}b{number}" for number in range(exclusion.MOST_ENTRIES)])
+    begun = time.process_time()
+    assert not any(found.of("0000:3b:00.0", UUID, "a" * length) for length in (96, 1000))
+    assert time.process_time() - begun < 20
 
 
 @pytest.mark.parametrize("entry", ["1", "", "*", "GPU-123", "3b:0", "MIG-aaaaaaaa", "a{b}", None, 3])

@@ -15,8 +15,8 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
 from .._kube.errors import TOO_MANY, KubeError
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref, is_ready
 from . import foreign, node_backends
 

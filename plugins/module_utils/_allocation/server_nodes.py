@@ -20,6 +20,9 @@ TOLERATED = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/etcd", "CriticalAdd
 VARIABLE = "gpushare_tolerations"
 EVERY: tuple[JsonObject, ...] = ({"operator": "Exists"},)
 
+# Of one node: its kubelet chooses them when it registers, and an object of some ten thousands would be refused.
+MOST_TAINTS = 50
+
 # On the nodes that a variable names; on the control plane; on the nodes of gpushare, which run pods of tenants.
 NAMED, CONTROL_PLANE, GPU_NODES = "named", "control_plane", "gpu_nodes"
 
@@ -30,8 +33,9 @@ class Place(t.TypedDict):
     :ivar place: ``NAMED``, ``CONTROL_PLANE`` or ``GPU_NODES``.
     :ivar nodes: the names of these nodes, empty for ``GPU_NODES``.
     :ivar imported: the playbooks import the servers' image there, rather than each node pulling it.
-    :ivar taints: keys of these nodes' own taints that its pods tolerate, besides ``TOLERATED``. A Deployment's pods
-        can't tolerate every taint: they would stay on nodes that are gone, and return to one that is drained.
+    :ivar taints: keys of these nodes' own taints that its pods tolerate, besides ``TOLERATED``; none of a node that has
+        more than ``MOST_TAINTS``. A Deployment's pods can't tolerate every taint: they would stay on nodes that are
+        gone, and return to one that is drained.
     """
 
     place: str
@@ -94,6 +98,8 @@ def place(
 def _own_taints(
     nodes: t.Iterable[ClusterNode], chosen: t.Collection[str], tolerated: t.Sequence[JsonObject]
 ) -> list[str]:
-    taints = [one for node in nodes if node["name"] in chosen for one in closing(node)]
-    refused = tolerations.untolerated(taints, tolerated)
-    return sorted({str(one.get("key")) for one in taints if one not in refused})
+    closed = [closing(node) for node in nodes if node["name"] in chosen]
+    few = [taints for taints in closed if len(taints) <= MOST_TAINTS]
+    return sorted(
+        {str(one.get("key")) for taints in few for one in taints if not tolerations.untolerated((one,), tolerated)}
+    )

@@ -21,7 +21,7 @@ from .._core.types import JsonObject
 from .._hami import cluster
 from .._kube import helm, objects
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
+from .._kube.options import auth_arguments
 from .._kube.refs import KINDS, Ref, ref_of
 from . import node_status
 

@@ -17,7 +17,7 @@ import typing as t
 
 from .._core.errors import BadInput
 
-ADDRESS = re.compile(r"(?:([0-9a-f]{4}|[0-9a-f]{8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
+ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
 UUID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MODEL = re.compile(r"[a-z0-9 *?\[\]()./_+-]+")
 # A node's entries, and the nodes of one option of the servers: the kernel limits an argument to 128 KiB.
@@ -32,7 +32,8 @@ def address_of(text: str) -> str:
     if match is None:
         return ""
     domain, rest, function = match.groups()
-    return f"{(domain or '0000')[-4:]}:{rest}.{function or '0'}"
+    # The kernel writes four digits, and more of a domain that has them.
+    return f"{int(domain or '0', 16):04x}:{rest}.{function or '0'}"
 
 
 def problem(entry: t.Any) -> str:
@@ -77,8 +78,16 @@ class Exclusion:
                 return entry
         # The driver's name has its maker's in front, or hasn't.
         names = {name.lower(), name.lower().removeprefix("nvidia ")} - {""}
-        models = (entry for entry in self.entries if not (ADDRESS.fullmatch(entry) or UUID.fullmatch(entry)))
-        return next((model for model in models if any(fnmatch.fnmatchcase(text, model) for text in names)), "")
+        # A bracket is one: names have them, and Python 3.9 fails on [z-a].
+        for entry in self.entries:
+            pattern = entry.replace("[", "[[]")
+            if not _is_identity(entry) and any(fnmatch.fnmatchcase(text, pattern) for text in names):
+                return entry
+        return ""
+
+
+def _is_identity(entry: str) -> bool:
+    return bool(ADDRESS.fullmatch(entry) or UUID.fullmatch(entry))
 
 
 NOTHING = Exclusion()

@@ -170,11 +170,13 @@ OLD_HOURS = 7 * 24
 CUDA = re.compile(r"/compute/cuda/repos/")
 # Part of the id of this collection's own repository file.
 OURS = "kubegpu-cuda"
-VERSION = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+){1,2})[-_~+].*")
+VERSION = re.compile(r"(?:[0-9]+:)?([0-9]{3}(?:[.][0-9]+){1,2})[-_~+].*")
 # The kernel's release in a version of Ubuntu's packages for kernels.
 RELEASE = re.compile(r"([0-9]+[.][0-9]+[.][0-9]+)[.-]([0-9]+)")
 # Versions that a message names.
 MOST = 8
+# Versions that are looked at, the newest first: no repository has as many, and each takes its time.
+MOST_VERSIONS = 1000
 
 
 def findings(
@@ -257,15 +259,15 @@ class _Lists:
         self._sources = {
             source for versions in self._all.values() for sources in versions.values() for source in sources
         }
-        self._driver = {
-            name: kept
-            for name, versions in self._all.items()
-            if (
-                kept := [
-                    version for version, sources in versions.items() if any(self._counts(each) for each in sources)
-                ]
-            )
-        }
+        self._driver: dict[str, list[str]] = {}
+        # By the driver's version, what has it.
+        self._of_version: dict[str, dict[str, list[str]]] = {}
+        for name, versions in self._all.items():
+            for version, sources in versions.items():
+                if any(self._counts(source) for source in sources):
+                    self._driver.setdefault(name, []).append(version)
+                    if match := VERSION.fullmatch(version):
+                        self._of_version.setdefault(match.group(1), {}).setdefault(name, []).append(version)
 
     def _of(self, version: str) -> Catalog:
         return Catalog(self._node, self._data, dataclasses.replace(self._options, version=version))
@@ -292,22 +294,29 @@ class _Lists:
         return re.sub(r"^https?://|/+$", "", url.replace("$basearch", machine).replace("/aarch64", "/sbsa"))
 
     def _lacking(self, packages: t.Iterable[str]) -> list[str]:
-        return [
-            package for package in packages if not _has(self._driver, package) and matches_any(_name(package), DRIVER)
-        ]
+        missing = (package for package in packages if not _has(self._driver, package))
+        return [package for package in missing if matches_any(_name(package), DRIVER)]
+
+    def _has_all(self, version: str, packages: t.Iterable[str]) -> bool:
+        """Return whether none of a version's packages is missing."""
+        named = self._of_version[version]
+        return all(
+            _has(named if f"={version}" in package else self._driver, package)
+            for package in packages
+            if matches_any(_name(package), DRIVER)
+        )
 
     def _versions(self, flavour: str) -> list[str]:
         """Return the versions of which the lists have every package for this node, the newest first."""
-        names = [release for versions in self._driver.values() for release in versions]
-        numbers = {match.group(1) for name in names if (match := VERSION.fullmatch(name))}
-        whole = [number for number in numbers if self._whole(self._of(number), flavour)]
-        return sorted(whole, key=natural, reverse=True)
+        newest = sorted(self._of_version, key=natural, reverse=True)[:MOST_VERSIONS]
+        return [version for version in newest if self._whole(version, flavour)]
 
-    def _whole(self, catalog: Catalog, flavour: str) -> bool:
+    def _whole(self, version: str, flavour: str) -> bool:
+        catalog = self._of(version)
         has_flavour = catalog.row.get(flavour) or (catalog.row.get("per_kernel") or {}).get(flavour)
         # With the fabric manager where the machine needs it.
         fabric = catalog.fabric(nvlink5=False) if self._fabric else []
-        return bool(has_flavour) and not self._lacking([*catalog.packages(flavour), *fabric])
+        return bool(has_flavour) and self._has_all(version, [*catalog.packages(flavour), *fabric])
 
     def _compiled(self) -> dict[str, str]:
         """Return the kernels of compiled modules that have packages for one kernel each, by the packages' names."""

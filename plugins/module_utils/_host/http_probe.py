@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
+import socket
 import ssl
+import time
 import typing as t
 
-# Seconds for one step of a request.
+# Seconds to connect, to send, and for the whole response.
 TIMEOUT = 5
 # More of a response isn't read.
 MAX_BODY = 64 * 1024
@@ -72,7 +75,8 @@ def post(url: str, body: str, context: ssl.SSLContext | None = None) -> Answer:
 def _failure(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused"
-    if isinstance(error, TimeoutError):
+    # Until Python 3.10 they are two.
+    if isinstance(error, (TimeoutError, socket.timeout)):
         return "timeout"
     if isinstance(error, ssl.SSLError):
         return "tls"
@@ -83,6 +87,36 @@ def _connection(url: str, context: ssl.SSLContext) -> tuple[http.client.HTTPConn
     """Return a connection to a URL's server, which isn't open yet, and the URL's path."""
     scheme, _colon, rest = url.partition("://")
     address, slash, path = rest.partition("/")
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT)
     if scheme == "https":
-        return http.client.HTTPSConnection(address, timeout=TIMEOUT, context=context), slash + path
-    return http.client.HTTPConnection(address, timeout=TIMEOUT), slash + path
+        connection = http.client.HTTPSConnection(address, timeout=TIMEOUT, context=context)
+    connection.response_class = _Response
+    return connection, slash + path
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *words: t.Any, **options: t.Any) -> None:
+        super().__init__(sock, *words, **options)
+        self.fp = io.BufferedReader(_Bytes(sock))
+
+
+class _Bytes(io.RawIOBase):
+    """A socket's bytes within ``TIMEOUT`` together: a server may send one of them at a time, or heads without end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._file = sock, sock.makefile("rb", 0)
+        self._end = time.monotonic() + TIMEOUT
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: t.Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

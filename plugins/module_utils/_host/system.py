@@ -37,6 +37,9 @@ MAX_STEPS = 1000
 LIMITED = ("setsid", "--wait", "timeout", "--kill-after=5")
 # Prefix of temporary files, which replace the old ones when they are complete.
 TEMPORARY = ".kubegpu-"
+# Bytes of a file that is read as text.
+LONGEST = 64 << 20
+NO_FILE = "is no file but a device, a socket or a pipe"
 
 
 class System(t.Protocol):
@@ -117,14 +120,20 @@ class RealSystem:
         self._run_command = run_command
 
     def _real(self, path: str) -> str:
-        if not path.startswith("/"):
-            raise ShareError(f"path {path!r} isn't absolute")
+        if not path.startswith("/") or "\0" in path:
+            raise ShareError(f"path {path!r} isn't absolute, or has a zero byte")
         return os.path.join(self._root, path.lstrip("/"))
 
     def read(self, path: str) -> str | None:
         try:
+            # A process of a pod chooses some of these paths: a pipe is waited for, and some devices have no end.
             # newline="" keeps the line endings of the file.
-            with open(self._real(path), encoding="utf-8", errors="replace", newline="") as file:
+            with open(self._real(path), encoding="utf-8", errors="replace", newline="", opener=_at_once) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.makedev(1, 3):
+                    raise ShareError(f"{path} {NO_FILE}")
+                if status.st_size > LONGEST:
+                    raise ShareError(f"{path} is larger than {LONGEST >> 20} MiB")
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ProcessLookupError):
             # The last is what /proc answers when a process ends between opening and reading.
@@ -195,7 +204,7 @@ class RealSystem:
             # The write itself reports it.
             return
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-            raise ShareError(f"{path} is no file but a device, a socket or a pipe, and is left as it is")
+            raise ShareError(f"{path} {NO_FILE}, and is left as it is")
 
     def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done:
         if self._run_command is None:
@@ -209,6 +218,10 @@ class RealSystem:
         if rc in (124, 137):
             return Done(124, out, f"{argv[0]} didn't finish within {timeout:g} s")
         return Done(rc, out, err)
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _sync(folder: str) -> None:

@@ -17,9 +17,9 @@ from .._core.types import JsonObject
 from .._core.wait import Waiting
 from . import objects
 from .api import Kube
-from .client import auth_arguments
 from .compare import managed_part
 from .objects import foreign_objects
+from .options import auth_arguments
 from .refs import FIELD_MANAGER, Ref, ref_of
 from .rollout import (
     WORKLOADS,

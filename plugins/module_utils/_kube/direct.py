@@ -29,8 +29,8 @@ from ansible.module_utils.common.yaml import yaml_load
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .api import JSON, Client, Request
-from .client import auth_arguments, hide_credentials
 from .errors import KUBECONFIG, TIMEOUT, cause_of, refused, unreachable
+from .options import auth_arguments, hide_credentials
 
 if t.TYPE_CHECKING:
     from .client import RealKube

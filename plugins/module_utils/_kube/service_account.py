@@ -19,7 +19,8 @@ from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.system import System
-from .client import RealKube, auth_arguments
+from .client import RealKube
+from .options import auth_arguments
 from .refs import Ref
 
 ARGUMENTS: JsonObject = {

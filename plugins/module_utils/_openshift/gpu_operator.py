@@ -25,7 +25,7 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref
 from .objects import PAUSE, annotations_of
 

@@ -21,7 +21,7 @@ from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
+from .._kube.options import auth_arguments
 from .._kube.refs import FIELD_MANAGER, Ref
 from .cluster import condition
 from .objects import PART_OF, annotations_of

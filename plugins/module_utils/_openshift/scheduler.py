@@ -21,8 +21,9 @@ from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import APPLY
-from .._kube.client import RealKube, api_errors, auth_arguments
+from .._kube.client import RealKube, api_errors
 from .._kube.errors import TIMEOUT, KubeError
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref, ref_of
 from . import policy, secondary
 from .objects import PAUSE, Api

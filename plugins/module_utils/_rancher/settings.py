@@ -46,6 +46,8 @@ KEYS = (
 )
 # The same that are yes or no: on the command line none of them takes the next word as its value.
 SWITCHES = ("docker", "selinux", "disable-scheduler", "disable-apiserver", "disable-agent")
+# Values of one file: an alias has a list's values again.
+MOST_VALUES = 10_000
 TRUE, FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
 # What is wrong beside ``yaml_reader.WHY``, by code.
 WHY = {
@@ -218,9 +220,12 @@ def folder_of(path: str) -> str:
 
 def drop_ins(names: t.Iterable[str]) -> list[str]:
     """Return the names of a folder that are read, in the order in which they are."""
-    return sorted(
-        (name for name in names if name.lower().endswith((".yaml", ".yml"))), key=lambda name: name.encode("utf-8")
-    )
+    return sorted((name for name in names if name.lower().endswith((".yaml", ".yml"))), key=_bytes)
+
+
+def _bytes(name: str) -> bytes:
+    """Return a name of a file as the kernel has it, which may be no UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
 
 
 def values(settings: Settings, key: str, without: t.Container[str] = (), flags: bool = True) -> list[str]:
@@ -297,7 +302,7 @@ def replaced(settings: Settings, path: str, wanted: t.Mapping[str, t.Sequence[st
     ]
     files = {one["path"]: one for one in settings["files"]} | {path: SettingsFile(path=path, entries=entries)}
     main = settings["path"]
-    order = sorted(files, key=lambda one: (one != main, one.encode("utf-8")))
+    order = sorted(files, key=lambda one: (one != main, _bytes(one)))
     return {**settings, "files": [files[one] for one in order]}
 
 
@@ -373,7 +378,7 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
     """Return a file's entries of these keys, and the names by which it has them."""
     found: list[Entry] = []
     used: dict[str, set[str]] = {}
-    pairs = yaml_reader.read(text)
+    pairs, left = yaml_reader.read(text), MOST_VALUES
     for (word, given), line in zip(pairs, pairs.lines):
         word = word.strip()
         name = word[:-1] if word.endswith("+") else word
@@ -383,6 +388,9 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
         used.setdefault(key, set()).add(name)
         single = not isinstance(given, list) or isinstance(given, Pairs)
         items: list[Value] = [given] if single or not isinstance(given, list) else given
+        left -= len(items)
+        if left < 0:
+            raise Unreadable("size", line)
         if any(isinstance(one, list) for one in items):
             # Go prints its own form of them.
             raise Unreadable("value", line)

@@ -54,9 +54,12 @@ WHY = {
     "merge": "a merge key (<<) whose value isn't a mapping",
     "plain": "a value that begins with a character which has to be quoted",
     "quote": "a quoted value that isn't closed",
+    "size": "more text, or more values, than settings have",
     "tag": "a tag or directive, which this collection doesn't read",
 }
 DEEPEST = 40
+# Characters: settings have some thousands.
+LONGEST = 256 << 10
 # Digits of an integer, also of a binary one with zeros before it.
 LONGEST_NUMBER = 1000
 # Characters with which a value that isn't plain begins, on one line or within brackets.
@@ -77,7 +80,7 @@ _BOOLS = {
 }
 _NULLS = ("", "~", "null", "Null", "NULL")
 _INTEGER = re.compile(r"([-+]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)$")
-_FLOAT = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?$")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$")
 
 
 def read(text: str) -> Pairs:
@@ -120,6 +123,8 @@ class _Reader:
         self._at = 0
         self._depth = 0
         self._anchors: dict[str, Value] = {}
+        if len(text) > LONGEST:
+            raise self._wrong("size")
         bad = _BAD.search(self._text)
         if bad:
             self._at = bad.start()

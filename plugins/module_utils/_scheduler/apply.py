@@ -56,7 +56,7 @@ def problem(answer: Answer) -> tuple[str, str]:
         return "http_status", str(answer.status)
     try:
         result = json.loads(answer.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         result = None
     if not isinstance(result, dict):
         return "not_an_extender", ""
@@ -72,7 +72,7 @@ def parsed(text: str) -> Answer:
     try:
         found = json.loads(text)
         answer = Answer(int(found["status"]), str(found["failure"]), str(found["text"]))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Answer(0, "unreachable", text or "the pod that asked has written nothing")
     return answer if answer.failure in ("", *REASONS) else Answer(0, "unreachable", answer.text)
 

@@ -22,8 +22,8 @@ from .._core.types import JsonObject
 from .._core.untrusted import line
 from .._kube import helm
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
 from .._kube.errors import KubeError
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref
 from .._openshift import cluster as openshift
 from .._openshift import coreos

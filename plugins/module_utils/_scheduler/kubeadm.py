@@ -10,7 +10,7 @@ import typing as t
 from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._kube.api import Kube
-from .._kube.client import auth_arguments
+from .._kube.options import auth_arguments
 from .._kube.refs import Ref
 
 CONFIG_MAP = Ref("v1", "ConfigMap", "kube-system", "kubeadm-config")

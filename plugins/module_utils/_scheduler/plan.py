@@ -22,6 +22,7 @@ from .._core.digest import digest
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._documents.yaml_tree import Loader
 from . import config
 from . import config as merged_file
 from . import control_plane as cp
@@ -271,16 +272,18 @@ def _refuse_second_pod(observed: ControlPlane) -> None:
 
 def _is_scheduler(text: str) -> bool:
     try:
-        pods = [one for one in yaml.safe_load_all(text) if isinstance(one, dict) and one.get("kind") == "Pod"]
-    except yaml.YAMLError:
+        return any(_is_scheduler_pod(one) for one in yaml.load_all(text, Loader=Loader))
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
         # kubelet can't read it either.
         return False
-    for pod in pods:
-        containers = (pod.get("spec") or {}).get("containers") or []
-        named = [one.get("name") for one in containers if isinstance(one, dict)]
-        if (pod.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named:
-            return True
-    return False
+
+
+def _is_scheduler_pod(one: t.Any) -> bool:
+    if not isinstance(one, dict) or one.get("kind") != "Pod":
+        return False
+    containers = (one.get("spec") or {}).get("containers") or []
+    named = [each.get("name") for each in containers if isinstance(each, dict)]
+    return (one.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named
 
 
 def _refuse_unsafe(options: Options, observed: ControlPlane) -> None:
@@ -517,8 +520,8 @@ def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[
     :param minor: of kube-scheduler 1.``minor``.
     """
     try:
-        found = (yaml.safe_load(text) or {}).get("leaderElection") if text else None
-    except (yaml.YAMLError, AttributeError):
+        found = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
         found = None
     election = dict(found) if isinstance(found, dict) else {}
     if text is None or minor >= FLAGS_LEAD_SINCE:

@@ -22,9 +22,9 @@ from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, helm
 from ...module_utils._kube.api import Kube
-from ...module_utils._kube.client import auth_arguments
 from ...module_utils._kube.direct import connect
 from ...module_utils._kube.errors import LibraryMissing
+from ...module_utils._kube.options import auth_arguments
 from ...module_utils._kube.refs import Ref
 from ...module_utils._openshift import gpu_operator
 from ...module_utils._scheduler import detect, kubeadm

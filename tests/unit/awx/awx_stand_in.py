@@ -53,7 +53,8 @@ DEFAULTS: Object = {
     **dict.fromkeys(("organization", "inventory", "source_project", "unified_job_template")),
     **{"description": "", "scm_type": "", "scm_url": "", "source": "", "survey_enabled": False},
     **{"inputs": {}, "injectors": {}, "notification_configuration": {}, "extra_data": {}},
-    **{f"ask_{one}_on_launch": False for one in ("variables", *PROMPTS)},
+    **{f"ask_{one}_on_launch": False for one in ("variables", "job_slice_count", *PROMPTS)},
+    **{"job_slice_count": 1, "allow_simultaneous": False},
 }
 
 

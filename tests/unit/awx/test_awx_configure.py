@@ -102,11 +102,11 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
         assert controller.listed("job_templates", made["name"], "credentials") == ["kubegpu kubeconfig", *machine]
         assert controller.listed("job_templates", made["name"], "notification_templates_error") == ["platform team"]
         survey = controller.surveys.get(("job_templates", made["id"]), {"spec": []})
-        asked = [one.get("variable", one["option"]) for one in template["survey"]]
+        asked = [one.get("variable", one.get("option")) for one in template["survey"]]
         assert [one["variable"] for one in survey["spec"]] == asked and made["survey_enabled"] is bool(asked)
     workflow = controller.named("workflow_job_templates", "kubegpu roll-out")
     of_all = [one for name in ("site", "verify", "acceptance") for one in TEMPLATES[name]["survey"]]
-    asked = [one.get("variable", one["option"]) for one in of_all]
+    asked = [one.get("variable", one.get("option")) for one in of_all]
     assert [one["variable"] for one in controller.surveys["workflow_job_templates", workflow["id"]]["spec"]] == asked
     nodes = {one["id"]: one["identifier"] for one in controller.data["workflow_job_template_nodes"].values()}
     follow = {
@@ -145,6 +145,8 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
 
     # What somebody changed by hand is restored, and nothing else; secrets are written on request.
     controller.named("job_templates", "kubegpu site")["become_enabled"] = False
+    by_hand = {"job_slice_count": 2, "allow_simultaneous": True, "ask_variables_on_launch": True}
+    controller.named("job_templates", "kubegpu switch").update(by_hand)
     controller.surveys["job_templates", controller.named("job_templates", "kubegpu verify")["id"]]["spec"].pop()
     controller.lists["workflow_job_template_nodes", approve["id"], "success_nodes"].clear()
     (folder / "admin.kubeconfig").write_text("kind: Config # rotated\n")
@@ -157,6 +159,8 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
         "Connect the workflow's steps",
     ]
     assert "rotated" in controller.injected("kubegpu kubeconfig", "/k")["file"]["template"]
+    restored = controller.named("job_templates", "kubegpu switch")
+    assert [restored[name] for name in by_hand] == [1, False, False]
 
     # With a kubeconfig that can only read.
     rc, text = configure(stand_in, folder, *reader)

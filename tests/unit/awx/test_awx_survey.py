@@ -15,12 +15,16 @@ from awx_stand_in import Controller
 
 sys.path.insert(0, str(ROOT / "awx" / "filter_plugins"))
 
+from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.specifications import SHARED
 from awx_filters import awx_survey
 
 ROLES = ROOT / "roles"
 TEMPLATES = variables()["awx_job_templates"]
-EVERY = {one["option"]: one for template in TEMPLATES.values() for one in template["survey"]}
+QUESTIONS = [one for template in TEMPLATES.values() for one in template["survey"]]
+EVERY = {one["option"]: one for one in QUESTIONS if "role" in one}
 ASKED = [pytest.param(one, id=name) for name, one in EVERY.items()]
+# Variables of playbooks.
+OTHERS = [pytest.param(one, id=one["variable"]) for one in QUESTIONS if "role" not in one]
 # Values that somebody may type.
 TYPED = {"text": ["a", "a,b"], "integer": [0, 600]}
 
@@ -46,6 +50,13 @@ def test_a_role_takes_each_answer_and_none_replaces_the_inventorys_value(asked):
     for answer in answers(question):
         assert not validator.validate({asked["option"]: answer}).error_messages, answer
     assert not re.search(r"\b[A-Z]\(", question["question_description"])
+
+
+def test_a_question_for_a_number_asks_for_a_time():
+    """So less than 0, which a survey's question refuses, is never right."""
+    asked = awx_survey(list(EVERY.values()), str(ROLES))["spec"]
+    times = [one["question_description"] for one in asked if one["type"] == "integer"]
+    assert times and all(one.startswith("Seconds ") for one in times)
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -74,8 +85,33 @@ def test_an_answer_sets_another_variable_only_where_the_option_defaults_to_it(as
     assert default.startswith(f"{{{{ {asked['variable']} | default(")
 
 
+@pytest.mark.parametrize("asked", OTHERS)
+def test_a_question_about_a_playbooks_variable_agrees_with_what_preflight_accepts(asked):
+    rules = SHARED[asked["variable"]]
+    assert (asked["type"], asked.get("choices")) == (rules["type"], rules.get("choices"))
+    [question] = awx_survey([asked], str(ROLES))["spec"]
+    assert "default" not in question and question["required"] is False
+    assert question["choices"] == rules.get("choices", ["true", "false"])
+
+
+def test_what_the_page_sets_at_a_launch_is_asked_and_no_other_variable_can_be_set():
+    """Whoever may launch a job could otherwise run programs beside its credentials: -e ansible_ssh_common_args."""
+    asked = {
+        name: {one.get("variable", one.get("option")) for one in made["survey"]} for name, made in TEMPLATES.items()
+    }
+    assert {"gpu_backend", "gpushare_allocation"} <= asked["switch"]
+    assert {"uninstall_with_pods", "uninstall_cluster"} <= asked["uninstall"]
+    assert not [name for name, made in TEMPLATES.items() if "ask_variables" in made]
+    [play] = yaml.load((ROOT / "awx" / "configure.yml").read_text(), yaml.SafeLoader)
+    for task in play["tasks"]:
+        for module in ("awx.awx.job_template", "awx.awx.workflow_job_template"):
+            if module in task:
+                assert task[module]["ask_variables_on_launch"] is False, task["name"]
+
+
 def test_awx_accepts_the_surveys():
-    Controller([]).check_survey(awx_survey(list(EVERY.values()), str(ROLES)))
+    asked = [*EVERY.values(), *(one for one in QUESTIONS if "role" not in one)]
+    Controller([]).check_survey(awx_survey(asked, str(ROLES)))
 
 
 def test_a_question_has_the_options_type_choices_and_default(tmp_path):
@@ -99,7 +135,7 @@ def test_a_question_has_the_options_type_choices_and_default(tmp_path):
         "type": "multiplechoice",
         "choices": ["x"],
     }
-    assert (second["type"], second["question_name"]) == ("integer", "one_b: Seconds; e.g. 3.5 of it)")
+    assert (second["type"], second["min"], second["question_name"]) == ("integer", 0, "one_b: Seconds; e.g. 3.5 of it)")
     assert (third["choices"], third["question_name"]) == (["true", "false"], "one_c: Whether (default: false)")
     assert awx_survey([], str(tmp_path)) == {}
     with pytest.raises(AnsibleFilterError, match="role one has no option one_z"):

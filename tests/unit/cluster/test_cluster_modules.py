@@ -11,8 +11,8 @@ import yaml
 from action_plugins import load
 from ansible.module_utils import basic
 from ansible_collections.kubegpu.share.plugins.action import cluster_info, preflight
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import LibraryMissing
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
 from ansible_collections.kubegpu.share.plugins.modules import preflight as preflight_module
 from fake_kube import FakeKube

@@ -436,3 +436,30 @@ def test_rpm_lists_have_the_versions_of_every_stream_and_are_not_downloaded(tree
         observed["kernel"]["headers"] = True
         finding = one(chosen(observed, version="575.57.08", repo_url="file:///srv/cuda"))
         assert finding["id"] == "driver-version-missing" and "kmod-nvidia-open-dkms" in finding["packages"]
+
+
+# --------------------------------------------------------------------------- a machine that was taken
+
+
+def test_lists_of_any_size_take_no_time() -> None:
+    """They come from the machine, and its plan is made on the controller: each version was compared with all others."""
+    names = (*(one.format(b="580", o="-open", k=KERNEL) for one in USER), "nvidia-utils-570-server")
+    every = {name: {f"580.{number}.1-0ubuntu1": ["file:/x"] for number in range(20_000)} for name in names}
+    begun = time.process_time()
+    finding = one(found({"age_hours": 1.0, "error": "", "packages": every}, source="distribution"))
+    assert time.process_time() - begun < 20
+    assert finding["id"] == "driver-version-missing" and finding["versions"][0] == "580.19999.1"
+
+
+@pytest.mark.parametrize(
+    "version", ["\u0665\u0668\u0660.\u0669\u0665-1", "580.\u0669-1", "{{ 7 * 7 }}", "580.95.06;reboot", "x" * 200_000]
+)
+def test_what_is_no_version_of_the_driver_is_not_proposed(version: str) -> None:
+    names = [one.format(b="580", o="-open", k=KERNEL) for one in USER]
+    finding = one(
+        found(
+            {"age_hours": 1.0, "error": "", "packages": {name: {version: ["file:/x"]} for name in names}},
+            source="distribution",
+        )
+    )
+    assert finding["versions"] == [] and version not in finding["found"] + finding["remedy"]

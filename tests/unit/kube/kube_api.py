@@ -9,7 +9,8 @@ import threading
 import types
 
 import kubernetes.client
-from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube, auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
 SECRET = "c2VjcmV0LXRva2Vu"
 

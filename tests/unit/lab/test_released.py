@@ -13,7 +13,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -90,6 +90,14 @@ def ranged(handler: Handler, content: bytes, stop: int | None = None) -> None:
     handler.send_header("Content-Length", str(len(content) - start))
     handler.end_headers()
     handler.wfile.write(content[start:stop])
+
+
+def dripped(handler: Handler) -> None:
+    """Send a head that has no end."""
+    with suppress(OSError):
+        while True:
+            handler.wfile.write(b"X")
+            time.sleep(0.05)
 
 
 def archive(name: str, members: dict[str, bytes]) -> bytes:
@@ -252,7 +260,9 @@ def loops(handler: Handler) -> None:
         (loops, "answers 302"),
         (breaks_off(PROGRAM, always=True), "the transfer broke off"),
         (lambda handler: handler.send_error(403), "answers 403"),
-        (lambda handler: handler.wfile.write(b"nothing of HTTP\r\n\r\n"), "nothing of HTTP"),
+        (lambda handler: handler.wfile.write(b"nothing\x1b[2J of HTTP\r\n\r\n"), "nothing?[2J of HTTP"),
+        # Each byte comes in time.
+        (dripped, "no answer within 1 s"),
     ],
 )
 def test_what_cant_be_downloaded_is_built(
@@ -264,6 +274,7 @@ def test_what_cant_be_downloaded_is_built(
     words: str,
 ) -> None:
     monkeypatch.setattr(released, "SILENCE", 0.2)
+    monkeypatch.setattr(released, "HEAD", 0.6)
     server.files.pop(path_of())
     if answer:
         server.files[path_of()] = answer

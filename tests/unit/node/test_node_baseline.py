@@ -15,7 +15,7 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.action import node_baseline as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline
+from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline, baseline_apply
 from ansible_collections.kubegpu.share.plugins.module_utils._node.baseline import file_state
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe_baseline
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import PATH, SCHEMA, Baseline
@@ -164,81 +164,81 @@ def node(monkeypatch):
         assert packages == ("*",)
         return machine.node
 
-    monkeypatch.setattr(baseline.facts, "observe", observed)
+    monkeypatch.setattr(baseline_apply.facts, "observe", observed)
     return machine
 
 
 def test_recorded_once_for_root_only_and_without_secrets(node):
-    assert baseline.ensure("present", [], False, node)["changed"]
+    assert baseline_apply.ensure("present", [], False, node)["changed"]
     text = node.files[PATH]
     assert node.modes == {PATH: 0o600}
     assert "mkdir -p -m 0700 /var/lib/kubegpu-share" in node.ran and "chmod 0700 /var/lib/kubegpu-share" in node.ran
     assert "secret" not in text and json.loads(text)["schema"] == SCHEMA
     node.node["packages"] = {}
-    assert not baseline.ensure("present", [], False, node)["changed"]
+    assert not baseline_apply.ensure("present", [], False, node)["changed"]
     assert node.files[PATH] == text
     assert observe_baseline(node) == {"path": PATH, "taken": "2026-01-02T03:04:05Z", "own_files": [], "error": ""}
     assert observe_baseline(node, content=True)["snapshot"] == before()
 
 
 def test_records_that_outlive_the_uninstall_are_a_difference(node):
-    baseline.ensure("present", [], False, node)
+    baseline_apply.ensure("present", [], False, node)
     node.files["/var/lib/kubegpu-share/docker-was.json"] = "{}"
     with pytest.raises(NotInEffect, match=r"file:/var/lib/kubegpu-share/docker-was\.json: absent before, present now"):
-        baseline.ensure("compared", [], False, node)
+        baseline_apply.ensure("compared", [], False, node)
 
 
 def test_check_mode_shows_the_file_and_writes_nothing(node):
-    done = baseline.ensure("present", [], True, node)
+    done = baseline_apply.ensure("present", [], True, node)
     assert done["changed"] and done["diff"][0]["after_header"] == PATH and PATH not in node.files
 
 
 def test_a_node_of_an_older_version_is_noted(node):
     node.files["/etc/apt/sources.list.d/kubegpu-cuda.sources"] = "x"
     node.files["/etc/pki/rpm-gpg/KUBEGPU-cuda.asc"] = "x"
-    baseline.ensure("present", [], False, node)
+    baseline_apply.ensure("present", [], False, node)
     marks = ["/etc/apt/sources.list.d/kubegpu-cuda.sources", "/etc/pki/rpm-gpg/KUBEGPU-cuda.asc"]
     assert observe_baseline(node)["own_files"] == marks
-    done = baseline.ensure("compared", [], False, node)
+    done = baseline_apply.ensure("compared", [], False, node)
     assert done["changed"] and "were there already" in done["notes"][0] and PATH not in node.files
     assert not observe_baseline(node)
-    done = baseline.ensure("compared", [], False, node)
+    done = baseline_apply.ensure("compared", [], False, node)
     assert done == {"changed": False, "diff": [], "notes": [baseline.NO_BASELINE]}
 
 
 def test_killed_while_it_is_recorded(node):
     node.kill_at = 1
     with pytest.raises(Killed):
-        baseline.ensure("present", [], False, node)
+        baseline_apply.ensure("present", [], False, node)
     assert PATH not in node.files
-    assert baseline.ensure("present", [], False, node)["changed"] and observe_baseline(node)["taken"]
+    assert baseline_apply.ensure("present", [], False, node)["changed"] and observe_baseline(node)["taken"]
 
 
 def test_a_failed_comparison_keeps_the_baseline_and_a_clean_one_removes_it(node):
-    baseline.ensure("present", [], False, node)
+    baseline_apply.ensure("present", [], False, node)
     node.node["packages"]["libcuda1"] = {"version": "580", "held": True}
     node.node["packages"]["htop"] = {"version": "3", "held": False}
     with pytest.raises(NotInEffect, match="package:libcuda1: not installed before, 580 now") as error:
-        baseline.ensure("compared", [], False, node)
+        baseline_apply.ensure("compared", [], False, node)
     assert len(error.value.details["problems"]) == 1 and len(error.value.details["notes"]) == 1
     assert PATH in node.files
-    assert baseline.ensure("compared", [], True, node)["changed"], "check mode reports what it would remove"
+    assert baseline_apply.ensure("compared", [], True, node)["changed"], "check mode reports what it would remove"
     assert PATH in node.files
-    done = baseline.ensure("compared", ["package:libcuda1"], False, node)
+    done = baseline_apply.ensure("compared", ["package:libcuda1"], False, node)
     assert done["changed"] and len(done["notes"]) == 2 and PATH not in node.files
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99, "snapshot": {}}', '{"schema": 1}'])
 def test_an_unreadable_baseline_is_never_overwritten_nor_compared(node, text):
     node.files[PATH] = text
-    assert not baseline.ensure("present", [], False, node)["changed"]
+    assert not baseline_apply.ensure("present", [], False, node)["changed"]
     assert node.files[PATH] == text
     assert (
         "can't be read" in observe_baseline(node)["error"] and observe_baseline(node, content=True)["snapshot"] is None
     )
     with pytest.raises(ShareError, match="move the file away to go on"):
-        baseline.ensure("compared", [], False, node)
-    baseline.ensure("absent", [], False, node)
+        baseline_apply.ensure("compared", [], False, node)
+    baseline_apply.ensure("absent", [], False, node)
     assert PATH not in node.files
 
 
@@ -250,7 +250,7 @@ def test_files_that_cant_be_read_are_recorded():
             return super().read(path)
 
     units = {"/etc/systemd/system/containerd.service.d/x.conf": "[Service]\n", "/etc/systemd/system/other.service": ""}
-    found = baseline.files(Broken({**FILES, **units, "/etc/apt/sources.list.d/sub/x": "", "/etc/ssl/x": ""}))
+    found = baseline_apply.files(Broken({**FILES, **units, "/etc/apt/sources.list.d/sub/x": "", "/etc/ssl/x": ""}))
     expected = {*FILES, "/etc/systemd/system/containerd.service.d/x.conf"}
     assert set(found) == expected and "Input/output" in found[DAEMON]
 

@@ -6,18 +6,25 @@ from __future__ import annotations
 import builtins
 import errno
 import os
+import resource
 import shlex
 import stat
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host import system as host_system
 from ansible_collections.kubegpu.share.plugins.module_utils._host import systemd
 from ansible_collections.kubegpu.share.plugins.module_utils._host.file_transaction import FileTransaction, Replacement
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem, target
+
+LIMITS = resource.getrlimit(resource.RLIMIT_AS)
+# Bytes, so that a file without an end doesn't take the machine's.
+MOST_MEMORY = 4 << 30
 
 
 @pytest.mark.parametrize("name", ["cgroup", "cmdline", "stat"])
@@ -48,6 +55,46 @@ def test_what_is_no_file_is_neither_replaced_nor_removed(tmp_path: Path) -> None
         with pytest.raises(ShareError, match="/null is no file but a device, a socket or a pipe"):
             act()
     assert stat.S_ISFIFO((tmp_path / "null").lstat().st_mode) and sorted(os.listdir(tmp_path)) == ["conf", "null"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "huge"])
+def test_what_has_no_end_is_not_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of a pod that is named kube-scheduler names its configuration, which is read through its root."""
+    monkeypatch.setattr(host_system, "LONGEST", 1 << 20)
+    path = tmp_path / "conf"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    read: list[str] = []
+
+    def reading() -> None:
+        try:
+            RealSystem(str(tmp_path)).read("/conf")
+        except ShareError as error:
+            read.append(str(error))
+
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, LIMITS[1]))
+    try:
+        thread = threading.Thread(target=reading, daemon=True)
+        thread.start()
+        thread.join(20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, LIMITS)
+    words = "is larger than" if kind == "huge" else "is no file but a device, a socket or a pipe"
+    assert len(read) == 1 and read[0].startswith(f"/conf {words}")
+
+
+def test_no_file_is_read_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    system = RealSystem(str(tmp_path))
+    assert (system.read("/null"), system.read("/folder"), system.read("/none")) == ("", None, None)
+    with pytest.raises(ShareError, match="zero byte"):
+        system.read("/x\0y")
 
 
 def test_a_folder_that_cant_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

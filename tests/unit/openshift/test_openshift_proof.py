@@ -142,6 +142,26 @@ def test_an_extender_that_does_not_answer_stops_the_run(
     assert server.ask("GET", POD)[0] == 404
 
 
+def test_what_another_kubelet_reports_is_neither_run_nor_printed(server: ApiServer, tmp_path: Path) -> None:
+    """The node that the pod is on reports its words, whatever the pod has written."""
+
+    class Other(Kubelet):
+        def _status(self, pod: dict[str, t.Any]) -> dict[str, t.Any]:
+            words = (
+                "{{ lookup('ansible.builtin.pipe', 'touch "
+                + str(tmp_path / "run")
+                + "') }}\x1b[2J\x9b\n\u202eok: [localhost]"
+            )
+            state = {"terminated": {"exitCode": 0, "reason": "{{ 7 * 7 }}", "message": words * 500}}
+            return {"phase": "Succeeded", "containerStatuses": [self._container(state)]}
+
+    with Other(server, tmp_path, 1):
+        done = prove(server, tmp_path)
+    assert done.rc != 0 and "it can't be reached ({{ lookup(" in " ".join(done.text.split())
+    assert not (tmp_path / "run").exists() and not any(one in done.text for one in "\x1b\x9b\u202e")
+    assert len(done.text) < 20_000
+
+
 @pytest.mark.parametrize(
     ("text", "reason", "words"),
     [
@@ -149,6 +169,10 @@ def test_an_extender_that_does_not_answer_stops_the_run(
         ("its pod ImagePullBackOff", "unreachable", "ImagePullBackOff"),
         ('{"status": 0, "failure": "nonsense", "text": "x"}', "unreachable", "x"),
         ('{"status": 0, "failure": "tls", "text": "certificate verify failed"}', "tls", "certificate verify failed"),
+        # kubelet, which reports it, may be another's.
+        ('{"status": Infinity, "failure": "", "text": ""}', "unreachable", "Infinity"),
+        ("[" * 60000, "unreachable", "[["),
+        ("\x1b[2J{{ 7 * 7 }} {0}\n\u202e", "unreachable", "{{ 7 * 7 }} {0} \ufffd)."),
         ('{"status": 200, "failure": "", "text": "{}"}', "not_an_extender", "no extender"),
         ('{"status": 200, "failure": "", "text": "{\\"NodeNames\\": []}"}', "", ""),
     ],

@@ -143,6 +143,13 @@ def test_service_and_network_policy_select_the_extender():
     assert proof == {"podSelector": {"matchLabels": proof["podSelector"]["matchLabels"]}}
     assert proof["podSelector"]["matchLabels"].items() <= asking["metadata"]["labels"].items()
     assert asking["metadata"]["namespace"] == NAMESPACE
+    # It has the scheduler's certificate, so it runs where the extender does; without a known control plane anywhere.
+    control = [{"labels": {"node-role.kubernetes.io/master": ""}}]
+    for nodes in (control, [{"labels": {}}]):
+        known = {"hostvars": {"localhost": {"__scheduler_cluster_info": {"nodes": nodes}}}}
+        where = one(rendered("openshift/proof", **known), "Pod")["spec"].get("affinity")
+        there = one(rendered("openshift/extender", **known), "Deployment")["spec"]["template"]["spec"].get("affinity")
+        assert where == there and bool(where) == (nodes is control)
     # It is none of the extender's own.
     assert not service["selector"].items() <= asking["metadata"]["labels"].items()
     namespace = {"kubernetes.io/metadata.name": "openshift-secondary-scheduler-operator"}

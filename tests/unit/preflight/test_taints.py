@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 import typing as t
 
 import pytest
@@ -114,3 +115,18 @@ def test_named_nodes_of_the_control_plane_are_a_place_whatever_their_taints() ->
     narrow = {**values, "gpushare_tolerations": NARROW}
     [one] = [one for one in examined(*asked, values=narrow) if one.id == "templates-nodes"]
     assert "gpushare-dra-templates tolerates none of the taints of cp1 (mine:NoSchedule)" in one.text
+
+
+def test_a_node_of_thousands_of_taints_adds_none_to_a_deployment() -> None:
+    """A kubelet chooses its node's taints when it registers; the API server takes some ten thousand of them."""
+    many = [{"key": f"k{number}", "effect": "NoSchedule"} for number in range(20_000)]
+    nodes: t.Any = [
+        {"name": "taken", "labels": {}, "taints": many},
+        {"name": "gpu1", "labels": {}, "taints": [SKU, {"key": "other", "effect": "NoExecute"}]},
+    ]
+    begun = time.process_time()
+    found = server_nodes.place((), nodes, None, ("taken", "gpu1"))
+    assert (found["place"], found["taints"]) == (server_nodes.GPU_NODES, ["other", "sku"])
+    named = server_nodes.place(("taken", "gpu1"), nodes, None, (), [{"key": "sku", "operator": "Exists"}])
+    assert (named["place"], named["taints"]) == (server_nodes.NAMED, ["sku"])
+    assert time.process_time() - begun < 10

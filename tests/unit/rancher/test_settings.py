@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import typing as t
 from pathlib import Path
 
@@ -215,3 +216,27 @@ def test_what_is_read_is_what_yaml_means() -> None:
 @pytest.mark.parametrize("code", sorted(settings.WHY))
 def test_every_code_has_words(code: str) -> None:
     assert settings.WHY[code] and yaml_reader.WHY.keys() <= settings.WHY.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: [" + "x," * 200_000 + "]", "size"),
+        ("x: &a [" + "y," * 3000 + "]\n" + "kubelet-arg: *a\n" * 3000, "size"),
+        ("token: " + "1" * 200_000 + "x", ""),
+        ("token: " + "1" * 200_000 + "e", ""),
+    ],
+    ids=["long", "aliases", "digits", "exponent"],
+)
+def test_settings_without_measure_are_refused_at_once(text: str, code: str) -> None:
+    begun = time.process_time()
+    problem = given({CONFIG: text})["problem"]
+    assert (problem["code"] if problem else "") == code
+    assert time.process_time() - begun < 10
+
+
+def test_names_of_drop_ins_may_be_any_bytes() -> None:
+    names = [name.decode("utf-8", "surrogateescape") for name in (b"\xff.yaml", b"\xc3\xa9.yaml", b"a.yaml")]
+    assert settings.drop_ins(names) == [names[2], names[1], names[0]]
+    found = given({f"{CONFIG}.d/{name}": "docker: true" for name in names})
+    assert settings.replaced(found, f"{CONFIG}.d/b.yaml", {})["files"][1]["path"] == f"{CONFIG}.d/b.yaml"

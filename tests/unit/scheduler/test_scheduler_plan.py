@@ -285,6 +285,8 @@ def flagged(flag: str, manifest: str = KUBEADM) -> str:
         (flagged("--policy-configmap=p"), {}, "has --policy-configmap"),
         (KUBEADM, {"link": "/srv/m"}, "kube-scheduler.yaml is a symbolic link to /srv/m; put the file itself"),
         (KUBEADM, {"others": {f"{cp.MANIFEST}.bak": KUBEADM}}, "second kube-scheduler pod, kube-scheduler.yaml.bak"),
+        # No day of a calendar: for kubelet a text.
+        (KUBEADM, {"others": {"/m/x": KUBEADM + "x: 2026-99-99\n"}}, "second kube-scheduler pod, x"),
         (
             KUBEADM,
             {"version": "1.36.3", "running": [process(config="", version="1.35.6")]},
@@ -391,6 +393,20 @@ def test_similar_files_are_no_second_scheduler() -> None:
         "/etc/kubernetes/manifests/c.yaml": "kind: Pod\nspec: {containers: [{name: kube-scheduler-x}]}\n",
     }
     assert make_plan(PRESENT, static_pod(KUBEADM, others=others)).files
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: kube-scheduler\nx: " + "[" * 60_000,
+        "kind: Pod\nspec: [name: kube-scheduler]",
+        "kind: Pod\nmetadata: 'name: kube-scheduler'",
+        "kind: Pod\nspec: {containers: 7}",
+    ],
+    ids=["deep", "list", "text", "number"],
+)
+def test_files_that_are_no_pods_are_no_second_scheduler(text):
+    assert make_plan(PRESENT, static_pod(KUBEADM, others={f"{cp.MANIFEST}.bak": text})).files
 
 
 # --------------------------------------------------------------------------- Policy

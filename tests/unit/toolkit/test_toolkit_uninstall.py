@@ -7,7 +7,7 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
-from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline
+from ansible_collections.kubegpu.share.plugins.module_utils._node import baseline_apply
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe_baseline
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import PATH
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import config as files
@@ -105,7 +105,7 @@ def configure(machine, **params):
 
 def install(machine):
     """Run the tasks of the roles node_baseline and toolkit."""
-    baseline.ensure("present", [], False, machine)
+    baseline_apply.ensure("present", [], False, machine)
     configure(machine, files=False, remove_sources=True, remove_packages=["nvidia-docker2"])
     toolkit(machine, "present")
     replaced = ["nvidia-container-runtime", "nvidia-container-runtime-hook"]
@@ -128,7 +128,7 @@ def uninstall(machine):
         names = [name for name in back if seen["packages"].get(name, {}).get("held", False) is hold]
         if names:
             apt(machine, name="toolkit-before", packages=[f"{name}={back[name]}" for name in names], hold=hold)
-    baseline.ensure("compared", [], False, machine)
+    baseline_apply.ensure("compared", [], False, machine)
 
 
 def state(machine):
@@ -161,7 +161,7 @@ subsets = st.tuples(
 
 @pytest.fixture(autouse=True)
 def observed(monkeypatch):
-    monkeypatch.setattr(baseline.facts, "observe", lambda machine, images, packages: machine.node())
+    monkeypatch.setattr(baseline_apply.facts, "observe", lambda machine, images, packages: machine.node())
 
 
 @given(subsets)

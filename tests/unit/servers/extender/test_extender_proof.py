@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import threading
+import time
 import typing as t
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host import http_probe
+from ansible_collections.kubegpu.share.plugins.module_utils._host.http_probe import Answer
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import (
     PAUSE_SECONDS,
     PROOF_SECONDS,
@@ -113,6 +115,8 @@ def another(status: int, body: bytes) -> Iterator[int]:
         (200, b"<html>", "not_an_extender"),
         (200, b"{}", "not_an_extender"),
         (200, b'[{"NodeNames": []}]', "not_an_extender"),
+        (200, b"[" * 60000, "not_an_extender"),
+        (200, b'{"Error": "' + b"x" * 100_000 + b'"}', "not_an_extender"),
         (200, b'{"status": "ok"}', "not_an_extender"),
         # A node that nobody asked about.
         (200, b'{"NodeNames": ["gpu1"], "Error": ""}', "not_an_extender"),
@@ -141,6 +145,53 @@ def test_what_does_not_answer_has_its_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert prove(f"http://127.0.0.1:nowhere{PREFIX}")[0] == "no_http"
     # Each try may wait for the resolver.
     assert problem(http_probe.post(url_of(1, host="no-such-host.invalid"), REQUEST))[0] == "unreachable"
+
+
+def drip(before: bytes, piece: bytes) -> t.Callable[[socket.socket], None]:
+    """Return a server that sends something just before the time of a step ends, and never comes to an end."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(before)
+            while True:
+                time.sleep(0.05)
+                connection.sendall(piece)
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("before", "piece", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"x", 200),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 200),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", b"x", 200),
+        (b"", b"H", 0),
+        (b"HTTP/1.1 200 OK\r\n", b"x", 0),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0),
+    ],
+    ids=["body", "chunks", "until_closed", "status", "head", "continue"],
+)
+def test_a_response_has_to_be_complete_in_time(
+    before: bytes, piece: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_probe, "TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url, ask = url_of(listening.getsockname()[1]), http_probe.post
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=drip(before, piece), args=listening.accept()[:1], daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        found: list[t.Any] = []
+        asking = threading.Thread(target=lambda: found.extend((ask(url, REQUEST), http_probe.probe(url))), daemon=True)
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive(), "a request has no end"
+    assert found == [Answer(0, "timeout", "timed out"), status]
 
 
 # --------------------------------------------------------------------------- a real kube-scheduler
