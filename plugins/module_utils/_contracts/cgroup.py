@@ -100,7 +100,7 @@ def _paths(text: str) -> list[str]:
         if len(parts) != 3 or not parts[2].startswith("/"):
             continue
         path = parts[2][: -len(REMOVED)] if parts[2].endswith(REMOVED) else parts[2]
-        ranks = [HIERARCHIES.index(controller) for controller in parts[1].split(",") if controller in HIERARCHIES]
+        ranks = [HIERARCHIES.index(name) for name in parts[1].split(",") if name in HIERARCHIES]
         ranked.append((min(ranks, default=len(HIERARCHIES)), path))
     # Hierarchies of the other controllers come last, in the order of the file.
     return [path for _rank, path in sorted(ranked, key=lambda row: row[0])]

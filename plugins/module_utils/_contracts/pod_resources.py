@@ -83,13 +83,13 @@ def decode_pod(message: bytes, resources: tuple[str, ...], driver: str = "") -> 
 def _container(message: bytes, resources: tuple[str, ...], driver: str) -> ContainerDevices:
     fields = decode_fields(message, (1, 2, 5) if driver else (1, 2))
     # A dict keeps the order of the IDs and drops duplicates.
-    by_resource: dict[str, dict[str, None]] = {}
-    for allocated in fields.get(2, ()):
-        devices = decode_fields(allocated, (1, 2))
+    listed: dict[str, dict[str, None]] = {}
+    for entry in fields.get(2, ()):
+        devices = decode_fields(entry, (1, 2))
         resource = decode_string(devices.get(1))
         if resource.startswith(resources):
-            by_resource.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
-    ids = {resource: tuple(names) for resource, names in by_resource.items()}
+            listed.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
+    ids = {resource: tuple(names) for resource, names in listed.items()}
     claimed = tuple(device for claim in fields.get(5, ()) for device in _claimed(claim, driver))
     return ContainerDevices(decode_string(fields.get(1)), ids, claimed)
 

@@ -96,9 +96,9 @@ def _checkpoint(document: t.Any, resources: tuple[str, ...]) -> Checkpoint:
     checksum = document.get("Checksum")
     if not isinstance(checksum, int) or isinstance(checksum, bool):
         raise UnknownForm("it has no Checksum")
-    rows = [_entry(entry, resources) for entry in _list(data["PodDeviceEntries"], "PodDeviceEntries")]
+    rows = (_entry(row, resources) for row in _list(data["PodDeviceEntries"], "PodDeviceEntries"))
     entries = [row for row in rows if row is not None]
-    if len({_key(entry) for entry in entries}) != len(entries):
+    if len(set(map(_key, entries))) != len(entries):
         raise UnknownForm("two entries have the same container and resource")
     registered = _object(data.get("RegisteredDevices"), "RegisteredDevices")
     return {
@@ -253,12 +253,12 @@ def _json(source: KubeletSource, path: str) -> t.Any:
         return f"{path} can't be read: {' '.join(str(error).split())[:200]}"
 
 
-def _record(uid: str, content: t.Any) -> RecordedClaim:
+def _record(uid: str, file: t.Any) -> RecordedClaim:
     about: RecordedClaim = {"uid": uid, "namespace": "", "name": "", "shares": [], "problem": ""}
     try:
-        if isinstance(content, str):
-            raise ValueError(content)
-        claim = content["claim"]
+        if isinstance(file, str):
+            raise ValueError(file)
+        claim = file["claim"]
         if claim["uid"] != uid:
             raise ValueError(f"the record {uid} is of claim {claim['uid']}")
         return {
@@ -279,21 +279,18 @@ def _record(uid: str, content: t.Any) -> RecordedClaim:
         return {**about, "problem": str(error)[:300] or "it is malformed"}
 
 
-def _specification(uid: str, content: t.Any, record: t.Any) -> SpecifiedClaim:
+def _specification(uid: str, file: t.Any, record: t.Any) -> SpecifiedClaim:
     about: SpecifiedClaim = {"uid": uid, "envs": [], "recorded": False, "problem": ""}
     try:
-        if isinstance(content, str):
-            raise ValueError(content)
-        variables = [_variables(device) for device in content["devices"]]
-        recorded = isinstance(record, dict) and record.get("specification") == content
+        if isinstance(file, str):
+            raise ValueError(file)
+        variables = [_variables(device) for device in file["devices"]]
+        recorded = isinstance(record, dict) and record.get("specification") == file
         return {**about, "envs": variables, "recorded": recorded}
     except MALFORMED as error:
         return {**about, "problem": str(error)[:300] or "it is malformed"}
 
 
 def _variables(device: JsonObject) -> dict[str, str]:
-    values = {}
-    for variable in device["containerEdits"]["env"]:
-        name, _equals, value = variable.partition("=")
-        values[name] = value
-    return values
+    pairs = (text.partition("=") for text in device["containerEdits"]["env"])
+    return {name: value for name, _equals, value in pairs}

@@ -146,12 +146,12 @@ def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) 
         except Unreadable:
             return []
 
-    settings_read = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
-    if settings_read["problem"]:
-        raise BadInput(f"root: {settings.explain(name, settings_read['problem'])}; set root to kubelet's directory")
+    given = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
+    if given["problem"]:
+        raise BadInput(f"root: {settings.explain(name, given['problem'])}; set root to kubelet's directory")
     roots = [
         argument.partition("=")[2]
-        for argument in settings.values(settings_read, "kubelet-arg")
+        for argument in settings.values(given, "kubelet-arg")
         if argument.lstrip("-").startswith("root-dir=")
     ]
     return roots[-1] if roots else ""

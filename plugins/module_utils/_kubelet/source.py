@@ -177,14 +177,14 @@ class NodeKubelet:
         return _call_list(path, self._seconds, self._largest)
 
     def device_nodes(self) -> list[DeviceNodes] | None:
-        by_container: dict[str, DeviceNodes] = {}
+        opened: dict[str, DeviceNodes] = {}
         for pid in self._pids():
             try:
                 with open(f"{self._proc}/{pid}/cgroup", "rb") as file:
                     owner = process_owner(file.read(1 << 16).decode("utf-8", "replace"))
                 # The container's first process: later ones may have other roots.
-                if owner.where == "pod" and owner.container_id and owner.container_id not in by_container:
-                    by_container[owner.container_id] = {
+                if owner.where == "pod" and owner.container_id and owner.container_id not in opened:
+                    opened[owner.container_id] = {
                         "pod_uid": owner.pod_uid,
                         "container_id": owner.container_id,
                         "minors": _card_minors(f"{self._proc}/{pid}/root/dev"),
@@ -194,7 +194,7 @@ class NodeKubelet:
             except OSError:
                 # The process has ended, or has no /dev.
                 continue
-        return [container for container in by_container.values() if container["minors"]]
+        return [row for row in opened.values() if row["minors"]]
 
 
 def _card_minors(folder: str) -> list[int]:
