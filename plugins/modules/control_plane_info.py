@@ -163,7 +163,7 @@ def main() -> None:
 
     def collect() -> JsonObject:
         with naming_user():
-            found: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
+            result: JsonObject = {"changed": False, "control_plane": observe(system, **options)}
             if asked:
                 gpu_node = facts.observe(
                     system,
@@ -173,8 +173,8 @@ def main() -> None:
                     asked["driver_version"],
                     asked["exclude"],
                 )
-                found |= {"user": user(), "gpu_node": gpu_node}
-        return found
+                result |= {"user": user(), "gpu_node": gpu_node}
+        return result
 
     run_module(module, collect)
 

@@ -23,9 +23,9 @@ RESTRICTED = "node-restriction.kubernetes.io/kubegpu-share"
 def given(labels: t.Any) -> str:
     """Return the back end that a node was given to, by its labels; empty for none."""
     known = labels if isinstance(labels, dict) else {}
-    found = str(known.get(LABEL))
-    if found in (HAMI, NVIDIA):
-        return found
+    value = str(known.get(LABEL))
+    if value in (HAMI, NVIDIA):
+        return value
     return GPUSHARE if str(known.get(NODE_LABEL)) in NODE_LABEL_VALUES else ""
 
 

@@ -20,7 +20,7 @@ from .._core.errors import BadInput
 ADDRESS = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.([0-7]))?")
 UUID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MODEL = re.compile(r"[a-z0-9 *?\[\]()./_+-]+")
-# Of a node, and nodes of one option of the servers: the kernel limits one argument to 128 KiB.
+# A node's entries, and the nodes of one option of the servers: the kernel limits an argument to 128 KiB.
 MOST_ENTRIES, MOST_NODES = 256, 400
 
 FORMS = "a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model (NVIDIA T400*)"
@@ -28,10 +28,10 @@ FORMS = "a PCI address (0000:3b:00.0), a UUID (GPU-…) or a pattern of a model 
 
 def address_of(text: str) -> str:
     """Return a PCI address as the kernel writes it; empty for any other text."""
-    found = ADDRESS.fullmatch(text.strip().lower())
-    if found is None:
+    match = ADDRESS.fullmatch(text.strip().lower())
+    if match is None:
         return ""
-    domain, rest, function = found.groups()
+    domain, rest, function = match.groups()
     # The kernel writes four digits, and more of a domain that has them.
     return f"{int(domain or '0', 16):04x}:{rest}.{function or '0'}"
 
@@ -63,7 +63,7 @@ class Exclusion:
     @property
     def addresses(self) -> tuple[str, ...]:
         """The PCI addresses among them."""
-        return tuple(one for one in self.entries if ADDRESS.fullmatch(one))
+        return tuple(entry for entry in self.entries if ADDRESS.fullmatch(entry))
 
     def of(self, address: str, uuid: str = "", name: str = "") -> str:
         """Return the entry that names a card; empty where none does.
@@ -73,14 +73,17 @@ class Exclusion:
         :param name: the driver's name of it.
         """
         known = {address_of(address), uuid.lower()} - {""}
-        for one in self.entries:
-            if one in known:
-                return one
+        for entry in self.entries:
+            if entry in known:
+                return entry
         # The driver's name has its maker's in front, or hasn't.
         names = {name.lower(), name.lower().removeprefix("nvidia ")} - {""}
         # A bracket is one: names have them, and Python 3.9 fails on [z-a].
-        models = {one: one.replace("[", "[[]") for one in self.entries if not _is_identity(one)}
-        return next((one for one, like in models.items() if any(fnmatch.fnmatchcase(text, like) for text in names)), "")
+        for entry in self.entries:
+            pattern = entry.replace("[", "[[]")
+            if not _is_identity(entry) and any(fnmatch.fnmatchcase(text, pattern) for text in names):
+                return entry
+        return ""
 
 
 def _is_identity(entry: str) -> bool:
@@ -95,15 +98,15 @@ def parse(entries: t.Iterable[t.Any]) -> Exclusion:
 
     :raises BadInput: an entry is unusable, with its sentence.
     """
-    found = []
-    for one in entries:
-        why = problem(one)
+    entered = []
+    for entry in entries:
+        why = problem(entry)
         if why:
-            raise BadInput(f"gpu_exclude: {one!r} {why}")
-        found.append(address_of(one) or one.strip().lower())
-    if len(found) > MOST_ENTRIES:
-        raise BadInput(f"gpu_exclude: {len(found)} entries are more than a node has cards")
-    return Exclusion(tuple(dict.fromkeys(found)))
+            raise BadInput(f"gpu_exclude: {entry!r} {why}")
+        entered.append(address_of(entry) or entry.strip().lower())
+    if len(entered) > MOST_ENTRIES:
+        raise BadInput(f"gpu_exclude: {len(entered)} entries are more than a node has cards")
+    return Exclusion(tuple(dict.fromkeys(entered)))
 
 
 def options(by_node: t.Mapping[str, Exclusion]) -> list[str]:
@@ -124,7 +127,7 @@ def of_node(node: str, values: t.Iterable[str]) -> Exclusion:
 
     :raises BadInput: a value isn't what ``options`` makes.
     """
-    found: list[str] = []
+    entries: list[str] = []
     for value in values:
         try:
             given = json.loads(value)
@@ -134,5 +137,5 @@ def of_node(node: str, values: t.Iterable[str]) -> Exclusion:
         if not isinstance(nodes, list) or not isinstance(cards, list):
             raise BadInput(f"{value!r} has no lists of nodes and cards")
         if node in nodes:
-            found += cards
-    return parse(found)
+            entries += cards
+    return parse(entries)

@@ -61,12 +61,12 @@ def process_owner(cgroup_text: str) -> ProcessOwner:
     A pod in any hierarchy takes precedence over a container, and a container over the host: with v1 and v2 mounted
     side by side, one of them may carry no information (``0::/``).
     """
-    found = [_path_owner(path) for path in _paths(cgroup_text)]
+    owners = [_path_owner(path) for path in _paths(cgroup_text)]
     for where in ("pod", "container", "unknown"):
-        for one in found:
-            if one.where == where:
-                return one
-    return found[0] if found else ProcessOwner()
+        for owner in owners:
+            if owner.where == where:
+                return owner
+    return owners[0] if owners else ProcessOwner()
 
 
 def container_id(name: str) -> str:
@@ -74,13 +74,13 @@ def container_id(name: str) -> str:
 
     :param name: the last element of a cgroup's path, or a bare container ID.
     """
-    found = _CONTAINER.search(f"/{name}")
-    if not found or found.end() != len(name) + 1:
+    match = _CONTAINER.search(f"/{name}")
+    if not match or match.end() != len(name) + 1:
         return ""
-    prefix = found.group("prefix")
+    prefix = match.group("prefix")
     # "scope:ID", without a runtime's name, is no container's cgroup.
-    known = prefix in RUNTIMES if prefix else found.start() == 0
-    return found.group("id") if known else ""
+    known = prefix in RUNTIMES if prefix else match.start() == 0
+    return match.group("id") if known else ""
 
 
 def pod_uid(name: str) -> str:
@@ -88,8 +88,8 @@ def pod_uid(name: str) -> str:
 
     :param name: the last element of a cgroup's path.
     """
-    found = _POD.search(f"/{name}")
-    return found.group("uid").replace("_", "-") if found and found.end() == len(name) + 1 and not found["hash"] else ""
+    match = _POD.search(f"/{name}")
+    return match.group("uid").replace("_", "-") if match and match.end() == len(name) + 1 and not match["hash"] else ""
 
 
 def _paths(text: str) -> list[str]:
@@ -100,10 +100,10 @@ def _paths(text: str) -> list[str]:
         if len(parts) != 3 or not parts[2].startswith("/"):
             continue
         path = parts[2][: -len(REMOVED)] if parts[2].endswith(REMOVED) else parts[2]
-        ranks = [HIERARCHIES.index(one) for one in parts[1].split(",") if one in HIERARCHIES]
+        ranks = [HIERARCHIES.index(name) for name in parts[1].split(",") if name in HIERARCHIES]
         ranked.append((min(ranks, default=len(HIERARCHIES)), path))
     # Hierarchies of the other controllers come last, in the order of the file.
-    return [path for _rank, path in sorted(ranked, key=lambda one: one[0])]
+    return [path for _rank, path in sorted(ranked, key=lambda row: row[0])]
 
 
 def _path_owner(path: str) -> ProcessOwner:

@@ -20,7 +20,7 @@ import re
 
 from .._core.types import JsonObject
 
-# Of the driver, of its DeviceClass, and the domain of its attributes.
+# The driver and its DeviceClass, and the domain of its attributes.
 DRIVER = "gpu.kubegpu.share"
 CAPACITY = "memory"
 API_VERSION = "resource.k8s.io/v1"
@@ -31,13 +31,13 @@ REQUEST = "gpu-"
 PREFIX = "gpu-mem-"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "kubegpu.share"
-# Of Kubernetes: a claim's requests, and the devices that it may get.
+# Kubernetes' limits: a claim's requests, and the devices that it may get.
 MOST_REQUESTS = MOST_CARDS = 32
 # For several containers kube-scheduler tries the cards in every order before it knows that they don't fit.
 MOST_CARDS_TOGETHER = 4
-# Of one card, in the cluster's unit: a TiB where that is MiB.
+# A share of one card, in the cluster's unit: a TiB where that is MiB.
 MOST_UNITS = 1 << 20
-# Of models, in one list.
+# Models in one list.
 MOST_PATTERNS = 16
 # An object's name.
 NAME_LENGTH = 253
@@ -49,7 +49,7 @@ _PLAIN = re.compile(r"[a-wyz0-9]")
 PUNCTUATION = " *?-._/()+"
 _NUMBER = "[1-9][0-9]{0,8}"
 # As admission writes them.
-_PATTERN = f"(?:[a-wyz0-9]|x(?:{'|'.join(f'{ord(one):02x}' for one in 'x' + PUNCTUATION)})){{1,128}}"
+_PATTERN = f"(?:[a-wyz0-9]|x(?:{'|'.join(f'{ord(char):02x}' for char in 'x' + PUNCTUATION)})){{1,128}}"
 _PATTERNS = f"{_PATTERN}(?:-{_PATTERN}){{0,{MOST_PATTERNS - 1}}}"
 _NAME = re.compile(
     rf"{PREFIX}({_NUMBER}(?:-{_NUMBER})*)(?:\.cards-({_NUMBER}))?(?:\.models-({_PATTERNS}))?(?:\.without-({_PATTERNS}))?"
@@ -95,10 +95,10 @@ def name_of(shape: Shape) -> str:
 
 def shape_of(name: str) -> Shape | None:
     """Return what a template's name stands for; None for a name that isn't one of these."""
-    found = _NAME.fullmatch(name)
-    if not found or len(name) > NAME_LENGTH:
+    match = _NAME.fullmatch(name)
+    if not match or len(name) > NAME_LENGTH:
         return None
-    shares, cards, models, excluded = found.groups()
+    shares, cards, models, excluded = match.groups()
     shape = Shape(tuple(map(int, shares.split("-"))), int(cards or 1), _patterns(models), _patterns(excluded))
     # One name for one shape.
     return shape if shape.possible and name_of(shape) == name else None
@@ -106,21 +106,21 @@ def shape_of(name: str) -> Shape | None:
 
 def container_of(request: str) -> str:
     """Return what the requests of one container have in common: ``gpu-1`` of ``gpu-1-0``; else the request itself."""
-    found = _OF_CARD.fullmatch(request)
-    return found[1] if found else request
+    match = _OF_CARD.fullmatch(request)
+    return match[1] if match else request
 
 
 def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
     """Return the names of the templates of this kind that a pod names, each once."""
     claims = (pod.get("spec") or {}).get("resourceClaims") or []
-    names = [str(one.get("resourceClaimTemplateName") or "") for one in claims]
+    names = [str(claim.get("resourceClaimTemplateName") or "") for claim in claims]
     return tuple(dict.fromkeys(name for name in names if name.startswith(PREFIX) and shape_of(name) is not None))
 
 
 def _escaped(pattern: str) -> str:
-    return "".join(one if _PLAIN.fullmatch(one) else f"x{ord(one):02x}" for one in pattern)
+    return "".join(char if _PLAIN.fullmatch(char) else f"x{ord(char):02x}" for char in pattern)
 
 
 def _patterns(text: str | None) -> tuple[str, ...]:
     escape = re.compile("x([0-9a-f]{2})")
-    return tuple(escape.sub(lambda found: chr(int(found[1], 16)), one) for one in text.split("-")) if text else ()
+    return tuple(escape.sub(lambda match: chr(int(match[1], 16)), part) for part in text.split("-")) if text else ()

@@ -16,9 +16,9 @@ from .._core.untrusted import line
 from .claim_templates import CAPACITY, DRIVER, container_of, shape_of
 from .gpushare import MOST_CHARACTERS, ContractError, quantity
 
-# Of the driver, on a card that isn't given to pods; its value is the reason's code.
+# The driver's taint on a card that isn't given to pods; its value is the reason's code.
 UNHEALTHY = f"{DRIVER}/unhealthy"
-# Of the driver, on a card of which a pod holds memory that its claim doesn't have in the API; the value is its code.
+# Its taint on a card of which a pod holds memory that its claim doesn't have in the API; the value is a code.
 UNBOOKED = f"{DRIVER}/memory-without-claim"
 # In place of a name in the pod, of the claim for its extended resources.
 EXTENDED = "extended resources"
@@ -123,12 +123,12 @@ class Claim:
 
         :param request: of a container, which has all of that container's; empty for all.
         """
-        found: dict[tuple[str, str], int] = {}
-        for one in self.parts:
-            if not request or container_of(request) == container_of(one.request):
-                place = (one.pool, one.device)
-                found[place] = found.get(place, 0) + (one.mib or 0)
-        return found
+        held: dict[tuple[str, str], int] = {}
+        for part in self.parts:
+            if not request or container_of(request) == container_of(part.request):
+                place = (part.pool, part.device)
+                held[place] = held.get(place, 0) + (part.mib or 0)
+        return held
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +168,7 @@ def slice_of(raw: t.Any) -> Slice:
             str(pool["name"]),
             int(pool["generation"]),
             int(pool["resourceSliceCount"]),
-            tuple(_device(one) for one in devices),
+            tuple(_device(device) for device in devices),
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceSlice is malformed: {error!r}"[:300]) from error
@@ -178,7 +178,7 @@ def _device(raw: t.Any) -> Device:
     attributes = raw.get("attributes") or {}
     capacity = raw["capacity"][CAPACITY]
     step = ((capacity.get("requestPolicy") or {}).get("validRange") or {}).get("step")
-    taints = {one["key"]: line(one.get("value") or "Unknown") for one in raw.get("taints") or []}
+    taints = {taint["key"]: line(taint.get("value") or "Unknown") for taint in raw.get("taints") or []}
     index = (attributes.get("index") or {}).get("int")
     return Device(
         name=str(raw["name"]),
@@ -205,14 +205,15 @@ def claim_of(raw: t.Any) -> Claim:
     try:
         metadata, status = raw["metadata"], raw.get("status") or {}
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-        parts = tuple(_part(one) for one in results if one["driver"] == DRIVER)
+        parts = tuple(_part(result) for result in results if result["driver"] == DRIVER)
         requests = [
             exact
-            for one in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
-            for exact in (one.get("exactly"), *(one.get("firstAvailable") or ()))
+            for request in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
+            for exact in (request.get("exactly"), *(request.get("firstAvailable") or ()))
             if exact and exact.get("deviceClassName") == DRIVER
         ]
-        owners = [one for one in metadata.get("ownerReferences") or [] if one.get("kind") == "Pod"]
+        prioritized = any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
+        owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
         return Claim(
             namespace=str(metadata["namespace"]),
             name=str(metadata["name"]),
@@ -221,20 +222,16 @@ def claim_of(raw: t.Any) -> Claim:
             terminating=bool(metadata.get("deletionTimestamp")),
             owner=User(str(owners[0]["name"]), str(owners[0]["uid"])) if owners else None,
             ours=bool(parts or requests),
-            wanted_mib=sum(map(_wanted, requests[:1] if _is_prioritized(raw) else requests)),
+            wanted_mib=sum(map(_wanted, requests[:1] if prioritized else requests)),
             parts=parts,
             users=tuple(
-                User(str(one["name"]), str(one["uid"]))
-                for one in status.get("reservedFor") or []
-                if one.get("resource") == "pods" and not one.get("apiGroup")
+                User(str(user["name"]), str(user["uid"]))
+                for user in status.get("reservedFor") or []
+                if user.get("resource") == "pods" and not user.get("apiGroup")
             ),
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceClaim is malformed: {error!r}"[:300]) from error
-
-
-def _is_prioritized(raw: JsonObject) -> bool:
-    return any(one.get("firstAvailable") for one in raw["spec"]["devices"]["requests"])
 
 
 def _wanted(request: JsonObject) -> int:
@@ -266,45 +263,40 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
         named, extended = spec.get("resourceClaims") or [], status.get("extendedResourceClaimStatus")
         if not (named or extended):
             return ()
-        made = {
-            one["name"]: str(one.get("resourceClaimName") or "") for one in status.get("resourceClaimStatuses") or []
-        }
+        statuses = status.get("resourceClaimStatuses") or []
+        made = {row["name"]: str(row.get("resourceClaimName") or "") for row in statuses}
         users = [
             (str(container["name"]), str(use["name"]), str(use.get("request") or ""))
             for field in ("initContainers", "containers")
             for container in spec.get(field) or []
             for use in (container.get("resources") or {}).get("claims") or []
         ]
-        of_resources = (
+        claims = [
             PodClaim(
-                EXTENDED,
-                str(one["resourceClaimName"]),
-                "",
-                tuple((str(use["containerName"]), str(use["requestName"])) for use in one.get("requestMappings") or []),
+                str(claim["name"]),
+                str(claim.get("resourceClaimName") or made.get(claim["name"]) or ""),
+                str(claim.get("resourceClaimTemplateName") or ""),
+                tuple((container, request) for container, name, request in users if name == claim["name"]),
             )
-            for one in ([extended] if extended else [])
-        )
-        by_name = (
-            PodClaim(
-                str(one["name"]),
-                str(one.get("resourceClaimName") or made.get(one["name"]) or ""),
-                str(one.get("resourceClaimTemplateName") or ""),
-                tuple((container, request) for container, name, request in users if name == one["name"]),
-            )
-            for one in named
-        )
-        return (*by_name, *of_resources)
+            for claim in named
+        ]
+        if extended:
+            mappings = extended.get("requestMappings") or []
+            uses = tuple((str(row["containerName"]), str(row["requestName"])) for row in mappings)
+            claims.append(PodClaim(EXTENDED, str(extended["resourceClaimName"]), "", uses))
+        return tuple(claims)
     except MALFORMED as error:
         raise ContractError(f"the pod's resourceClaims are malformed: {error!r}"[:300]) from error
 
 
 def newest(slices: t.Iterable[Slice]) -> dict[str, list[Slice]]:
     """Return this driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
-    found: dict[str, list[Slice]] = {}
-    for one in sorted((one for one in slices if one.driver == DRIVER), key=lambda one: one.name):
-        before = found.get(one.node, [])
-        if not before or one.generation > before[0].generation:
-            found[one.node] = [one]
-        elif one.generation == before[0].generation:
-            before.append(one)
-    return found
+    by_node: dict[str, list[Slice]] = {}
+    ours = (item for item in slices if item.driver == DRIVER)
+    for item in sorted(ours, key=lambda item: item.name):
+        before = by_node.get(item.node, [])
+        if not before or item.generation > before[0].generation:
+            by_node[item.node] = [item]
+        elif item.generation == before[0].generation:
+            before.append(item)
+    return by_node

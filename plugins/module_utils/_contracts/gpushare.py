@@ -27,7 +27,7 @@ RESOURCE_COUNT = "aliyun.com/gpu-count"
 
 NODE_LABEL = "gpushare"
 NODE_LABEL_VALUE = "true"
-# Of a node whose cards are divided by claims; one value of both, so that one DaemonSet selects it.
+# Its value where a node's cards are divided by claims; a DaemonSet selects nodes with either.
 NODE_LABEL_CLAIMS = "dra"
 NODE_LABEL_VALUES = frozenset((NODE_LABEL_VALUE, NODE_LABEL_CLAIMS))
 
@@ -60,13 +60,13 @@ POD_MODELS = "kubegpu.share/models"
 POD_EXCLUDE_MODELS = "kubegpu.share/exclude-models"
 POD_DEMANDS = (POD_PLACEMENT, POD_CARD_COUNT, POD_MODELS, POD_EXCLUDE_MODELS)
 PLACEMENTS = ("binpack", "spread")
-# Of a list of models: an annotation may have 256 KiB, and all other pods wait during the comparison.
+# Limits of a list of models: an annotation may have 256 KiB, and other pods wait during the comparison.
 MAX_PATTERNS, PATTERN_LENGTH, PATTERNS_LENGTH = 16, 128, 2200
 
-# Of a pod with a share: its containers, and those of them with units. Servers keep what these ask for.
+# Most containers of a pod with a share, and most with units. Servers keep what these ask for.
 MOST_CONTAINERS, MOST_SHARES = 1000, 32
 
-# Of a node: its cards, the length of their annotation, and any number in it.
+# A node's most cards, the length of their annotation, and the largest number in it.
 MOST_CARDS, CARDS_LENGTH, MOST_UNITS = 128, 64 * 1024, 1 << 31
 
 # On the node, ours: its cards. Upstream's plugin doesn't write it.
@@ -94,7 +94,7 @@ ANNOTATIONS_POLICY = "gpushare-annotations"
 
 MIB_PER_UNIT = {"GiB": 1024, "MiB": 1}
 
-# Of a card's UUID, model and code.
+# Most characters of a card's UUID, model or code.
 MOST_CHARACTERS = 256
 
 # kubelet receives gRPC messages of at most this many bytes from a device plugin.
@@ -346,8 +346,8 @@ def card_of_device_id(identifier: str) -> str:
 
 def card_by_short(cards: t.Iterable[Card], short: str) -> Card | None:
     """Return the card of a device ID, whose short UUID may have any length; None if it is unknown."""
-    found = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
-    return found[0] if len(found) == 1 else None
+    fitting = [card for card in cards if re.sub(r"[^0-9a-zA-Z]", "", card.uuid[4:]).startswith(short)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def device_list_bytes(cards: t.Sequence[Card]) -> int:
@@ -388,8 +388,9 @@ def check_device_list(cards: t.Sequence[Card], unit: str) -> None:
 
 def cards_to_annotation(cards: t.Iterable[Card]) -> str:
     """Return the value of the node annotation: compact JSON, cards by index."""
-    rows = [
-        {
+    rows = []
+    for card in sorted(cards, key=lambda card: card.index):
+        row = {
             "index": card.index,
             "uuid": card.uuid,
             "minor": card.minor,
@@ -397,16 +398,17 @@ def cards_to_annotation(cards: t.Iterable[Card]) -> str:
             "units": card.units,
             "healthy": card.healthy,
             "model": card.model,
-            **({"reason": card.reason} if card.reason else {}),
-            **({"code": card.code} if card.code else {}),
-            **({"xid": card.xid} if card.xid else {}),
-            **({"reservedMiB": card.reserved_mib} if card.reserved_mib else {}),
-            **({"limit": card.limit} if card.limit else {}),
-            **({"limitReason": card.limit_reason} if card.limit_reason else {}),
-            **({"unreleasedUnits": card.unreleased} if card.unreleased else {}),
         }
-        for card in sorted(cards, key=lambda card: card.index)
-    ]
+        optional = {
+            "reason": card.reason,
+            "code": card.code,
+            "xid": card.xid,
+            "reservedMiB": card.reserved_mib,
+            "limit": card.limit,
+            "limitReason": card.limit_reason,
+            "unreleasedUnits": card.unreleased,
+        }
+        rows.append({**row, **{key: value for key, value in optional.items() if value}})
     return json.dumps(rows, separators=(",", ":"), sort_keys=True)
 
 
@@ -444,7 +446,7 @@ def cards_from_annotation(text: str) -> list[Card]:
         min(card.units, card.index, card.unreleased) < 0 for card in cards
     ):
         raise ContractError(f"node annotation {NODE_CARDS} names a card twice or has a negative number")
-    numbers = (number for one in cards for number in (one.units, one.index, one.minor, one.memory_mib, one.unreleased))
+    numbers = (max(card.units, card.index, card.minor, card.memory_mib, card.unreleased) for card in cards)
     if len(cards) > MOST_CARDS or max(numbers, default=0) > MOST_UNITS:
         raise ContractError(f"node annotation {NODE_CARDS} has more than {MOST_CARDS} cards or a number above 2^31")
     return sorted(cards, key=lambda card: card.index)
@@ -458,10 +460,10 @@ def quantity(value: t.Any) -> int:
 
     Malformed values are 0; the API server refuses them in pods.
     """
-    found = _QUANTITY.fullmatch(str(value).strip())
-    if not found:
+    match = _QUANTITY.fullmatch(str(value).strip())
+    if not match:
         return 0
-    number, exponent, suffix = found.groups()
+    number, exponent, suffix = match.groups()
     if exponent:
         factor: int = 10 ** min(int(exponent), 30)
     elif suffix:
@@ -486,7 +488,7 @@ def left_behind(node: JsonObject, names: t.Iterable[str]) -> dict[str, list[str]
     """
     status = node.get("status") or {}
     there = {name: [field for field in STATUS_FIELDS if name in (status.get(field) or {})] for name in names}
-    return {name: at for name, at in there.items() if at and not any(node_resource(node, name, one) for one in at)}
+    return {name: at for name, at in there.items() if at and not any(node_resource(node, name, field) for field in at)}
 
 
 def node_cards(node: JsonObject) -> list[Card]:
@@ -518,11 +520,16 @@ def container_units(container: JsonObject) -> int:
     return 0
 
 
+def containers_in_order(spec: JsonObject) -> list[tuple[JsonObject, bool]]:
+    """Return a pod's containers in kubelet's order, and whether the next one waits for its end (no sidecar's)."""
+    inits = [(container, container.get("restartPolicy") != "Always") for container in spec.get("initContainers") or []]
+    return inits + [(container, False) for container in spec.get("containers") or []]
+
+
 def gpu_containers(pod: JsonObject) -> list[tuple[str, int]]:
     """Return name and units of the containers that request units, in the order in which kubelet allocates."""
-    spec = pod.get("spec") or {}
-    everything = list(spec.get("initContainers") or []) + list(spec.get("containers") or [])
-    asked = [(str(one.get("name", "")), container_units(one)) for one in everything]
+    everything = containers_in_order(pod.get("spec") or {})
+    asked = [(str(container.get("name", "")), container_units(container)) for container, _ends in everything]
     return [(name, units) for name, units in asked if units > 0]
 
 
@@ -534,13 +541,13 @@ def pod_units(pod: JsonObject) -> int:
     """
     spec = pod.get("spec") or {}
     sidecars = highest_init = 0
-    for one in spec.get("initContainers") or []:
-        if one.get("restartPolicy") == "Always":
-            sidecars += container_units(one)
+    for container in spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":
+            sidecars += container_units(container)
             highest_init = max(highest_init, sidecars)
         else:
-            highest_init = max(highest_init, sidecars + container_units(one))
-    return max(highest_init, sidecars + sum(container_units(one) for one in spec.get("containers") or []))
+            highest_init = max(highest_init, sidecars + container_units(container))
+    return max(highest_init, sidecars + sum(map(container_units, spec.get("containers") or [])))
 
 
 def pod_key(pod: JsonObject) -> str:
@@ -643,15 +650,13 @@ def _check_reuse(pod: JsonObject) -> None:
 
     :raises ContractError: a container would be given such a part.
     """
-    spec = pod.get("spec") or {}
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
     pool = 0
-    for one, reusable in inits + [(one, False) for one in spec.get("containers") or []]:
-        units = container_units(one)
+    for container, reusable in containers_in_order(pod.get("spec") or {}):
+        units = container_units(container)
         if 0 < units < pool:
             raise ContractError(
-                f"{POD_CARD_COUNT}: its container {one.get('name', '')} asks for {units} units and would be given a "
-                f"part of the {pool} that an init container had, of any card"
+                f"{POD_CARD_COUNT}: its container {container.get('name', '')} asks for {units} units and would be "
+                f"given a part of the {pool} that an init container had, of any card"
             )
         if units:
             # kubelet reuses all of them, and adds new ones.
@@ -667,7 +672,7 @@ def _patterns(annotations: JsonObject, key: str) -> tuple[str, ...]:
     listed = text.split(",", MAX_PATTERNS)
     if len(listed) > MAX_PATTERNS:
         raise ContractError(f"{key}: the list has more than {MAX_PATTERNS} patterns")
-    patterns = tuple(one.strip().lower() for one in listed)
+    patterns = tuple(pattern.strip().lower() for pattern in listed)
     if max(map(len, patterns)) > PATTERN_LENGTH:
         raise ContractError(f"{key}: a pattern has more than {PATTERN_LENGTH} characters")
     if not all(patterns):
@@ -696,7 +701,7 @@ def _several(text: t.Any, first: int, pod: JsonObject) -> tuple[int, ...]:
     """Parse a list of cards; empty if it contradicts the pod, as after upstream's plugin changed only the index."""
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", text):
         return ()
-    indices = tuple(int(one) for one in text.split(","))
+    indices = tuple(map(int, text.split(",")))
     repeated = len(set(indices)) != len(indices)
     return () if repeated or indices[0] != first or pod_units(pod) % len(indices) else indices
 
@@ -720,9 +725,9 @@ def booking_annotations(cards: t.Sequence[Card], pod: JsonObject, now_ns: int, a
     """
     several = len(cards) > 1
     allocation = {
-        str(position): {str(card.index): container_units(one) // len(cards) for card in cards}
-        for position, one in enumerate((pod.get("spec") or {}).get("containers") or [])
-        if container_units(one)
+        str(position): {str(card.index): container_units(container) // len(cards) for card in cards}
+        for position, container in enumerate((pod.get("spec") or {}).get("containers") or [])
+        if container_units(container)
     }
     return {
         POD_INDEX: str(cards[0].index),

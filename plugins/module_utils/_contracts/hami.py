@@ -85,12 +85,12 @@ def registered(text: t.Any) -> list[Gpu]:
     """
     if not isinstance(text, str):
         raise HamiError(f"node annotation {NODE_REGISTER} isn't text")
-    found = _from_json(text) if text.lstrip().startswith(("[", "{")) else _from_text(text)
-    if len({gpu.uuid for gpu in found}) != len(found):
+    gpus = _from_json(text) if text.lstrip().startswith(("[", "{")) else _from_text(text)
+    if len({gpu.uuid for gpu in gpus}) != len(gpus):
         raise HamiError(f"node annotation {NODE_REGISTER} lists a GPU twice")
-    if len({gpu.index for gpu in found}) != len(found):
-        found = [dataclasses.replace(gpu, index=position) for position, gpu in enumerate(found)]
-    return sorted(found, key=lambda gpu: gpu.index)
+    if len({gpu.index for gpu in gpus}) != len(gpus):
+        gpus = [dataclasses.replace(gpu, index=position) for position, gpu in enumerate(gpus)]
+    return sorted(gpus, key=lambda gpu: gpu.index)
 
 
 def is_abandoned(handshake: t.Any) -> bool:
@@ -122,14 +122,14 @@ def _from_json(text: str) -> list[Gpu]:
 
 
 def _from_text(text: str) -> list[Gpu]:
-    found = []
-    for position, entry in enumerate(one for one in text.strip().split(":") if one):
+    gpus = []
+    for position, entry in enumerate(part for part in text.strip().split(":") if part):
         fields = entry.split(",")
         if len(fields) not in FIELDS:
             raise HamiError(
                 f"node annotation {NODE_REGISTER} has an entry of {len(fields)} fields, where HAMi writes 7 or 9"
             )
-        found.append(
+        gpus.append(
             Gpu(
                 uuid=_word(fields[0], "id", needed=True),
                 index=_digits(fields[7], "index") if len(fields) == 9 else position,
@@ -142,7 +142,7 @@ def _from_text(text: str) -> list[Gpu]:
                 healthy=fields[6] == "true",
             )
         )
-    return found
+    return gpus
 
 
 def _word(value: t.Any, name: str, needed: bool = False) -> str:
@@ -184,7 +184,7 @@ def allocated(text: t.Any) -> list[list[tuple[str, int, int]]]:
 
 def _share(entry: str) -> tuple[str, int, int]:
     fields = entry.split(",")
-    if len(fields) < 4 or not fields[0] or not all(re.fullmatch("[0-9]{1,10}", one) for one in fields[2:4]):
+    if len(fields) < 4 or not fields[0] or not all(re.fullmatch("[0-9]{1,10}", field) for field in fields[2:4]):
         raise HamiError(f"pod annotation {POD_ALLOCATED} has an entry that isn't UUID, vendor, MiB and cores")
     mib, cores = int(fields[2]), int(fields[3])
     if max(mib, cores) > MAX_NUMBER:
@@ -216,8 +216,8 @@ def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -
         for uuid, mib, cores in shares:
             before = now.get(uuid, NOTHING)
             now[uuid] = Held(before.mib + mib, before.cores + cores, before.slots + 1)
-        for uuid, one in now.items():
-            most[uuid] = Held(*map(max, one, most.get(uuid, NOTHING)))
+        for uuid, held in now.items():
+            most[uuid] = Held(*map(max, held, most.get(uuid, NOTHING)))
         if not passing:
             staying = now
     return most
@@ -227,16 +227,16 @@ def containers(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int
     """Return name and MiB of each container that has any GPU, init containers first."""
     inits, others = list(pod["spec"].get("initContainers") or []), list(pod["spec"].get("containers") or [])
     named = others if len(given) <= len(others) else inits + others
-    names = [str(one.get("name", "")) for one in named] + [""] * len(given)
+    names = [str(container.get("name", "")) for container in named] + [""] * len(given)
     return [(name, sum(mib for _uuid, mib, _cores in shares)) for name, shares in zip(names, given) if shares]
 
 
 def requested_mib(pod: JsonObject) -> int:
     """Return the MiB that a pod's containers request; 0 if they request a percentage, or a whole GPU."""
     total = 0
-    for one in pod["spec"].get("containers") or []:
-        limits = {**((one.get("resources") or {}).get("requests") or {})}
-        limits.update((one.get("resources") or {}).get("limits") or {})
+    for container in pod["spec"].get("containers") or []:
+        resources = container.get("resources") or {}
+        limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
         # The memory is requested of each GPU.
         total += quantity(limits.get(RESOURCE_MEMORY, 0)) * max(1, quantity(limits.get(RESOURCE_COUNT, 1)))
     return total
@@ -244,11 +244,11 @@ def requested_mib(pod: JsonObject) -> int:
 
 def _init_containers_ended(pod: JsonObject, inits: t.Sequence[JsonObject]) -> bool:
     """Return whether all init containers but sidecars have ended successfully."""
-    passing = {one.get("name") for one in inits if one.get("restartPolicy") != "Always"}
+    passing = {container.get("name") for container in inits if container.get("restartPolicy") != "Always"}
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
     ended = {
-        one.get("name")
-        for one in statuses
-        if (((one.get("state") or {}).get("terminated") or {}).get("exitCode", 1)) == 0
+        status.get("name")
+        for status in statuses
+        if (((status.get("state") or {}).get("terminated") or {}).get("exitCode", 1)) == 0
     }
     return passing <= ended

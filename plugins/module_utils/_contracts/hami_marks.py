@@ -40,10 +40,10 @@ def is_refused(pod: JsonObject) -> bool:
     """Return whether kubelet refused a pod that requests cards because none were allocated to it."""
     status, containers = pod.get("status") or {}, (pod.get("spec") or {}).get("containers") or []
     wanted = (RESOURCE_COUNT, *RESOURCES_OF_ITS_OWN)
-    limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
-    return status.get("reason") == REFUSED and any(name in one for one in limits for name in wanted)
+    limits = [name for container in containers for name in (container.get("resources") or {}).get("limits") or {}]
+    return status.get("reason") == REFUSED and any(name in limits for name in wanted)
 
 
-def _matching(one: JsonObject, pattern: re.Pattern[str]) -> list[str]:
-    found = (one.get("metadata") or {}).get("annotations") or {}
-    return sorted(key for key in found if pattern.fullmatch(key))
+def _matching(item: JsonObject, pattern: re.Pattern[str]) -> list[str]:
+    annotations = (item.get("metadata") or {}).get("annotations") or {}
+    return sorted(key for key in annotations if pattern.fullmatch(key))

@@ -14,7 +14,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._core.untrusted import LabelValue, Refused, label_value
-from .gpushare import quantity
+from .gpushare import containers_in_order, quantity
 
 RESOURCE = "nvidia.com/gpu"
 RESOURCE_SHARED = "nvidia.com/gpu.shared"
@@ -79,8 +79,8 @@ def container_counts(container: JsonObject) -> dict[str, int]:
     """Count per resource that one container requests."""
     resources = container.get("resources") or {}
     requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    found = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
-    return {name: count for name, count in found.items() if count > 0}
+    counts = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
+    return {name: count for name, count in counts.items() if count > 0}
 
 
 def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
@@ -88,13 +88,11 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
     staying: dict[str, int] = {}
     most: dict[str, int] = {}
     named = []
-    spec = pod["spec"]
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
-    for one, passing in inits + [(one, False) for one in spec.get("containers") or []]:
-        counts = container_counts(one)
+    for container, passing in containers_in_order(pod["spec"]):
+        counts = container_counts(container)
         if not counts:
             continue
-        named.append((str(one.get("name", "")), sum(counts.values())))
+        named.append((str(container.get("name", "")), sum(counts.values())))
         now = dict(staying)
         for name, count in counts.items():
             now[name] = now.get(name, 0) + count
@@ -107,7 +105,7 @@ def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
 def cards(node: JsonObject) -> tuple[JsonObject, str]:
     """Return a node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
     labels = (node.get("metadata") or {}).get("labels") or {}
-    found: JsonObject = {
+    facts: JsonObject = {
         "product": _text(labels.get(LABEL_PRODUCT)),
         "sharing": _text(labels.get(LABEL_STRATEGY)),
         "mig_strategy": _text(labels.get(LABEL_MIG_STRATEGY)),
@@ -115,12 +113,12 @@ def cards(node: JsonObject) -> tuple[JsonObject, str]:
     wrong = []
     for key, label in (("count", LABEL_COUNT), ("memory_mib", LABEL_MEMORY), ("replicas", LABEL_REPLICAS)):
         value = labels.get(label)
-        found[key] = None
+        facts[key] = None
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
-            found[key] = int(value)
+            facts[key] = int(value)
         elif value is not None:
             wrong.append(label)
-    return found, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
+    return facts, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
 
 
 def _text(value: t.Any) -> LabelValue | None:

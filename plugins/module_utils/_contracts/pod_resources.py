@@ -76,21 +76,21 @@ def decode_pod(message: bytes, resources: tuple[str, ...], driver: str = "") -> 
     return PodDevices(
         namespace=decode_string(fields.get(2)),
         name=decode_string(fields.get(1)),
-        containers=tuple(_container(one, resources, driver) for one in fields.get(3, ())),
+        containers=tuple(_container(container, resources, driver) for container in fields.get(3, ())),
     )
 
 
 def _container(message: bytes, resources: tuple[str, ...], driver: str) -> ContainerDevices:
     fields = decode_fields(message, (1, 2, 5) if driver else (1, 2))
     # A dict keeps the order of the IDs and drops duplicates.
-    found: dict[str, dict[str, None]] = {}
-    for one in fields.get(2, ()):
-        devices = decode_fields(one, (1, 2))
+    listed: dict[str, dict[str, None]] = {}
+    for entry in fields.get(2, ()):
+        devices = decode_fields(entry, (1, 2))
         resource = decode_string(devices.get(1))
         if resource.startswith(resources):
-            found.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
-    ids = {resource: tuple(one) for resource, one in found.items()}
-    claimed = tuple(device for one in fields.get(5, ()) for device in _claimed(one, driver))
+            listed.setdefault(resource, {}).update(dict.fromkeys(decode_strings(devices.get(2))))
+    ids = {resource: tuple(names) for resource, names in listed.items()}
+    claimed = tuple(device for claim in fields.get(5, ()) for device in _claimed(claim, driver))
     return ContainerDevices(decode_string(fields.get(1)), ids, claimed)
 
 
@@ -98,8 +98,8 @@ def _claimed(message: bytes, driver: str) -> t.Iterator[ClaimedDevice]:
     """Return the devices of a DynamicResource."""
     fields = decode_fields(message, (2, 3, 4))
     claim, namespace = decode_string(fields.get(2)), decode_string(fields.get(3))
-    for one in fields.get(4, ()):
-        device = decode_fields(one, (2, 3, 4, 5))
+    for claimed in fields.get(4, ()):
+        device = decode_fields(claimed, (2, 3, 4, 5))
         if decode_string(device.get(2)) == driver:
             pool, name, share = (decode_string(device.get(number)) for number in (3, 4, 5))
             yield ClaimedDevice(namespace, claim, pool, name, share)

@@ -31,7 +31,7 @@ def decode_fields(data: bytes, wanted: t.Container[int]) -> dict[int, list[bytes
     :param wanted: numbers of fields that are strings or messages.
     :raises MalformedMessage: the message is truncated or damaged, or a wanted field has another wire type.
     """
-    found: dict[int, list[bytes]] = {}
+    fields: dict[int, list[bytes]] = {}
     position, end = 0, len(data)
     while position < end:
         key = data[position]
@@ -53,7 +53,7 @@ def decode_fields(data: bytes, wanted: t.Container[int]) -> dict[int, list[bytes
             if after > end:
                 raise MalformedMessage(f"field {number} is truncated")
             if number in wanted:
-                found.setdefault(number, []).append(data[position:after])
+                fields.setdefault(number, []).append(data[position:after])
             position = after
             continue
         if number in wanted:
@@ -67,7 +67,7 @@ def decode_fields(data: bytes, wanted: t.Container[int]) -> dict[int, list[bytes
         else:
             # Groups, which no message of kubelet has, and undefined types.
             raise MalformedMessage(f"field {number} has wire type {wire_type}")
-    return found
+    return fields
 
 
 def decode_string(values: t.Sequence[bytes] | None) -> str:
@@ -84,7 +84,7 @@ def decode_strings(values: t.Sequence[bytes] | None) -> list[str]:
     :raises MalformedMessage: a value isn't UTF-8.
     """
     try:
-        return [one.decode("utf-8") for one in values or ()]
+        return [value.decode("utf-8") for value in values or ()]
     except UnicodeDecodeError:
         raise MalformedMessage("a string isn't UTF-8") from None
 
@@ -94,11 +94,11 @@ def decode_string_map(values: t.Sequence[bytes] | None) -> dict[str, str]:
 
     :raises MalformedMessage: an entry isn't such a message.
     """
-    found = {}
-    for one in values or ():
-        pair = decode_fields(one, (1, 2))
-        found[decode_string(pair.get(1))] = decode_string(pair.get(2))
-    return found
+    pairs = {}
+    for message in values or ():
+        pair = decode_fields(message, (1, 2))
+        pairs[decode_string(pair.get(1))] = decode_string(pair.get(2))
+    return pairs
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

@@ -45,14 +45,15 @@ class Plan:
 
     def diff(self) -> list[dict[str, str]]:
         """Return the plan as Ansible prints it with --diff."""
-        return [
-            {"before_header": one.header, "after_header": one.header, "before": one.before, "after": one.after}
-            for one in self.changes
-        ]
+        rows = []
+        for change in self.changes:
+            name = change.header
+            rows.append({"before_header": name, "after_header": name, "before": change.before, "after": change.after})
+        return rows
 
     def headers(self) -> str:
         """Return the names of what changes, for a message."""
-        return ", ".join(one.header for one in self.changes)
+        return ", ".join(change.header for change in self.changes)
 
 
 class Reconciler(t.Protocol[State]):

@@ -48,9 +48,9 @@ class Masking:
         """
         secrets = [real[start:end] for start, end in self._find(real)]
 
-        def secret(found: t.Match[str]) -> str:
-            number = int(found.group(1))
-            return secrets[number - 1] if 0 < number <= len(secrets) else found.group()
+        def secret(match: t.Match[str]) -> str:
+            number = int(match.group(1))
+            return secrets[number - 1] if 0 < number <= len(secrets) else match.group()
 
         return re.sub(rf"{PLACEHOLDER}-([0-9]+)", secret, text)
 
@@ -62,20 +62,20 @@ def is_secret(key: str) -> bool:
 
 def in_words(text: str) -> list[Span]:
     """Find the credentials of a message or a comment: those of URLs, and values that are assigned to a secret key."""
-    found = [one.span("secret") for one in _URL_IN_WORDS.finditer(text)]
-    found += [one.span(one.lastgroup or 0) for one in _ASSIGNED.finditer(text)]
-    return without_overlap(found)
+    spans = [match.span("secret") for match in _URL_IN_WORDS.finditer(text)]
+    spans += [match.span(match.lastgroup or 0) for match in _ASSIGNED.finditer(text)]
+    return without_overlap(spans)
 
 
 def without_overlap(spans: t.Iterable[Span]) -> list[Span]:
     """Sort spans, and join those that overlap."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for start, end in sorted(spans):
-        if found and start < found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if joined and start < joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def mask_words(text: str) -> str:

@@ -30,7 +30,7 @@ Lines = t.NewType("Lines", str)
 
 # Characters. A longer text is a log or an attack; its start is enough.
 LONGEST = 2000
-# Of a text with several lines, such as a table of a large cluster.
+# Characters of a text with several lines, such as a table of a large cluster.
 LONGEST_LINES = 64 * 1024 * 1024
 INSTEAD = "\N{REPLACEMENT CHARACTER}"
 ENDING = "…"
@@ -92,9 +92,9 @@ def address(value: t.Any) -> Address:
     """
     if not isinstance(value, str) or len(value) > LONGEST_NAME:
         raise Refused("not-an-address")
-    found = _ip(value)
-    if found is not None:
-        return Address(str(getattr(found, "ipv4_mapped", None) or found))
+    ip = _ip(value)
+    if ip is not None:
+        return Address(str(getattr(ip, "ipv4_mapped", None) or ip))
     name = value.lower()
     if not _DNS_NAME.fullmatch(name) or _NUMBER.fullmatch(name.rpartition(".")[2]):
         raise Refused("not-an-address")
@@ -106,17 +106,16 @@ def other_machine(value: t.Any) -> Address:
 
     :raises Refused: it isn't one, or it would lead to the machine that connects, to many, or to none.
     """
-    found = address(value)
-    by_ip = _ip(found)
-    if by_ip is None:
-        if _OWN_NAMES.fullmatch(found):
+    name = address(value)
+    ip = _ip(name)
+    if ip is None:
+        if _OWN_NAMES.fullmatch(name):
             raise Refused("own-machine")
-        return found
-    if by_ip.is_loopback or by_ip in _THIS_NETWORK:
+    elif ip.is_loopback or ip in _THIS_NETWORK:
         raise Refused("own-machine")
-    if by_ip.is_unspecified or by_ip.is_multicast or by_ip.is_link_local or by_ip.is_reserved:
+    elif ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_reserved:
         raise Refused("no-machine")
-    return found
+    return name
 
 
 # The C library connects to 0.0.0.0 on the machine itself, and so do systems to the rest of it.
@@ -180,7 +179,7 @@ def component(value: t.Any) -> Component:
     text = str(value or "")
     if text in ("", ".", ".."):
         raise Refused("no-name")
-    return Component(_TO_QUOTE.sub(lambda one: b"%%%02X" % one[0][0], text.encode("utf-8", "replace")).decode())
+    return Component(_TO_QUOTE.sub(lambda match: b"%%%02X" % match[0][0], text.encode("utf-8", "replace")).decode())
 
 
 def path(*values: t.Any) -> str:
@@ -188,7 +187,7 @@ def path(*values: t.Any) -> str:
 
     :raises Refused: one of them names no single thing.
     """
-    return "".join(f"/{component(one)}" for one in values)
+    return "".join(f"/{component(value)}" for value in values)
 
 
 def line(value: t.Any, longest: int = LONGEST) -> Line:
@@ -226,4 +225,6 @@ def lines(value: t.Any, longest: int = LONGEST_LINES) -> Lines:
 
 
 def _text(value: t.Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return value
+    return "" if value is None else str(value)

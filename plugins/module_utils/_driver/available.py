@@ -64,26 +64,26 @@ class Cards:
 
     @property
     def before_turing(self) -> tuple[str, ...]:
-        return tuple(one for one in self.generations if one in PROPRIETARY_ONLY)
+        return tuple(generation for generation in self.generations if generation in PROPRIETARY_ONLY)
 
     @property
     def open_only(self) -> tuple[str, ...]:
         """Blackwell; and Hopper where the processor is Grace."""
         grace = "hopper" if self.arch == "arm64" else ""
-        return tuple(one for one in self.generations if one in (*OPEN_ONLY, grace))
+        return tuple(generation for generation in self.generations if generation in (*OPEN_ONLY, grace))
 
 
 def refused_branches(cards: Cards) -> list[str]:
     """Return why the version's branch doesn't support these cards."""
-    found = []
+    sentences = []
     for generation in cards.generations:
         first, last = BRANCHES.get(generation, (0, None))
         start = f"driver_version is {cards.version}, and cards of {listed([generation])} (host {cards.host}) "
         if cards.branch < first:
-            found.append(f"{start}need branch {first} or later.")
+            sentences.append(f"{start}need branch {first} or later.")
         elif last and cards.branch > last:
-            found.append(f"{start}are supported up to branch {last}: set driver_version to one of {last}.")
-    return found
+            sentences.append(f"{start}are supported up to branch {last}: set driver_version to one of {last}.")
+    return sentences
 
 
 def branches(generations: t.Iterable[str]) -> tuple[int, int | None]:
@@ -154,7 +154,7 @@ def _misfit(asked: str, cards: Cards, has: t.Callable[[str], bool]) -> str:
 
 def listed(generations: t.Sequence[str]) -> str:
     """Return architectures for a message."""
-    return " and ".join(one.capitalize() for one in generations)
+    return " and ".join(generation.capitalize() for generation in generations)
 
 
 # Id and description of what the lists show.
@@ -171,7 +171,7 @@ CUDA = re.compile(r"/compute/cuda/repos/")
 # Part of the id of this collection's own repository file.
 OURS = "kubegpu-cuda"
 VERSION = re.compile(r"(?:[0-9]+:)?([0-9]{3}(?:[.][0-9]+){1,2})[-_~+].*")
-# Of a version of Ubuntu's packages for kernels, the kernel's release.
+# The kernel's release in a version of Ubuntu's packages for kernels.
 RELEASE = re.compile(r"([0-9]+[.][0-9]+[.][0-9]+)[.-]([0-9]+)")
 # Versions that a message names.
 MOST = 8
@@ -199,28 +199,28 @@ def findings(
         return []
     if lists["error"] or not lists["packages"]:
         why = f"can't be read ({lists['error']})" if lists["error"] else "are empty"
-        found = f"has package lists that {why}: whether they have driver {options.version} isn't known"
+        reason = f"has package lists that {why}: whether they have driver {options.version} isn't known"
         return [
-            _finding("package-lists-unknown", NOTE, found, "role driver downloads them before it installs", why=why)
+            _finding("package-lists-unknown", NOTE, reason, "role driver downloads them before it installs", why=why)
         ]
     asked = _Lists(gpu_node, data, options, packages)
     missing = [*asked.of_driver(flavour), *asked.of_kernels(flavour, headers)]
     age = lists["age_hours"]
     if missing and age is not None and age > OLD_HOURS:
         days = int(age // 24)
-        found = f"has package lists that are {days} days old; by these it " + "; it ".join(
-            one["found"] for one in missing
+        reason = f"has package lists that are {days} days old; by these it " + "; it ".join(
+            finding["found"] for finding in missing
         )
         remedy = "download them ('apt-get update', 'dnf makecache' or 'zypper refresh') and run preflight again"
-        names = [name for one in missing for name in one["packages"]]
-        return [_finding("package-lists-old", WARNING, found, remedy, packages=names, days=days)]
+        names = [name for finding in missing for name in finding["packages"]]
+        return [_finding("package-lists-old", WARNING, reason, remedy, packages=names, days=days)]
     return missing
 
 
 def may_have(gpu_node: NodeFacts, packages: t.Iterable[str]) -> bool:
     """Return whether the lists have all of these packages, or weren't asked or say nothing."""
     lists = gpu_node.get("package_lists")
-    return not (lists and lists["packages"]) or all(_has(lists["packages"], one) for one in packages)
+    return not (lists and lists["packages"]) or all(_has(lists["packages"], package) for package in packages)
 
 
 def has_release(gpu_node: NodeFacts, package: str, kernel: str) -> bool:
@@ -230,7 +230,7 @@ def has_release(gpu_node: NodeFacts, package: str, kernel: str) -> bool:
     """
     lists = gpu_node.get("package_lists")
     versions = list(lists["packages"].get(package) or ()) if lists else []
-    wanted, newest = (RELEASE.match(one) for one in (kernel, max(versions, key=natural, default="")))
+    wanted, newest = (RELEASE.match(release) for release in (kernel, max(versions, key=natural, default="")))
     return bool(wanted and newest and wanted.groups() == newest.groups())
 
 
@@ -253,19 +253,21 @@ class _Lists:
         self._fabric = bool(set(self._catalog.fabric(nvlink5=False)) & set(packages))
         self._url = self._catalog.url()
         rpm: t.Mapping[str, t.Any] = gpu_node.get("rpm") or {}
-        self._urls = {one["id"]: str(one.get("url") or "") for one in rpm.get("repositories") or ()}
-        self._sources = {one for versions in self._all.values() for sources in versions.values() for one in sources}
-        self._driver = {
-            name: kept
-            for name, versions in self._all.items()
-            if (kept := [one for one, sources in versions.items() if any(self._counts(each) for each in sources)])
+        self._urls = {
+            repository["id"]: str(repository.get("url") or "") for repository in rpm.get("repositories") or ()
         }
+        self._sources = {
+            source for versions in self._all.values() for sources in versions.values() for source in sources
+        }
+        self._driver: dict[str, list[str]] = {}
         # By the driver's version, what has it.
         self._of_version: dict[str, dict[str, list[str]]] = {}
-        for name, there in self._driver.items():
-            for one in there:
-                if match := VERSION.fullmatch(one):
-                    self._of_version.setdefault(match.group(1), {}).setdefault(name, []).append(one)
+        for name, versions in self._all.items():
+            for version, sources in versions.items():
+                if any(self._counts(source) for source in sources):
+                    self._driver.setdefault(name, []).append(version)
+                    if match := VERSION.fullmatch(version):
+                        self._of_version.setdefault(match.group(1), {}).setdefault(name, []).append(version)
 
     def _of(self, version: str) -> Catalog:
         return Catalog(self._node, self._data, dataclasses.replace(self._options, version=version))
@@ -292,20 +294,22 @@ class _Lists:
         return re.sub(r"^https?://|/+$", "", url.replace("$basearch", machine).replace("/aarch64", "/sbsa"))
 
     def _lacking(self, packages: t.Iterable[str]) -> list[str]:
-        return [one for one in packages if not _has(self._driver, one) and matches_any(_name(one), DRIVER)]
+        missing = (package for package in packages if not _has(self._driver, package))
+        return [package for package in missing if matches_any(_name(package), DRIVER)]
 
     def _has_all(self, version: str, packages: t.Iterable[str]) -> bool:
         """Return whether none of a version's packages is missing."""
         named = self._of_version[version]
-        return not any(
-            matches_any(_name(one), DRIVER) and not _has(named if f"={version}" in one else self._driver, one)
-            for one in packages
+        return all(
+            _has(named if f"={version}" in package else self._driver, package)
+            for package in packages
+            if matches_any(_name(package), DRIVER)
         )
 
     def _versions(self, flavour: str) -> list[str]:
         """Return the versions of which the lists have every package for this node, the newest first."""
         newest = sorted(self._of_version, key=natural, reverse=True)[:MOST_VERSIONS]
-        return [one for one in newest if self._whole(one, flavour)]
+        return [version for version in newest if self._whole(version, flavour)]
 
     def _whole(self, version: str, flavour: str) -> bool:
         catalog = self._of(version)
@@ -317,49 +321,51 @@ class _Lists:
     def _compiled(self) -> dict[str, str]:
         """Return the kernels of compiled modules that have packages for one kernel each, by the packages' names."""
         kernels = self._catalog.kernels()
-        return {one: kernel for one in self._packages for kernel in kernels if _name(one).endswith(f"-{kernel}")}
+        return {
+            package: kernel for package in self._packages for kernel in kernels if _name(package).endswith(f"-{kernel}")
+        }
 
     def of_driver(self, flavour: str) -> t.Iterator[ListFinding]:
         """Yield that the lists lack packages of the version, with the versions that they have."""
-        if self._url and not any(self._is_ours(one) for one in self._sources):
+        if self._url and not any(self._is_ours(source) for source in self._sources):
             # The node doesn't have this repository yet, of which all or a part of the driver comes.
             return
         compiled = self._compiled()
-        missing = self._lacking(one for one in self._packages if one not in compiled)
+        missing = self._lacking(package for package in self._packages if package not in compiled)
         if not missing:
             return
         there = self._versions(flavour)
-        other = next(one for one in FLAVOURS if one != flavour)
+        other = next(other_flavour for other_flavour in FLAVOURS if other_flavour != flavour)
         others = self._versions(other) if not self._options.packages else []
-        names = [_name(one) for one in missing]
+        names = [_name(package) for package in missing]
         version = self._options.version
-        found = f"has no {', '.join(names)} of version {version} in its package lists"
+        sentence = f"has no {', '.join(names)} of version {version} in its package lists"
         if there:
-            found += f", which have {_listed(there)}"
+            sentence += f", which have {_listed(there)}"
             remedy = f"set driver_version to {self._nearest(there)}"
         elif version in others:
-            found += f", which have its {other} module only"
+            sentence += f", which have its {other} module only"
             remedy = f"set driver_flavour to {other} where the cards allow it, or driver_source to another source"
         elif others:
-            found += f", which have the {other} module only, of {_listed(others)}"
+            sentence += f", which have the {other} module only, of {_listed(others)}"
             remedy = "set driver_source to another source, or add a repository that has these packages"
         else:
-            found += ", and no other version that is complete for this host"
+            sentence += ", and no other version that is complete for this host"
             remedy = "enable the component or the repository that has them, or set driver_source to another source"
-        yield _finding("driver-version-missing", PROBLEM, found, remedy, packages=names, versions=there)
+        yield _finding("driver-version-missing", PROBLEM, sentence, remedy, packages=names, versions=there)
 
     def _nearest(self, there: t.Sequence[str]) -> str:
         """Return the newest version of the wanted branch or, without one, of all."""
         branch = self._options.version.partition(".")[0]
-        return next((one for one in there if one.partition(".")[0] == branch), there[0])
+        return next((version for version in there if version.partition(".")[0] == branch), there[0])
 
     def of_kernels(self, flavour: str, headers: t.Sequence[Headers]) -> t.Iterator[ListFinding]:
         """Yield the packages of headers and compiled modules that the lists lack for the node's kernels."""
         missing: dict[str, list[str]] = {}
-        for one in headers:
-            lacking = [name for name in one["packages"] if not _has(self._all, name)]
+        for row in headers:
+            lacking = [name for name in row["packages"] if not _has(self._all, name)]
             if lacking:
-                missing[one["kernel"]] = lacking
+                missing[row["kernel"]] = lacking
         modules = {name: kernel for name, kernel in self._compiled().items() if not _has(self._driver, name)}
         for name, kernel in modules.items():
             missing.setdefault(kernel, []).append(name)
@@ -368,17 +374,17 @@ class _Lists:
         names = [_name(name) for lacking in missing.values() for name in lacking]
         there = self._versions(flavour) if modules else []
         kernels = list(missing)
-        found = (
+        sentence = (
             f"has no {', '.join(names)} in its package lists, which the driver needs for kernel {', '.join(kernels)}"
         )
         remedy = "update the kernel to one that they are there for and boot it"
         if there:
-            found += f"; for this kernel there is driver {_listed(there)}"
+            sentence += f"; for this kernel there is driver {_listed(there)}"
             remedy = f"set driver_version to {self._nearest(there)}, or {remedy}"
         elif modules:
             remedy += ", or set driver_source to repository, whose module is built on the host"
         fields = {"packages": names, "versions": there, "kernels": kernels}
-        yield _finding("kernel-package-missing", PROBLEM, found, remedy, **fields)
+        yield _finding("kernel-package-missing", PROBLEM, sentence, remedy, **fields)
 
 
 def _name(package: str) -> str:
@@ -387,7 +393,7 @@ def _name(package: str) -> str:
 
 def _has(lists: t.Mapping[str, t.Iterable[str]], package: str) -> bool:
     name, _equals, pattern = package.partition("=")
-    return any(matches(pattern, one) for one in lists.get(name) or ())
+    return any(matches(pattern, version) for version in lists.get(name) or ())
 
 
 def _listed(versions: t.Sequence[str]) -> str:

@@ -68,7 +68,7 @@ def driver_options(values: JsonObject) -> DriverOptions:
         elif isinstance(field.default, bool):
             given[field.name] = field.default if value is None else bool(value)
         elif isinstance(field.default, tuple):
-            given[field.name] = tuple(str(one) for one in value or field.default)
+            given[field.name] = tuple(str(item) for item in value or field.default)
         else:
             given[field.name] = str(value or field.default)
     return DriverOptions(**given)
@@ -78,7 +78,7 @@ FLAVOURS = ("open", "proprietary")
 # The value of driver_repo_key_sha256 that stands for the collection's own digest of the key.
 PINNED = "pinned"
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-# Of a source of packages, the section of the table that says what it holds.
+# The section of the table that says what a source of packages holds.
 SECTIONS = {"repository": "nvidia", "distribution": "distribution"}
 # "uname -r" of Ubuntu and SUSE ends in the kernel's flavour, such as generic, nvidia-64k, default or azure.
 KERNEL_FLAVOUR = re.compile(r"[0-9.]+-[0-9.]+-([0-9]*[a-z].*)")
@@ -113,24 +113,24 @@ class Catalog:
 
     def source_of(self, name: str) -> JsonObject:
         """Return a source of packages; empty where this distribution has none."""
-        one: JsonObject = (self.data.get("sources") or {}).get(name) or {}
-        only = one.get("only")
-        return one if only is None or self._distribution.get("id") in only else {}
+        source: JsonObject = (self.data.get("sources") or {}).get(name) or {}
+        only = source.get("only")
+        return source if only is None or self._distribution.get("id") in only else {}
 
     def holds(self, source: str) -> dict[str, JsonObject]:
         """Return what the table says of a source's repository for this distribution, by dpkg's architectures.
 
         An architecture that has no packages isn't there. A distribution may have several folders: the first counts.
         """
-        one = self.source_of(source)
+        entry = self.source_of(source)
         table = self._options.tables.get(SECTIONS.get(source, "")) or {}
-        folders = one.get("folder") or self._of_distribution(self.data.get("folder") or {}) or ()
-        found: dict[str, JsonObject] = {}
+        folders = entry.get("folder") or self._of_distribution(self.data.get("folder") or {}) or ()
+        by_arch: dict[str, JsonObject] = {}
         for folder in [folders] if isinstance(folders, str) else folders:
-            for name, row in table.items() if one else ():
+            for name, row in table.items() if entry else ():
                 if name.startswith(f"{folder}/"):
-                    found.setdefault(row["arch"], {**row, "name": name, "folder": folder})
-        return found
+                    by_arch.setdefault(row["arch"], {**row, "name": name, "folder": folder})
+        return by_arch
 
     @property
     def bounds(self) -> JsonObject:
@@ -211,7 +211,9 @@ class Catalog:
             for name in (*_every_name(row), *(row.get("nvlink5") or ())):
                 pattern = self._pattern(name, str(self.branch))
                 if "*" in pattern:
-                    names += sorted(one for one in self._installed if fnmatch.fnmatchcase(one, pattern))
+                    names += sorted(
+                        installed for installed in self._installed if fnmatch.fnmatchcase(installed, pattern)
+                    )
                 else:
                     names.append(pattern)
         return list(dict.fromkeys([*names, *self._options.packages]))
@@ -232,7 +234,7 @@ class Catalog:
             "minor": ".".join(kernel.split(".")[:2]),
             "flavour": kernel_flavour(kernel),
         }
-        return re.sub(r"\{([a-z_]+)\}", lambda found: values[found.group(1)], text)
+        return re.sub(r"\{([a-z_]+)\}", lambda match: values[match.group(1)], text)
 
     def _of_distribution(self, values: JsonObject) -> t.Any:
         return values.get(str(self._distribution.get("id")), values.get("*"))
@@ -273,19 +275,19 @@ class Catalog:
     def followers(self, flavour: str) -> dict[str, str]:
         """Return the metapackages of compiled modules, each with that of its kernel; a held kernel has none."""
         names = (self.row.get("per_kernel") or {}).get(flavour) or ()
-        found = {}
+        kernels = {}
         for name in names if not self._options.packages else ():
             for kernel, (ending, _headers) in sorted(followed(self._installed).items()):
                 if "{kernel}" in name and ending and not self._installed[kernel].get("held"):
-                    found[self._filled(name, ending)] = kernel
-        return found
+                    kernels[self._filled(name, ending)] = kernel
+        return kernels
 
     def header_names(self) -> list[str]:
         """Return the names of all packages of headers for this node's kernels."""
         names = []
         for kernel in map(str, self._kernel.get("installed") or []):
             row = self._headers_row(kernel)
-            names += [self._filled(one, kernel) for one in (*(row.get("each") or ()), *(row.get("newest") or ()))]
+            names += [self._filled(name, kernel) for name in (*(row.get("each") or ()), *(row.get("newest") or ()))]
         names += [headers for _flavour, headers in followed(self._installed).values()] if self.manager == "apt" else []
         return list(dict.fromkeys(name.partition("=")[0] for name in names))
 
@@ -300,8 +302,8 @@ class Catalog:
         known = str(self._repository.get("url") or "")
         if self._options.source not in SECTIONS or not (known or self._options.source == "repository"):
             return ""
-        found = self._options.repo_url or known
-        return f"{found.rstrip('/')}/" if found else ""
+        address = self._options.repo_url or known
+        return f"{address.rstrip('/')}/" if address else ""
 
     def key_pin(self) -> dict[str, str]:
         """Return what the repository's key is held to, ``key_sha256`` and ``key_fingerprint``; both may be empty.
@@ -346,7 +348,9 @@ class Catalog:
     def missing_prerequisites(self) -> list[Prerequisite]:
         """Return the repositories that have to be enabled first, with the commands."""
         rpm: t.Mapping[str, t.Any] = self._seen.get("rpm") or {}
-        enabled = [str(one.get("id")) for one in rpm.get("repositories") or [] if one.get("enabled")]
+        enabled = [
+            str(repository.get("id")) for repository in rpm.get("repositories") or [] if repository.get("enabled")
+        ]
         missing: list[Prerequisite] = []
         for row in self.source.get("prerequisites") or ():
             met = any(_matches(id, row["repositories"]) for id in enabled)
@@ -375,8 +379,8 @@ def _is_of(data: JsonObject, distribution: t.Mapping[str, t.Any]) -> bool:
 
 def kernel_flavour(release: str) -> str:
     """Return the flavour in which the name of Ubuntu's and SUSE's kernels ends; empty where there is none."""
-    found = KERNEL_FLAVOUR.fullmatch(release)
-    return found.group(1) if found else ""
+    match = KERNEL_FLAVOUR.fullmatch(release)
+    return match.group(1) if match else ""
 
 
 def _kernel_version(release: str) -> str:

@@ -70,9 +70,9 @@ def conflicts(gpu_node: NodeFacts, state: str, source: str, version: str, repo_u
         detectors = {} if provider.root == "/" else {"driver-twice": _twice}
     found: list[Conflict] = []
     for id, detect in detectors.items():
-        one = detect(node)
-        if one is not None:
-            found.append({"id": id, "found": one[0], "remedy": one[1]})
+        conflict = detect(node)
+        if conflict is not None:
+            found.append({"id": id, "found": conflict[0], "remedy": conflict[1]})
     return found
 
 
@@ -98,7 +98,7 @@ class _Node:
 
     def named(self, *patterns: str) -> list[str]:
         """Return the installed packages whose names match a pattern."""
-        return sorted(name for name in self.packages if any(fnmatch.fnmatchcase(name, one) for one in patterns))
+        return sorted(name for name in self.packages if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
 
     def of_origin(self, word: str, *patterns: str) -> list[str]:
         """Return the packages of these names whose maintainer or vendor contains a word."""
@@ -111,7 +111,7 @@ class _Node:
 
 
 def _words(value: t.Any) -> list[str]:
-    return [str(one) for one in value] if value else []
+    return [str(name) for name in value] if value else []
 
 
 def _some(names: t.Sequence[str]) -> str:
@@ -171,9 +171,9 @@ def _elrepo(node: _Node) -> Found:
 def _negativo17(node: _Node) -> Found:
     names = node.of_origin("negativo17", "*nvidia*", "*cuda*")
     enabled = [
-        str(one.get("file") or one.get("id"))
-        for one in node.rpm_repositories
-        if "negativo17" in f"{one.get('url')} {one.get('id')}" and one.get("enabled", True)
+        str(repository.get("file") or repository.get("id"))
+        for repository in node.rpm_repositories
+        if "negativo17" in f"{repository.get('url')} {repository.get('id')}" and repository.get("enabled", True)
     ]
     if not names and not enabled and "negativo17" not in node.others:
         return None
@@ -184,7 +184,7 @@ def _negativo17(node: _Node) -> Found:
 
 
 def _graphics_ppa(node: _Node) -> Found:
-    listed = [str(one["file"]) for one in node.apt_sources if "graphics-drivers" in str(one.get("url"))]
+    listed = [str(source["file"]) for source in node.apt_sources if "graphics-drivers" in str(source.get("url"))]
     if not listed and "graphics-ppa" not in node.others:
         return None
     what = f"the graphics-drivers PPA in {listed[0]}" if listed else "its driver from the graphics-drivers PPA"
@@ -210,8 +210,8 @@ def _other_source(node: _Node) -> Found:
     else:
         foreign = sorted((node.others & set(VENDORS)) - FITTING.get(node.source, set(VENDORS)))
         # Packages of the container toolkit have NVIDIA's name too, and may stay.
-        names = [one for one in node.named("*nvidia*", "cuda-drivers*") if "container" not in one] if foreign else []
-        whose = " and ".join(VENDORS[one] for one in foreign)
+        names = [name for name in node.named("*nvidia*", "cuda-drivers*") if "container" not in name] if foreign else []
+        whose = " and ".join(VENDORS[vendor] for vendor in foreign)
     if not names:
         return None
     return (
@@ -226,12 +226,12 @@ def _of_the_other_archive(node: _Node) -> list[str]:
     if node.source != "distribution":
         named = node.named(*ARCHIVE_NAMES)
         driver = driver_packages(node.packages)
-        versions = [one for one in driver if ARCHIVE_VERSION.search(str(node.packages[one].get("version")))]
+        versions = [name for name in driver if ARCHIVE_VERSION.search(str(node.packages[name].get("version")))]
         return sorted({*named, *versions})
     names = node.named(*NVIDIA_NAMES)
     if node.id == "ubuntu":
         # Ubuntu's packages for servers conflict with those without "-server", of any source.
-        names += [one for one in node.named("nvidia-dkms-*", "libnvidia-compute*") if "-server" not in one]
+        names += [name for name in node.named("nvidia-dkms-*", "libnvidia-compute*") if "-server" not in name]
     return sorted(set(names))
 
 
@@ -242,7 +242,7 @@ def _old_key(node: _Node) -> Found:
             f"has cuda-keyring {keyring.get('version')}, of NVIDIA's retired key {OLD_KEY}",
             "run 'apt-get purge cuda-keyring'",
         )
-    named = [str(one["file"]) for one in node.apt_sources if OLD_KEY in str(one.get("signed_by")).lower()]
+    named = [str(source["file"]) for source in node.apt_sources if OLD_KEY in str(source.get("signed_by")).lower()]
     if named:
         return f"has {named[0]}, which trusts NVIDIA's retired key {OLD_KEY}", f"run 'rm {named[0]}'"
     if any(OLD_KEY in key.lower() for key in node.keys):
@@ -254,10 +254,10 @@ def _old_key(node: _Node) -> Found:
 def _repositories(node: _Node) -> list[tuple[str, str]]:
     """Return directory and file of NVIDIA's repositories in lists of others."""
     rows = []
-    for one in (*node.apt_sources, *(row for row in node.rpm_repositories if row.get("enabled", True))):
-        found = CUDA_FOLDER.search(str(one.get("url")))
-        if found and "/kubegpu-" not in str(one.get("file")):
-            rows.append((found.group(1), str(one.get("file"))))
+    for repository in (*node.apt_sources, *(row for row in node.rpm_repositories if row.get("enabled", True))):
+        match = CUDA_FOLDER.search(str(repository.get("url")))
+        if match and "/kubegpu-" not in str(repository.get("file")):
+            rows.append((match.group(1), str(repository.get("file"))))
     return rows
 
 

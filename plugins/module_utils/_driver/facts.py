@@ -81,30 +81,30 @@ def dkms(system: System) -> list[DkmsModule]:
         folder = f"{TREE}/{module}"
         for version in names(system, folder):
             if system.exists(f"{folder}/{version}/source"):
-                found = _states(system, folder, version)
+                states = _states(system, folder, version)
                 rows += [
                     {"module": module, "version": version, "kernel": release, "state": state}
-                    for release, state in sorted(found.items())
+                    for release, state in sorted(states.items())
                 ] or [{"module": module, "version": version, "kernel": "", "state": "added"}]
     return rows
 
 
 def _states(system: System, folder: str, version: str) -> dict[str, str]:
     """Return the state of a module for each kernel."""
-    found = {}
+    by_kernel = {}
     for release in names(system, f"{folder}/{version}"):
         if release not in ("source", "build") and any(
             system.exists(f"{folder}/{version}/{release}/{arch}/module")
             for arch in names(system, f"{folder}/{version}/{release}")
         ):
-            found[release] = "built"
+            by_kernel[release] = "built"
     for name in names(system, folder):
         # kernel-<release>-<arch> links to <version>/<release it was built for>/<arch>.
         path = target(system, f"{folder}/{name}").split("/") if name.startswith("kernel-") else []
         if path[-3:-2] == [version]:
             release = name[len("kernel-") : -len("-" + path[-1])]
-            found[release] = "installed" if path[-2] == release else "installed-weak"
-    return found
+            by_kernel[release] = "installed" if path[-2] == release else "installed-weak"
+    return by_kernel
 
 
 def log(system: System, interesting: bool) -> KernelLog:
@@ -196,7 +196,7 @@ def driver(
     left_out = excluded(exclude, gpus, seen["cards"])
     addresses = {card["address"] for card in left_out["cards"]}
     seen["cards"] = [card for card in seen["cards"] if card["address"] not in addresses]
-    vgpu = bool(provider and provider.id == smi.VGPU) or any(smi.is_vgpu(one) for one in seen["cards"])
+    vgpu = bool(provider and provider.id == smi.VGPU) or any(smi.is_vgpu(card) for card in seen["cards"])
     vgpu = vgpu or any(gpu["vgpu"] for gpu in gpus if gpu["address"] not in addresses)
     if vgpu and provider is None:
         # However its driver was installed, only one for vGPUs works there.
@@ -229,22 +229,22 @@ def driver(
 
 def module_file(system: System, modules: t.Sequence[str]) -> ModuleFile:
     """Return modinfo's fields of the module that modprobe would load, which may differ from the loaded one."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     if modules:
         done = system.run(["modinfo", modules[0]], timeout=10)
         lines = [re.match(r"(\w+):\s+(.*\S)", line) for line in done.out.splitlines()] if done.rc == 0 else []
-        found = {line.group(1): line.group(2) for line in lines if line}
+        fields = {line.group(1): line.group(2) for line in lines if line}
     return {
-        "file_version": found.get("version", ""),
-        "signer": found.get("signer", ""),
-        "license": found.get("license", ""),
+        "file_version": fields.get("version", ""),
+        "signer": fields.get("signer", ""),
+        "license": fields.get("license", ""),
     }
 
 
 def minor(system: System, address: str) -> int | None:
     """Return N of /dev/nvidiaN, which may differ from the card's index."""
-    found = re.search(r"^Device Minor:\s*(\d+)", text(system, f"{PROC}/gpus/{address}/information"), re.MULTILINE)
-    return int(found.group(1)) if found else None
+    match = re.search(r"^Device Minor:\s*(\d+)", text(system, f"{PROC}/gpus/{address}/information"), re.MULTILINE)
+    return int(match.group(1)) if match else None
 
 
 def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwitch], release: str) -> Fabric:
@@ -252,10 +252,10 @@ def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwit
 
     :param release: of the running kernel.
     """
-    found = None
+    match = None
     if system.exists(FABRIC_MANAGER):
         done = system.run([FABRIC_MANAGER, "-v"], timeout=10)
-        found = re.search(r"version is\s*:\s*(\d[\d.]*)", done.out + done.err)
+        match = re.search(r"version is\s*:\s*(\d[\d.]*)", done.out + done.err)
     nvlink5 = not switches and _hidden_switches(system, gpus)
     unloaded = [name for name in FABRIC_MODULES if nvlink5 and not system.exists(f"/sys/module/{name}")]
     if unloaded:
@@ -263,7 +263,7 @@ def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwit
         unloaded = [name for name in unloaded if f"/{name}.ko" not in built_in]
     modules = text(system, f"/lib/modules/{release}/modules.dep") if unloaded else ""
     return {
-        "version": found.group(1) if found else "",
+        "version": match.group(1) if match else "",
         "needed": bool(switches) or nvlink5,
         "nvlink5": nvlink5,
         "unloaded": unloaded,
@@ -292,36 +292,37 @@ def excluded(exclude: Exclusion, gpus: t.Sequence[PciGpu], cards: t.Sequence[Car
     :param cards: all that the driver lists.
     """
     listed = {card["address"]: card for card in cards}
-    found: list[ExcludedCard] = []
+    excluded_cards: list[ExcludedCard] = []
     for gpu in gpus:
         card = listed.get(gpu["address"])
         uuid, name = (card["uuid"], card["name"]) if card else ("", "")
         entry = exclude.of(gpu["address"], uuid, name)
         if entry:
-            found.append({"address": gpu["address"], "uuid": uuid, "name": name, "entry": entry})
+            excluded_cards.append({"address": gpu["address"], "uuid": uuid, "name": name, "entry": entry})
+    # Several entries may name one card.
+    unmatched = [
+        entry
+        for entry in exclude.entries
+        if not any(Exclusion((entry,)).of(card["address"], card["uuid"], card["name"]) for card in excluded_cards)
+    ]
     return {
-        "cards": found,
-        "unmatched": [one for one in exclude.entries if not any(_names(one, card) for card in found)],
+        "cards": excluded_cards,
+        "unmatched": unmatched,
         "unnamed": any(gpu["address"] not in listed for gpu in gpus),
     }
 
 
-def _names(entry: str, card: ExcludedCard) -> bool:
-    # Several entries may name one card.
-    return bool(Exclusion((entry,)).of(card["address"], card["uuid"], card["name"]))
-
-
 def other_managers(system: System, packages: t.Mapping[str, Package]) -> list[str]:
     """Return the sources that installed a driver on this machine itself: more than one conflict."""
-    found = []
+    managers = []
     if system.exists("/usr/bin/nvidia-uninstall") or system.exists("/usr/bin/nvidia-installer"):
-        found.append("runfile")
+        managers.append("runfile")
     makers = {
         maker(name, package.get("version", ""), package.get("origin", ""))
         for name, package in packages.items()
         if DRIVER_PACKAGE.fullmatch(name)
     }
-    return [*found, *sorted(makers - {""})]
+    return [*managers, *sorted(makers - {""})]
 
 
 def maker(name: str, version: str, origin: str) -> str:

@@ -134,17 +134,20 @@ def make_plan(options: Options, state: State) -> Plan:
     changes = []
     ended = pods_to_end(options, state) if swap else []
     if ended:
-        changes.append(Change("processes of pods", "".join(f"{_described(one)}\n" for one in ended), "restarted\n"))
+        changes.append(
+            Change("processes of pods", "".join(f"{_described(process)}\n" for process in ended), "restarted\n")
+        )
     step = Swap(
         stop=stop,
-        end=tuple(one["pid"] for one in ended),
+        end=tuple(process["pid"] for process in ended),
         remove=state.modules if swap and not state.container else (),
         load=_load(options, state, unfinished.modules),
         start=() if options.unloaded else tuple(dict.fromkeys([*reversed(unfinished.services), *reversed(stop)])),
     )
     if swap:
-        before, after = _version(state.loaded), "" if options.unloaded else _target(state)
-        changes.append(Change(f"module {MODULE_NAME}", before, after, step))
+        target = f"{state.library}\n" if state.container else _version(state.installed)
+        after = "" if options.unloaded else target
+        changes.append(Change(f"module {MODULE_NAME}", _version(state.loaded), after, step))
     else:
         changes.append(_services_left(left, step))
     return Plan(tuple(changes))
@@ -183,16 +186,16 @@ def stopped(options: Options, state: State) -> tuple[str, ...]:
 
 def pods_to_end(options: Options, state: State) -> list[JsonObject]:
     """Return processes of pods that use a GPU or the old library: those of DaemonSets, which draining leaves."""
-    return [one for one in state.users if one["pod"]] if options.end_pods else []
+    return [user for user in state.users if user["pod"]] if options.end_pods else []
 
 
 def blockers(options: Options, state: State) -> list[JsonObject]:
     """Return the processes that use a GPU and may not be ended."""
     services = {*SERVICES, *options.services}
     return [
-        one
-        for one in state.users
-        if one["devices"] and one["unit"] not in services and not (one["pod"] and options.end_pods)
+        user
+        for user in state.users
+        if user["devices"] and user["unit"] not in services and not (user["pod"] and options.end_pods)
     ]
 
 
@@ -202,21 +205,19 @@ def in_use(options: Options, state: State) -> str:
         return ""
     if state.refused:
         return state.refused
-    found = blockers(options, state)
-    return f"the GPUs are in use by {', '.join(_described(one) for one in found)}" if found else ""
+    users = blockers(options, state)
+    return f"the GPUs are in use by {', '.join(_described(user) for user in users)}" if users else ""
 
 
 def _described(user: JsonObject) -> str:
-    of = f" of pod {user['pod']}" if user["pod"] else (f" of {user['unit']}.service" if user["unit"] else "")
+    of = f" of {user['unit']}.service" if user["unit"] else ""
+    if user["pod"]:
+        of = f" of pod {user['pod']}"
     return f"{user['command']} (process {user['pid']}{of})"
 
 
 def _version(module: Module | None) -> str:
     return f"{module.version}\n" if module else ""
-
-
-def _target(state: State) -> str:
-    return f"{state.library}\n" if state.container else _version(state.installed)
 
 
 # A process that has such a file in its memory uses the old driver's interface.
@@ -269,12 +270,12 @@ def _services(system: System, options: Options) -> dict[str, bool]:
     names = dict.fromkeys([*KUBELETS, *SERVICES, *options.services])
     units = [f"{name}.service" for name in names]
     done = system.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState", *units], timeout=30)
-    found = {}
+    services = {}
     for block in done.out.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if fields.get("LoadState") == "loaded":
-            found[fields["Id"].rpartition(".")[0]] = fields.get("ActiveState") in ("active", "activating")
-    return found
+            services[fields["Id"].rpartition(".")[0]] = fields.get("ActiveState") in ("active", "activating")
+    return services
 
 
 def _record(system: System) -> Record | None:
@@ -282,11 +283,11 @@ def _record(system: System) -> Record | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except ValueError:
         # Only a record that was never complete is unreadable, and then nothing had been stopped.
         return Record()
-    return Record(tuple(found["services"]), tuple(found["modules"]))
+    return Record(tuple(record["services"]), tuple(record["modules"]))
 
 
 class KernelModulesReconciler:

@@ -31,21 +31,19 @@ def library_version(system: System, root: str = "/") -> str:
     """
     for folder in LIBRARIES:
         path = target(system, f"{root.rstrip('/')}{folder}/{LIBRARY}")
-        found = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
-        if found and system.exists(path):
-            return found.group(1)
+        match = re.search(r"/libnvidia-ml\.so\.(\d+\.[\d.]*\d)$", path)
+        if match and system.exists(path):
+            return match.group(1)
     return ""
 
 
 def loaded_version(system: System) -> str:
     """Return the version of the loaded kernel module; empty where none is loaded."""
-    return text(system, f"{MODULE}/version") or version_in(text(system, f"{PROC}/version"))
-
-
-def version_in(proc: str) -> str:
-    """Parse the version in /proc/driver/nvidia/version."""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", proc)
-    return found.group(1) if found else ""
+    version = text(system, f"{MODULE}/version")
+    if version:
+        return version
+    match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", text(system, f"{PROC}/version"))
+    return match.group(1) if match else ""
 
 
 # Which services to start again, written before the first one stops.

@@ -127,7 +127,7 @@ def boot_read_only(mounts: str) -> bool:
     for line in mounts.splitlines():
         fields = line.split(" ")
         point = fields[1].rstrip("/") if len(fields) > 3 else None
-        # Of two mounts at one place the later one counts.
+        # The later mount at a place counts.
         if point is not None and len(point) >= longest and point in ("", "/boot"):
             longest, answer = len(point), "ro" in fields[3].split(",")
     return answer
@@ -159,6 +159,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
                 files[f"{folder}/{name}"] = text
     tool = tool_of(family, system.exists)
     images = _images(system, family, tool, installed)
+    boot = [f"/boot/{name}" for name in system.names("/boot")] if installed else []
     return {
         **_module(system),
         "nova": _nova(system),
@@ -167,7 +168,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
         "tool": tool,
         "dracut": system.read(DRACUT_PATH),
         "images": images,
-        "leftovers": _leftovers(system) if installed else [],
+        "leftovers": [path for path in boot if path.startswith((KEPT, BUILT))],
         "boot_free": system.free_bytes("/boot") if images else None,
         "boot_read_only": boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
     }
@@ -197,25 +198,20 @@ def _module(system: System) -> NouveauModule:
 
 def _nova(system: System) -> Nova:
     """Return nova's modules; what uses them beside each other isn't in their lists of holders."""
-    found = [name for name in NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
-    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in found}
-    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(found)) for name in found}
+    loaded = [name for name in NOVA if system.exists(f"{MODULES}/{name}/refcnt")]
+    counts = {name: int(system.read(f"{MODULES}/{name}/refcnt") or 0) for name in loaded}
+    by_own = {name: len({*system.names(f"{MODULES}/{name}/holders")}.intersection(loaded)) for name in loaded}
     on_pci = any(module_of(name) == NOVA[-1] for name in system.names(PCI_DRIVERS))
     return {
-        "modules": found,
-        "in_use": any(counts[name] > by_own[name] for name in found),
-        "built_in": on_pci and not found,
+        "modules": loaded,
+        "in_use": any(counts[name] > by_own[name] for name in loaded),
+        "built_in": on_pci and not loaded,
     }
 
 
 def _shows_framebuffer(system: System, name: str) -> bool:
     kind, bound = (system.read(f"{CONSOLES}/{name}/{file}") or "" for file in ("name", "bind"))
     return "frame buffer" in kind and bound.strip() == "1"
-
-
-def _leftovers(system: System) -> list[str]:
-    paths = (f"/boot/{name}" for name in system.names("/boot"))
-    return [path for path in paths if path.startswith((KEPT, BUILT))]
 
 
 def image_content(system: System, tool: str, path: str, file: str) -> Content | None:
@@ -245,12 +241,12 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
     written = {path: float(when) for when, _size, path in rows}
     sizes = {path: int(size) for _when, size, path in rows}
     since = written.get(PATH, 0.0)
-    found: list[InitramfsImage] = []
+    images: list[InitramfsImage] = []
     for path, release in paths.items():
         if path not in sizes:
             continue
         inside = image_content(system, tool, path, PATH) if tool is not None else None
-        found.append(
+        images.append(
             {
                 "path": path,
                 "release": release,
@@ -261,4 +257,4 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
                 "kept": system.exists(KEPT + release),
             }
         )
-    return found
+    return images

@@ -71,15 +71,17 @@ def make_plan(present: bool, facts: NodeFacts, keep_file: bool = False) -> Plan:
     own = None if keep_file and not present else _file_change(present, nouveau["files"].get(PATH))
     files = [own, _dracut_change(present, nouveau)]
     changes = [change for change in files if change is not None]
-    stale = [one for one in nouveau["images"] if _stale(present, one, files[0], nouveau["files"].get(PATH))]
-    leftovers = _leftovers(nouveau)
-    if stale or leftovers:
+    stale = [image for image in nouveau["images"] if _stale(present, image, files[0], nouveau["files"].get(PATH))]
+    # The kept copy of an existing image is restored by its rebuild.
+    kept = {initramfs.KEPT + image["release"] for image in nouveau["images"] if image.get("kept")}
+    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
+    if stale or left:
         _refuse_boot(nouveau)
-    changes += leftovers
-    for one in stale:
+    changes += [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
+    for image in stale:
         texts = ("without nouveau's blacklist\n", "with nouveau's blacklist\n")
         before, after = texts if present else texts[::-1]
-        changes.append(Change(one["path"], before, after, Rebuild(one["path"], one["release"])))
+        changes.append(Change(image["path"], before, after, Rebuild(image["path"], image["release"])))
     if present and unloadable(facts):
         step = Unload(("nouveau",), tuple(nouveau.get("consoles", ())))
         changes.append(Change("module nouveau", "loaded\n", "", step))
@@ -128,13 +130,6 @@ def _stale(present: bool, image: InitramfsImage, change: Change | None, text: st
     return not present and image.get("blacklist") is True
 
 
-def _leftovers(nouveau: Nouveau) -> list[Change]:
-    # The kept copy of an existing image is restored by its rebuild.
-    kept = {initramfs.KEPT + one["release"] for one in nouveau["images"] if one.get("kept")}
-    left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
-    return [Change(path, "left by an interrupted run\n", "", PutFile(path, None)) for path in left]
-
-
 def _refuse_boot(nouveau: Nouveau) -> None:
     """Refuse to begin where an image might be written in part: that kernel wouldn't boot.
 
@@ -146,7 +141,7 @@ def _refuse_boot(nouveau: Nouveau) -> None:
         return
     if nouveau.get("tool") is None:
         raise BadInput("no initramfs can be rebuilt on this node: install initramfs-tools or dracut")
-    need = 2 * max(one["bytes"] for one in nouveau["images"])
+    need = 2 * max(image["bytes"] for image in nouveau["images"])
     free = nouveau["boot_free"] or 0
     if free < need:
         raise BadInput(
@@ -267,8 +262,8 @@ class Image:
         (inode, size), (_inode, old_size) = self._stat(new), self._stat(old)
         if inode == before:
             return f"{' '.join(self._command())} didn't change {self._path} ({_last(done)})"
-        found = image_content(self._system, self._tool, new, self._file)
-        reason = nouveau.image_error(old_size, size, found, self._inside)
+        content = image_content(self._system, self._tool, new, self._file)
+        reason = nouveau.image_error(old_size, size, content, self._inside)
         return reason and f"the new {self._path} {reason}"
 
     def _command(self) -> list[str]:
@@ -308,13 +303,13 @@ class NouveauReconciler:
         self._in_use: set[str] = set()
 
     def observe(self) -> NodeFacts:
-        found = distribution(self._system)
+        linux = distribution(self._system)
         own = kernel(self._system)
-        state = observe(self._system, found["family"], own["installed"])
+        state = observe(self._system, linux["family"], own["installed"])
         if "nouveau" in self._in_use:
             state["refcnt"] = None
         state["nova"]["in_use"] |= bool(self._in_use.intersection(state["nova"]["modules"]))
-        return {"distribution": found, "kernel": own, "nouveau": state}
+        return {"distribution": linux, "kernel": own, "nouveau": state}
 
     def plan(self, facts: NodeFacts) -> core_plan.Plan:
         return make_plan(self._present, facts, self._keep_file)

@@ -91,7 +91,7 @@ def licences(system: System, command: t.Sequence[str] = (SMI,)) -> list[Licence]
 
 def parse_licences(text: str) -> list[Licence]:
     """Parse the report of ``nvidia-smi -q``."""
-    found: list[Licence] = []
+    licences: list[Licence] = []
     address, inside = "", False
     for line in text.splitlines():
         card = GPU_LINE.match(line)
@@ -99,14 +99,14 @@ def parse_licences(text: str) -> list[Licence]:
             address, inside = pci_address(card.group(1)), False
         elif LICENSED_PRODUCT in line:
             inside = True
-            found.append({"address": address, "product": "", "status": ""})
+            licences.append({"address": address, "product": "", "status": ""})
         elif inside:
             field = LICENCE_LINE.match(line)
             if field is None:
                 inside = False
             else:
-                found[-1]["product" if field.group(1) == "Product Name" else "status"] = field.group(2)
-    return [one for one in found if one["status"]]
+                licences[-1]["product" if field.group(1) == "Product Name" else "status"] = field.group(2)
+    return [licence for licence in licences if licence["status"]]
 
 
 def _query(system: System, command: t.Sequence[str], fields: t.Sequence[str]) -> Done:
@@ -267,10 +267,10 @@ def find(system: System, packages: t.Collection[str] = ()) -> Provider | None:
     """
     return next(
         (
-            one
-            for one in PROVIDERS
-            if any(_there(system, mark) for mark in one.marks)
-            or any(fnmatch.filter(packages, pattern) for pattern in one.packages)
+            provider
+            for provider in PROVIDERS
+            if any(names(system, mark) if mark.endswith("/") else system.exists(mark) for mark in provider.marks)
+            or any(fnmatch.filter(packages, pattern) for pattern in provider.packages)
         ),
         None,
     )
@@ -283,8 +283,4 @@ def is_vgpu(card: t.Mapping[str, t.Any]) -> bool:
 
 def of(others: t.Collection[str]) -> Provider | None:
     """Return who provides the driver, by ``driver.others`` of ``gpu_node``."""
-    return next((one for one in PROVIDERS if one.id in others), None)
-
-
-def _there(system: System, mark: str) -> bool:
-    return bool(names(system, mark)) if mark.endswith("/") else system.exists(mark)
+    return next((provider for provider in PROVIDERS if provider.id in others), None)

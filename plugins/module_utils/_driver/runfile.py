@@ -119,7 +119,7 @@ def observed(gpu_node: t.Mapping[str, t.Any]) -> State:
 
 def driver_packages(names: t.Iterable[str]) -> list[str]:
     """Return those of the packages that belong to the driver."""
-    return sorted(name for name in names if any(fnmatch.fnmatchcase(name, one) for one in DRIVER_PACKAGES))
+    return sorted(name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in DRIVER_PACKAGES))
 
 
 def plan(options: Options, state: State) -> Plan:

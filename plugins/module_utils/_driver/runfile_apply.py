@@ -95,11 +95,9 @@ class RunfileReconciler:
     def _check_file(self) -> None:
         """Validate the file where it is executed."""
         done = self._system.run(["sha256sum", self._path], timeout=120)
-        found = done.out.split()[:1]
-        if done.rc != 0 or found != [self._options.sha256]:
-            raise BadInput(
-                f"sha256: the file has {found[0] if found else 'none'}, and sha256 is {self._options.sha256}"
-            )
+        sums = done.out.split()[:1]
+        if done.rc != 0 or sums != [self._options.sha256]:
+            raise BadInput(f"sha256: the file has {sums[0] if sums else 'none'}, and sha256 is {self._options.sha256}")
 
     def _unload(self) -> None:
         """Unload the modules: the installer refuses while they are loaded."""

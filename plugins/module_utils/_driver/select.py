@@ -61,8 +61,8 @@ def verify(gpu_node: NodeFacts, options: JsonObject) -> list[str]:
     :param options: ``host``, ``state``, ``version`` and ``ignore`` as role driver has them.
     """
     host = options["host"]
-    ignored = [one for one in options.get("ignore") or [] if one.partition("@")[2] in ("", host)]
-    ids = {one.partition("@")[0] for one in ignored}
+    ignored = [entry for entry in options.get("ignore") or [] if entry.partition("@")[2] in ("", host)]
+    ids = {entry.partition("@")[0] for entry in ignored}
     return [text for id, text in _problems(gpu_node, options, host) if id not in ids]
 
 
@@ -195,8 +195,8 @@ class _Chooser:
             choice["follows"] = self._follows(flavour)
             # A repository that is enabled first isn't in the lists yet.
             asked = choice["packages"] if not choice["prerequisites"] else []
-            found = flavours.findings(*self.known, flavour, asked, choice["headers"])
-            choice["lists"] = self._accepted(found)
+            problems = flavours.findings(*self.known, flavour, asked, choice["headers"])
+            choice["lists"] = self._accepted(problems)
         choice["maintenance"] = self._maintenance(flavour)
 
     def _nothing(self) -> Choice:
@@ -315,7 +315,7 @@ class _Chooser:
     def _refuse_kernels(self, flavour: str, row: JsonObject) -> None:
         """Refuse kernels for which the source has no compiled modules."""
         compiled = self.catalog.compiled_for(flavour) if row["kernels"] else []
-        others = [one for one in compiled if kernel_flavour(one) not in row["kernels"]]
+        others = [kernel for kernel in compiled if kernel_flavour(kernel) not in row["kernels"]]
         if others:
             self.refusals.append(
                 f"Host {self.host} has kernel {' and '.join(others)}, and the compiled modules of driver_source "
@@ -331,9 +331,9 @@ class _Chooser:
         first, last = row.get("first"), row.get("last")
         if not row or (newest and first and first > newest) or (last and last < oldest):
             return "install a driver and set driver_state to external"
-        known = f" from branch {first} on" if first else f" up to branch {last}" if last else ""
-        if first and first == last:
-            known = f" of branch {first}"
+        known = f" up to branch {last}" if last else ""
+        if first:
+            known = f" of branch {first}" if first == last else f" from branch {first} on"
         return f"set driver_source to {other}" + (f", whose packages are{known}" if known else "")
 
     def _flavour(self) -> str:
@@ -362,23 +362,25 @@ class _Chooser:
     def _headers(self) -> list[Headers]:
         """Return the packages of missing headers; a kernel that isn't the distribution's has unknown ones."""
         sets = self.catalog.missing_headers()
-        unknown = [one["kernel"] for one in sets if not one["packages"]]
+        unknown = [headers["kernel"] for headers in sets if not headers["packages"]]
         if unknown:
             self.refusals.append(
                 f"Host {self.host} lacks the headers of kernel {' and '.join(unknown)}, with which the driver's module "
                 f"is built, and that is no kernel of {self.catalog.name} whose package role driver knows: install the "
                 "headers yourself, or boot the distribution's own kernel and remove this one."
             )
-        following = [one for one in self.catalog.following() if flavours.may_have(self.node, one["packages"])]
-        return [one for one in sets if one["packages"]] + following
+        following = [
+            headers for headers in self.catalog.following() if flavours.may_have(self.node, headers["packages"])
+        ]
+        return [headers for headers in sets if headers["packages"]] + following
 
     def _follows(self, flavour: str) -> list[str]:
         """Return the packages that have to follow the kernel, and therefore aren't held: compiled modules.
 
         A metapackage is taken where the lists have it for the installed kernel: a newer one would bring its kernel.
         """
-        kernels = tuple(f"-{one}" for one in self.catalog.kernels())
-        modules = [one for one in self.catalog.packages(flavour) if kernels and one.endswith(kernels)]
+        kernels = tuple(f"-{kernel}" for kernel in self.catalog.kernels())
+        modules = [package for package in self.catalog.packages(flavour) if kernels and package.endswith(kernels)]
         installed = self.node.get("packages") or {}
         followers = self.catalog.followers(flavour) if modules else {}
         return modules + [
@@ -395,9 +397,9 @@ class _Chooser:
             return []
         missing = self.catalog.missing_prerequisites()
         if missing and wanted == "report":
-            shown = " && ".join(" ".join(command) for one in missing for command in one["commands"])
+            shown = " && ".join(" ".join(command) for row in missing for command in row["commands"])
             self.refusals.append(
-                f"Host {self.host} lacks {' and '.join(one['what'] for one in missing)}: run '{shown}' there, or set "
+                f"Host {self.host} lacks {' and '.join(row['what'] for row in missing)}: run '{shown}' there, or set "
                 "driver_manage_prerequisites to install."
             )
         return missing if wanted == "install" else []
@@ -467,13 +469,17 @@ class _Chooser:
         self.refusals.append(f"{start}{how}{other}, then run this again.")
 
     def _conflicts(self) -> list[Conflict]:
-        found = conflicts(self.node, self.options.state, self.source_name, self.version, self.catalog.url())
-        return self._accepted(found)
+        problems = conflicts(self.node, self.options.state, self.source_name, self.version, self.catalog.url())
+        return self._accepted(problems)
 
-    def _accepted(self, found: t.Sequence[Problem]) -> list[Problem]:
+    def _accepted(self, problems: t.Sequence[Problem]) -> list[Problem]:
         """Return what the user doesn't ignore."""
         ignored = self.options.ignore
-        return [one for one in found if one["id"] not in ignored and f"{one['id']}@{self.host}" not in ignored]
+        return [
+            problem
+            for problem in problems
+            if problem["id"] not in ignored and f"{problem['id']}@{self.host}" not in ignored
+        ]
 
     def _maintenance(self, flavour: str) -> str:
         """Return why the node has to be drained first; empty where it needn't be, or has been.
@@ -528,8 +534,10 @@ class _Chooser:
 
     def _streams_to_reset(self) -> list[StreamOption]:
         """Return the streams of both flavours, and an enabled one of another branch: the version may have changed."""
-        found = [one for flavour in (flavours.OPEN, flavours.PROPRIETARY) for one in self.catalog.streams(flavour)]
-        if not found:
+        streams = [
+            stream for flavour in (flavours.OPEN, flavours.PROPRIETARY) for stream in self.catalog.streams(flavour)
+        ]
+        if not streams:
             return []
         rpm: t.Mapping[str, t.Any] = self.node.get("rpm") or {}
         enabled: t.Mapping[str, str] = rpm.get("streams") or {}
@@ -537,8 +545,8 @@ class _Chooser:
             patterns = [row[flavour].replace("{branch}", "[0-9]*") for flavour in (flavours.OPEN, flavours.PROPRIETARY)]
             stream = str(enabled.get(row["module"]) or "")
             if any(fnmatch.fnmatchcase(stream, pattern) for pattern in patterns):
-                found.append({"module": row["module"], "stream": stream, "switch": True})
-        return [one for at, one in enumerate(found) if one not in found[:at]]
+                streams.append({"module": row["module"], "stream": stream, "switch": True})
+        return [option for at, option in enumerate(streams) if option not in streams[:at]]
 
     def _was_here(self) -> bool:
         """Return whether the role's own files or locks exist: a driver that was installed otherwise stays."""

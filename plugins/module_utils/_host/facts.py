@@ -99,15 +99,15 @@ def python() -> PythonInterpreter:
 def kernel(system: System) -> Kernel:
     """Return the running kernel and the installed ones; a container has none installed."""
     release = text(system, "/proc/sys/kernel/osrelease")
-    found = [KERNELS.fullmatch(name) for name in names(system, "/boot")]
-    installed = [one.group(1) for one in found if one and not NO_KERNEL.match(one.group(1))]
+    matches = [KERNELS.fullmatch(name) for name in names(system, "/boot")]
+    installed = [match.group(1) for match in matches if match and not NO_KERNEL.match(match.group(1))]
     return {
         "release": release,
         "installed": installed,
         "headers": headers(system, release),
         "compiler": {"kernel": compiled_by(text(system, "/proc/version")), "gcc": gcc(system)},
         "modules": {
-            one: {"headers": headers(system, one), "nvidia": bool(driver_modules(system, one))} for one in installed
+            name: {"headers": headers(system, name), "nvidia": bool(driver_modules(system, name))} for name in installed
         },
         "command_line": text(system, "/proc/cmdline"),
     }
@@ -120,14 +120,14 @@ def headers(system: System, release: str) -> bool:
 
 def driver_modules(system: System, release: str) -> list[str]:
     """Return the names of NVIDIA's driver modules that modprobe finds for a kernel."""
-    found = MODULE.findall(text(system, f"/lib/modules/{release}/modules.dep")) if release else []
-    return [name for name in found if not name.endswith(SIBLINGS)]
+    paths = MODULE.findall(text(system, f"/lib/modules/{release}/modules.dep")) if release else []
+    return [name for name in paths if not name.endswith(SIBLINGS)]
 
 
 def compiled_by(version: str) -> str:
     """Return the version of gcc in /proc/version, with which the kernel was compiled; empty for another compiler."""
-    found = re.search(r"gcc version (\d[\d.]*)|gcc[\w.-]*(?: \([^)]*\))? (\d[\d.]*)", version)
-    return (found.group(1) or found.group(2)).rstrip(".") if found else ""
+    match = re.search(r"gcc version (\d[\d.]*)|gcc[\w.-]*(?: \([^)]*\))? (\d[\d.]*)", version)
+    return (match.group(1) or match.group(2)).rstrip(".") if match else ""
 
 
 def gcc(system: System) -> str:
@@ -155,13 +155,12 @@ def services(system: System) -> dict[str, Service]:
     if not system.exists("/run/systemd/system"):
         return {}
     done = system.run(["systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState", *SERVICES], timeout=10)
-    found: dict[str, Service] = {}
+    existing: dict[str, Service] = {}
     for block in done.out.split("\n\n"):
         fields = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         if fields.get("LoadState") == "loaded":
-            name = fields.get("Id", "")
-            found[name[: -len(".service")] if name.endswith(".service") else name] = {
+            existing[fields.get("Id", "").removesuffix(".service")] = {
                 "active": fields.get("ActiveState") == "active",
                 "enabled": fields.get("UnitFileState") == "enabled",
             }
-    return found
+    return existing

@@ -81,7 +81,7 @@ class FileTransaction:
         :returns: the backups.
         :raises ShareError: the record can't be written.
         """
-        older = {one.path: one for one in self._read()}
+        older = {file.path: file for file in self._read()}
         kept: list[Backup] = []
         for change in changes:
             text = self._system.read(change.path)
@@ -100,12 +100,12 @@ class FileTransaction:
         done = self._system.run(["mkdir", "-p", "-m", "0700", folder])
         if done.rc != 0:
             raise ShareError(f"{folder} can't be created: {done.err.strip()}")
-        self._system.write(self._record, json.dumps([dataclasses.asdict(one) for one in kept]), 0o600)
+        self._system.write(self._record, json.dumps([dataclasses.asdict(file) for file in kept]), 0o600)
         return kept
 
     def replace(self, changes: t.Sequence[Replacement], kept: t.Sequence[Backup]) -> None:
         """Write the new files in order, with the permissions of the old ones."""
-        was = {one.path: one for one in kept}
+        was = {file.path: file for file in kept}
         for change in changes:
             self._set(change.path, change.after, was[change.path])
 
@@ -114,9 +114,9 @@ class FileTransaction:
 
         A file that was changed since is left alone: a run whose controller was killed may overlap with the next one.
         """
-        for one in reversed(kept):
-            if digest(self._system.read(one.path)) == one.replaced_by:
-                self._set(one.path, one.text, one)
+        for file in reversed(kept):
+            if digest(self._system.read(file.path)) == file.replaced_by:
+                self._set(file.path, file.text, file)
 
     def commit(self) -> None:
         """Remove the record, after the change was verified or rolled back."""

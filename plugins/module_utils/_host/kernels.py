@@ -15,7 +15,7 @@ def booted(kernel: t.Mapping[str, t.Any]) -> list[str]:
 
     :param kernel: section ``kernel`` of ``gpu_node``.
     """
-    installed = [str(one) for one in kernel.get("installed") or []]
+    installed = [str(release) for release in kernel.get("installed") or []]
     if not installed:
         return []
     return list(dict.fromkeys([str(kernel.get("release")), max(installed, key=natural)]))

@@ -24,7 +24,7 @@ def users(system: System, wanted: t.Callable[[str], bool], mapped: str = "") -> 
     :param mapped: a regular expression; processes with such a file mapped into memory are included.
     :returns: {pid, command, pod (its UID, or empty), unit (its service, or empty), devices: [path]}.
     """
-    found = []
+    processes = []
     for name in _names(system, "/proc"):
         if not name.isdigit():
             continue
@@ -33,7 +33,7 @@ def users(system: System, wanted: t.Callable[[str], bool], mapped: str = "") -> 
         if devices or (mapped and re.search(mapped, _read(system, f"/proc/{name}/maps"))):
             group = _read(system, f"/proc/{name}/cgroup")
             pod, unit = POD.search(group), UNIT.search(group)
-            found.append(
+            processes.append(
                 {
                     "pid": int(name),
                     "command": _read(system, f"/proc/{name}/comm").strip() or "?",
@@ -42,7 +42,7 @@ def users(system: System, wanted: t.Callable[[str], bool], mapped: str = "") -> 
                     "devices": devices,
                 }
             )
-    return sorted(found, key=lambda one: t.cast(int, one["pid"]))
+    return sorted(processes, key=lambda process: t.cast(int, process["pid"]))
 
 
 def _names(system: System, path: str) -> list[str]:

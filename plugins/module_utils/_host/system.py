@@ -98,10 +98,10 @@ def target(system: System, path: str) -> str:
         if not rest:
             return done
         part = rest.pop()
-        one = posixpath.normpath(posixpath.join(done, part))
-        link = None if part == ".." else system.link(one)
+        place = posixpath.normpath(posixpath.join(done, part))
+        link = None if part == ".." else system.link(place)
         if link is None:
-            done = one
+            done = place
             continue
         rest += [part for part in reversed(link.split("/")) if part]
         done = "/" if link.startswith("/") else done
@@ -129,10 +129,10 @@ class RealSystem:
             # A process of a pod chooses some of these paths: a pipe is waited for, and some devices have no end.
             # newline="" keeps the line endings of the file.
             with open(self._real(path), encoding="utf-8", errors="replace", newline="", opener=_at_once) as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode) and found.st_rdev != os.makedev(1, 3):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) and status.st_rdev != os.makedev(1, 3):
                     raise ShareError(f"{path} {NO_FILE}")
-                if found.st_size > LONGEST:
+                if status.st_size > LONGEST:
                     raise ShareError(f"{path} is larger than {LONGEST >> 20} MiB")
                 return file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ProcessLookupError):
@@ -159,8 +159,8 @@ class RealSystem:
             return None
 
     def free_bytes(self, path: str) -> int:
-        found = os.statvfs(self._real(path))
-        return found.f_bavail * found.f_frsize
+        statvfs = os.statvfs(self._real(path))
+        return statvfs.f_bavail * statvfs.f_frsize
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         real = self._real(path)

@@ -49,14 +49,16 @@ class Unit:
 
     def values(self, *names: str) -> list[str]:
         """Return the values of a flag with any of these names, in order."""
-        found = []
+        values = []
         rest = list(self.arguments)
         while rest:
-            one = rest.pop(0)
-            flag, equals, value = one.partition("=")
+            word = rest.pop(0)
+            flag, equals, value = word.partition("=")
             if flag in names:
-                found.append(value if equals else (rest.pop(0) if rest else ""))
-        return found
+                if not equals and rest:
+                    value = rest.pop(0)
+                values.append(value)
+        return values
 
 
 _PROPERTIES = (
@@ -68,7 +70,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 def unit(system: System, name: str) -> Unit:
     """Read a unit as systemd has loaded it, and its process."""
-    wanted = [word for one in _PROPERTIES for word in ("-p", one)]
+    wanted = [word for key in _PROPERTIES for word in ("-p", key)]
     done = system.run(["systemctl", "show", name, *wanted])
     values = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
     start = values.get("ExecStart", "")
@@ -76,19 +78,19 @@ def unit(system: System, name: str) -> Unit:
     argv = re.search(r"argv\[\]=(.*?) ; ", start)
     pid = values.get("MainPID") or "0"
     arguments = tuple(argv.group(1).split()) if argv else ()
-    if pid.isdigit() and pid != "0" and (not arguments or any("$" in one for one in arguments)):
+    if pid.isdigit() and pid != "0" and (not arguments or any("$" in argument for argument in arguments)):
         arguments = command_line(system, int(pid)) or arguments
     # A line for each file.
     lines = [line for line in done.out.splitlines() if line.startswith("EnvironmentFiles=")]
     named = re.findall(r"(\S+) \(ignore_errors=", "\n".join(line.partition("=")[2] for line in lines))
-    variables = [path for one in named for path in _matching(system, one)]
+    variables = [path for pattern in named for path in _matching(system, pattern)]
     files = [values.get("FragmentPath", ""), *values.get("DropInPaths", "").split(), *variables]
     return Unit(
         name=name,
         loaded=values.get("LoadState", "loaded" if start else "") == "loaded",
         binary=binary.group(1) if binary else "",
         arguments=arguments[1:],
-        files=tuple(one for one in files if one),
+        files=tuple(file for file in files if file),
         active=values.get("ActiveState") == "active",
         pid=int(pid) if pid.isdigit() else 0,
         command=argv.group(1) if argv else "",
@@ -103,8 +105,8 @@ def _matching(system: System, pattern: str) -> list[str]:
     if not re.search(r"[*?[]", name):
         return [pattern]
     hidden = name.startswith(".")
-    found = fnmatch.filter(system.names(folder or "/"), name)
-    return [f"{folder}/{one}" for one in sorted(found) if hidden or not one.startswith(".")]
+    matching = fnmatch.filter(system.names(folder or "/"), name)
+    return [f"{folder}/{file}" for file in sorted(matching) if hidden or not file.startswith(".")]
 
 
 def environment(system: System, where: Unit) -> dict[str, str]:
@@ -112,15 +114,15 @@ def environment(system: System, where: Unit) -> dict[str, str]:
 
     https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#EnvironmentFile=
     """
-    found = dict(word.split("=", 1) for word in _words(where.variables) if "=" in word)
+    variables = dict(word.split("=", 1) for word in _words(where.variables) if "=" in word)
     for path in where.environment_files:
         text = re.sub(r"\\\n", "", system.read(path) or "")
         for line in text.splitlines():
             name, equals, value = line.strip().partition("=")
             if equals and name[:1] not in ("#", ";"):
                 value = value.strip()
-                found[name.strip()] = "".join(_words(value)) if value[:1] in ("'", '"') else value
-    return found
+                variables[name.strip()] = "".join(_words(value)) if value[:1] in ("'", '"') else value
+    return variables
 
 
 def next_arguments(where: Unit, variables: t.Mapping[str, str]) -> list[str]:
@@ -129,13 +131,13 @@ def next_arguments(where: Unit, variables: t.Mapping[str, str]) -> list[str]:
     A variable that is a word of its own becomes the words of its value, as systemd does it. Some daemons hide their
     arguments behind a title, so the process can't be asked.
     """
-    found: list[str] = []
+    words: list[str] = []
     for word in _words(where.command)[1:]:
         if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", word):
-            found += _words(variables.get(word[1:], ""))
+            words += _words(variables.get(word[1:], ""))
         else:
-            found.append(_VARIABLE.sub(lambda name: variables.get(name.group(1), ""), word))
-    return found
+            words.append(_VARIABLE.sub(lambda name: variables.get(name.group(1), ""), word))
+    return words
 
 
 def _words(text: str) -> list[str]:
@@ -171,11 +173,13 @@ def changed_since_start(system: System, pid: int, paths: t.Sequence[str], tolera
     :returns: None where that is unknown: there is no such process or file, or none was changed since and the change of
         one is in the future, as after the clock was set back.
     """
-    started = started_at(system, pid)
+    # The clock before the uptime: the time between both makes the process older.
+    before, age = _clock(system), process_age(system, pid)
     changes = changed_at(system, paths)
     now = _clock(system)
-    if started is None or now is None or not changes:
+    if before is None or age is None or now is None or not changes:
         return None
+    started = before - age
     if any(started + tolerance <= changed <= now for changed in changes):
         return True
     return None if any(changed > now for changed in changes) else False
@@ -193,13 +197,6 @@ def changed_at(system: System, paths: t.Sequence[str]) -> list[float]:
         return [float(line) for line in done.out.split()]
     except ValueError:
         return []
-
-
-def started_at(system: System, pid: int) -> float | None:
-    """Return when a process started, in seconds since 1970, or a little earlier; None if it does not exist."""
-    # The clock before the uptime: the time between both makes the process older.
-    now, age = _clock(system), process_age(system, pid)
-    return now - age if now is not None and age is not None else None
 
 
 def _clock(system: System) -> float | None:

@@ -110,19 +110,19 @@ def _json(archive: tarfile.TarFile, name: str) -> t.Any:
 def _file(archive: tarfile.TarFile, name: str) -> t.IO[bytes]:
     member = archive.getmember(name)
     # Layers with the same content are links to one file.
-    found = archive.extractfile(member)
-    if found is None:
+    file = archive.extractfile(member)
+    if file is None:
         raise ValueError(f"{name} isn't a file")
-    return found
+    return file
 
 
 def _own_layers(config: JsonObject, mark: str) -> int:
     """Return the number of layers on top of the base."""
     history = config.get("history") or []
-    begins = next((number for number, one in enumerate(history) if mark in one.get("created_by", "")), None)
+    begins = next((number for number, row in enumerate(history) if mark in row.get("created_by", "")), None)
     if begins is None:
         raise ValueError("its history doesn't show where the base ends")
-    return sum(not one.get("empty_layer") for one in history[begins:])
+    return sum(not row.get("empty_layer") for row in history[begins:])
 
 
 def _layer(source: t.IO[bytes], path: str, epoch: int | None) -> str:
@@ -149,17 +149,17 @@ def _config(config: JsonObject, layers: list[str], epoch: int, mark: str) -> byt
     now = datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     new = {key: value for key, value in config.items() if key not in VOLATILE}
     new["created"] = now
-    new["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{one}" for one in layers]}
-    new["history"] = [dict(one) for one in config["history"]]
+    new["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{layer}" for layer in layers]}
+    new["history"] = [dict(row) for row in config["history"]]
     # Random values of the build container.
     new["config"] = {
         key: value for key, value in (config.get("config") or {}).items() if key not in ("Hostname", "Image")
     }
-    begins = next(number for number, one in enumerate(new["history"]) if mark in one.get("created_by", ""))
-    for one in new["history"][begins:]:
-        one["created"] = now
+    begins = next(number for number, row in enumerate(new["history"]) if mark in row.get("created_by", ""))
+    for row in new["history"][begins:]:
+        row["created"] = now
         # podman names the image of the step before, which is another one in each build.
-        one.pop("comment", None)
+        row.pop("comment", None)
     return json.dumps(new, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -219,7 +219,7 @@ class ImageBuild:
         :raises BadInput: there is none.
         """
         wanted = ENGINES if self._params["engine"] == "auto" else (self._params["engine"],)
-        foreign = {one.step.platform for one in plan.changes if isinstance(one.step, Build)} - {self._native()}
+        foreign = {change.step.platform for change in plan.changes if isinstance(change.step, Build)} - {self._native()}
         refused = []
         for name in wanted:
             if self._system.run([name, "--version"], timeout=30).rc != 0:

@@ -30,10 +30,10 @@ def sha256(archive: str) -> str:
     :raises BadInput: the file can't be read.
     """
     try:
-        found = os.stat(archive)
+        stat = os.stat(archive)
     except OSError as error:
         raise BadInput(f"image_archive: {archive} can't be read: {error.strerror}") from error
-    identity = f"{os.path.abspath(archive)}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}"
+    identity = f"{os.path.abspath(archive)}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     entry = os.path.join(cache, "kubegpu-share", "archives", hashlib.sha256(identity.encode()).hexdigest())
     try:
@@ -69,13 +69,13 @@ def sha256_of(archive: str, expected: str) -> str:
     :param expected: what it has to be; empty for anything.
     :raises BadInput: it is another one, or the file can't be read.
     """
-    found = sha256(archive)
-    if expected and expected.lower() != found:
+    actual = sha256(archive)
+    if expected and expected.lower() != actual:
         raise BadInput(
-            f"image_archive: {archive} has SHA-256 {found}, and gpushare_image_archive_sha256 is {expected}: nothing "
+            f"image_archive: {archive} has SHA-256 {actual}, and gpushare_image_archive_sha256 is {expected}: nothing "
             "was imported; take the archive again from where its SHA256SUMS is, or set the variable to the new one's"
         )
-    return found
+    return actual
 
 
 def require(archive: str, reference: str) -> None:
@@ -115,12 +115,12 @@ def _member(tar: tarfile.TarFile, name: str) -> t.Any:
     :raises ValueError: the archive has it twice, as something else than a file, or larger than any manifest: what is
         read here has to be what the container runtime reads.
     """
-    found = [member for member in tar.getmembers() if member.name.removeprefix("./") == name]
-    if not found:
+    members = [member for member in tar.getmembers() if member.name.removeprefix("./") == name]
+    if not members:
         return None
-    if len(found) > 1 or not found[0].isreg():
-        raise ValueError(f"{name} is there {len(found)} times" if len(found) > 1 else f"{name} isn't a file")
-    if found[0].size > LARGEST_MANIFEST:
-        raise ValueError(f"{name} has {found[0].size} bytes")
-    file = tar.extractfile(found[0])
+    if len(members) > 1 or not members[0].isreg():
+        raise ValueError(f"{name} is there {len(members)} times" if len(members) > 1 else f"{name} isn't a file")
+    if members[0].size > LARGEST_MANIFEST:
+        raise ValueError(f"{name} has {members[0].size} bytes")
+    file = tar.extractfile(members[0])
     return json.load(file) if file is not None else None

@@ -63,15 +63,19 @@ def archives(listing: str, references: t.Sequence[str]) -> dict[str, str]:
     for line in listing.splitlines()[1:]:
         columns = line.split()
         if columns:
-            found = re.search(rf"(?:^|[\s,]){re.escape(ARCHIVE_LABEL)}=([0-9a-f]{{64}})(?:$|[\s,])", line)
-            labels[columns[0]] = found.group(1) if found else ""
-    return {one: labels[full_reference(one)] for one in references if full_reference(one) in labels}
+            match = re.search(rf"(?:^|[\s,]){re.escape(ARCHIVE_LABEL)}=([0-9a-f]{{64}})(?:$|[\s,])", line)
+            labels[columns[0]] = match.group(1) if match else ""
+    return {
+        reference: labels[full_reference(reference)] for reference in references if full_reference(reference) in labels
+    }
 
 
 def images_command(system: System) -> list[str]:
     """Return the command ``ctr images`` for Kubernetes' images, of the containerd that the kubelet uses."""
-    found = kubelet.observe(system)
-    kind = next((one for one in (K3S, RKE2) if found and found["runtime"] == one.name), None)
+    observed = kubelet.observe(system)
+    kind = next(
+        (distribution for distribution in (K3S, RKE2) if observed and observed["runtime"] == distribution.name), None
+    )
     if kind is None:
         # In the daemon's folder.
         ctr: tuple[str, ...] = (posixpath.join(posixpath.dirname(unit(system, UNIT).binary), "ctr"),)

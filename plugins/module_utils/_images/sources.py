@@ -69,7 +69,7 @@ def _write(file: t.IO[bytes] | None, collection: Path) -> str:
     if not (collection / FOLDER / "Containerfile").is_file():
         raise BadInput(f"image_build: the collection in {collection} has no {FOLDER}, the sources of the image")
     paths = sorted(path for path in (collection / FOLDER).rglob("*") if path.is_symlink() or path.is_file())
-    names = [path.relative_to(collection).as_posix() for path in [*paths, *(collection / one for one in SHARED)]]
+    names = [path.relative_to(collection).as_posix() for path in [*paths, *(collection / shared for shared in SHARED)]]
     sink = _Sink(file)
     with tarfile.open(mode="w|", fileobj=t.cast(t.IO[bytes], sink), format=tarfile.PAX_FORMAT) as archive:
         for name in names:

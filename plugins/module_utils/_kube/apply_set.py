@@ -94,13 +94,13 @@ class ClusterObjects:
         self._unready: dict[str, JsonObject] | None = None
         self._absent = state == "absent"
         self._desired: dict[Ref, JsonObject | None] = {}
-        for one in reversed(definitions) if self._absent else definitions:
-            ref = ref_of(one)
+        for definition in reversed(definitions) if self._absent else definitions:
+            ref = ref_of(definition)
             if self._absent:
                 # Nodes are never deleted; only this manager's fields are removed.
                 self._desired[ref] = objects.name_only(ref) if ref.kind == "Node" else None
             else:
-                self._desired[ref] = objects.with_digest(one)
+                self._desired[ref] = objects.with_digest(definition)
         self._live: LiveObjects = {}
         self._actions: dict[Ref, str] = {}
         # Objects of others in namespaces that are to be deleted; such a namespace is kept.
@@ -120,22 +120,25 @@ class ClusterObjects:
         groups: dict[tuple[str, str, str], list[Ref]] = collections.defaultdict(list)
         for ref in refs:
             groups[(ref.api_version, ref.kind, ref.namespace)].append(ref)
-        found: LiveObjects = {}
+        live: LiveObjects = {}
         for (api_version, kind, namespace), members in groups.items():
             if len(members) < MIN_LIST:
-                found.update({ref: self._kube.get(ref) for ref in members})
+                live.update({ref: self._kube.get(ref) for ref in members})
             else:
-                listed = {one["metadata"]["name"]: one for one in self._kube.list_all(api_version, kind, namespace)}
-                found.update({ref: listed.get(ref.name) for ref in members})
-        return found
+                listed = {item["metadata"]["name"]: item for item in self._kube.list_all(api_version, kind, namespace)}
+                live.update({ref: listed.get(ref.name) for ref in members})
+        return live
 
     def _observe_unready_pods(self) -> None:
         pods: list[JsonObject] = []
         for live in self._live.values():
-            if live is not None and live["kind"] == "DaemonSet" and self._not_ready(live) and selector(live):
+            if live is not None and live["kind"] == "DaemonSet" and self._not_ready(live, {}) and selector(live):
                 pods += self._kube.list_all("v1", "Pod", live["metadata"]["namespace"], label_selector=selector(live))
-        found = [pod for pod in pods if containers_with_logs(pod) and not ready(pod) and not _is_terminating(pod)]
-        unready = {str(pod["metadata"]["uid"]): pod for pod in found}
+        unready = {
+            str(pod["metadata"]["uid"]): pod
+            for pod in pods
+            if containers_with_logs(pod) and not ready(pod) and not _is_terminating(pod)
+        }
         known = unready if self._unready is None else self._unready
         self._unready = {uid: pod for uid, pod in unready.items() if uid in known}
 
@@ -224,20 +227,15 @@ class ClusterObjects:
 
         :returns: why objects aren't in the desired state.
         """
-        polled = {ref: self._kube.get(ref) for ref in self._to_poll(pending)}
-        found = self._pending(polled, node_resources)
-        if _daemon_sets(pending) and not _daemon_sets(found) and not self._absent:
+        # A new label of a node brings the DaemonSets new pods.
+        too = "DaemonSet" if not self._absent and any(ref.kind == "Node" for ref in pending) else ""
+        polled = {ref: self._kube.get(ref) for ref in self._desired if ref in pending or ref.kind == too}
+        still_pending = self._pending(polled, node_resources)
+        if _daemon_sets(pending) and not _daemon_sets(still_pending) and not self._absent:
             # Before, the nodes announced what the former pods had registered, and then 0 until the new ones registered.
             nodes = self._read(ref for ref in self._desired if ref.kind == "Node" and ref not in polled)
-            found.update(self._pending(nodes, node_resources))
-        return found
-
-    def _to_poll(self, pending: t.Iterable[Ref]) -> list[Ref]:
-        """Return the pending objects, and with nodes the DaemonSets: a new label brings them new pods."""
-        nodes = any(ref.kind == "Node" for ref in pending)
-        return [
-            ref for ref in self._desired if ref in pending or (nodes and ref.kind == "DaemonSet" and not self._absent)
-        ]
+            still_pending.update(self._pending(nodes, node_resources))
+        return still_pending
 
     def _pending(self, state: LiveObjects, node_resources: t.Mapping[str, int]) -> dict[Ref, str]:
         """Return why objects aren't in the desired state."""
@@ -249,13 +247,13 @@ class ClusterObjects:
         }
         return {ref: text for ref, text in texts.items() if text}
 
-    def _not_ready(self, live: JsonObject, node_resources: t.Mapping[str, int] = MappingProxyType({})) -> str | None:
+    def _not_ready(self, live: JsonObject, node_resources: t.Mapping[str, int]) -> str | None:
         return not_ready_reason(live, node_resources, self._min_nodes)
 
     def _reasons(self, pending: t.Sequence[Ref]) -> list[str]:
         """Return reasons from pods, their events and logs, as far as they are readable."""
         nodes = {ref.name for ref in pending if ref.kind == "Node"}
-        found: list[str] = []
+        texts: list[str] = []
         for ref, live in self._live.items():
             if live is None or ref.kind not in WORKLOADS or not (ref in pending or nodes) or not selector(live):
                 continue
@@ -263,20 +261,20 @@ class ClusterObjects:
                 pods = self._kube.list_all("v1", "Pod", ref.namespace, label_selector=selector(live))
                 events = self._kube.list_all("v1", "Event", ref.namespace, field_selector="type=Warning")
             except ShareError as error:
-                found.append(str(error))
+                texts.append(str(error))
                 continue
             if ref not in pending:
                 pods = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") in nodes]
-            found += reasons(live if not pods else None, pods, events)
-            found += self._logs(pods)
+            texts += reasons(live if not pods else None, pods, events)
+            texts += self._logs(pods)
             empty = nodes - {str((pod.get("spec") or {}).get("nodeName")) for pod in pods}
-            found += [f"no pod of {ref} is on {name}" for name in sorted(empty)]
+            texts += [f"no pod of {ref} is on {name}" for name in sorted(empty)]
         for name in sorted(nodes):
             try:
-                found += self._of_node(name, pods_too=not any(ref.kind in WORKLOADS for ref in self._live))
+                texts += self._of_node(name, pods_too=not any(ref.kind in WORKLOADS for ref in self._live))
             except ShareError as error:
-                found.append(str(error))
-        return list(dict.fromkeys(found))
+                texts.append(str(error))
+        return list(dict.fromkeys(texts))
 
     def _of_node(self, name: str, pods_too: bool) -> list[str]:
         """Return why a node may not announce its resources.
@@ -285,17 +283,17 @@ class ClusterObjects:
         :raises ShareError: something can't be read.
         """
         node = self._kube.get(Ref("v1", "Node", "", name))
-        found = node_reasons(node) if node else []
+        texts = node_reasons(node) if node else []
         pods = self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={name}") if pods_too else []
         waiting = [pod for pod in pods if of_daemon_set(pod) and not ready(pod)]
         for namespace in sorted({pod["metadata"]["namespace"] for pod in waiting}):
             events = self._kube.list_all("v1", "Event", namespace, field_selector="type=Warning")
-            found += reasons(None, [pod for pod in waiting if pod["metadata"]["namespace"] == namespace], events)
-        return found + self._logs(waiting)
+            texts += reasons(None, [pod for pod in waiting if pod["metadata"]["namespace"] == namespace], events)
+        return texts + self._logs(waiting)
 
     def _logs(self, pods: t.Sequence[JsonObject]) -> list[str]:
         """Return the last log lines of containers that aren't ready; events of probes have no reason."""
-        found = []
+        logs = []
         containers = [(pod, container) for pod in pods for container in containers_with_logs(pod)]
         for pod, container in containers[:MAX_LOGS]:
             name = pod["metadata"]["name"]
@@ -305,8 +303,8 @@ class ClusterObjects:
                 continue
             lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
             if lines:
-                found.append(f"log of pod {name}: {' | '.join(lines)}")
-        return found
+                logs.append(f"log of pod {name}: {' | '.join(lines)}")
+        return logs
 
     def summary(self) -> list[dict[str, str]]:
         """Return the action for each object."""
@@ -347,7 +345,7 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     :raises ShareError: its details have the changes made until then.
     """
     definitions = objects.parse(params["definitions"])
-    if params["node_resources"] and not any(one["kind"] == "Node" for one in definitions):
+    if params["node_resources"] and not any(definition["kind"] == "Node" for definition in definitions):
         raise BadInput("node_resources: no Node is among the definitions, so the wait would be for nothing")
     reconciler = ClusterObjects(
         kube, definitions, params["state"], params["field_manager"], params["replace_unready"], params["min_nodes"]

@@ -81,7 +81,7 @@ class RealKube(Client):
             for header, value in core._create_headers(module).items():
                 core._set_header(api, header, value)
         except Exception as error:  # the library raises many exceptions for a broken kubeconfig
-            raise BadInput(f"{KUBECONFIG}: {_where(module)} {_unusable(module, error)}") from error
+            raise BadInput(f"{KUBECONFIG}: {_unusable(module.params.get('kubeconfig'), error)}") from error
         return cls(kubernetes.dynamic.DynamicClient(api, discoverer=_NoDiscovery))
 
     def answer(self, request: Request, size: int) -> t.Generator[bytes, None, None]:
@@ -150,15 +150,12 @@ def _reason(error: BaseException) -> str:
     return cause_of(cause, isinstance(cause, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)))
 
 
-def _unusable(module: t.Any, error: Exception) -> str:
-    given = module.params.get("kubeconfig")
-    if isinstance(given, str) and os.pathsep not in given and not os.path.isfile(os.path.expanduser(given)):
-        return "isn't a file"
+def _unusable(given: t.Any, error: Exception) -> str:
+    name = "the given dictionary" if given else "the default kubeconfig"
+    if isinstance(given, str):
+        name = given
+        if os.pathsep not in given and not os.path.isfile(os.path.expanduser(given)):
+            return f"{name} isn't a file"
     if isinstance(error, (kubernetes.config.ConfigException, OSError)):
-        return f"can't be used: {one_line(error)}"
-    return f"isn't a kubeconfig ({one_line(error)})"
-
-
-def _where(module: t.Any) -> str:
-    given = module.params.get("kubeconfig")
-    return str(given) if isinstance(given, str) else "the given dictionary" if given else "the default kubeconfig"
+        return f"{name} can't be used: {one_line(error)}"
+    return f"{name} isn't a kubeconfig ({one_line(error)})"

@@ -74,12 +74,12 @@ def _desired_fields(live: t.Any, desired: t.Any, quantities: bool, field: str = 
                 result[key] = wanted
         return result
     if isinstance(desired, list) and isinstance(live, list):
-        if field in LIST_KEYS and all(isinstance(one, dict) for one in live + desired):
+        if field in LIST_KEYS and all(isinstance(item, dict) for item in live + desired):
             pairs = [(_item_like(live, wanted, field), wanted) for wanted in desired]
-            return [_desired_fields(found, wanted, quantities) for found, wanted in pairs if found is not None]
+            return [_desired_fields(item, wanted, quantities) for item, wanted in pairs if item is not None]
         if len(live) != len(desired):
             return live
-        each = [_desired_fields(one, wanted, quantities) for one, wanted in zip(live, desired)]
+        each = [_desired_fields(item, wanted, quantities) for item, wanted in zip(live, desired)]
         return desired if each == desired else live
     if _equal(live, desired, quantities):
         return desired
@@ -100,16 +100,16 @@ def _equal(live: t.Any, desired: t.Any, quantities: bool) -> bool:
         return True
     if not quantities or isinstance(live, (dict, list)) or isinstance(desired, (dict, list)):
         return False
-    one, other = parse_quantity(live), parse_quantity(desired)
-    return one is not None and one == other
+    number, other = parse_quantity(live), parse_quantity(desired)
+    return number is not None and number == other
 
 
 def parse_quantity(value: t.Any) -> Fraction | None:
     """Parse a quantity ("500m", "1Gi", "1e3", 2) as an exact number; None if it is invalid."""
-    found = re.fullmatch(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?", str(value))
-    if not found:
+    match = re.fullmatch(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?", str(value))
+    if not match:
         return None
-    suffix = found.group(2) or ""
+    suffix = match.group(2) or ""
     if suffix.endswith("i"):
         factor = Fraction(1024) ** ("KMGTPE".index(suffix[0]) + 1)
     elif suffix in ("n", "u", "m"):
@@ -118,7 +118,7 @@ def parse_quantity(value: t.Any) -> Fraction | None:
         factor = Fraction(1000) ** ("kMGTPE".index(suffix) + 1)
     else:
         factor = Fraction(10) ** int(suffix[1:] or 0)
-    return Fraction(found.group(1).rstrip(".")) * factor
+    return Fraction(match.group(1).rstrip(".")) * factor
 
 
 def _owned_fields(live: JsonObject, manager: str) -> JsonObject:
@@ -151,14 +151,14 @@ def _leftovers(live: t.Any, fields: JsonObject, desired: t.Any) -> t.Any:
     if isinstance(live, list):
         items = []
         for name, sub in inner.items():
-            found = _item_at(live, name)
-            if found is MISSING:
+            item = _item_at(live, name)
+            if item is MISSING:
                 continue
             wanted = _item_at(desired if isinstance(desired, list) else [], name)
-            if wanted is MISSING and not isinstance(found, dict):
-                items.append(found)
-            elif isinstance(found, dict):
-                left = _leftovers(found, sub, None if wanted is MISSING else wanted)
+            if wanted is MISSING and not isinstance(item, dict):
+                items.append(item)
+            elif isinstance(item, dict):
+                left = _leftovers(item, sub, None if wanted is MISSING else wanted)
                 if left is not MISSING:
                     # The key fields identify the item.
                     items.append({**(json.loads(name[2:]) if name.startswith("k:") else {}), **left})
@@ -180,17 +180,17 @@ def _item_at(items: list[t.Any], name: str) -> t.Any:
     return MISSING
 
 
-def _merge(one: t.Any, other: t.Any, field: str = "") -> t.Any:
-    if isinstance(one, dict) and isinstance(other, dict):
-        shared = {key: _merge(one[key], other[key], key) if key in one else other[key] for key in other}
-        return {**one, **shared}
-    if isinstance(one, list) and isinstance(other, list):
-        result = list(one)
-        for item in other:
-            found = _item_like(result, item, field) if field in LIST_KEYS and isinstance(item, dict) else None
-            if found is None:
+def _merge(kept: t.Any, left: t.Any, field: str = "") -> t.Any:
+    if isinstance(kept, dict) and isinstance(left, dict):
+        shared = {key: _merge(kept[key], left[key], key) if key in kept else left[key] for key in left}
+        return {**kept, **shared}
+    if isinstance(kept, list) and isinstance(left, list):
+        result = list(kept)
+        for item in left:
+            match = _item_like(result, item, field) if field in LIST_KEYS and isinstance(item, dict) else None
+            if match is None:
                 result.append(item)
             else:
-                result[result.index(found)] = _merge(found, item)
+                result[result.index(match)] = _merge(match, item)
         return result
-    return one
+    return kept

@@ -154,10 +154,10 @@ def _kubeconfig(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> 
 
 
 def _named(config: JsonObject, kind: str, name: t.Any) -> JsonObject:
-    found = [one for one in config[kind] if one["name"] == name]
-    if len(found) != 1:
+    named = [entry for entry in config[kind] if entry["name"] == name]
+    if len(named) != 1:
         raise _Other
-    return t.cast(JsonObject, found[0])
+    return t.cast(JsonObject, named[0])
 
 
 def _text(value: t.Any) -> str:

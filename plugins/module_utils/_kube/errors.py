@@ -18,7 +18,7 @@ TIMEOUT = (5.0, 30.0)
 TOO_MANY = 429
 KUBECONFIG = "kubeconfig (variable gpu_kubeconfig)"
 # The API has one status and one reason for both; its authorization names the user.
-# Of a quota's scope it has status 500.
+# A quota's scope has status 500.
 _ADMISSION = re.compile(r"""is forbidden: (?!User ")|^admission webhook "|^insufficient quota """)
 
 
@@ -60,7 +60,8 @@ def refused(status: int, reason: str, body: t.Any, host: str, subject: str) -> K
     try:
         answer = json.loads(body)
         causes = (answer.get("details") or {}).get("causes") or [] if status == TOO_MANY else []
-        message = one_line(" ".join([answer["message"] or reason, *(str(one.get("message") or "") for one in causes)]))
+        texts = [str(cause.get("message") or "") for cause in causes]
+        message = one_line(" ".join([answer["message"] or reason, *texts]))
         why = str(answer.get("reason") or "")
     except (ValueError, TypeError, KeyError, AttributeError):
         if status == 404:

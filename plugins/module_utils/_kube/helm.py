@@ -43,10 +43,10 @@ def release(secrets: t.Iterable[JsonObject]) -> Release | None:
 
     :param secrets: those of one release, with their data.
     """
-    found = sorted(secrets, key=_revision)
-    if not found:
+    revisions = sorted(secrets, key=_revision)
+    if not revisions:
         return None
-    newest = found[-1]
+    newest = revisions[-1]
     try:
         stream = zlib.decompressobj(wbits=31)
         text = stream.decompress(base64.b64decode(base64.b64decode(newest["data"]["release"])), LARGEST)

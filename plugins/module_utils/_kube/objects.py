@@ -51,21 +51,21 @@ def foreign_objects(kube: Lister, namespace: str, ours: t.Collection[Ref]) -> li
     :param ours: this collection's objects; what Kubernetes created because of them is theirs, too.
     """
     return [
-        f"{kind} {one['metadata']['name']}"
+        f"{kind} {item['metadata']['name']}"
         for api_version, kind in CONTENT_KINDS
-        for one in kube.list_all(api_version, kind, namespace)
-        if Ref(api_version, kind, namespace, one["metadata"]["name"]) not in ours and not _dependent(kind, one)
+        for item in kube.list_all(api_version, kind, namespace)
+        if Ref(api_version, kind, namespace, item["metadata"]["name"]) not in ours and not _dependent(kind, item)
     ]
 
 
-def _dependent(kind: str, one: JsonObject) -> bool:
-    metadata = one["metadata"]
+def _dependent(kind: str, item: JsonObject) -> bool:
+    metadata = item["metadata"]
     return bool(
         metadata.get("ownerReferences")
         or metadata.get("deletionTimestamp")
         or (kind, metadata["name"]) in DEFAULT_OBJECTS
         or LEADER in (metadata.get("annotations") or {})
-        or (kind == "Secret" and one.get("type") in TOKENS)
+        or (kind == "Secret" and item.get("type") in TOKENS)
     )
 
 
@@ -99,12 +99,12 @@ def parse(definitions: t.Any, option: str = "definitions") -> list[JsonObject]:
     :param option: the module's option, for messages.
     :raises BadInput: an object is invalid or defined twice.
     """
-    found = [_normalized(one, option) for one in _flatten(definitions, option)]
-    refs = [ref_of(one) for one in found]
+    objects = [_normalized(definition, option) for definition in _flatten(definitions, option)]
+    refs = [ref_of(item) for item in objects]
     for ref in refs:
         if refs.count(ref) > 1:
             raise BadInput(f"{option}: {ref} is defined twice")
-    return sorted(found, key=lambda one: _order_of(one["kind"]))
+    return sorted(objects, key=lambda item: _order_of(item["kind"]))
 
 
 def _order_of(kind: str) -> int:
@@ -121,13 +121,13 @@ def _flatten(value: t.Any, option: str) -> t.Iterator[JsonObject]:
             documents = list(yaml_load_all(value))
         except Exception as error:  # the parser's exceptions can't be imported where it is missing
             raise BadInput(f"{option}: not YAML: {' '.join(str(error).split())}") from error
-        for one in documents:
-            if isinstance(one, str):
-                raise BadInput(f"{option}: {one!r} is neither an object nor YAML text with objects")
-            yield from _flatten(one, option)
+        for document in documents:
+            if isinstance(document, str):
+                raise BadInput(f"{option}: {document!r} is neither an object nor YAML text with objects")
+            yield from _flatten(document, option)
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _flatten(one, option)
+        for document in value:
+            yield from _flatten(document, option)
     elif isinstance(value, dict):
         if str(value.get("kind", "")).endswith("List") and isinstance(value.get("items"), list):
             yield from _flatten(value["items"], option)
@@ -162,9 +162,9 @@ def _normalized(given: JsonObject, option: str) -> JsonObject:
 
 def _without_nulls(value: t.Any) -> t.Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 
@@ -189,16 +189,14 @@ def name_only(ref: Ref) -> JsonObject:
 
 def diff_texts(before: JsonObject | None, after: JsonObject | None) -> tuple[str, str]:
     """Return an object before and after a change as YAML; a Secret's values are hidden."""
-    one, other = copy.deepcopy(before), copy.deepcopy(after)
-    if "Secret" in ((one or {}).get("kind"), (other or {}).get("kind")):
-        old, new = (one or {}).get("data") or {}, (other or {}).get("data") or {}
-        if one and one.get("data"):
-            one["data"] = {key: HIDDEN for key in old}
-        if other and other.get("data"):
-            other["data"] = {
-                key: HIDDEN_NEW if key in old and old[key] != value else HIDDEN for key, value in new.items()
-            }
-    return _text(one), _text(other)
+    if "Secret" in ((before or {}).get("kind"), (after or {}).get("kind")):
+        old, new = (before or {}).get("data") or {}, (after or {}).get("data") or {}
+        if before and old:
+            before = {**before, "data": dict.fromkeys(old, HIDDEN)}
+        if after and new:
+            data = {key: HIDDEN_NEW if key in old and old[key] != value else HIDDEN for key, value in new.items()}
+            after = {**after, "data": data}
+    return _text(before), _text(after)
 
 
 def _text(definition: JsonObject | None) -> str:

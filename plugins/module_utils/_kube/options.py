@@ -30,14 +30,14 @@ def _credentials(kubeconfig: JsonObject) -> set[str]:
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict):
-            for one in value.values():
-                yield from texts(one)
+            for part in value.values():
+                yield from texts(part)
         elif isinstance(value, list):
-            for one in value:
-                yield from texts(one)
+            for part in value:
+                yield from texts(part)
 
     users = kubeconfig.get("users")
-    entries = [one.get("user") for one in users if isinstance(one, dict)] if isinstance(users, list) else []
+    entries = [user.get("user") for user in users if isinstance(user, dict)] if isinstance(users, list) else []
     return {text for entry in entries for text in texts(entry) if text}
 
 

@@ -75,13 +75,7 @@ class Ref:
 
 def ref_of(definition: JsonObject) -> Ref:
     """Return the reference of a definition."""
-    metadata = definition.get("metadata") or {}
-    return Ref(
-        str(definition.get("apiVersion", "")),
-        str(definition.get("kind", "")),
-        str(metadata.get("namespace") or ""),
-        str(metadata.get("name") or ""),
-    )
+    return Ref(str(definition.get("apiVersion", "")), str(definition.get("kind", "")), *key_of(definition))
 
 
 class PagesSeen:
@@ -148,12 +142,12 @@ class Reads(abc.ABC):
         while True:
             page = self._answer(self._path(ref), query + ([("continue", more)] if more else []))
             more = str((page.get("metadata") or {}).get("continue") or "")
-            found = page.get("items") or []
-            if seen.again(more, map(key_of, found)):
+            objects = page.get("items") or []
+            if seen.again(more, map(key_of, objects)):
                 # It doesn't page; without a limit its answer is complete.
                 items, more = self._answer(self._path(ref), query[1:]).get("items") or [], ""
             else:
-                items += found
+                items += objects
             if not more:
                 # The API omits both in the items of a list.
                 return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
@@ -183,9 +177,10 @@ class Reads(abc.ABC):
         key = (ref.api_version, ref.kind)
         if key not in self._kinds and ref.api_version not in self._asked:
             self._asked.add(ref.api_version)
-            for one in (self._found(_group(ref.api_version)) or {}).get("resources") or []:
-                if "/" not in one["name"]:
-                    self._kinds.setdefault((ref.api_version, one["kind"]), (one["name"], bool(one["namespaced"])))
+            for resource in (self._found(_group(ref.api_version)) or {}).get("resources") or []:
+                plural = resource["name"]
+                if "/" not in plural:
+                    self._kinds.setdefault((ref.api_version, resource["kind"]), (plural, bool(resource["namespaced"])))
         return key in self._kinds
 
     def _demand(self, ref: Ref) -> None:
@@ -222,4 +217,4 @@ def _group(api_version: str) -> str:
 def is_ready(item: JsonObject) -> bool:
     """Return whether a pod or a node of the API has the condition Ready."""
     conditions = (item.get("status") or {}).get("conditions") or []
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any((row.get("type"), row.get("status")) == ("Ready", "True") for row in conditions)

@@ -27,27 +27,27 @@ def not_ready_reason(
     :param node_resources: of each resource, how many must be allocatable on each node; 0 for any number above 0.
     :param min_nodes: on how many nodes a DaemonSet has to run, at least; one that runs on fewer isn't ready.
     """
-    kind, status = live["kind"], live.get("status") or {}
+    kind, ref, status = live["kind"], ref_of(live), live.get("status") or {}
     if kind == "Node":
         there = {name: max(node_resource(live, name, "allocatable"), 0) for name in node_resources}
         missing = [name for name, number in there.items() if not number]
         if missing:
-            return f"{ref_of(live)} doesn't announce {' and '.join(missing)}"
+            return f"{ref} doesn't announce {' and '.join(missing)}"
         others = [
             f"{there[name]} {name}, not {number}"
             for name, number in node_resources.items()
             if number not in (0, there[name])
         ]
-        return f"{ref_of(live)} announces {' and '.join(others)}" if others else None
+        return f"{ref} announces {' and '.join(others)}" if others else None
     if kind not in WORKLOADS:
         return None
     if int(status.get("observedGeneration") or 0) < int((live.get("metadata") or {}).get("generation") or 0):
-        return f"{ref_of(live)}: its controller hasn't processed the change yet"
+        return f"{ref}: its controller hasn't processed the change yet"
     if kind == "DaemonSet":
         wanted = int(status.get("desiredNumberScheduled") or 0)
         if wanted < min_nodes:
             matching = f"only {wanted} of {min_nodes} nodes match" if wanted else "no node matches"
-            return f"{ref_of(live)}: {matching} its selectors and tolerations, and others get no pod of it"
+            return f"{ref}: {matching} its selectors and tolerations, and others get no pod of it"
         on_delete = ((live.get("spec") or {}).get("updateStrategy") or {}).get("type") == "OnDelete"
         counted = [] if on_delete else [("of the new revision", status.get("updatedNumberScheduled"))]
         counted += [("ready", status.get("numberReady")), ("available", status.get("numberAvailable"))]
@@ -55,15 +55,15 @@ def not_ready_reason(
         replicas = (live.get("spec") or {}).get("replicas")
         wanted = 1 if replicas is None else int(replicas)
         if not wanted:
-            return f"{ref_of(live)}: it is scaled to 0, so it has no pod"
+            return f"{ref}: it is scaled to 0, so it has no pod"
         counted = [("of the new revision", status.get("updatedReplicas")), ("ready", status.get("readyReplicas"))]
         if kind == "Deployment":
             counted.append(("available", status.get("availableReplicas")))
         if int(status.get("replicas") or 0) > wanted:
-            return f"{ref_of(live)}: pods of the old revision still run"
+            return f"{ref}: pods of the old revision still run"
     for word, value in counted:
         if int(value or 0) < wanted:
-            return f"{ref_of(live)}: {int(value or 0)} of {wanted} {'pod is' if wanted == 1 else 'pods are'} {word}"
+            return f"{ref}: {int(value or 0)} of {wanted} {'pod is' if wanted == 1 else 'pods are'} {word}"
     return None
 
 
@@ -75,17 +75,15 @@ def selector(live: JsonObject) -> str:
 
 def ready(pod: JsonObject) -> bool:
     """Return whether a pod is ready and not being deleted."""
-    if (pod.get("metadata") or {}).get("deletionTimestamp"):
-        return False
-    return is_ready(pod)
+    return not (pod.get("metadata") or {}).get("deletionTimestamp") and is_ready(pod)
 
 
 def containers_with_logs(pod: JsonObject) -> list[str]:
     """Return the names of containers that aren't ready and have run, so that they may have logs."""
     return [
-        str(one["name"])
-        for one in (pod.get("status") or {}).get("containerStatuses") or []
-        if not one.get("ready") and ("running" in (one.get("state") or {}) or one.get("lastState"))
+        str(status["name"])
+        for status in (pod.get("status") or {}).get("containerStatuses") or []
+        if not status.get("ready") and ("running" in (status.get("state") or {}) or status.get("lastState"))
     ]
 
 
@@ -95,51 +93,51 @@ def reasons(workload: JsonObject | None, pods: t.Iterable[JsonObject], events: t
     :param workload: the workload, if its own events are wanted.
     :param events: the Warning events of the namespace.
     """
-    found = []
+    texts = []
     for pod in pods:
         if not ready(pod):
-            found += _pod_reasons(pod, _warnings(events, "Pod", pod))
+            texts += _pod_reasons(pod, _warnings(events, "Pod", pod))
     if workload is not None:
         # Without a pod, admission, a quota or a missing service account prevents it.
         warnings = _warnings(events, workload["kind"], workload)
-        found += [f"{ref_of(workload)}: {reason}: {text}" for reason, text in warnings]
-    return list(dict.fromkeys(found))[:MAX_REASONS]
+        texts += [f"{ref_of(workload)}: {reason}: {text}" for reason, text in warnings]
+    return list(dict.fromkeys(texts))[:MAX_REASONS]
 
 
 def node_reasons(node: JsonObject) -> list[str]:
     """Return why pods may not run on a node: it isn't Ready, or has taints of its administrators."""
     conditions = (node.get("status") or {}).get("conditions") or []
-    ready_texts = [str(one.get("message") or "") for one in conditions if one.get("type") == "Ready"]
-    found = (
-        []
-        if is_ready(node)
-        else [f"{ref_of(node)} isn't Ready: {_short(' '.join(ready_texts) or 'it reports nothing')}"]
-    )
+    messages = [str(condition.get("message") or "") for condition in conditions if condition.get("type") == "Ready"]
+    texts = []
+    if not is_ready(node):
+        texts.append(f"{ref_of(node)} isn't Ready: {_short(' '.join(messages) or 'it reports nothing')}")
     # DaemonSets tolerate Kubernetes' own.
     taints = [
-        f"{one.get('key')}={one.get('value', '')}:{one.get('effect')}"
-        for one in (node.get("spec") or {}).get("taints") or []
-        if one.get("effect") != "PreferNoSchedule" and not str(one.get("key")).startswith("node.kubernetes.io/")
+        f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+        for taint in (node.get("spec") or {}).get("taints") or []
+        if taint.get("effect") != "PreferNoSchedule" and not str(taint.get("key")).startswith("node.kubernetes.io/")
     ]
-    return found + ([f"{ref_of(node)} has the taints {', '.join(taints)}"] if taints else [])
+    if taints:
+        texts.append(f"{ref_of(node)} has the taints {', '.join(taints)}")
+    return texts
 
 
 def of_daemon_set(pod: JsonObject) -> bool:
     """Return whether a DaemonSet made a pod."""
-    return any(one.get("kind") == "DaemonSet" for one in (pod.get("metadata") or {}).get("ownerReferences") or [])
+    return any(owner.get("kind") == "DaemonSet" for owner in (pod.get("metadata") or {}).get("ownerReferences") or [])
 
 
 def _pod_reasons(pod: JsonObject, warnings: list[tuple[str, str]]) -> list[str]:
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    metadata, spec, status = (pod.get(field) or {} for field in ("metadata", "spec", "status"))
     where = f" on {spec['nodeName']}" if spec.get("nodeName") else ""
-    name = f"pod {(pod.get('metadata') or {}).get('name', '')}{where}"
-    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+    name = f"pod {metadata.get('name', '')}{where}"
+    if metadata.get("deletionTimestamp"):
         return [f"{name} is being deleted"]
     texts = []
-    for one in list(status.get("initContainerStatuses") or []) + list(status.get("containerStatuses") or []):
-        text = _container_reason(one)
+    for container in list(status.get("initContainerStatuses") or []) + list(status.get("containerStatuses") or []):
+        text = _container_reason(container)
         if text:
-            texts.append(f"{name}: container {one.get('name')} {text}")
+            texts.append(f"{name}: container {container.get('name')} {text}")
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             texts.append(f"{name} isn't scheduled: {_short(condition.get('message') or condition.get('reason'))}")

@@ -56,8 +56,8 @@ class ApiAccounts:
         self._kube = kube
 
     def uid(self, namespace: str, name: str) -> str:
-        found = self._kube.get(Ref("v1", "ServiceAccount", namespace, name)) or {}
-        return str((found.get("metadata") or {}).get("uid") or "")
+        account = self._kube.get(Ref("v1", "ServiceAccount", namespace, name)) or {}
+        return str((account.get("metadata") or {}).get("uid") or "")
 
     def token(self, namespace: str, name: str, seconds: int) -> str:
         body = {
@@ -90,10 +90,10 @@ def claims(token: t.Any) -> JsonObject:
         return {}
     try:
         padded = parts[1] + "=" * (-len(parts[1]) % 4)
-        found = json.loads(base64.urlsafe_b64decode(padded.encode()))
+        payload = json.loads(base64.urlsafe_b64decode(padded.encode()))
     except (ValueError, binascii.Error, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return payload if isinstance(payload, dict) else {}
 
 
 def expiry(token: t.Any) -> int:
@@ -164,18 +164,22 @@ def read(text: str | None, path: str) -> Written | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        cluster, user = found["clusters"][0], found["users"][0]
-        if found["current-context"] == MARK and isinstance(cluster["cluster"], dict) and isinstance(user["name"], str):
-            return Written(cluster["cluster"], user["name"], user["user"].get("token"), _asked(found))
+        kubeconfig = json.loads(text)
+        cluster, user = kubeconfig["clusters"][0], kubeconfig["users"][0]
+        if (
+            kubeconfig["current-context"] == MARK
+            and isinstance(cluster["cluster"], dict)
+            and isinstance(user["name"], str)
+        ):
+            return Written(cluster["cluster"], user["name"], user["user"].get("token"), _asked(kubeconfig))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         pass
     raise BadInput(f"path: {path} exists and isn't a kubeconfig that this module wrote; set another path")
 
 
-def _asked(found: JsonObject) -> t.Any:
+def _asked(kubeconfig: JsonObject) -> t.Any:
     try:
-        return found["extensions"][0]["extension"]["hours"]
+        return kubeconfig["extensions"][0]["extension"]["hours"]
     except (TypeError, KeyError, IndexError):
         return None
 

@@ -137,20 +137,20 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
         return [
             [
                 kept
-                for item in kube.list_all(one.api_version, one.kind, field_selector=one.field_selector)
-                for kept in one.keep(item)
+                for item in kube.list_all(want.api_version, want.kind, field_selector=want.field_selector)
+                for kept in want.keep(item)
             ]
-            for one in wanted
+            for want in wanted
         ]
     # A response must have begun before it can be closed.
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
 
-        def ask(one: Wanted, more: str | None) -> t.Iterator[bytes]:
+        def ask(want: Wanted, more: str | None) -> t.Iterator[bytes]:
             """Request a page in the background and return its chunks."""
             query = [] if more is None else [("limit", str(PAGE))]
-            query += [("fieldSelector", one.field_selector)] if one.field_selector else []
+            query += [("fieldSelector", want.field_selector)] if want.field_selector else []
             query += [("continue", more)] if more else []
-            chunks = kube.chunks(one.api_version, one.kind, query, CHUNK)
+            chunks = kube.chunks(want.api_version, want.kind, query, CHUNK)
             opened.callback(chunks.close)
             first = pool.submit(next, chunks, b"")
 
@@ -160,14 +160,14 @@ def listed(kube: Kube | Streams, *wanted: Wanted) -> list[list[t.Any]]:
 
             return answered()
 
-        return [_kept(one, page, ask) for one, page in [(one, ask(one, "")) for one in wanted]]
+        return [_kept(want, page, ask) for want, page in [(want, ask(want, "")) for want in wanted]]
 
 
-def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
+def _kept(want: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
     exact, expired, whole = False, False, False
     while True:
         try:
-            return _all_pages(one, page, ask, exact, whole)
+            return _all_pages(want, page, ask, exact, whole)
         except _Odd:
             exact = True
         except _NotPaged:
@@ -177,14 +177,14 @@ def _kept(one: Wanted, page: t.Iterator[bytes], ask: Ask) -> list[t.Any]:
                 raise
             if expired:
                 raise ShareError(
-                    f"the list of {one.kind}s expired twice while it was read: the API server or the connection is "
+                    f"the list of {want.kind}s expired twice while it was read: the API server or the connection is "
                     "too slow; run again"
                 ) from error
             expired = True
-        page = ask(one, None if whole else "")
+        page = ask(want, None if whole else "")
 
 
-def _all_pages(one: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whole: bool) -> list[t.Any]:
+def _all_pages(want: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whole: bool) -> list[t.Any]:
     """Return the kept values of all pages.
 
     :param whole: the first page has all objects, whatever token it has.
@@ -196,18 +196,18 @@ def _all_pages(one: Wanted, page: t.Iterator[bytes], ask: Ask, exact: bool, whol
         about: JsonObject = {}
         following: t.Iterator[bytes] | None = None
         first: list[tuple[str, str]] = []
-        for item in items(page, about, one.words, one.whole, exact):
+        for item in items(page, about, want.words, want.whole, exact):
             # The order of a server that doesn't page may differ, so its token tells more than this.
             first = first or [key_of(item)]
             if not following and not whole and _token(about):
                 if seen.again(_token(about), first):
                     raise _NotPaged
-                following = ask(one, _token(about))
-            kept += one.keep(item)
+                following = ask(want, _token(about))
+            kept += want.keep(item)
         if not following and not whole:
             if seen.again(_token(about), first):
                 raise _NotPaged
-            following = ask(one, _token(about)) if _token(about) else None
+            following = ask(want, _token(about)) if _token(about) else None
         if not following:
             return kept
         page = following
@@ -236,16 +236,16 @@ def items(
     :raises ShareError: it isn't a list, or is incomplete.
     """
     text = b""
-    found = None
+    match = None
     for chunk in chunks:
         text += chunk
-        found = _ITEMS.search(text)
-        if found or len(text) > LONGEST:
+        match = _ITEMS.search(text)
+        if match or len(text) > LONGEST:
             break
-    if not found or found.group(1) == b"null":
+    if not match or match.group(1) == b"null":
         about.update(_envelope(text + b"".join(chunks)))
         return
-    head, text = text[: found.start()], text[found.end() :]
+    head, text = text[: match.start()], text[match.end() :]
     # If the list's fields aren't before its items, they are after them.
     with contextlib.suppress(ShareError):
         about.update(_envelope(head + b'"items":[]}'))

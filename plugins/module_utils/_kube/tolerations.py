@@ -26,14 +26,13 @@ PASSING = (
 
 def lasting(taints: t.Iterable[JsonObject]) -> list[JsonObject]:
     """Return the taints that keep pods away and stay: those of administrators and distributions."""
-    return [one for one in untolerated(taints, ()) if not str(one.get("key") or "").startswith(PASSING)]
+    return [taint for taint in untolerated(taints, ()) if not str(taint.get("key") or "").startswith(PASSING)]
 
 
 def untolerated(taints: t.Iterable[JsonObject], tolerations: t.Sequence[JsonObject]) -> list[JsonObject]:
     """Return the taints that keep a pod away, since none of its tolerations matches them."""
-    return [
-        one for one in taints if one.get("effect") in REPELLING and not any(_matches(each, one) for each in tolerations)
-    ]
+    away = (taint for taint in taints if taint.get("effect") in REPELLING)
+    return [taint for taint in away if not any(_matches(each, taint) for each in tolerations)]
 
 
 def exist(keys: t.Iterable[str]) -> list[JsonObject]:
@@ -43,11 +42,11 @@ def exist(keys: t.Iterable[str]) -> list[JsonObject]:
 
 def shown(taints: t.Iterable[JsonObject]) -> list[str]:
     """Return taints as kubectl writes them, each once."""
-    found = []
-    for one in taints:
-        value = f"={one['value']}" if one.get("value") else ""
-        found.append(f"{one.get('key')}{value}:{one.get('effect')}")
-    return list(dict.fromkeys(found))
+    texts = []
+    for taint in taints:
+        value = f"={taint['value']}" if taint.get("value") else ""
+        texts.append(f"{taint.get('key')}{value}:{taint.get('effect')}")
+    return list(dict.fromkeys(texts))
 
 
 def _matches(toleration: JsonObject, taint: JsonObject) -> bool:

@@ -74,12 +74,12 @@ def _parse_json(raw: bytes) -> t.Any:
 
 
 def _unique_keys(pairs: list[tuple[str, t.Any]]) -> JsonObject:
-    found: JsonObject = {}
+    members: JsonObject = {}
     for name, value in pairs:
-        if name in found:
+        if name in members:
             raise InvalidJson(f"an object has the key {name[:80]!r} twice")
-        found[name] = value
-    return found
+        members[name] = value
+    return members
 
 
 def _refuse_constant(constant: str) -> t.NoReturn:
@@ -96,9 +96,9 @@ def _checkpoint(document: t.Any, resources: tuple[str, ...]) -> Checkpoint:
     checksum = document.get("Checksum")
     if not isinstance(checksum, int) or isinstance(checksum, bool):
         raise UnknownForm("it has no Checksum")
-    rows = [_entry(one, resources) for one in _list(data["PodDeviceEntries"], "PodDeviceEntries")]
-    entries = [one for one in rows if one is not None]
-    if len({_key(one) for one in entries}) != len(entries):
+    rows = (_entry(row, resources) for row in _list(data["PodDeviceEntries"], "PodDeviceEntries"))
+    entries = [row for row in rows if row is not None]
+    if len(set(map(_key, entries))) != len(entries):
         raise UnknownForm("two entries have the same container and resource")
     registered = _object(data.get("RegisteredDevices"), "RegisteredDevices")
     return {
@@ -117,9 +117,9 @@ def _key(entry: Entry) -> tuple[str, str, str]:
     return entry["pod_uid"], entry["container"], entry["resource"]
 
 
-def _entry(found: t.Any, resources: tuple[str, ...]) -> Entry | None:
+def _entry(value: t.Any, resources: tuple[str, ...]) -> Entry | None:
     """Parse one entry; None if it is of another resource."""
-    raw = _object(found, "an entry")
+    raw = _object(value, "an entry")
     resource = _string(raw.get("ResourceName"), "ResourceName")
     if not resource.startswith(resources):
         return None
@@ -143,66 +143,66 @@ def _entry(found: t.Any, resources: tuple[str, ...]) -> Entry | None:
     return entry
 
 
-def _ids(found: t.Any) -> list[str]:
+def _ids(value: t.Any) -> list[str]:
     """Read DeviceIDs: a list before Kubernetes 1.20, lists by NUMA node since.
 
     A device of several nodes is listed with each of them.
     """
-    if isinstance(found, list):
-        return list(dict.fromkeys(_strings(found, "DeviceIDs")))
-    by_node = _object(found, "DeviceIDs")
-    if not all(NUMA_NODE.fullmatch(one) for one in by_node):
+    if isinstance(value, list):
+        return list(dict.fromkeys(_strings(value, "DeviceIDs")))
+    by_node = _object(value, "DeviceIDs")
+    if not all(NUMA_NODE.fullmatch(number) for number in by_node):
         raise UnknownForm("DeviceIDs aren't by NUMA node")
     nodes = sorted(by_node, key=int)
-    return list(dict.fromkeys(one for node in nodes for one in _strings(by_node[node], "DeviceIDs")))
+    return list(dict.fromkeys(device for node in nodes for device in _strings(by_node[node], "DeviceIDs")))
 
 
-def _add_response(entry: Entry, found: t.Any) -> None:
+def _add_response(entry: Entry, value: t.Any) -> None:
     """Decode the base64 of a ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1)."""
     # Go writes null for no bytes, which is an empty message.
-    raw = base64.b64decode(_string("" if found is None else found, "AllocResp"), validate=True)
+    raw = base64.b64decode(_string("" if value is None else value, "AllocResp"), validate=True)
     # Without mounts (2).
     fields = decode_fields(raw, (1, 3, 4, 5))
     envs = decode_string_map(fields.get(1))
-    cdi_devices = [decode_string(decode_fields(one, (1,)).get(1)) for one in fields.get(5, [])]
+    cdi_devices = [decode_string(decode_fields(message, (1,)).get(1)) for message in fields.get(5, [])]
     # DeviceSpec: path in the container (1), on the host (2), permissions (3).
-    devices = [decode_string(decode_fields(one, (2,)).get(2)) for one in fields.get(3, [])]
+    devices = [decode_string(decode_fields(message, (2,)).get(2)) for message in fields.get(3, [])]
     annotations = decode_string_map(fields.get(4))
     # Only now: a response is decoded as a whole or not at all.
     entry["envs"] = {name: envs[name] for name in sorted(envs) if name.startswith(ENVS) or name in ENV_NAMES}
     entry["cdi_devices"], entry["devices"], entry["annotations"] = cdi_devices, devices, annotations
 
 
-def _object(found: t.Any, name: str) -> JsonObject:
+def _object(value: t.Any, name: str) -> JsonObject:
     # Go writes null for a map or a list that was never filled.
-    if found is None:
+    if value is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UnknownForm(f"{name} is no object")
-    return found
+    return value
 
 
-def _list(found: t.Any, name: str) -> list[t.Any]:
-    if found is None:
+def _list(value: t.Any, name: str) -> list[t.Any]:
+    if value is None:
         return []
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise UnknownForm(f"{name} is no list")
-    return found
+    return value
 
 
-def _string(found: t.Any, name: str) -> str:
-    if not isinstance(found, str):
+def _string(value: t.Any, name: str) -> str:
+    if not isinstance(value, str):
         raise UnknownForm(f"{name} is no string")
     try:
-        found.encode("utf-8")
+        value.encode("utf-8")
     except UnicodeEncodeError:
         # One half of a UTF-16 surrogate pair, which JSON can escape and nothing can print.
         raise UnknownForm(f"{name} isn't valid Unicode") from None
-    return found
+    return value
 
 
-def _strings(found: t.Any, name: str) -> list[str]:
-    return [_string(one, name) for one in _list(found, name)]
+def _strings(values: t.Any, name: str) -> list[str]:
+    return [_string(value, name) for value in _list(values, name)]
 
 
 # In kubelet's folder.
@@ -232,9 +232,9 @@ def prepared_claims(source: KubeletSource, root: str, folder: str = CDI_FOLDER) 
     return {
         "state": "ok",
         "problem": "",
-        "records": [_record(uid, found) for uid, found in raw.items() if found is not None],
+        "records": [_record(uid, content) for uid, content in raw.items() if content is not None],
         "specifications": [
-            _specification(uid, found, raw.get(uid)) for uid, found in files.items() if found is not None
+            _specification(uid, content, raw.get(uid)) for uid, content in files.items() if content is not None
         ],
     }
 
@@ -253,12 +253,12 @@ def _json(source: KubeletSource, path: str) -> t.Any:
         return f"{path} can't be read: {' '.join(str(error).split())[:200]}"
 
 
-def _record(uid: str, found: t.Any) -> RecordedClaim:
+def _record(uid: str, file: t.Any) -> RecordedClaim:
     about: RecordedClaim = {"uid": uid, "namespace": "", "name": "", "shares": [], "problem": ""}
     try:
-        if isinstance(found, str):
-            raise ValueError(found)
-        claim = found["claim"]
+        if isinstance(file, str):
+            raise ValueError(file)
+        claim = file["claim"]
         if claim["uid"] != uid:
             raise ValueError(f"the record {uid} is of claim {claim['uid']}")
         return {
@@ -267,33 +267,30 @@ def _record(uid: str, found: t.Any) -> RecordedClaim:
             "name": str(claim["name"]),
             "shares": [
                 {
-                    "request": str(one["request"]),
-                    "device": str(one["device"]),
-                    "share": str(one["share"]),
-                    "mib": int(one["mib"]),
+                    "request": str(share["request"]),
+                    "device": str(share["device"]),
+                    "share": str(share["share"]),
+                    "mib": int(share["mib"]),
                 }
-                for one in claim["shares"]
+                for share in claim["shares"]
             ],
         }
     except MALFORMED as error:
         return {**about, "problem": str(error)[:300] or "it is malformed"}
 
 
-def _specification(uid: str, found: t.Any, record: t.Any) -> SpecifiedClaim:
+def _specification(uid: str, file: t.Any, record: t.Any) -> SpecifiedClaim:
     about: SpecifiedClaim = {"uid": uid, "envs": [], "recorded": False, "problem": ""}
     try:
-        if isinstance(found, str):
-            raise ValueError(found)
-        variables = [_variables(one) for one in found["devices"]]
-        recorded = isinstance(record, dict) and record.get("specification") == found
+        if isinstance(file, str):
+            raise ValueError(file)
+        variables = [_variables(device) for device in file["devices"]]
+        recorded = isinstance(record, dict) and record.get("specification") == file
         return {**about, "envs": variables, "recorded": recorded}
     except MALFORMED as error:
         return {**about, "problem": str(error)[:300] or "it is malformed"}
 
 
 def _variables(device: JsonObject) -> dict[str, str]:
-    found = {}
-    for one in device["containerEdits"]["env"]:
-        name, _equals, value = one.partition("=")
-        found[name] = value
-    return found
+    pairs = (text.partition("=") for text in device["containerEdits"]["env"])
+    return {name: value for name, _equals, value in pairs}

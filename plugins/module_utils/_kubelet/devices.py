@@ -52,10 +52,10 @@ def running_root(source: KubeletSource) -> str:
 
     :raises BadInput: several kubelets run with different directories, or the settings of k3s or RKE2 can't be read.
     """
-    found = {root for one in source.processes(KUBELETS) for root in [_root_of(source, one)] if root}
-    if len(found) > 1:
-        raise BadInput(f"several kubelets run on this node, in {' and '.join(sorted(found))}: set root to one of them")
-    return found.pop() if found else ROOT
+    roots = {_root_of(source, process) for process in source.processes(KUBELETS)} - {""}
+    if len(roots) > 1:
+        raise BadInput(f"several kubelets run on this node, in {' and '.join(sorted(roots))}: set root to one of them")
+    return roots.pop() if roots else ROOT
 
 
 def parse_pod_resources(response: bytes, resources: t.Sequence[str]) -> PodResources:
@@ -65,11 +65,11 @@ def parse_pod_resources(response: bytes, resources: t.Sequence[str]) -> PodResou
         ``unknown``.
     """
     try:
-        pods = [_listed(decode_pod(one, tuple(resources), DRIVER)) for one in split_pods(response)]
+        pods = [_listed(decode_pod(message, tuple(resources), DRIVER)) for message in split_pods(response)]
     except MalformedMessage as error:
         return no_pod_resources("unknown", f"kubelet's PodResources response isn't a message of version 1: {error}")
-    listed = [one for one in pods if one["containers"]]
-    return {"state": "ok", "problem": "", "pods": sorted(listed, key=lambda one: (one["namespace"], one["name"]))}
+    listed = [pod for pod in pods if pod["containers"]]
+    return {"state": "ok", "problem": "", "pods": sorted(listed, key=lambda pod: (pod["namespace"], pod["name"]))}
 
 
 def _listed(pod: PodDevices) -> ListedPod:
@@ -78,8 +78,8 @@ def _listed(pod: PodDevices) -> ListedPod:
         "name": pod.name,
         "containers": [
             {
-                "name": one.name,
-                "devices": [{"resource": name, "ids": list(ids)} for name, ids in sorted(one.devices.items())],
+                "name": container.name,
+                "devices": [{"resource": name, "ids": list(ids)} for name, ids in sorted(container.devices.items())],
                 "claims": [
                     {
                         "namespace": each.namespace,
@@ -88,11 +88,11 @@ def _listed(pod: PodDevices) -> ListedPod:
                         "device": each.device,
                         "share": each.share,
                     }
-                    for each in one.claimed
+                    for each in container.claimed
                 ],
             }
-            for one in pod.containers
-            if one.devices or one.claimed
+            for container in pod.containers
+            if container.devices or container.claimed
         ],
     }
 
@@ -128,10 +128,6 @@ def _root_of(source: KubeletSource, process: Process) -> str:
     return _rancher_root(source, name.partition("-")[0], arguments[1:])
 
 
-def _root_dir(arguments: t.Iterable[str]) -> str:
-    return "".join([one.partition("=")[2] for one in arguments if one.lstrip("-").startswith("root-dir=")][-1:])
-
-
 def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) -> str:
     """Read the settings of k3s or RKE2, which hide most of their arguments behind a title.
 
@@ -150,10 +146,15 @@ def _rancher_root(source: KubeletSource, name: str, arguments: t.Sequence[str]) 
         except Unreadable:
             return []
 
-    found = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
-    if found["problem"]:
-        raise BadInput(f"root: {settings.explain(name, found['problem'])}; set root to kubelet's directory")
-    return _root_dir(settings.values(found, "kubelet-arg"))
+    given = settings.read(name, arguments, {}, content, names, keys=("kubelet-arg",))
+    if given["problem"]:
+        raise BadInput(f"root: {settings.explain(name, given['problem'])}; set root to kubelet's directory")
+    roots = [
+        argument.partition("=")[2]
+        for argument in settings.values(given, "kubelet-arg")
+        if argument.lstrip("-").startswith("root-dir=")
+    ]
+    return roots[-1] if roots else ""
 
 
 def _snap_root(source: KubeletSource, path: str) -> str:
@@ -170,19 +171,11 @@ def _snap_root(source: KubeletSource, path: str) -> str:
 
 
 def _last(arguments: t.Sequence[str], flag: str) -> str:
-    return _unquoted("".join(_all(arguments, flag)[-1:]))
-
-
-def _all(arguments: t.Sequence[str], flag: str) -> list[str]:
-    """Return the values of a flag, in order; Go's flags have one dash or two."""
-    found = []
-    for number, one in enumerate(arguments):
-        name, equals, value = one.partition("=")
+    """Return the last value of a flag, without quotes; empty without one. Go's flags have one dash or two."""
+    last = ""
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
         if name in (flag, flag[1:]):
             following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            found.append(value if equals else following)
-    return found
-
-
-def _unquoted(text: str) -> str:
-    return text.strip("\"'")
+            last = value if equals else following
+    return last.strip("\"'")

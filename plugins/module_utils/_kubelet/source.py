@@ -96,7 +96,7 @@ class NodeKubelet:
         self._largest = largest
 
     def processes(self, names: t.Container[str]) -> list[Process]:
-        found = []
+        processes = []
         for pid in self._pids():
             try:
                 with open(f"{self._proc}/{pid}/cmdline", "rb") as file:
@@ -104,15 +104,15 @@ class NodeKubelet:
                 # k3s sets its own title, with blanks and without a terminator.
                 arguments = tuple(line.rstrip("\0").split("\0"))
                 if os.path.basename(arguments[0].split(" ")[0]) in names and self._runs_on_host(pid):
-                    found.append(Process(pid, arguments))
+                    processes.append(Process(pid, arguments))
             except OSError:
                 # The process has ended.
                 continue
-        return found
+        return processes
 
     def _pids(self) -> list[int]:
         try:
-            return sorted(int(one) for one in os.listdir(self._proc) if one.isdecimal())
+            return sorted(int(name) for name in os.listdir(self._proc) if name.isdecimal())
         except OSError:
             return []
 
@@ -130,12 +130,12 @@ class NodeKubelet:
         except (OSError, ValueError) as error:
             raise Unreadable(f"{path} can't be read: {_reason(error)}") from None
         try:
-            found = self._content(handle, path)
+            content = self._content(handle, path)
         except OSError as error:
             raise Unreadable(f"{path} can't be read: {_reason(error)}") from None
         finally:
             os.close(handle)
-        return found
+        return content
 
     def _content(self, handle: int, path: str) -> bytes:
         status = os.fstat(handle)
@@ -143,22 +143,22 @@ class NodeKubelet:
             raise Unreadable(f"{path} isn't a regular file")
         # One byte more detects a file that is growing, and a file of /proc, which reports no size.
         with os.fdopen(handle, "rb", closefd=False) as file:
-            found = file.read(self._largest + 1) if status.st_size <= self._largest else None
-        if found is None or len(found) > self._largest:
+            content = file.read(self._largest + 1) if status.st_size <= self._largest else None
+        if content is None or len(content) > self._largest:
             raise Unreadable(f"{path} has more than {self._largest} bytes")
-        return found
+        return content
 
     def sockets(self, path: str) -> list[str]:
         try:
             with os.scandir(path) as entries:
-                names = [one.name for one in entries if stat.S_ISSOCK(one.stat(follow_symlinks=False).st_mode)]
+                names = [entry.name for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
         except (OSError, ValueError):
             return []
-        return sorted(one.encode("utf-8", "replace").decode("utf-8") for one in names)
+        return sorted(name.encode("utf-8", "replace").decode("utf-8") for name in names)
 
     def names(self, path: str, optional: bool = False) -> list[str]:
         try:
-            return sorted(one.encode("utf-8", "replace").decode("utf-8") for one in os.listdir(path))
+            return sorted(name.encode("utf-8", "replace").decode("utf-8") for name in os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             if optional:
                 return []
@@ -177,14 +177,14 @@ class NodeKubelet:
         return _call_list(path, self._seconds, self._largest)
 
     def device_nodes(self) -> list[DeviceNodes] | None:
-        found: dict[str, DeviceNodes] = {}
+        opened: dict[str, DeviceNodes] = {}
         for pid in self._pids():
             try:
                 with open(f"{self._proc}/{pid}/cgroup", "rb") as file:
                     owner = process_owner(file.read(1 << 16).decode("utf-8", "replace"))
                 # The container's first process: later ones may have other roots.
-                if owner.where == "pod" and owner.container_id and owner.container_id not in found:
-                    found[owner.container_id] = {
+                if owner.where == "pod" and owner.container_id and owner.container_id not in opened:
+                    opened[owner.container_id] = {
                         "pod_uid": owner.pod_uid,
                         "container_id": owner.container_id,
                         "minors": _card_minors(f"{self._proc}/{pid}/root/dev"),
@@ -194,7 +194,7 @@ class NodeKubelet:
             except OSError:
                 # The process has ended, or has no /dev.
                 continue
-        return [one for one in found.values() if one["minors"]]
+        return [row for row in opened.values() if row["minors"]]
 
 
 def _card_minors(folder: str) -> list[int]:
@@ -205,9 +205,9 @@ def _card_minors(folder: str) -> list[int]:
     if os.stat(folder).st_dev == os.stat("/dev").st_dev:
         return []
     with os.scandir(folder) as entries:
-        nodes = [one.stat(follow_symlinks=False) for one in entries if re.fullmatch("nvidia[0-9]+", one.name)]
-    numbers = [one.st_rdev for one in nodes if stat.S_ISCHR(one.st_mode) and os.major(one.st_rdev) == NVIDIA_MAJOR]
-    return sorted({os.minor(one) for one in numbers if os.minor(one) < NO_CARD})
+        nodes = [entry.stat(follow_symlinks=False) for entry in entries if re.fullmatch("nvidia[0-9]+", entry.name)]
+    numbers = [node.st_rdev for node in nodes if stat.S_ISCHR(node.st_mode) and os.major(node.st_rdev) == NVIDIA_MAJOR]
+    return sorted({os.minor(number) for number in numbers if os.minor(number) < NO_CARD})
 
 
 def _call_list(path: str, seconds: float, largest: int) -> bytes:

@@ -48,15 +48,17 @@ def snapshot(node: GpuNode, files: t.Mapping[str, str]) -> Snapshot:
     """
     runtimes: t.Mapping[str, t.Any] = node["runtimes"]
     return {
-        "packages": {name: {"version": one["version"], "held": one["held"]} for name, one in node["packages"].items()},
+        "packages": {
+            name: {"version": package["version"], "held": package["held"]} for name, package in node["packages"].items()
+        },
         "files": {path: file_state(path, text) for path, text in files.items()},
         "services": dict(node["services"]),
         "runtimes": {name: default_runtime(state) for name, state in runtimes.items() if state},
         "nouveau": {
             "blacklisted": node["nouveau"]["blacklisted"],
             "images": {
-                one["path"]: {"nouveau": one["nouveau"], "blacklist": one["blacklist"]}
-                for one in node["nouveau"]["images"]
+                image["path"]: {"nouveau": image["nouveau"], "blacklist": image["blacklist"]}
+                for image in node["nouveau"]["images"]
             },
         },
     }
@@ -66,8 +68,8 @@ def default_runtime(state: t.Mapping[str, t.Any]) -> str:
     """Return a runtime's default; containerd has it in its dump."""
     if state.get("default_runtime") is not None:
         return str(state["default_runtime"])
-    found = DEFAULT.search(str(state.get("dump") or ""))
-    return found.group(1) if found else ""
+    match = DEFAULT.search(str(state.get("dump") or ""))
+    return match.group(1) if match else ""
 
 
 def own_files(files: t.Iterable[str]) -> list[str]:
@@ -111,24 +113,24 @@ class Difference:
 
 def compare(before: Snapshot, now: Snapshot) -> list[Difference]:
     """Return all differences, this collection's first."""
-    found = [
+    differences = [
         *_packages(before["packages"], now["packages"]),
         *_files(before["files"], now["files"]),
         *_runtimes(before["runtimes"], now["runtimes"]),
         *_services(before["services"], now["services"]),
         *_nouveau(before["nouveau"], now["nouveau"]),
     ]
-    return sorted(found, key=lambda one: not one.ours)
+    return sorted(differences, key=lambda difference: not difference.ours)
 
 
 def _packages(before: dict[str, PackageState], now: dict[str, PackageState]) -> t.Iterator[Difference]:
     for name in sorted(set(before) | set(now)):
         ours = bool(NVIDIA.search(name))
-        versions = [one[name]["version"] if name in one else "not installed" for one in (before, now)]
+        versions = [state[name]["version"] if name in state else "not installed" for state in (before, now)]
         if versions[0] != versions[1]:
             yield Difference(f"package:{name}", ours, *versions)
         if name in before and name in now and before[name]["held"] != now[name]["held"]:
-            yield Difference(f"hold:{name}", ours, *(("not held", "held")[one[name]["held"]] for one in (before, now)))
+            yield Difference(f"hold:{name}", ours, *_states("held", "not held", before[name]["held"]))
 
 
 def _files(before: dict[str, FileState], now: dict[str, FileState]) -> t.Iterator[Difference]:
@@ -139,8 +141,9 @@ def _files(before: dict[str, FileState], now: dict[str, FileState]) -> t.Iterato
         if old is None or new is None:
             yield Difference(f"file:{path}", ours, "present" if old else "absent", "present" if new else "absent")
         elif old["sha256"] != new["sha256"]:
-            parts = (("without NVIDIA's parts", "with NVIDIA's parts")[one["nvidia"]] for one in (old, new))
-            texts = ("the original text", "another text") if old["nvidia"] == new["nvidia"] else parts
+            texts = ("the original text", "another text")
+            if old["nvidia"] != new["nvidia"]:
+                texts = _states("with NVIDIA's parts", "without NVIDIA's parts", old["nvidia"])
             yield Difference(f"file:{path}", ours, *texts)
 
 
@@ -157,7 +160,7 @@ def _services(before: dict[str, Service], now: dict[str, Service]) -> t.Iterator
     for name in sorted(set(before) & set(now)):
         id, ours = f"service:{name}", bool(NVIDIA.search(name))
         if before[name]["enabled"] != now[name]["enabled"]:
-            yield Difference(id, ours, *(("disabled", "enabled")[one[name]["enabled"]] for one in (before, now)))
+            yield Difference(id, ours, *_states("enabled", "disabled", before[name]["enabled"]))
         if before[name]["active"] and not now[name]["active"] and (ours or name in RUNTIMES):
             # Without its container runtime the node doesn't work, whoever stopped it.
             yield Difference(id, True, "active", "inactive", f"systemctl start {name}")
@@ -165,13 +168,17 @@ def _services(before: dict[str, Service], now: dict[str, Service]) -> t.Iterator
 
 def _nouveau(before: NouveauState, now: NouveauState) -> t.Iterator[Difference]:
     if before["blacklisted"] != now["blacklisted"]:
-        states = (("not blacklisted", "blacklisted")[one["blacklisted"]] for one in (before, now))
-        yield Difference("nouveau", True, *states)
+        yield Difference("nouveau", True, *_states("blacklisted", "not blacklisted", before["blacklisted"]))
     for path in sorted(set(before["images"]) & set(now["images"])):
         old, new = before["images"][path]["blacklist"], now["images"][path]["blacklist"]
         if old is not None and new is not None and old != new:
-            states = (("without nouveau's blacklist", "with nouveau's blacklist")[one] for one in (old, new))
+            states = _states("with nouveau's blacklist", "without nouveau's blacklist", old)
             yield Difference(f"image:{path}", True, *states)
+
+
+def _states(yes: str, no: str, before: bool) -> tuple[str, str]:
+    """Return the texts of a state that changed, before and after."""
+    return (yes, no) if before else (no, yes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +200,10 @@ def evaluate(baseline: Baseline, now: Snapshot, accept: t.Sequence[str]) -> Comp
             f"the baseline of {baseline.taken} was recorded when files of this collection were there already ({files})"
         )
         return Comparison(notes=(f"{note}: the state before them can't be compared",))
-    found = compare(baseline.snapshot, now)
-    problems = tuple(str(one) for one in found if one.ours and one.id not in accept)
-    return Comparison(problems, tuple(str(one) for one in found if not one.ours or one.id in accept))
+    differences = compare(baseline.snapshot, now)
+    problems = [difference for difference in differences if difference.ours and difference.id not in accept]
+    notes = [difference for difference in differences if difference not in problems]
+    return Comparison(tuple(map(str, problems)), tuple(map(str, notes)))
 
 
 NO_BASELINE = (

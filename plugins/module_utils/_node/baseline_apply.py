@@ -11,6 +11,7 @@ import typing as t
 from .._core.errors import NotInEffect, ShareError
 from .._core.plan import Plan, run
 from .._core.types import JsonObject
+from .._driver.facts import UNITS
 from .._host.system import System
 from .._toolkit import legacy
 from . import facts
@@ -75,7 +76,6 @@ FILES = (
 
 
 # systemd's drop-ins for container runtimes and for NVIDIA's services.
-UNITS = "/etc/systemd/system"
 
 
 UNIT_NAMES = ("nvidia", "containerd", "docker", "crio", "k3s", "rke2")
@@ -151,13 +151,13 @@ def ensure(state: str, accept: t.Sequence[str], check: bool, system: System) -> 
     :param check: change nothing.
     :raises NotInEffect: the node differs from its baseline, by this collection's doing.
     """
-    found = Comparison()
+    comparison = Comparison()
     if state == "compared" and not check:
-        found = evaluate_node(system, accept)
-        if found.problems:
+        comparison = evaluate_node(system, accept)
+        if comparison.problems:
             raise NotInEffect(
-                f"this node isn't as it was before: {'; '.join(found.problems)}",
-                problems=list(found.problems),
-                notes=list(found.notes),
+                f"this node isn't as it was before: {'; '.join(comparison.problems)}",
+                problems=list(comparison.problems),
+                notes=list(comparison.notes),
             )
-    return {**run(BaselineReconciler(state, system), check), "notes": list(found.notes)}
+    return {**run(BaselineReconciler(state, system), check), "notes": list(comparison.notes)}

@@ -39,17 +39,17 @@ def observe_baseline(system: System, content: bool = False) -> BaselineSection |
     text = system.read(PATH)
     if text is None:
         return None
-    found: BaselineSection = {"path": PATH, "taken": "", "own_files": [], "error": ""}
+    section: BaselineSection = {"path": PATH, "taken": "", "own_files": [], "error": ""}
     snapshot = None
     try:
         baseline = parse(text)
     except ShareError as error:
-        found["error"] = str(error)
+        section["error"] = str(error)
     else:
-        found["taken"], found["own_files"], snapshot = baseline.taken, list(baseline.own_files), baseline.snapshot
+        section["taken"], section["own_files"], snapshot = baseline.taken, list(baseline.own_files), baseline.snapshot
     if content:
-        found["snapshot"] = snapshot
-    return found
+        section["snapshot"] = snapshot
+    return section
 
 
 EFI = "/sys/firmware/efi/efivars"
@@ -84,38 +84,35 @@ def mok(system: System, distribution: str, checked: bool | None) -> MachineOwner
     :param checked: whether firmware checks signatures; where it doesn't, the key's state doesn't matter.
     """
     key = signing_key(system, distribution)
-    found: MachineOwnerKey = {"key": key, "enrolled": None, "pending": None}
+    owner_key: MachineOwnerKey = {"key": key, "enrolled": None, "pending": None}
     if not key or not checked:
-        return found
+        return owner_key
     done = system.run(["mokutil", "--test-key", key], timeout=10)
     output = done.out + done.err
     if "is already enrolled" in output or "is already in db" in output:
-        return {**found, "enrolled": True, "pending": False}
+        return {**owner_key, "enrolled": True, "pending": False}
     if "is already in the enrollment request" in output:
-        return {**found, "enrolled": False, "pending": True}
+        return {**owner_key, "enrolled": False, "pending": True}
     if "is not enrolled" in output:
         # Some releases of mokutil don't report requests.
-        return {**found, "enrolled": False, "pending": bool(whole(system, REQUESTED))}
-    return found
+        return {**owner_key, "enrolled": False, "pending": bool(whole(system, REQUESTED))}
+    return owner_key
 
 
 def signing_key(system: System, distribution: str) -> str:
     """Return the certificate's path; empty where there is none yet."""
-    configured = [configured_key(text(system, path)) for path in [*reversed(_drop_ins(system)), DKMS]]
+    drop_ins = [f"{DKMS}.d/{name}" for name in names(system, f"{DKMS}.d") if name.endswith(".conf")]
+    configured = [configured_key(text(system, path)) for path in [*reversed(drop_ins), DKMS]]
     usual = [SHIM_KEY, DKMS_KEY] if distribution == "ubuntu" else [DKMS_KEY, SHIM_KEY]
     return next(
         (path for path in [*configured, *usual, AKMODS_KEY] if path.startswith("/") and system.exists(path)), ""
     )
 
 
-def _drop_ins(system: System) -> list[str]:
-    return [f"{DKMS}.d/{name}" for name in names(system, f"{DKMS}.d") if name.endswith(".conf")]
-
-
 def configured_key(content: str) -> str:
     """Return the certificate in a configuration of dkms; empty without one."""
-    found = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", content, re.MULTILINE)
-    return str(found[-1]) if found else ""
+    certificates = re.findall(r"^\s*mok_certificate=[\"']?([^\"'\s]+)", content, re.MULTILINE)
+    return str(certificates[-1]) if certificates else ""
 
 
 def observe_runtimes(system: System) -> Runtimes:
@@ -179,7 +176,7 @@ def observe(
     left_out = {card["address"] for card in installed["excluded"]["cards"]}
     gpus = [card for card in every if card["address"] not in left_out]
     log = modules.log(system, bool(every or switches or installed["loaded"]))
-    log["xids"] = [one for one in log["xids"] if one["address"] not in left_out]
+    log["xids"] = [xid for xid in log["xids"] if xid["address"] not in left_out]
     tools = toolkit.toolkit(system, software["packages"])
     cgroup = host.cgroup(system)
     booted = kernels.booted(kernel)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 
+from .._driver.facts import PCI
 from .._driver.nouveau import module_of
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
@@ -62,7 +63,6 @@ def generation(device: str) -> str:
     return next((name for first, last, name in BLOCKS if first <= number <= last), UNKNOWN)
 
 
-PCI = "/sys/bus/pci/devices"
 NVIDIA = "0x10de"
 # VGA and 3D controllers; audio functions have another class.
 DISPLAY = ("0x0300", "0x0302")

@@ -237,17 +237,19 @@ class Query:
 
         :param last: the refusal that ended the queries.
         """
-        found = [describe(last)] if last else []
-        found += [describe(NvmlRefused(code, text), subjects) for (code, text), subjects in self._refused.items()]
-        found += self._implausible[:MAX_PROBLEMS]
+        sentences = [describe(last)] if last else []
+        sentences += [describe(NvmlRefused(code, text), subjects) for (code, text), subjects in self._refused.items()]
+        sentences += self._implausible[:MAX_PROBLEMS]
         if len(self._implausible) > MAX_PROBLEMS:
-            found.append(f"and {len(self._implausible) - MAX_PROBLEMS} more")
-        return "; ".join(found)
+            sentences.append(f"and {len(self._implausible) - MAX_PROBLEMS} more")
+        return "; ".join(sentences)
 
 
 def printable(text: str) -> str:
     """Replace unprintable characters, and truncate a text that is longer than any name."""
-    shown = "".join(one if one.isprintable() and one != "\ufffd" else "?" for one in text[:MAX_TEXT])
+    shown = "".join(
+        character if character.isprintable() and character != "\ufffd" else "?" for character in text[:MAX_TEXT]
+    )
     return shown + "…" if len(text) > MAX_TEXT else shown
 
 
@@ -318,7 +320,7 @@ class Library:
         try:
             self.call("nvmlInit")
         except NvmlRefused as refused:
-            path = next((path for path in (f"{one}/{NAME}" for one in folders) if os.path.exists(path)), None)
+            path = next((path for path in (f"{folder}/{NAME}" for folder in folders) if os.path.exists(path)), None)
             if refused.code != LIBRARY_NOT_FOUND or path is None:
                 raise
             try:

@@ -139,7 +139,7 @@ def mig(query: Query, handle: t.Any) -> tuple[Mig, list[MigDevice]]:
         return state, []
     state["mode"], state["pending"] = _mig_mode(query, current), _mig_mode(query, pending)
     devices = _mig_devices(query, handle) if state["mode"] == "enabled" else []
-    state["devices"] = [one.row for one in devices]
+    state["devices"] = [device.row for device in devices]
     return state, devices
 
 
@@ -156,7 +156,7 @@ def _mig_devices(query: Query, handle: t.Any) -> list[MigDevice]:
     most = query.number("its number of MIG devices", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
     if most > MAX_MIG_DEVICES:
         query.add_implausible(f"it can't have {most} MIG devices")
-    found: list[MigDevice] = []
+    devices: list[MigDevice] = []
     for index in range(min(most, MAX_MIG_DEVICES)):
         try:
             device = query.nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
@@ -165,8 +165,8 @@ def _mig_devices(query: Query, handle: t.Any) -> list[MigDevice]:
             if refused.code != NOT_FOUND:
                 query.add_refusal(refused, f"MIG device {index}")
             continue
-        found.append(_mig_device(query, device, index))
-    return found
+        devices.append(_mig_device(query, device, index))
+    return devices
 
 
 def _mig_device(query: Query, device: t.Any, index: int) -> MigDevice:
@@ -207,14 +207,16 @@ def health(query: Query, handle: t.Any) -> Health:
         "its recovery action",
         query.attempt("its recovery action", lambda: query.nvml.field(handle, RECOVERY_FIELD)),
     )
-    known = action is not None and action < len(RECOVERY_ACTIONS)
+    recovery = None
+    if action is not None:
+        # A newer driver may have further actions.
+        recovery = RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"action_{action}"
     return {
         "ecc_uncorrected_volatile": query.number("its ECC errors", ecc, handle, UNCORRECTED, VOLATILE),
         "ecc_uncorrected_aggregate": query.number("its ECC errors", ecc, handle, UNCORRECTED, AGGREGATE),
         "row_remap": _row_remap(query, handle),
         "retired_pages_pending": None if retired is None else bool(retired),
-        # A newer driver may have further actions.
-        "recovery_action": None if action is None else RECOVERY_ACTIONS[action] if known else f"action_{action}",
+        "recovery_action": recovery,
         "fabric": _fabric(query, handle),
         "xids": None,
     }
@@ -222,7 +224,7 @@ def health(query: Query, handle: t.Any) -> Health:
 
 def _fabric(query: Query, handle: t.Any) -> Fabric | None:
     answer = query.attempt("its registration with NVSwitches", lambda: query.nvml.fabric(handle))
-    state, status = (query.whole("its registration with NVSwitches", one) for one in answer or (None, None))
+    state, status = (query.whole("its registration with NVSwitches", answered) for answered in answer or (None, None))
     if state is None or status is None or not state:
         return None
     # A newer driver may have further states.
@@ -236,7 +238,7 @@ def _row_remap(query: Query, handle: t.Any) -> RowRemap | None:
     if not isinstance(answer, (tuple, list)) or len(answer) != 4:
         query.add_implausible("its remapped rows aren't four numbers")
         return None
-    correctable, uncorrectable, pending, failed = (query.whole("its remapped rows", one) for one in answer)
+    correctable, uncorrectable, pending, failed = (query.whole("its remapped rows", count) for count in answer)
     if correctable is None or uncorrectable is None or pending is None or failed is None:
         return None
     return {

@@ -81,10 +81,12 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
     if number > MAX_CARDS:
         query.add_implausible(f"NVML reports {number} cards; only the first {MAX_CARDS} were read")
         number = MAX_CARDS
+    version = query.text("NVML's version", "nvmlSystemGetNVMLVersion")
+    cuda = query.number("the CUDA version", "nvmlSystemGetCudaDriverVersion_v2")
     system: SystemFacts = {
         "driver": driver,
-        "nvml": query.text("NVML's version", "nvmlSystemGetNVMLVersion"),
-        "cuda": _cuda(query.number("the CUDA version", "nvmlSystemGetCudaDriverVersion_v2")),
+        "nvml": version,
+        "cuda": "" if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         "count": number,
         "problem": query.problem(),
     }
@@ -95,17 +97,15 @@ def read(start: t.Callable[[], Nvml], host: Host, request: Request, send: Send) 
         if index not in request.skip:
             send({"begin": index})
             card = _card(nvml, host, index, driver, xids, groups, request.exclude, send)
-            processes.update((one["pid"], one["start_time"]) for one in card["processes"] or () if one["start_time"])
+            processes.update(
+                (process["pid"], process["start_time"]) for process in card["processes"] or () if process["start_time"]
+            )
             send({"card": card})
     for pid, started in processes.items():
         if pid not in request.skip_processes:
             send({"begin": str(pid)})
             send({"libvgpu": (pid, host.has_libvgpu(pid, started))})
     send({"end": True})
-
-
-def _cuda(number: int | None) -> str:
-    return "" if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _card(
@@ -209,21 +209,21 @@ class _Collected:
     def take(self, messages: t.Sequence[Message]) -> int | str | None:
         """Add messages, and return the card or process that was begun and not completed."""
         begun: int | str | None = None
-        for one in messages:
-            if "begin" in one:
-                begun = one["begin"]
-                if "so_far" in one:
-                    self.parts[one["so_far"]["index"]] = one["so_far"]
+        for message in messages:
+            if "begin" in message:
+                begun = message["begin"]
+                if "so_far" in message:
+                    self.parts[message["so_far"]["index"]] = message["so_far"]
                 continue
             begun = None
-            if "system" in one:
-                self.system = one["system"]
-            elif "card" in one:
-                self.cards[one["card"]["index"]] = one["card"]
-            elif "libvgpu" in one:
-                self.libvgpu[one["libvgpu"][0]] = one["libvgpu"][1]
-            elif "failed" in one:
-                self.failed = one["failed"]
+            if "system" in message:
+                self.system = message["system"]
+            elif "card" in message:
+                self.cards[message["card"]["index"]] = message["card"]
+            elif "libvgpu" in message:
+                self.libvgpu[message["libvgpu"][0]] = message["libvgpu"][1]
+            elif "failed" in message:
+                self.failed = message["failed"]
         return begun
 
     def all_cards(self) -> bool:
@@ -262,13 +262,13 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
     if complete and ended.ending != END:
         notes.append("HAMi's library couldn't be detected in all processes in time")
     every = _cards(collected, begun)
-    left_out = {one["index"]: exclude.of(one["pci"], one["uuid"], one["name"]) for one in every}
-    cards = [one for one in every if not left_out[one["index"]]]
+    left_out = {card["index"]: exclude.of(card["pci"], card["uuid"], card["name"]) for card in every}
+    cards = [card for card in every if not left_out[card["index"]]]
     limited = {
-        one["pod_uid"]
+        limit["pod_uid"]
         for card in cards
-        for one in card["limits"] or ()
-        if one["pod_uid"] and one["hard_mib"] is not None
+        for limit in card["limits"] or ()
+        if limit["pod_uid"] and limit["hard_mib"] is not None
     }
     system = collected.system
     return {
@@ -279,9 +279,9 @@ def facts(worker: Worker, clock: t.Callable[[], float], timeout: int, exclude: E
         "cuda": system["cuda"] if system else "",
         "cards": cards,
         "excluded": [
-            {"uuid": one["uuid"], "pci": one["pci"], "name": one["name"], "entry": left_out[one["index"]]}
-            for one in every
-            if left_out[one["index"]]
+            {"uuid": card["uuid"], "pci": card["pci"], "name": card["name"], "entry": left_out[card["index"]]}
+            for card in every
+            if left_out[card["index"]]
         ],
         "pods_limited": len(limited) if any(card["limits"] is not None for card in cards) else None,
         "seconds": round(clock() - began, 1),
@@ -310,7 +310,7 @@ def _problem(ended: WorkerResult, begun: int | str | None, timeout: int) -> str:
 def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
     """Return every card that NVML counts, by index."""
     count = collected.system["count"] if collected.system else 0
-    found = []
+    cards_read = []
     for index in range(count):
         card = collected.cards.get(index)
         if card is None:
@@ -318,9 +318,9 @@ def _cards(collected: _Collected, begun: int | str | None) -> list[CardFacts]:
             card = {**collected.parts.get(index, unknown_card(index)), "problem": collected.hung.get(index) or late}
         for row in card["processes"] or ():
             row["libvgpu"] = collected.libvgpu.get(row["pid"])
-        found.append(card)
-    _report_duplicates(found)
-    return found
+        cards_read.append(card)
+    _report_duplicates(cards_read)
+    return cards_read
 
 
 def _report_duplicates(cards: t.Sequence[CardFacts]) -> None:
@@ -331,7 +331,7 @@ def _report_duplicates(cards: t.Sequence[CardFacts]) -> None:
         ("PCI address", [card["pci"] or None for card in cards]),
     ):
         for card, value in zip(cards, values):
-            others = [str(one["index"]) for one, other in zip(cards, values) if one is not card and other == value]
+            others = [str(twin["index"]) for twin, other in zip(cards, values) if twin is not card and other == value]
             if others and value is not None:
                 text = f"it has the same {name} as card {' and '.join(others[:3])}"
                 card["problem"] = f"{card['problem']}; {text}" if card["problem"] else text

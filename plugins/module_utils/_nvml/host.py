@@ -31,17 +31,17 @@ FACILITY = 8
 
 def by_address(records: t.Iterable[str]) -> dict[str, list[int]]:
     """Return the codes by PCI address (``00000000:3B:00``), each once, in the order of their first appearance."""
-    found: dict[str, list[int]] = {}
+    by_address: dict[str, list[int]] = {}
     for record in records:
         parts = MESSAGE.match(record)
         xid = XID.match(parts.group(2)) if parts and int(parts.group(1)) < FACILITY else None
         if xid:
             domain, bus, device = (xid.group(number).upper() for number in (1, 2, 3))
-            codes = found.setdefault(f"{domain:0>8}:{bus}:{device}", [])
+            codes = by_address.setdefault(f"{domain:0>8}:{bus}:{device}", [])
             code = int(xid.group(4))
             if code not in codes:
                 codes.append(code)
-    return found
+    return by_address
 
 
 # The kernel's limit of a record in bytes, and more records than its buffer holds.
@@ -120,9 +120,9 @@ class NodeHost:
     def container_cgroups(self) -> t.Sequence[ContainerCgroup]:
         if not os.path.exists(f"{self._cgroups}/cgroup.controllers"):
             return ()
-        found: list[ContainerCgroup] = []
-        self._walk(self._cgroups, DEPTH, [0], found)
-        return found
+        cgroups: list[ContainerCgroup] = []
+        self._walk(self._cgroups, DEPTH, [0], cgroups)
+        return cgroups
 
     def xids(self) -> t.Mapping[str, list[int]] | None:
         try:
@@ -152,7 +152,7 @@ class NodeHost:
         if not bracket or len(fields) <= START_TIME or not fields[START_TIME].isdecimal():
             raise ValueError(f"{self._proc}/{pid}/stat is malformed")
         name = before.partition("(")[2]
-        return "".join(one if one.isprintable() else "?" for one in name), fields[START_TIME]
+        return "".join(character if character.isprintable() else "?" for character in name), fields[START_TIME]
 
     def _is_hidden(self, pid: int) -> bool:
         """Return whether the process exists, but /proc hides it from this user (mount option hidepid)."""
@@ -164,24 +164,24 @@ class NodeHost:
             return False
         return False
 
-    def _walk(self, folder: str, depth: int, count: list[int], found: list[ContainerCgroup]) -> None:
+    def _walk(self, folder: str, depth: int, count: list[int], cgroups: list[ContainerCgroup]) -> None:
         try:
             with os.scandir(folder) as entries:
-                below = sorted(one.path for one in entries if one.is_dir(follow_symlinks=False))
+                below = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
         except OSError:
             # A cgroup may be removed at any moment.
             return
-        for one in below:
+        for child in below:
             count[0] += 1
             if count[0] > MAX_FOLDERS:
                 return
-            inner = self._inner(one)
+            inner = self._inner(child)
             path = inner[len(self._cgroups) :]
             owner = process_owner(f"0::{path}")
             if owner.where == "pod" and owner.container_id:
-                found.append(ContainerCgroup(inner, path, owner.pod_uid, owner.container_id))
+                cgroups.append(ContainerCgroup(inner, path, owner.pod_uid, owner.container_id))
             elif depth > 1:
-                self._walk(one, depth - 1, count, found)
+                self._walk(child, depth - 1, count, cgroups)
 
     def _inner(self, folder: str) -> str:
         """Return crun's child of a container's scope, if the processes are there."""

@@ -48,8 +48,8 @@ class ContainerCgroup(t.NamedTuple):
 
 def misreports_processes(driver: str) -> bool:
     """Return whether nvidia-ml-py can't parse this driver's lists of processes."""
-    found = LONGER_ENTRIES.match(driver)
-    return found is not None and FIRST_LONGER <= int(found.group(1)[:6]) <= LAST_LONGER
+    match = LONGER_ENTRIES.match(driver)
+    return match is not None and FIRST_LONGER <= int(match.group(1)[:6]) <= LAST_LONGER
 
 
 def processes(
@@ -64,7 +64,7 @@ def processes(
     if misreports_processes(driver):
         query.add_implausible(f"driver {driver} reports its processes wrongly; install 535.104.05 or newer")
         return None
-    found: dict[tuple[int, str], GpuProcess] = {}
+    by_process: dict[tuple[int, str], GpuProcess] = {}
     complete = True
     # MIG devices first, so that entries of the card are matched with them.
     for device in [*migs, None]:
@@ -72,10 +72,10 @@ def processes(
             rows = _rows(query, device.handle if device else handle, kind, function)
             complete = complete and rows is not None
             for row in rows or ():
-                _add(query, found, row, kind, total_mib, device, migs)
+                _add(query, by_process, row, kind, total_mib, device, migs)
     if not complete:
         return None
-    return [found[key] for key in sorted(found)]
+    return [by_process[key] for key in sorted(by_process)]
 
 
 def _rows(query: Query, handle: t.Any, kind: str, function: str) -> t.Sequence[t.Any] | None:
@@ -103,7 +103,7 @@ def _rows(query: Query, handle: t.Any, kind: str, function: str) -> t.Sequence[t
 
 def _add(
     query: Query,
-    found: dict[tuple[int, str], GpuProcess],
+    by_process: dict[tuple[int, str], GpuProcess],
     row: t.Any,
     kind: str,
     total_mib: int | None,
@@ -116,14 +116,14 @@ def _add(
         return
     gi, ci = (_instance(getattr(row, name, None)) for name in ("gpuInstanceId", "computeInstanceId"))
     if device is None and gi is not None:
-        device = next((one for one in migs if (one.row["gi"], one.row["ci"]) == (gi, ci)), None)
+        device = next((mig for mig in migs if (mig.row["gi"], mig.row["ci"]) == (gi, ci)), None)
     if device is not None:
         gi, ci = device.row["gi"], device.row["ci"]
     uuid = device.row["uuid"] if device else ""
     if device is None and gi is None:
         # The card's own list may lack the instance of a process that another list has.
-        uuid = next((known for one, known in sorted(found) if one == pid and known), "")
-    entry = found.setdefault(
+        uuid = next((known for other_pid, known in sorted(by_process) if other_pid == pid and known), "")
+    entry = by_process.setdefault(
         (pid, uuid), {"pid": pid, "types": [], "used_mib": None, "gi": gi, "ci": ci, "mig_uuid": uuid}
     )
     if kind not in entry["types"]:
@@ -157,7 +157,7 @@ def limits(query: Query, handle: t.Any, groups: t.Sequence[ContainerCgroup]) -> 
     """
     if not query.nvml.has(LIMITS):
         return None
-    found: list[CgroupLimit] = []
+    limits: list[CgroupLimit] = []
     for group in groups:
         try:
             soft, hard, used = query.nvml.limit(handle, group.folder)
@@ -166,7 +166,7 @@ def limits(query: Query, handle: t.Any, groups: t.Sequence[ContainerCgroup]) -> 
                 continue
             query.add_refusal(refused, "limits of cgroups")
             return None
-        found.append(
+        limits.append(
             {
                 "cgroup": group.path,
                 "pod_uid": group.pod_uid or None,
@@ -176,7 +176,7 @@ def limits(query: Query, handle: t.Any, groups: t.Sequence[ContainerCgroup]) -> 
                 "used_mib": _mib(query.whole("a cgroup's used memory", used)),
             }
         )
-    return found
+    return limits
 
 
 def _mib(number: int | None) -> int | None:

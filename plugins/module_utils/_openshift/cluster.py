@@ -61,7 +61,7 @@ class Rollout:
     def settled(self) -> bool:
         """Every node runs the newest revision, and the operator is available, idle and not degraded."""
         quiet = self.available and not self.progressing and not self.degraded
-        return quiet and bool(self.nodes) and all(one.current == self.latest for one in self.nodes)
+        return quiet and bool(self.nodes) and all(node.current == self.latest for node in self.nodes)
 
     def failure(self, since: int) -> str:
         """Return why a revision after ``since`` failed; empty where it may still take effect.
@@ -70,16 +70,16 @@ class Rollout:
         """
         if self.degraded:
             return self.degraded
-        for one in self.nodes:
-            if one.failed > since and one.failed > one.current:
-                why = "; ".join(one.errors) or "its operator reports no reason"
-                return f"revision {one.failed} failed on node {one.name}: {why}"
+        for node in self.nodes:
+            if node.failed > since and node.failed > node.current:
+                why = "; ".join(node.errors) or "its operator reports no reason"
+                return f"revision {node.failed} failed on node {node.name}: {why}"
         return ""
 
     def __str__(self) -> str:
-        nodes = ", ".join(f"{one.name} at revision {one.current}" for one in self.nodes) or "no node reports a revision"
+        nodes = ", ".join(f"{node.name} at revision {node.current}" for node in self.nodes)
         progress = f" ({self.progress})" if self.progress else ""
-        return f"newest revision {self.latest}, {nodes}{progress}"
+        return f"newest revision {self.latest}, {nodes or 'no node reports a revision'}{progress}"
 
 
 def release(version: str) -> tuple[int, int]:
@@ -87,10 +87,10 @@ def release(version: str) -> tuple[int, int]:
 
     :raises BadInput: it isn't a version.
     """
-    found = re.match(r"v?(\d+)\.(\d+)(?:[.+-]|$)", version)
-    if not found:
+    match = re.match(r"v?(\d+)\.(\d+)(?:[.+-]|$)", version)
+    if not match:
         raise BadInput(f"ClusterVersion version: {version!r} isn't a version of OpenShift such as 4.9.23")
-    return int(found.group(1)), int(found.group(2))
+    return int(match.group(1)), int(match.group(2))
 
 
 def takes_policy(version: str) -> bool:
@@ -119,9 +119,10 @@ def upgrading(cluster_version: JsonObject) -> str:
 
 def condition(live: JsonObject, kind: str) -> tuple[str, str]:
     """Return status and message of a condition; empty where there is none."""
-    for one in (live.get("status") or {}).get("conditions") or []:
-        if one.get("type") == kind:
-            return str(one.get("status") or ""), " ".join(str(one.get("message") or one.get("reason") or "").split())
+    for row in (live.get("status") or {}).get("conditions") or []:
+        if row.get("type") == kind:
+            text = row.get("message") or row.get("reason") or ""
+            return str(row.get("status") or ""), " ".join(str(text).split())
     return "", ""
 
 
@@ -132,13 +133,13 @@ def rollout_of(operator: JsonObject | None, revisions: JsonObject | None) -> Rol
     progressing, progress = condition(operator, "Progressing")
     nodes = [
         Node(
-            str(one.get("nodeName", "")),
-            int(one.get("currentRevision") or 0),
-            int(one.get("targetRevision") or 0),
-            int(one.get("lastFailedRevision") or 0),
-            tuple(" ".join(str(error).split()) for error in one.get("lastFailedRevisionErrors") or []),
+            str(row.get("nodeName", "")),
+            int(row.get("currentRevision") or 0),
+            int(row.get("targetRevision") or 0),
+            int(row.get("lastFailedRevision") or 0),
+            tuple(" ".join(str(error).split()) for error in row.get("lastFailedRevisionErrors") or []),
         )
-        for one in status.get("nodeStatuses") or []
+        for row in status.get("nodeStatuses") or []
     ]
     return Rollout(
         available=condition(operator, "Available")[0] == "True",
@@ -161,7 +162,7 @@ def cluster_version(api: Get) -> JsonObject:
 
     :raises BadInput: this isn't OpenShift.
     """
-    found = api.get(CLUSTER_VERSION)
-    if found is None:
+    version = api.get(CLUSTER_VERSION)
+    if version is None:
         raise BadInput("scheduler_mode: this cluster has no ClusterVersion, so it isn't OpenShift; set another mode")
-    return found
+    return version

@@ -161,12 +161,12 @@ def observe(kube: Kube) -> State:
     if definition is None:
         return State(None, {}, (), ())
     policies = kube.list_all(API, KIND)
-    counted = [one for one in policies if (one.get("status") or {}).get("state") != "ignored"]
+    counted = [policy for policy in policies if (policy.get("status") or {}).get("state") != "ignored"]
     if len(counted) > 1:
         # The operator reports no state for one that it ignores.
-        used = [one for one in counted if (one.get("status") or {}).get("state")]
+        used = [policy for policy in counted if (policy.get("status") or {}).get("state")]
         if len(used) != 1:
-            names = ", ".join(sorted(one["metadata"]["name"] for one in counted))
+            names = ", ".join(sorted(policy["metadata"]["name"] for policy in counted))
             raise BadInput(
                 f"there are several ClusterPolicies ({names}), the GPU Operator uses only one, and their states don't "
                 "tell which; delete the others"
@@ -181,17 +181,17 @@ def observe(kube: Kube) -> State:
 
 def _defaults(definition: JsonObject) -> dict[str, t.Any]:
     """Return the API server's defaults of the fields beside those that are changed, by their dotted names."""
-    found: dict[str, t.Any] = {}
+    defaults: dict[str, t.Any] = {}
     for version in (definition.get("spec") or {}).get("versions") or []:
         schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
         for parents in {path[:-1] for path in (CDI, PLUGIN_CHECK)}:
             part: JsonObject = schema
             for name in ("spec", *parents):
                 part = (part.get("properties") or {}).get(name) or {}
-            for name, one in (part.get("properties") or {}).items():
-                if "default" in one:
-                    found[".".join((*parents, name))] = one["default"]
-    return found
+            for name, field in (part.get("properties") or {}).items():
+                if "default" in field:
+                    defaults[".".join((*parents, name))] = field["default"]
+    return defaults
 
 
 # --------------------------------------------------------------------------- planning
@@ -221,7 +221,7 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
         back = {name: observed.former(name, labels) for name, labels in noted["labels"].items()}
         return Options(_fields(noted["fields"]), back, (), frozenset(given))
     spec = observed.spec
-    gpu = {one["metadata"]["name"]: one for one in observed.nodes if observed.has_gpu(one)}
+    gpu = {node["metadata"]["name"]: node for node in observed.nodes if observed.has_gpu(node)}
     ours, others = [name for name in gpu if name in shared], [name for name in gpu if name not in shared]
     if not ours and any((observed.labels(name) or {}).get(PRESENT) == "true" for name in shared):
         # The operator runs nothing on them, which their user decided, so nothing of it is in the way.
@@ -269,7 +269,7 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
 
 def _without_check(env: t.Sequence[JsonObject] | None) -> list[JsonObject]:
     """Return the environment of the validator's check of the device plugin with which it checks nothing."""
-    kept = [one for one in env or [] if one.get("name") not in NO_PLUGIN_CHECK]
+    kept = [variable for variable in env or [] if variable.get("name") not in NO_PLUGIN_CHECK]
     return [*kept, *({"name": name, "value": value} for name, value in NO_PLUGIN_CHECK.items())]
 
 
@@ -436,10 +436,10 @@ def _prune(patch: JsonObject, gone: t.Iterable[Field], live: JsonObject, default
 
 
 def _get(spec: JsonObject, path: Field) -> t.Any:
-    found: t.Any = spec
+    value: t.Any = spec
     for part in path:
-        found = (found or {}).get(part)
-    return found
+        value = (value or {}).get(part)
+    return value
 
 
 def _state(policy: JsonObject | None) -> str:
@@ -449,8 +449,8 @@ def _state(policy: JsonObject | None) -> str:
 
 def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
     spec = pod.get("spec") or {}
-    for one in (*(spec.get("initContainers") or []), *(spec.get("containers") or [])):
-        limits = (one.get("resources") or {}).get("limits") or {}
+    for container in (*(spec.get("initContainers") or []), *(spec.get("containers") or [])):
+        limits = (container.get("resources") or {}).get("limits") or {}
         if any(resource.fullmatch(name) for name in limits):
             return True
     return False
@@ -461,7 +461,7 @@ def _node(pod: JsonObject) -> str:
 
 
 def _named(pods: t.Sequence[JsonObject]) -> str:
-    names = sorted(f"{one['metadata']['namespace']}/{one['metadata']['name']}" for one in pods)
+    names = sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{'pod' if len(names) == 1 else 'pods'} {', '.join(names[:3])}{more}"
 
@@ -489,9 +489,9 @@ class OperatorReconciler:
         self._defaults: t.Mapping[str, t.Any] = {}
 
     def observe(self) -> State:
-        found = observe(self._kube)
-        self._defaults = found.defaults
-        return found
+        state = observe(self._kube)
+        self._defaults = state.defaults
+        return state
 
     def options(self, observed: State) -> Options:
         """Return the required settings, which follow from the first state: they record what is changed."""
@@ -508,7 +508,7 @@ class OperatorReconciler:
         :raises ShareError: it isn't in effect; this run's changes are rolled back.
         """
         options = self.options(observed)
-        steps = [one.step for one in plan.changes]
+        steps = [change.step for change in plan.changes]
         fields = _wrong(options, observed.spec)
         labels = {name: options.labels[name] for kind, name in steps if kind == "labels"}
         paused = _to_pause(options, observed)
@@ -563,7 +563,7 @@ class OperatorReconciler:
     def _set(self, ref: Ref, fields: t.Mapping[Field, t.Any], labels: t.Mapping[str, Labels]) -> None:
         """Disable NVIDIA's device plugin before it is restored elsewhere: two never run on one node."""
         last = sorted(labels, key=lambda name: labels[name].get(PLUGIN) != "false")
-        away = sum(1 for one in labels.values() if one.get(PLUGIN) == "false")
+        away = sum(1 for row in labels.values() if row.get(PLUGIN) == "false")
         for name in last[:away]:
             self._label(name, labels[name])
         spec: JsonObject = {}
@@ -622,7 +622,7 @@ class OperatorReconciler:
                     live = observed.labels(name) or {}
                     if live.get(NODE_LABEL) == NODE_LABEL_VALUE and live.get(PLUGIN) == "false":
                         noted["labels"].setdefault(name, {PLUGIN: "true"})
-            old_labels = {name: one for name, one in old_labels.items() if observed.labels(name) is not None}
+            old_labels = {name: row for name, row in old_labels.items() if observed.labels(name) is not None}
             noted["unproven"] = {
                 **({"fields": old_fields} if old_fields else {}),
                 **({"labels": old_labels} if old_labels else {}),
@@ -645,8 +645,8 @@ class OperatorReconciler:
     def _toolkit(self, observed: State) -> JsonObject | None:
         """Return the toolkit's DaemonSet, in the operator's namespace where the ClusterPolicy tells it."""
         namespace = ((observed.policy or {}).get("status") or {}).get("namespace") or ""
-        found = self._kube.list_all("apps/v1", "DaemonSet", namespace, field_selector=f"metadata.name={TOOLKIT}")
-        return next((one for one in found if one["metadata"]["name"] == TOOLKIT), None)
+        toolkits = self._kube.list_all("apps/v1", "DaemonSet", namespace, field_selector=f"metadata.name={TOOLKIT}")
+        return next((daemon_set for daemon_set in toolkits if daemon_set["metadata"]["name"] == TOOLKIT), None)
 
     @staticmethod
     def _generation(daemon_set: JsonObject | None) -> int:
@@ -684,8 +684,8 @@ class OperatorReconciler:
             if state == "ready":
                 return "", False
             conditions = ((live or {}).get("status") or {}).get("conditions") or []
-            errors = [one.get("message") for one in conditions if one.get("type") == "Error"]
-            return f"its state is {state}" + "".join(f": {one}" for one in errors if one), False
+            errors = [condition.get("message") for condition in conditions if condition.get("type") == "Error"]
+            return f"its state is {state}" + "".join(f": {error}" for error in errors if error), False
 
         # Its first state may be older than the change.
         self._waiting.sleep(self._waiting.pause)

@@ -123,9 +123,9 @@ def machine_config(options: Options) -> JsonObject:
         files.append(file_of(RUNTIME_FILE, crio_drop_in(path)))
     if not files and not arguments:
         raise BadInput("nouveau, runtime_path, kernel_arguments: none of them is set")
-    for one in arguments:
-        if not one or re.search(r"\s", one):
-            raise BadInput(f"kernel_arguments: {one!r} isn't one argument")
+    for argument in arguments:
+        if not argument or re.search(r"\s", argument):
+            raise BadInput(f"kernel_arguments: {argument!r} isn't one argument")
     labels = {ROLE: options.pool, **PART_OF}
     spec: JsonObject = {"config": {"ignition": {"version": IGNITION}}}
     if files:
@@ -167,17 +167,17 @@ def finished(pool: JsonObject, nodes: int | None = None) -> str:
 def holds(rendered: JsonObject | None, spec: JsonObject) -> bool:
     """Return whether the rendered configuration of a pool contains a MachineConfig."""
     there = (rendered or {}).get("spec") or {}
-    files = {one["path"]: one for one in _files(there)}
+    files = {file["path"]: file for file in _files(there)}
     # The operator merges files and arguments of all MachineConfigs unchanged.
-    for one in _files(spec):
-        if (files.get(one["path"]) or {}).get("contents", {}).get("source") != one["contents"]["source"]:
+    for file in _files(spec):
+        if (files.get(file["path"]) or {}).get("contents", {}).get("source") != file["contents"]["source"]:
             return False
     return set(spec.get("kernelArguments") or []) <= set(there.get("kernelArguments") or [])
 
 
 def _files(spec: JsonObject) -> list[JsonObject]:
-    found: list[JsonObject] = ((spec.get("config") or {}).get("storage") or {}).get("files") or []
-    return found
+    files: list[JsonObject] = ((spec.get("config") or {}).get("storage") or {}).get("files") or []
+    return files
 
 
 def degraded(pool: JsonObject) -> str:
@@ -210,11 +210,11 @@ def observe(kube: Kube, options: Options) -> State:
     if kube.get(DEFINITION) is None:
         raise BadInput("machine_config: this cluster knows no MachineConfigPool, so it isn't OpenShift")
     pools = kube.list_all(API, "MachineConfigPool")
-    named = [one for one in pools if one["metadata"]["name"] == options.pool]
+    named = [pool for pool in pools if pool["metadata"]["name"] == options.pool]
     return State(
         kube.get(Ref(API, "MachineConfig", "", options.name)),
         named[0] if named else None,
-        {one["metadata"]["name"]: one for one in kube.list_all("v1", "Node")},
+        {node["metadata"]["name"]: node for node in kube.list_all("v1", "Node")},
         pools,
     )
 
@@ -253,11 +253,11 @@ def check(options: Options, observed: State) -> None:
                 raise BadInput(
                     f"nodes: {name} is in pool {other['metadata']['name']} already, and a node can be in only one"
                 )
-    for one in observed.pools:
+    for existing in observed.pools:
         # A pool that an interrupted run left degraded is rolled back.
-        mine = BEFORE in (one["metadata"].get("annotations") or {})
-        if one["metadata"]["name"] in ("worker", pool) and degraded(one) and not mine:
-            raise BadInput(f"pool: {degraded(one)}; repair the pool before nodes are added or removed")
+        mine = BEFORE in (existing["metadata"].get("annotations") or {})
+        if existing["metadata"]["name"] in ("worker", pool) and degraded(existing) and not mine:
+            raise BadInput(f"pool: {degraded(existing)}; repair the pool before nodes are added or removed")
 
 
 def _not_paused(pool: JsonObject) -> None:
@@ -270,8 +270,10 @@ def _selects(selector: JsonObject, role: str) -> bool:
     if (selector.get("matchLabels") or {}).get(ROLE) == role:
         return True
     return any(
-        one.get("key") == ROLE and one.get("operator") == "In" and role in (one.get("values") or [])
-        for one in selector.get("matchExpressions") or []
+        expression.get("key") == ROLE
+        and expression.get("operator") == "In"
+        and role in (expression.get("values") or [])
+        for expression in selector.get("matchExpressions") or []
     )
 
 
@@ -281,7 +283,9 @@ def _matches(pool: JsonObject, labels: JsonObject) -> bool:
     wanted, terms = selector.get("matchLabels") or {}, selector.get("matchExpressions") or []
     if not (wanted or terms):
         return False
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(_holds(one, labels) for one in terms)
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return all(_holds(term, labels) for term in terms)
 
 
 def _holds(term: JsonObject, labels: JsonObject) -> bool:
@@ -299,9 +303,9 @@ def make_plan(options: Options, observed: State) -> Plan:
     """
     if options.state == "absent":
         return _absent(options, observed)
-    for one in (observed.config, observed.pool):
-        if one is not None and _leaving(one):
-            raise BadInput(f"{one['kind']} {one['metadata']['name']} is being deleted; run again when it is gone")
+    for item in (observed.config, observed.pool):
+        if item is not None and _leaving(item):
+            raise BadInput(f"{item['kind']} {item['metadata']['name']} is being deleted; run again when it is gone")
     check(options, observed)
     wanted, changes = machine_config(options), []
     if observed.pool is None:
@@ -398,7 +402,7 @@ class MachineConfigReconciler:
         if self._options.state == "absent":
             self._remove(observed, plan)
             return
-        steps = [one.step for one in plan.changes]
+        steps = [change.step for change in plan.changes]
         coming = [name for kind, name in steps if kind == "label"]
         if ("pool", "") in steps:
             self._kube.apply(pool_of(self._pool.name), FIELD_MANAGER)
@@ -435,7 +439,7 @@ class MachineConfigReconciler:
         raise NotInEffect(f"the nodes aren't updated: {why}; {outcome}")
 
     def _remove(self, observed: State, plan: Plan) -> None:
-        steps = [one.step for one in plan.changes]
+        steps = [change.step for change in plan.changes]
         theirs = observed.pool is not None and not _ours(observed.pool)
         going = [name for kind, name in steps if kind == "label"]
         if theirs:
@@ -472,7 +476,7 @@ class MachineConfigReconciler:
         """Return how many nodes the pool selects."""
         pool = self._kube.get(self._pool) or {}
         return sum(
-            1 for one in self._kube.list_all("v1", "Node") if _matches(pool, one["metadata"].get("labels") or {})
+            1 for node in self._kube.list_all("v1", "Node") if _matches(pool, node["metadata"].get("labels") or {})
         )
 
     def _until(self, ref: Ref, nodes: int | None, spec: JsonObject | None = None, patient: bool = False) -> str:
@@ -502,7 +506,7 @@ class MachineConfigReconciler:
             return ""
         given = (pool.get("spec") or {}).get("configuration") or {}
         if not spec:
-            listed = [one.get("name") for one in given.get("source") or []]
+            listed = [source.get("name") for source in given.get("source") or []]
             return f"{given.get('name')} still contains {self._config.name}" if self._config.name in listed else ""
         rendered = self._kube.get(Ref(API, "MachineConfig", "", given["name"])) if given.get("name") else None
         return "" if holds(rendered, spec) else f"{given.get('name')} doesn't contain {self._config.name} as it is now"

@@ -119,9 +119,9 @@ def observe(api: Api, prefix: str) -> State:
     version = openshift.cluster_version(api)
     scheduler = api.get(SCHEDULER) or {}
     name = str((((scheduler.get("spec") or {}).get("policy")) or {}).get("name") or "")
-    found = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(PART_OF))
-    maps = {one["metadata"]["name"]: _policy(one) for one in found}
-    for other in (name, *(one["users"] for one in list(maps.values()))):
+    items = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(PART_OF))
+    maps = {item["metadata"]["name"]: _policy(item) for item in items}
+    for other in (name, *(row["users"] for row in list(maps.values()))):
         if other and other not in maps:
             live = api.get(ref(other))
             if live is not None:
@@ -163,7 +163,7 @@ def _policy(config_map: JsonObject) -> PolicyMap:
 def rollout(state: State) -> Rollout:
     """Return the rollout's state as an object."""
     given = state["rollout"]
-    nodes = tuple(openshift.Node(**{**one, "errors": tuple(one["errors"])}) for one in given["nodes"])
+    nodes = tuple(openshift.Node(**{**node, "errors": tuple(node["errors"])}) for node in given["nodes"])
     return Rollout(**{**given, "nodes": nodes})
 
 
@@ -240,7 +240,7 @@ def make_plan(options: Options, state: State) -> Plan:
     """
     require_policy_support(state, bool(options.policy))
     plan = _present(options, state) if options.policy else _absent(state)
-    beginning = any(one.step == "switch" for one in plan.changes)
+    beginning = any(change.step == "switch" for change in plan.changes)
     if beginning and openshift.takes_policy(state["version"]):
         require_settled(state, removal=not options.policy)
     return plan
@@ -295,7 +295,7 @@ def _given_up(state: State) -> str:
 
 
 def _leaving(state: State) -> list[PolicyMap]:
-    return [one for one in state["maps"].values() if one["ours"] and one["leaving"]]
+    return [row for row in state["maps"].values() if row["ours"] and row["leaving"]]
 
 
 def _since(state: State, text: str | None) -> int:
@@ -311,7 +311,7 @@ def _since_of(state: State, mine: PolicyMap, text: str) -> int:
 
 
 def _since_leaving(state: State, text: str | None) -> int:
-    return min([_since(state, text), *(int(one["leaving"]) for one in _leaving(state))])
+    return min([_since(state, text), *(int(row["leaving"]) for row in _leaving(state))])
 
 
 def takes_copy(release: tuple[int, int]) -> bool:
@@ -333,9 +333,9 @@ def _verification(state: State, since: int) -> Change:
 
 def _obsolete(state: State, keep: set[str]) -> tuple[Change, ...]:
     return tuple(
-        Change(str(ref(name)), one["text"] or "", "", ref(name))
-        for name, one in sorted(state["maps"].items())
-        if one["ours"] and name not in keep
+        Change(str(ref(name)), row["text"] or "", "", ref(name))
+        for name, row in sorted(state["maps"].items())
+        if row["ours"] and name not in keep
     )
 
 
@@ -367,13 +367,13 @@ class PolicyReconciler:
 
         :raises ShareError: it isn't in effect; the message says whether it was rolled back.
         """
-        steps = [str(one.step) for one in plan.changes]
+        steps = [str(change.step) for change in plan.changes]
         release = openshift.release(state["version"])
         if self._options.policy:
             self._to_ours(state, steps, release)
         else:
             self._to_users(state, steps, release)
-        self._delete_unnamed([one.step.name for one in plan.changes if isinstance(one.step, Ref)])
+        self._delete_unnamed([change.step.name for change in plan.changes if isinstance(change.step, Ref)])
 
     def _to_ours(self, state: State, steps: list[str], release: tuple[int, int]) -> None:
         options, maps = self._options, state["maps"]
@@ -391,7 +391,7 @@ class PolicyReconciler:
         elif "verify" in steps:
             mine = maps[target]
             # The one that it replaced is deleted once it is proven; the user's stays.
-            before = next((one for one in (mine["replaced"], mine["users"]) if one in maps), "")
+            before = next((name for name in (mine["replaced"], mine["users"]) if name in maps), "")
             since = _since_of(state, mine, options.policy)
         else:
             return
@@ -509,8 +509,8 @@ class PolicyReconciler:
 def reads_policy(pod: JsonObject) -> bool:
     """Return whether a kube-scheduler pod reads the operator's copy of the Policy."""
     containers = (pod.get("spec") or {}).get("containers") or []
-    arguments = [str(each) for one in containers for key in ("command", "args") for each in one.get(key) or []]
-    return any("--policy-configmap=" in each for each in arguments)
+    fields = [container.get(name) or [] for container in containers for name in ("command", "args")]
+    return any("--policy-configmap=" in str(word) for words in fields for word in words)
 
 
 # --------------------------------------------------------------------------- the module

@@ -103,8 +103,8 @@ class DynamicKube:
         if resource is None:
             return []
         query = {"label_selector": label_selector} if label_selector else {}
-        found = self._request("GET", resource, kind, None, namespace, query)
-        return [{"apiVersion": api_version, "kind": kind, **item} for item in found.get("items") or []]
+        answer = self._request("GET", resource, kind, None, namespace, query)
+        return [{"apiVersion": api_version, "kind": kind, **item} for item in answer.get("items") or []]
 
     def apply(self, definition: JsonObject, manager: str) -> JsonObject:
         """Apply an object on the server, taking fields over from other managers."""

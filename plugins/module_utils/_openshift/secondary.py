@@ -150,8 +150,8 @@ def observe(api: Api, removal: bool = False) -> State:
     subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", NAMESPACE)
     namespace = api.get(SPACE)
     namespaces = _olm_objects([namespace] if namespace else [])
-    ours = {DEPLOYMENT, *(ref(one["metadata"]["name"]) for one in maps)}
-    created = any(one.ours for one in namespaces)
+    ours = {DEPLOYMENT, *(ref(item["metadata"]["name"]) for item in maps)}
+    created = any(namespace.ours for namespace in namespaces)
     return State(
         version=openshift.version_of(openshift.cluster_version(api)),
         served=served,
@@ -162,21 +162,21 @@ def observe(api: Api, removal: bool = False) -> State:
         terminating=bool(namespace) and not namespaces,
         foreign=foreign_objects(api, NAMESPACE, ours) if removal and created else [],
         groups=_olm_objects(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
-        subscriptions=_olm_objects([one for one in subscriptions if (one.get("spec") or {}).get("name") == PACKAGE]),
-        maps={one["metadata"]["name"]: (one.get("data") or {}).get(KEY) or "" for one in maps},
+        subscriptions=_olm_objects([item for item in subscriptions if (item.get("spec") or {}).get("name") == PACKAGE]),
+        maps={item["metadata"]["name"]: (item.get("data") or {}).get(KEY) or "" for item in maps},
     )
 
 
 def _olm_objects(objects: t.Iterable[JsonObject]) -> list[OlmObject]:
     return [
         OlmObject(
-            ref_of(one),
-            CREATED in annotations_of(one),
-            (one.get("spec") or {}).get("targetNamespaces") or [],
-            str((one.get("status") or {}).get("installedCSV") or ""),
+            ref_of(item),
+            CREATED in annotations_of(item),
+            (item.get("spec") or {}).get("targetNamespaces") or [],
+            str((item.get("status") or {}).get("installedCSV") or ""),
         )
-        for one in objects
-        if not one["metadata"].get("deletionTimestamp")
+        for item in objects
+        if not item["metadata"].get("deletionTimestamp")
     ]
 
 
@@ -214,8 +214,8 @@ def make_plan(options: Options, state: State) -> Plan:
                 "which the Secondary Scheduler Operator doesn't support"
             )
     changes = [
-        Change(str(ref_of(one)), "", json.dumps(one, indent=2) + "\n", "install")
-        for one in options.missing_for_olm(state)
+        Change(str(ref_of(item)), "", json.dumps(item, indent=2) + "\n", "install")
+        for item in options.missing_for_olm(state)
     ]
     if state.maps.get(options.name) != options.config:
         before = _masked(state.maps.get(options.name, ""))
@@ -229,18 +229,19 @@ def make_plan(options: Options, state: State) -> Plan:
 
 def _absent(state: State) -> Plan:
     there = (Change(str(SECONDARY), _shown(state.spec), "", "switch"),) if state.spec is not None else ()
-    return Plan((*there, *_obsolete(state, ""), *(Change(str(one), str(one) + "\n", "", one) for one in _ours(state))))
+    removed = [Change(str(owned), f"{owned}\n", "", owned) for owned in _ours(state)]
+    return Plan((*there, *_obsolete(state, ""), *removed))
 
 
 def _ours(state: State) -> list[Ref]:
     """Return the objects that we had OLM install, in the order of removal; a namespace with others' objects stays."""
     removed = []
-    for one in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
-        if one.ours:
-            removed.append(one.ref)
-            if one.installed:
+    for item in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
+        if item.ours:
+            removed.append(item.ref)
+            if item.installed:
                 # OLM doesn't remove what a Subscription has installed.
-                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, one.installed))
+                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, item.installed))
     return removed
 
 
@@ -290,7 +291,7 @@ class SecondaryReconciler:
 
         :raises ShareError: it isn't in effect.
         """
-        steps = [str(one.step) for one in plan.changes]
+        steps = [str(change.step) for change in plan.changes]
         if not self._options.config:
             if "switch" in steps:
                 self._api.delete(SECONDARY)
@@ -303,8 +304,8 @@ class SecondaryReconciler:
 
     def _present(self, state: State, steps: list[str]) -> None:
         options = self._options
-        for one in options.missing_for_olm(state):
-            self._api.apply(one, FIELD_MANAGER)
+        for item in options.missing_for_olm(state):
+            self._api.apply(item, FIELD_MANAGER)
         if "write" in steps:
             metadata = {"name": options.name, "namespace": NAMESPACE, "labels": LABELS}
             # An edit would change the running scheduler without a new Deployment.
@@ -362,10 +363,10 @@ class SecondaryReconciler:
         if live is None:
             return f"the operator created no {DEPLOYMENT}"
         pod = ((live.get("spec") or {}).get("template") or {}).get("spec") or {}
-        mounted = [str((one.get("configMap") or {}).get("name")) for one in pod.get("volumes") or []]
+        mounted = [str((volume.get("configMap") or {}).get("name")) for volume in pod.get("volumes") or []]
         if spec["schedulerConfig"] not in mounted:
             return f"{DEPLOYMENT} doesn't mount the configuration {spec['schedulerConfig']}"
-        if spec["schedulerImage"] not in [str(one.get("image")) for one in pod.get("containers") or []]:
+        if spec["schedulerImage"] not in [str(container.get("image")) for container in pod.get("containers") or []]:
             return f"{DEPLOYMENT} doesn't run {spec['schedulerImage']}"
         return not_ready_reason(live) or ""
 
@@ -382,9 +383,9 @@ class SecondaryReconciler:
             self._api.get(SECONDARY)
             return ""
         reason = []
-        for one in self._api.list_all("operators.coreos.com/v1alpha1", "Subscription", NAMESPACE):
+        for subscription in self._api.list_all("operators.coreos.com/v1alpha1", "Subscription", NAMESPACE):
             for kind in ("CatalogSourcesUnhealthy", "ResolutionFailed", "InstallPlanFailed", "InstallPlanPending"):
-                status, message = openshift.condition(one, kind)
+                status, message = openshift.condition(subscription, kind)
                 reason += [f"{kind}: {message}"] if status == "True" else []
         return "; ".join(reason) or f"{DEFINITION.name} isn't served"
 

@@ -280,4 +280,4 @@ class Applier(ABC, t.Generic[AnyPlanner]):
             self.system.remove(repository.path)
 
     def remove_directories(self, folders: t.Iterable[str]) -> None:
-        remove_directories(self.system, [one for one in folders if not self.owned(one)])
+        remove_directories(self.system, [folder for folder in folders if not self.owned(folder)])

@@ -19,7 +19,7 @@ import typing as t
 from .._core.errors import BadInput
 from .._core.plan import Change
 from .names import described
-from .options import Package, PackageSet, Repository
+from .options import PackageSet, Repository
 from .paths import APT_CONFIGURATION, APT_KEYRINGS, APT_PREFERENCES, APT_SOURCES, MARK
 from .plan import KEY_ORIGIN, WRITTEN_BY, Planner, Release, SetPackage, set_package
 from .steps import FinishInterrupted, RemovePackage
@@ -104,10 +104,10 @@ class AptPlanner(Planner):
     def package_changes(self) -> t.Iterator[Change]:
         for package in self.spec.packages:
             have = self.packages.get(package.name)
-            install = have is None or not satisfied(package, have["version"])
+            fits = have is not None and fnmatch.fnmatchcase(have["version"], package.version or "*")
             held = have is not None and have["held"]
-            if install or held != self.spec.hold:
-                step = SetPackage(package, install, have["version"] if have else "", held)
+            if not fits or held != self.spec.hold:
+                step = SetPackage(package, not fits, have["version"] if have else "", held)
                 yield set_package(package, step, self.spec.hold, "latest of pin")
 
     def package_removals(self) -> t.Iterator[Change]:
@@ -124,14 +124,9 @@ class AptPlanner(Planner):
                 yield Change(f"package {name}", before, described(have["version"], False), Release(name))
 
 
-def satisfied(package: Package, version: str) -> bool:
-    """Return whether a version is one that the set accepts."""
-    return not package.version or fnmatch.fnmatchcase(version, package.version)
-
-
 def preferences(spec: PackageSet) -> str:
     """Return the set's preferences file; empty where nothing is pinned."""
-    stanzas = [f"Package: {one.package}\nPin: {one.pin}\nPin-Priority: {one.priority}\n" for one in spec.pins]
+    stanzas = [f"Package: {pin.package}\nPin: {pin.pin}\nPin-Priority: {pin.priority}\n" for pin in spec.pins]
     return f"# {WRITTEN_BY}\n" + "\n".join(stanzas) if stanzas else ""
 
 

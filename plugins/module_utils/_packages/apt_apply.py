@@ -180,8 +180,8 @@ class AptApplier(Applier[AptPlanner]):
 
 def parse_removed(text: str) -> list[str]:
     """Return the packages that apt would remove, by its own summary."""
-    found = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
-    return [word.rstrip("*") for word in found.group(1).split()] if found else []
+    match = re.search(r"^The following packages will be REMOVED:\n((?: .*\n)+)", text, re.MULTILINE)
+    return [word.rstrip("*") for word in match.group(1).split()] if match else []
 
 
 def reason(done: Done) -> str:

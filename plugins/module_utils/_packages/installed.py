@@ -95,24 +95,24 @@ def _files(system: System, folder: str) -> list[str]:
 
 def _foreign_sources(system: System) -> list[AptSource]:
     """Return every repository of a list that this collection didn't write."""
-    found: list[AptSource] = []
+    sources: list[AptSource] = []
     for path in ["/etc/apt/sources.list", *_files(system, APT_SOURCES)]:
         text = system.read(path) if MARK not in path else None
         if text and path.endswith(".list"):
-            found += parse_list(path, text)
+            sources += parse_list(path, text)
         elif text and path.endswith(".sources"):
-            found += parse_deb822(path, text)
-    return found
+            sources += parse_deb822(path, text)
+    return sources
 
 
 def parse_list(path: str, text: str) -> t.Iterator[AptSource]:
     """Yield the repositories of one-line entries (sources.list(5))."""
     for line in text.splitlines():
-        found = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)", line)
-        if found:
-            options = dict(word.split("=", 1) for word in (found.group(1) or "").split() if "=" in word)
+        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)", line)
+        if match:
+            options = dict(word.split("=", 1) for word in (match.group(1) or "").split() if "=" in word)
             signed_by = options.get("signed-by", "")
-            yield {"file": path, "url": found.group(2), "suite": found.group(3), "signed_by": signed_by}
+            yield {"file": path, "url": match.group(2), "suite": match.group(3), "signed_by": signed_by}
 
 
 def parse_deb822(path: str, text: str) -> t.Iterator[AptSource]:
@@ -180,7 +180,7 @@ def observe_rpm(system: System) -> tuple[RpmState | None, Packages]:
         "files": {path: text for path, text in texts.items() if posixpath.basename(path).startswith(MARK)},
         "keys": {path: digest(system.read(path) or "") for path in keys},
         "imported": sorted(row.version for row in rows if row.name == "gpg-pubkey"),
-        "repositories": [one for path, text in texts.items() for one in parse_repositories(path, text)],
+        "repositories": [repository for path, text in texts.items() for repository in parse_repositories(path, text)],
         "lock_path": lock_path,
         "lock_plugin": lock_plugin,
         "locks": [lock.json() for lock in locks],
@@ -214,12 +214,12 @@ def parse_rpm(text: str) -> list[Installed]:
 
 def packages_of(rows: t.Iterable[Installed], locks: t.Sequence[Lock]) -> Packages:
     """Return the packages by name; the newest where several versions are installed, which is usual for kernels."""
-    found: dict[str, dict[str, Installed]] = {}
+    by_name: dict[str, dict[str, Installed]] = {}
     for row in rows:
         if row.name != "gpg-pubkey":
-            found.setdefault(row.name, {})[row.version] = row
+            by_name.setdefault(row.name, {})[row.version] = row
     packages: Packages = {}
-    for name, by_number in found.items():
+    for name, by_number in by_name.items():
         versions = newest(by_number)
         packages[name] = {
             "version": versions[0],
@@ -242,16 +242,16 @@ def duplicates(rows: t.Iterable[Installed]) -> list[str]:
 
 def parse_repositories(path: str, text: str) -> t.Iterator[RpmRepository]:
     """Yield the repositories of a .repo file (dnf.conf(5), "Repo options")."""
-    for found in re.finditer(r"^\[([^\]\n]+)\][^\n]*\n?((?:(?!\[)[^\n]*\n?)*)", text, re.MULTILINE):
+    for match in re.finditer(r"^\[([^\]\n]+)\][^\n]*\n?((?:(?!\[)[^\n]*\n?)*)", text, re.MULTILINE):
         fields = {}
-        for line in found.group(2).splitlines():
+        for line in match.group(2).splitlines():
             key, equals, value = line.partition("=")
             if equals and not line.lstrip().startswith(("#", ";")):
                 fields[key.strip().lower()] = value.strip()
-        if found.group(1) != "main":
+        if match.group(1) != "main":
             yield {
                 "file": path,
-                "id": found.group(1),
+                "id": match.group(1),
                 "url": next((fields[key] for key in ("baseurl", "metalink", "mirrorlist") if fields.get(key)), ""),
                 "enabled": fields.get("enabled", "1").lower() in ("1", "yes", "true", "on"),
             }
@@ -278,18 +278,18 @@ def emptied_module_file(system: System, module: str) -> str:
 
 def _streams(system: System) -> dict[str, str]:
     """Return the enabled streams, by module."""
-    found = {}
+    streams = {}
     for name in system.names(MODULES):
         if name.endswith(".module"):
             text = system.read(f"{MODULES}/{name}") or ""
             for block in re.split(r"^\[", text, flags=re.MULTILINE)[1:]:
                 fields = dict(re.findall(r"^[ \t]*(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", block, re.MULTILINE))
                 if fields.get("state") == "enabled" and fields.get("stream"):
-                    found[fields.get("name") or block.partition("]")[0]] = fields["stream"]
-    return found
+                    streams[fields.get("name") or block.partition("]")[0]] = fields["stream"]
+    return streams
 
 
-# Of several hundred packages gpu_node lists these.
+# gpu_node lists these of the several hundred packages.
 REPORTED = (
     "*nvidia*",
     "*cuda*",

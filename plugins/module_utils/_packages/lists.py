@@ -27,7 +27,7 @@ APT_STAMPS = (
     "/var/lib/apt/lists/partial",
 )
 RPM_CACHES = {"dnf": "/var/cache/dnf", "dnf5": "/var/cache/libdnf5", "zypper": "/var/cache/zypp/raw"}
-# Of a repository's cache; a download that finds nothing new touches the second.
+# Parts of a repository's cache; a download that finds nothing new touches the second.
 RPM_STAMPS = ("repodata", "repodata/repomd.xml")
 # zypper's exit code where a search finds nothing.
 NOTHING_FOUND = 104
@@ -42,9 +42,9 @@ def wanted(version: str, packages: t.Mapping[str, Package], kernel: Kernel, boot
     if not version:
         return False
     held = re.compile(rf"(\d+:)?{re.escape(version)}([-_~+].*)?")
-    there = any("nvidia" in name and held.fullmatch(one["version"]) for name, one in packages.items())
+    there = any("nvidia" in name and held.fullmatch(package["version"]) for name, package in packages.items())
     modules = kernel["modules"]
-    return not there or any(not modules[one]["nvidia"] for one in booted if one in modules)
+    return not there or any(not modules[release]["nvidia"] for release in booted if release in modules)
 
 
 def observe(system: System, facts: PackageFacts, kernels: t.Sequence[str]) -> PackageLists:
@@ -54,7 +54,7 @@ def observe(system: System, facts: PackageFacts, kernels: t.Sequence[str]) -> Pa
     """
     if facts["apt"] is not None:
         flavours = [flavour for flavour, _headers in followed(facts["packages"]).values() if flavour]
-        found = _apt(system, [*kernels, *flavours])
+        lists = _apt(system, [*kernels, *flavours])
         stamps: t.Sequence[str] = APT_STAMPS
     elif facts["rpm"] is not None:
         manager = facts["rpm"]["manager"]
@@ -63,15 +63,15 @@ def observe(system: System, facts: PackageFacts, kernels: t.Sequence[str]) -> Pa
         stamps = [f"{folder}/{name}/{stamp}" for name in cached for stamp in RPM_STAMPS]
         if manager == "zypper":
             # It downloads what it has never downloaded.
-            enabled = [one["id"] for one in facts["rpm"]["repositories"] if one["enabled"]]
-            found = _zypper(system, [one for one in enabled if one in cached], kernels)
+            enabled = [repository["id"] for repository in facts["rpm"]["repositories"] if repository["enabled"]]
+            lists = _zypper(system, [repository for repository in enabled if repository in cached], kernels)
         else:
-            found = _dnf(system, manager, kernels)
+            lists = _dnf(system, manager, kernels)
     else:
         return {"age_hours": None, "error": "there is no package manager that is known", "packages": {}}
-    if found["packages"]:
-        found["age_hours"] = _age(system, stamps)
-    return found
+    if lists["packages"]:
+        lists["age_hours"] = _age(system, stamps)
+    return lists
 
 
 def _age(system: System, stamps: t.Sequence[str]) -> float | None:
@@ -79,7 +79,7 @@ def _age(system: System, stamps: t.Sequence[str]) -> float | None:
     # Some of them are missing, which is an error of stat alone.
     times = system.run(["stat", "-L", "-c", "%Y", *stamps], timeout=10).out.split() if stamps else []
     now = system.run(["date", "+%s"], timeout=10).out.strip()
-    numbers = [int(one) for one in times if one.isdigit()]
+    numbers = [int(time) for time in times if time.isdigit()]
     if not numbers or not now.isdigit():
         return None
     return round(max(0, int(now) - max(numbers)) / 3600, 1)
@@ -127,7 +127,7 @@ def _apt(system: System, endings: t.Sequence[str]) -> PackageLists:
 
 def _apt_name(name: str, endings: t.Sequence[str]) -> bool:
     if name.startswith(("linux-", "proxmox-", "pve-")):
-        # Of a flavour the metapackage, and not what other kernels of it have.
+        # The metapackage of a flavour, and not what other kernels of it have.
         rests = [name[: -len(end) - 1] for end in endings if name.endswith(f"-{end}")]
         of_node = any(not re.search(r"[0-9][.][0-9]", rest) for rest in rests)
         return (of_node and matches_any(name, (*DRIVER, *HEADERS))) or name == "proxmox-default-headers"
@@ -151,7 +151,7 @@ def _dnf(system: System, manager: str, kernels: t.Sequence[str]) -> PackageLists
 def _zypper(system: System, repositories: t.Sequence[str], kernels: t.Sequence[str]) -> PackageLists:
     if not repositories:
         return _Collected().result()
-    only = [word for one in repositories for word in ("--repo", one)]
+    only = [word for repository in repositories for word in ("--repo", repository)]
     options = ("--non-interactive", "--no-refresh", "--xmlout", "search", "--details", "--type", "package")
     done = system.run(["zypper", *options, *only, *_rpm_patterns()], SECONDS)
     if done.rc not in (0, NOTHING_FOUND):
@@ -170,12 +170,12 @@ def _zypper(system: System, repositories: t.Sequence[str], kernels: t.Sequence[s
 
 
 def _rpm_patterns() -> list[str]:
-    return [one for one in (*DRIVER, *KERNELS) if not one.startswith("linux-")]
+    return [pattern for pattern in (*DRIVER, *KERNELS) if not pattern.startswith("linux-")]
 
 
 def _rpm_row(name: str, version: str, kernels: t.Sequence[str]) -> bool:
     if matches_any(name, KERNELS):
-        # Of kernels' packages, those of the node's own.
-        bases = (re.match(r"[0-9.]+-[0-9.]*[0-9]", one) for one in kernels)
+        # Packages of the node's own kernels only.
+        bases = (re.match(r"[0-9.]+-[0-9.]*[0-9]", kernel) for kernel in kernels)
         return any(base is not None and base.group() in version for base in bases)
     return not matches_any(name, NO_DRIVER)

@@ -29,12 +29,12 @@ _KERNEL = re.compile(r"[0-9]+[.][0-9]+[.][0-9]+|^(unsigned|extra)-|-(dbg|signed|
 
 def followed(packages: t.Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the installed metapackages of kernels: of each the flavour, and the metapackage of its headers."""
-    found = {}
+    followers = {}
     for name in packages:
         for start, headers in _HEADERS.items():
             if name.startswith(start) and not _KERNEL.search(name[len(start) :]):
-                found[name] = (name[len(start) :], headers + name[len(start) :])
-    return found
+                followers[name] = (name[len(start) :], headers + name[len(start) :])
+    return followers
 
 
 def matches_any(name: str, patterns: t.Iterable[str]) -> bool:

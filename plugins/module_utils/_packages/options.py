@@ -142,9 +142,9 @@ def check_key(repository: Repository, text: str) -> None:
         if digest(text) != repository.key_sha256:
             raise KeyRefused(repository, "key_sha256", repository.key_sha256, digest(text))
     elif repository.key_fingerprint:
-        found = fingerprint(text)
-        if found != repository.key_fingerprint:
-            raise KeyRefused(repository, "key_fingerprint", repository.key_fingerprint, found or "no single key")
+        actual = fingerprint(text)
+        if actual != repository.key_fingerprint:
+            raise KeyRefused(repository, "key_fingerprint", repository.key_fingerprint, actual or "no single key")
 
 
 def _not_a_key(repository: Repository) -> ShareError:
@@ -178,10 +178,10 @@ def fetch_key(url: str) -> bytes:
     from ansible.module_utils.urls import open_url
 
     with open_url(url, timeout=30) as answer:
-        found = t.cast(bytes, answer.read(LARGEST + 1))
-    if len(found) > LARGEST:
+        key = t.cast(bytes, answer.read(LARGEST + 1))
+    if len(key) > LARGEST:
         raise ShareError(f"it has more than {LARGEST >> 10} KiB")
-    return found
+    return key
 
 
 def key_of(repository: Repository, fetch: Fetch) -> str:
@@ -357,10 +357,10 @@ def package_set(params: JsonObject) -> PackageSet:
     :raises BadInput: an option is invalid; the message names it.
     """
     check_word("name", params["name"])
-    repositories = tuple(_repository(one) for one in params["repositories"])
+    repositories = tuple(_repository(repository) for repository in params["repositories"])
     packages = tuple(_package(text) for text in params["packages"])
-    _refuse_twice("repositories", [one.name for one in repositories])
-    _refuse_twice("packages", [one.name for one in packages])
+    _refuse_twice("repositories", [repository.name for repository in repositories])
+    _refuse_twice("packages", [package.name for package in packages])
     for pin in params["pins"]:
         for field in ("package", "pin"):
             if not pin[field].strip() or "\n" in pin[field]:
@@ -377,7 +377,7 @@ def package_set(params: JsonObject) -> PackageSet:
         present=params["state"] == "present",
         repositories=repositories,
         pins=tuple(Pin(pin["package"], pin["pin"], pin["priority"]) for pin in params["pins"]),
-        streams=tuple(_stream(one) for one in params["streams"]),
+        streams=tuple(_stream(stream) for stream in params["streams"]),
         packages=packages,
         hold=params["hold"],
         hold_also=tuple(params["hold_also"]),
@@ -443,10 +443,10 @@ def _repository(option: JsonObject) -> Repository:
 
 
 def _package(text: str) -> Package:
-    found = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_.+-]*)(?:=([0-9A-Za-z][0-9A-Za-z._+~^:-]*\*?))?", text)
-    if not found:
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9_.+-]*)(?:=([0-9A-Za-z][0-9A-Za-z._+~^:-]*\*?))?", text)
+    if not match:
         raise BadInput(f"packages: {text!r} is neither a package name nor name=version")
-    return Package(found.group(1), found.group(2) or "")
+    return Package(match.group(1), match.group(2) or "")
 
 
 def _stream(option: JsonObject) -> Stream:

@@ -50,7 +50,7 @@ _DNF4 = Manager(
 )
 _DNF5 = Manager("dnf5", "/etc/yum.repos.d", TomlLocks(), "/etc/dnf/versionlock.toml", "dnf remove")
 _ZYPPER = Manager("zypper", "/etc/zypp/repos.d", ZyppLocks(), "/etc/zypp/locks", "zypper remove")
-MANAGERS = {one.name: one for one in (_DNF4, _DNF5, _ZYPPER)}
+MANAGERS = {manager.name: manager for manager in (_DNF4, _DNF5, _ZYPPER)}
 
 
 def install_only(name: str) -> bool:

@@ -45,8 +45,8 @@ def imported(text: str) -> tuple[str, ...]:
 
 
 def _recorded(text: str, mark: str) -> tuple[str, ...]:
-    found = [line[len(mark) :].split() for line in text.splitlines() if line.startswith(mark)]
-    return tuple(word for words in found for word in words)
+    recorded = [line[len(mark) :].split() for line in text.splitlines() if line.startswith(mark)]
+    return tuple(word for words in recorded for word in words)
 
 
 def with_record(text: str, directories: t.Iterable[str], keys: t.Iterable[str] = ()) -> str:
@@ -69,7 +69,7 @@ def directories_to_record(system: System, folder: str, texts: t.Iterable[str]) -
     :param texts: the files of our repositories: a directory that was created for one of their keys serves all of them
         and is removed with the last one.
     """
-    folders = {one for text in texts for one in created(text)}
+    folders = {parent for text in texts for parent in created(text)}
     while folder != "/" and not system.exists(folder):
         folders.add(folder)
         folder = posixpath.dirname(folder)
@@ -241,8 +241,8 @@ class Planner(ABC):
 
     def new_keys(self) -> list[Repository]:
         """Return the repositories whose keys the node lacks, or has otherwise."""
-        changes = [change for one in self.spec.repositories for change in self._repository_changes(one)]
-        return [one.repository for one in steps_of(Plan(tuple(changes)), PutKey)]
+        changes = [change for repository in self.spec.repositories for change in self._repository_changes(repository)]
+        return [step.repository for step in steps_of(Plan(tuple(changes)), PutKey)]
 
     def _present(self) -> t.Iterator[Change]:
         packages = list(self.package_changes())
@@ -268,14 +268,14 @@ class Planner(ABC):
                 yield Change(path, without_record(text), "", RemoveRepository(path, text))
 
     def _refuse_conflicts(self) -> None:
-        found = sorted(
+        present = sorted(
             name for name in self.packages if name not in self.spec.names and matches_any(name, self.spec.conflicts)
         )
-        if found:
-            versions = ", ".join(f"{name} {self.packages[name]['version']}" for name in found)
+        if present:
+            versions = ", ".join(f"{name} {self.packages[name]['version']}" for name in present)
             raise BadInput(
                 f"conflicts: {versions} can't be installed beside these packages; "
-                f"to remove them: {self.remove_command} {' '.join(found)}"
+                f"to remove them: {self.remove_command} {' '.join(present)}"
             )
 
     def _repository_changes(self, repository: Repository) -> t.Iterator[Change]:

@@ -187,15 +187,15 @@ class RpmPlanner(Planner):
         if not self.spec.hold:
             return {}
         wanted = {package.name: package for package in self.spec.packages}
-        found = {}
+        locked = {}
         for name, row in self.packages.items():
             package = wanted.get(name)
             if package is None and not self._also_held(name):
                 continue
-            fitting = [one for one in versions_of(row) if package is None or matches(package.version, one)]
+            fitting = [version for version in versions_of(row) if package is None or matches(package.version, version)]
             if fitting and not any(lock.keeps(name, fitting[0]) for lock in self._locks if not lock.ours):
-                found[name] = fitting[0]
-        return found
+                locked[name] = fitting[0]
+        return locked
 
     def package_removals(self) -> t.Iterator[Change]:
         # Also locks of ours whose package is gone.
@@ -213,9 +213,11 @@ class RpmPlanner(Planner):
                 kept = True
                 continue
             versions = versions_of(row)
-            # Of kernel packages only the versions that the set names are removed.
+            # Only the versions of kernel packages that the set names are removed.
             going = (
-                [one for one in versions if matches(package.version, one)] if install_only(package.name) else versions
+                [version for version in versions if matches(package.version, version)]
+                if install_only(package.name)
+                else versions
             )
             if going:
                 held = any(lock.keeps(package.name, row["version"]) for lock in locks)

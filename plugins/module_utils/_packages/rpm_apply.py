@@ -102,7 +102,7 @@ class RpmApplier(Applier[RpmPlanner]):
         chosen = {step.package.name: rpm_backends.best(files, step.package) for step in steps}
         local = [file for file in chosen.values() if file is not None]
         local, closed = rpm_backends.with_needs(self.commands, local, files) if local else ([], False)
-        items = [Item(one.name, one.version, one.path, closed) for one in local]
+        items = [Item(file.name, file.version, file.path, closed) for file in local]
         remote = [step.package for step in steps if chosen[step.package.name] is None]
         pinned = [package.name for package in remote if package.version]
         available = self._manager(planner).available(pinned) if pinned else {}
@@ -122,7 +122,7 @@ class RpmApplier(Applier[RpmPlanner]):
         manager, path = self._manager(planner), planner.lock_path
         removals = steps_of(plan, RemovePackage)
         specs = [step.name for step in removals if not step.versions]
-        specs += [f"{step.name}-{one}" for step in removals for one in step.versions]
+        specs += [f"{step.name}-{version}" for step in removals for version in step.versions]
         adopted = self._adopt(planner) if specs and self.spec.erase_dependencies else []
         locked = self.system.read(path) or ""
         unlocked = steps_of(plan, Release)

@@ -73,8 +73,8 @@ def parse(text: str, paths: t.Sequence[str]) -> t.Iterator[tuple[str, File]]:
 
 def best(files: t.Iterable[File], package: Package) -> File | None:
     """Return the newest file of a package that satisfies its version."""
-    found = [one for one in files if one.name == package.name and matches(package.version, one.version)]
-    return max(found, key=lambda one: by_version(one.version)) if found else None
+    fitting = [file for file in files if file.name == package.name and matches(package.version, file.version)]
+    return max(fitting, key=lambda file: by_version(file.version)) if fitting else None
 
 
 def with_needs(commands: Commands, chosen: t.Sequence[File], files: t.Sequence[File]) -> tuple[list[File], bool]:
@@ -82,18 +82,18 @@ def with_needs(commands: Commands, chosen: t.Sequence[File], files: t.Sequence[F
 
     :returns: the files; and whether they need nothing else.
     """
-    taken = {one.name: one for one in chosen}
-    names = {one.name for one in files}
+    taken = {file.name: file for file in chosen}
+    names = {file.name for file in files}
     for _round in range(ROUNDS):
         argv = ["rpm", "-U", "--test", "--oldpackage", "--replacepkgs", "--nosignature"]
-        done = commands.run([*argv, *(one.path for one in taken.values())])
+        done = commands.run([*argv, *(file.path for file in taken.values())])
         known = len(taken)
         # Needs that are package names come first: such a package may also satisfy others.
-        for need in sorted(missing(done.err + done.out), key=lambda one: one.name not in names):
+        for need in sorted(missing(done.err + done.out), key=lambda need: need.name not in names):
             if not any(need.served_by(file) for file in taken.values()):
-                found = [file for file in files if need.served_by(file) and file.name not in taken]
-                if found:
-                    file = max(found, key=lambda one: by_version(one.version))
+                providers = [file for file in files if need.served_by(file) and file.name not in taken]
+                if providers:
+                    file = max(providers, key=lambda provider: by_version(provider.version))
                     taken[file.name] = file
         if len(taken) == known:
             break
@@ -113,20 +113,20 @@ class Need(t.NamedTuple):
         # In a condition such as (a or b) every word may be a name.
         words = re.findall(r"[^\s()]+", self.name) if self.name.startswith("(") else [self.name]
         provided = [file.provides[word] for word in words if word in file.provides]
-        return any(not self.version or _same(one, self.version) for one in provided)
+        return any(not self.version or _same(version, self.version) for version in provided)
 
 
 def missing(text: str) -> list[Need]:
     """Parse what ``rpm --test`` misses."""
-    found = []
+    needs = []
     for line in text.splitlines():
         parts = re.match(r"\s+(.+) is needed by (\(installed\) )?(\S+)", line)
         if parts:
             # An installed package that needs the replaced one.
             along = re.sub(r"-[^-]+-[^-]+$", "", parts.group(3)) if parts.group(2) else ""
             name, _blank, version = parts.group(1).partition(" = ")
-            found.append(Need(name if name.startswith("(") else name.split(" ")[0], version, along))
-    return found
+            needs.append(Need(name if name.startswith("(") else name.split(" ")[0], version, along))
+    return needs
 
 
 def _same(provided: str, wanted: str) -> bool:
@@ -155,9 +155,11 @@ def reason(done: Done) -> str:
     for number, line in enumerate(lines):
         if re.match(r"(Error|error|Problem|Fatal)( \d+)?:", line):
             # dnf prints the problem below "Error:", and its cause below the problem.
-            after = [one for one in lines[number + 1 : number + 4] if re.match(r"(Problem|- |not installable)", one)]
+            after = [
+                cause for cause in lines[number + 1 : number + 4] if re.match(r"(Problem|- |not installable)", cause)
+            ]
             words = [line] if line.rstrip(":") != "Error" else []
-            return "; ".join([*words, *(re.sub(r"^- ", "", one) for one in after[:2])]) or line
+            return "; ".join([*words, *(re.sub(r"^- ", "", cause) for cause in after[:2])]) or line
     known = [line for line in lines if re.search(r"not found|No provider|[Cc]an't|[Cc]annot|failed|locked", line)]
     return known[0] if known else last_line(done)
 
@@ -223,10 +225,10 @@ class Dnf(RpmManager):
     REASON = "%{name} %{reason}"
 
     def refresh(self, repository: Repository) -> None:
-        one = repository_id(repository)
-        strict = f"--setopt={one}.skip_if_unavailable=0"
+        repo_id = repository_id(repository)
+        strict = f"--setopt={repo_id}.skip_if_unavailable=0"
         self.commands.must(
-            [*self.COMMAND, "-q", "--refresh", "--disablerepo=*", f"--enablerepo={one}", strict, "makecache"]
+            [*self.COMMAND, "-q", "--refresh", "--disablerepo=*", f"--enablerepo={repo_id}", strict, "makecache"]
         )
 
     def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
@@ -297,12 +299,12 @@ class Dnf5(Dnf):
     def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
         form = "%{name}\t%{epoch}:%{version}-%{release}\n"
         done = self.commands.must([*self.COMMAND, "-q", "repoquery", "--available", "--qf", form, *names])
-        found: dict[str, set[str]] = {}
+        versions: dict[str, set[str]] = {}
         for line in done.out.splitlines():
             name, tab, version = line.partition("\t")
             if tab:
-                found.setdefault(name, set()).add(str(Version.of(version)))
-        return found
+                versions.setdefault(name, set()).add(str(Version.of(version)))
+        return versions
 
 
 class Zypper(RpmManager):
@@ -320,12 +322,12 @@ class Zypper(RpmManager):
     def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
         argv = [*self.COMMAND, "--xmlout", "--no-refresh", "search", "--details", "--match-exact", "-t", "package"]
         done = self.commands.must([*argv, *names], fine=(*self.FINE, self.NOTHING_FOUND))
-        found: dict[str, set[str]] = {}
-        for one in re.findall(r"<solvable ([^>]*)/?>", done.out):
-            fields = dict(re.findall(r'([\w-]+)="([^"]*)"', one))
+        versions: dict[str, set[str]] = {}
+        for attributes in re.findall(r"<solvable ([^>]*)/?>", done.out):
+            fields = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
             if fields.get("kind") == "package" and "edition" in fields:
-                found.setdefault(fields["name"], set()).add(str(Version.of(fields["edition"])))
-        return found
+                versions.setdefault(fields["name"], set()).add(str(Version.of(fields["edition"])))
+        return versions
 
     def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
         # Dependencies follow a package to an older version only with --force-resolution, which also removes what
@@ -383,14 +385,14 @@ RPM_MANAGERS: dict[str, type[RpmManager]] = {"dnf": Dnf, "dnf5": Dnf5, "zypper":
 
 def parse_list(text: str) -> dict[str, set[str]]:
     """Return the versions by name of ``dnf list``, which breaks long lines after any column."""
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     words = re.sub(r"\n[ \t]+", " ", text).splitlines()
     for line in words:
         fields = line.split()
         name, dot, _arch = fields[0].rpartition(".") if fields else ("", "", "")
         if len(fields) >= 3 and dot:
-            found.setdefault(name, set()).add(str(Version.of(fields[1])))
-    return found
+            versions.setdefault(name, set()).add(str(Version.of(fields[1])))
+    return versions
 
 
 def parse_removed(text: str) -> list[str]:
@@ -410,5 +412,5 @@ def parse_removed(text: str) -> list[str]:
 
 def parse_xml_removed(text: str) -> list[str]:
     """Return the packages that zypper would remove, by its summary."""
-    found = re.search(r"<to-remove>(.*?)</to-remove>", text, re.DOTALL)
-    return re.findall(r'<solvable type="package" name="([^"]+)"', found.group(1)) if found else []
+    match = re.search(r"<to-remove>(.*?)</to-remove>", text, re.DOTALL)
+    return re.findall(r'<solvable type="package" name="([^"]+)"', match.group(1)) if match else []

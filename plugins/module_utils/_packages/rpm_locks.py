@@ -59,8 +59,7 @@ def matches(pattern: str, text: str) -> bool:
 
 def compare(left: str, right: str) -> int:
     """Return -1, 0 or 1, as rpm orders two ``[epoch:]version-release``."""
-    one, two = Version.of(left), Version.of(right)
-    for mine, other in zip(one, two):
+    for mine, other in zip(Version.of(left), Version.of(right)):
         order = _compare(mine, other)
         if order:
             return order
@@ -79,26 +78,26 @@ def _compare(left: str, right: str) -> int:
     """Compare one part as rpmvercmp of rpm 4.18 does: digits as numbers, ``~`` before the end, ``^`` after it."""
     if left == right:
         return 0
-    ones, others = _runs(left), _runs(right)
-    for one, other in zip([*ones, ""], [*others, ""]):
-        if one == other:
+    runs, other_runs = _runs(left), _runs(right)
+    for run, other in zip([*runs, ""], [*other_runs, ""]):
+        if run == other:
             continue
         for mark, order in (("~", -1), ("^", 1)):
-            if mark in (one, other):
+            if mark in (run, other):
                 # A version that ends here is older than one with ^; one that continues with digits or letters is newer.
-                if mark == "^" and one and other:
-                    return -1 if one == mark else 1
-                return order if one == mark else -order
-        if not one or not other:
-            return 1 if one else -1
-        if one.isdigit() != other.isdigit():
-            return 1 if one.isdigit() else -1
-        if one.isdigit():
-            if int(one) != int(other):
-                return 1 if int(one) > int(other) else -1
+                if mark == "^" and run and other:
+                    return -1 if run == mark else 1
+                return order if run == mark else -order
+        if not run or not other:
+            return 1 if run else -1
+        if run.isdigit() != other.isdigit():
+            return 1 if run.isdigit() else -1
+        if run.isdigit():
+            if int(run) != int(other):
+                return 1 if int(run) > int(other) else -1
         else:
-            return 1 if one > other else -1
-    return (len(ones) > len(others)) - (len(ones) < len(others))
+            return 1 if run > other else -1
+    return int(len(runs) > len(other_runs)) - int(len(runs) < len(other_runs))
 
 
 def _runs(text: str) -> list[str]:
@@ -128,7 +127,7 @@ class Lock:
         if not self.of(name):
             return False
         have, want = Version.of(version), Version.of(self.version)
-        return not self.version or all(fnmatch.fnmatchcase(one, other or "*") for one, other in zip(have, want))
+        return not self.version or all(fnmatch.fnmatchcase(part, other or "*") for part, other in zip(have, want))
 
     @property
     def exact(self) -> bool:
@@ -175,11 +174,11 @@ class ListLocks:
         text = re.sub(r"\.(\?\*|\*|noarch|x86_64|aarch64|i[3-6]86|src)$", "", line.lstrip("!"))
         # What follows a dash shows whether it is part of the name or precedes the version.
         start = r"(?P<name>.+?)-(?:(?P<epoch>[\d*?]+):)?(?P<version>[\d*?\[][^-:]*)"
-        found = re.fullmatch(start + r"-(?P<release>[^-:]+)", text) or re.fullmatch(start, text)
-        if not found:
+        match = re.fullmatch(start + r"-(?P<release>[^-:]+)", text) or re.fullmatch(start, text)
+        if not match:
             # A name alone excludes no version.
             return Lock(text, "", ours, exclude=True)
-        parts = {"release": "*", **found.groupdict()}
+        parts = {"release": "*", **match.groupdict()}
         epoch = parts["epoch"] or "*"
         return Lock(parts["name"], f"{epoch}:{parts['version']}-{parts['release']}", ours, exclude)
 
@@ -190,11 +189,8 @@ class ListLocks:
             lock = self._entry(word) if word and not word.startswith("#") else None
             if lock is None or not lock.ours or not drop(lock.name):
                 kept.append(line)
-        return _joined("".join(kept), "".join(f"{self._line(name, add[name])}\n" for name in sorted(add)))
-
-    def _line(self, name: str, version: str) -> str:
-        have = Version.of(version)
-        return f"{name}-{have.full}{self.MARK}"
+        added = "".join(f"{name}-{Version.of(add[name]).full}{self.MARK}\n" for name in sorted(add))
+        return _joined("".join(kept), added)
 
 
 class TomlLocks:
@@ -210,15 +206,15 @@ class TomlLocks:
 
     def _blocks(self, text: str) -> list[str]:
         """Return the text before the first entry, and the entries."""
-        starts = [found.start() for found in self._START.finditer(text)]
+        starts = [match.start() for match in self._START.finditer(text)]
         edges = [0, *starts, len(text)]
         return [text[begin:end] for begin, end in zip(edges, edges[1:])]
 
     def _entry(self, block: str) -> Lock:
         fields = re.findall(r"""\b(name|comment|key|comparator|value)\s*=\s*(?:"([^"\n]*)"|'([^'\n]*)')""", block)
         values: dict[str, list[str]] = {}
-        for field, one, other in fields:
-            values.setdefault(field, []).append(one or other)
+        for field, double_quoted, single_quoted in fields:
+            values.setdefault(field, []).append(double_quoted or single_quoted)
         conditions = list(zip(values.get("key", []), values.get("comparator", []), values.get("value", [])))
         version = ""
         exclude = False
@@ -270,9 +266,9 @@ class ZyppLocks:
 
     def _stanzas(self, text: str) -> t.Iterator[tuple[str, Lock | None]]:
         """Yield each stanza with the blank lines after it, and its lock; None where it locks no package by name."""
-        for found in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+(?:[ \t]*\n)*|(?:[ \t]*\n)+", text):
+        for match in re.finditer(r"(?:[^\n]*\S[^\n]*(?:\n|$))+(?:[ \t]*\n)*|(?:[ \t]*\n)+", text):
             fields: dict[str, str] = {}
-            for line in found.group().splitlines():
+            for line in match.group().splitlines():
                 key, colon, value = line.partition(":")
                 if colon and not line.startswith("#"):
                     fields[key.strip()] = value.strip()
@@ -285,7 +281,7 @@ class ZyppLocks:
                 if "version" in fields:
                     # It excludes versions that repositories offer, and keeps nothing that is installed.
                     lock = Lock(lock.name, fields["version"].lstrip("=<>! "), ours, exclude=True)
-            yield found.group(), lock
+            yield match.group(), lock
 
     def render(self, text: str, drop: t.Callable[[str], bool], add: t.Mapping[str, str]) -> str:
         kept = [raw for raw, lock in self._stanzas(text) if lock is None or not lock.ours or not drop(lock.name)]

@@ -75,9 +75,9 @@ class Claims:
 
     def moves(self, node: ClusterNode) -> bool:
         """Return whether this run switches a node, which it doesn't where it has the back end already."""
-        found = self.backends["nodes"] if self.backends and node["name"] in self.switch else []
+        rows = self.backends["nodes"] if self.backends and node["name"] in self.switch else []
         begun = backends.SWITCHING in node["annotations"]
-        return any(one["node"] == node["name"] and (begun or one["present"] != [one["allocation"]]) for one in found)
+        return any(row["node"] == node["name"] and (begun or row["present"] != [row["allocation"]]) for row in rows)
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""
@@ -90,9 +90,9 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
     :param shared: nodes whose cards are to be shared.
     """
     nodes = claims.backends["nodes"] if claims.backends else []
-    if any(DRA in (one["wanted"], one["allocation"]) for one in nodes):
+    if any(DRA in (row["wanted"], row["allocation"]) for row in nodes):
         yield from _served(claims, cluster)
-    if any(DRA in (one["wanted"], one["allocation"]) for one in nodes):
+    if any(DRA in (row["wanted"], row["allocation"]) for row in nodes):
         yield Finding(
             "claims-preemption",
             NOTE,
@@ -109,17 +109,17 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
         yield from _webhook(claims, claims.backends, cluster)
         yield from _operators(claims.backends, cluster)
         yield from _releases(claims, cluster)
-    announced = {(one["node"], one["driver"]) for one in cluster["slices"] or ()}
+    announced = {(announced_slice["node"], announced_slice["driver"]) for announced_slice in cluster["slices"] or ()}
     for node, driver in ((node, driver) for node in cluster["nodes"] for driver in foreign.DRIVERS):
         if node["name"] in shared and (node["name"], driver) in announced:
             title, how = foreign.DRIVERS[driver]
-            here = [one for one in foreign.on_node(cluster["plugins"], node["labels"]) if "dra" in one["name"]]
+            here = [plugin for plugin in foreign.on_node(cluster["plugins"], node["labels"]) if "dra" in plugin["name"]]
             yield Finding(
                 "foreign-plugin",
                 PROBLEM,
                 "node {node} has ResourceSlices of {driver}: {plugin} gives away the same cards",
                 foreign.way_out(here)
-                if any(one["owner"] for one in here)
+                if any(plugin["owner"] for plugin in here)
                 else f"remove that driver from the node ({how})",
                 node["name"],
                 fields={
@@ -181,14 +181,14 @@ def _served(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
 
 def _automatic(nodes: t.Iterable[backends.NodeBackend]) -> t.Iterator[Finding]:
     """Say what ``auto`` is, once for all nodes with one reason."""
-    found: dict[tuple[str, str], list[backends.NodeBackend]] = {}
-    for one in nodes:
-        if one["wanted"] == backends.AUTO and one["code"] != backends.SWITCHED:
-            found.setdefault((one["allocation"], one["code"]), []).append(one)
-    for (allocation, code), members in found.items():
+    by_answer: dict[tuple[str, str], list[backends.NodeBackend]] = {}
+    for row in nodes:
+        if row["wanted"] == backends.AUTO and row["code"] != backends.SWITCHED:
+            by_answer.setdefault((row["allocation"], row["code"]), []).append(row)
+    for (allocation, code), members in by_answer.items():
         fields = {
             **members[0]["fields"],
-            "nodes": [one["node"] for one in members],
+            "nodes": [row["node"] for row in members],
             "allocation": allocation,
             "code": code,
         }
@@ -200,38 +200,38 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
     """Report nodes between two allocations, and those whose variable asks for another than they have."""
     now = backends.observed(cluster)
     marks = {node["name"]: node["annotations"].get(backends.SWITCHING) for node in cluster["nodes"]}
-    others = [one for one in nodes if one["node"] not in claims.switch]
-    for one in others:
-        mark = marks.get(one["node"])
-        fields = {"node": one["node"], "hosts": one["node"], "asked": _asked(mark or one["wanted"], one["present"])}
+    others = [row for row in nodes if row["node"] not in claims.switch]
+    for row in others:
+        mark = marks.get(row["node"])
+        fields = {"node": row["node"], "hosts": row["node"], "asked": _asked(mark or row["wanted"], row["present"])}
         if mark:
             yield Finding(
                 "switch-unfinished",
                 PROBLEM,
                 "node {node} is between two back ends: a run that was to switch it to {wanted} ended early",
                 f"run the same command again: {SWITCH}",
-                one["node"],
+                row["node"],
                 fields={**fields, "wanted": mark},
             )
-        elif len(now.get(one["node"], ())) > 1:
+        elif len(now.get(row["node"], ())) > 1:
             yield Finding(
                 "two-backends",
                 PROBLEM,
                 "the cards of node {node} are given away by {both}",
                 f"{SWITCH} leaves one of them",
-                one["node"],
-                variable=_variable(one),
-                fields={**fields, "both": " and by ".join(_title(name) for name in one["present"])},
+                row["node"],
+                variable=_variable(row),
+                fields={**fields, "both": " and by ".join(_title(name) for name in row["present"])},
             )
     # In a run of switch.yml the variable is that of the nodes that it switches.
     pending = (
         []
         if claims.switch
-        else [one for one in others if one["code"] == backends.PENDING and not marks.get(one["node"])]
+        else [row for row in others if row["code"] == backends.PENDING and not marks.get(row["node"])]
     )
-    for wanted, present in dict.fromkeys((one["wanted"], one["allocation"]) for one in pending):
-        alike = [one for one in pending if (one["wanted"], one["allocation"]) == (wanted, present)]
-        names = [one["node"] for one in alike]
+    for wanted, present in dict.fromkeys((row["wanted"], row["allocation"]) for row in pending):
+        alike = [row for row in pending if (row["wanted"], row["allocation"]) == (wanted, present)]
+        names = [row["node"] for row in alike]
         yield Finding(
             "switch-pending",
             WARNING,
@@ -250,9 +250,9 @@ def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.N
         )
 
 
-def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
+def _unnamed(known: backends.Backends) -> t.Iterator[Finding]:
     """Report nodes whose server would leave them in this run: they have the label that kubelet may set, only."""
-    names = found["unrestricted"]
+    names = known["unrestricted"]
     if names:
         yield Finding(
             "unnamed-node",
@@ -272,17 +272,17 @@ def _unnamed(found: backends.Backends) -> t.Iterator[Finding]:
         )
 
 
-def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _templates(claims: Claims, observed: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
     """Report where the server of claim templates can't run, or runs beside pods of tenants."""
-    where = found["templates"]
-    if not found["parts"]["dra"] or backends.IMPORTED not in claims.values:
+    where = observed["templates"]
+    if not observed["parts"]["dra"] or backends.IMPORTED not in claims.values:
         return
     fields: JsonObject = {"server": "gpushare-dra-templates", "where": where["place"]}
     tolerated = claims.values.get(server_nodes.VARIABLE, server_nodes.EVERY)
     named = [node for node in cluster["nodes"] if node["name"] in where["nodes"]]
     closed = {node["name"]: tolerations.untolerated(server_nodes.closing(node), tolerated) for node in named}
     known = {node["name"] for node in cluster["nodes"]}
-    imported = {*(claims.values.get(backends.IMPORTED) or ()), *found["gpushare"]}
+    imported = {*(claims.values.get(backends.IMPORTED) or ()), *observed["gpushare"]}
     unknown = [name for name in where["nodes"] if name not in known]
     without = [name for name in where["nodes"] if where["imported"] and name not in imported]
     if unknown:
@@ -313,16 +313,16 @@ def _templates(claims: Claims, found: backends.Backends, cluster: ClusterState) 
         yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
 
 
-def _tainted(found: t.Mapping[str, t.Sequence[JsonObject]]) -> list[str]:
-    return [f"{name} ({', '.join(tolerations.shown(taints))})" for name, taints in found.items()]
+def _tainted(taints_by_node: t.Mapping[str, t.Sequence[JsonObject]]) -> list[str]:
+    return [f"{name} ({', '.join(tolerations.shown(taints))})" for name, taints in taints_by_node.items()]
 
 
-def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _webhook(claims: Claims, known: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
     """Say which pods HAMi's webhook takes where another device plugin announces the same resource."""
     resource = hami.RESOURCE_COUNT
     announcing = {node["name"] for node in cluster["nodes"] if resource in foreign.announced(node["allocatable"])}
-    others = sorted((announcing | set(found["nvidia"])) - set(found["hami"]))
-    if not found["hami"] or not others:
+    others = sorted((announcing | set(known["nvidia"])) - set(known["hami"]))
+    if not known["hami"] or not others:
         return
     variable = "hami_overwrite_default_scheduler"
     value = claims.values.get(variable)
@@ -349,15 +349,15 @@ def _webhook(claims: Claims, found: backends.Backends, cluster: ClusterState) ->
         )
 
 
-def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _operators(known: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
     """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
     # Beside a ClusterPolicy a GPUCluster has the nodes with this label, or none in the releases that refuse both.
-    policy = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    policy = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
     by_claims = {node["name"] for node in cluster["nodes"] if not policy or node["labels"].get(foreign.MODE) == "dra"}
-    claimed = [name for name in (*found["nvidia"], *found["hami"]) if name in by_claims]
-    for one in cluster["operators"]:
-        fields = {"operator": f"{one['kind']} {one['name']}", "nodes": found["nvidia"] or found["hami"]}
-        if one["kind"] == "ClusterPolicy" and found["nvidia"]:
+    claimed = [name for name in (*known["nvidia"], *known["hami"]) if name in by_claims]
+    for operator in cluster["operators"]:
+        fields = {"operator": f"{operator['kind']} {operator['name']}", "nodes": known["nvidia"] or known["hami"]}
+        if operator["kind"] == "ClusterPolicy" and known["nvidia"]:
             yield Finding(
                 "operator-configured",
                 NOTE,
@@ -365,7 +365,7 @@ def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
                 variable="nvidia_device_plugin_configurations",
                 fields=fields,
             )
-        elif one["kind"] == "GPUCluster" and claimed:
+        elif operator["kind"] == "GPUCluster" and claimed:
             yield Finding(
                 "operator-claims",
                 PROBLEM,
@@ -382,14 +382,19 @@ def _operators(found: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
 def _releases(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
     """Report charts of others that a run would change, or because of whose objects helm would fail."""
     # There the GPU Operator deploys NVIDIA's device plugin.
-    operated = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
-    for backend, found in claims.releases.items():
+    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
+    for backend, releases in claims.releases.items():
         if backend == backends.NVIDIA and operated:
             continue
         variable, space = backends.RELEASES[backend]
         namespace, name = claims.values.get(space), claims.values.get(variable)
-        fields = {"releases": list(found), "namespace": namespace, "label": backends.LABEL_BACKEND, "backend": backend}
-        if f"{namespace}/{name}" in found:
+        fields = {
+            "releases": list(releases),
+            "namespace": namespace,
+            "label": backends.LABEL_BACKEND,
+            "backend": backend,
+        }
+        if f"{namespace}/{name}" in releases:
             what = "helm's release {releases} is there, which this collection didn't make: its values would be replaced"
             do = (
                 "remove it, set another name, or leave it to this collection: "
@@ -401,10 +406,10 @@ def _releases(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
         yield Finding("others-release", PROBLEM, what, do, variable=variable, fields=fields)
 
 
-def _variable(one: backends.NodeBackend) -> str:
+def _variable(row: backends.NodeBackend) -> str:
     """Return the variable of which a node has another value."""
     own = {name for name, allocator in backends.ALLOCATORS.items() if allocator.backend == backends.GPUSHARE}
-    return VARIABLE if {one["wanted"], *one["present"]} <= {*own, backends.AUTO} else BACKEND
+    return VARIABLE if {row["wanted"], *row["present"]} <= {*own, backends.AUTO} else BACKEND
 
 
 def _asked(wanted: str, present: t.Iterable[str]) -> str:

@@ -163,38 +163,42 @@ def examine(
     known = {host.node for host in hosts}
     others = [Host(name, name, "gpushare_nodes") for name in dict.fromkeys(options.nodes) if name not in known]
     hosts = (*hosts, *others)
-    absent = [one for one in hosts if cluster and node_backends.is_absent(one.node, cluster, options.alone)]
-    hosts = tuple(one for one in hosts if one not in absent)
-    found = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
+    absent = [host for host in hosts if cluster and node_backends.is_absent(host.node, cluster, options.alone)]
+    hosts = tuple(host for host in hosts if host not in absent)
+    findings = Findings(_trouble(host, host.trouble) for host in hosts if host.trouble)
     if absent:
-        found.append(_left_out(absent, options.alone))
+        what = "left out of this run, in which only {alone} may change, since they aren't in the cluster yet: {absent}"
+        fields = {"alone": list(options.alone), "absent": [host.host for host in absent]}
+        findings.append(Finding("not-joined", NOTE, what, fields=fields))
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
     if options.claims.backends:
-        shared |= {one["node"] for one in options.claims.backends["nodes"]}
+        shared |= {row["node"] for row in options.claims.backends["nodes"]}
     if not shared and not (options.claims.backends and options.claims.backends["nodes"]):
         what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
         action = "add the machines with GPUs to the group, or name their nodes in gpushare_nodes"
-        found.append(Finding("no-gpu-nodes", PROBLEM, what, action, variable="gpu_nodes"))
+        findings.append(Finding("no-gpu-nodes", PROBLEM, what, action, variable="gpu_nodes"))
     if cluster is not None:
-        found += _cluster(options, cluster, hosts, shared)
+        findings += _cluster(options, cluster, hosts, shared)
     for host in hosts:
         if host.is_gpu_host and host.facts is not None:
-            found += [*machines.examine(_machine(options, host, host.facts)), *host.plans]
-    found += _exclusions(options, hosts)
-    found.ignore(ignore, described())
-    return found
+            findings += [*machines.examine(_machine(options, host, host.facts)), *host.plans]
+    findings += _exclusions(options, hosts)
+    findings.ignore(ignore, described())
+    return findings
 
 
 def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding]:
     """Report entries of gpu_exclude that name no card anywhere, and cards that a back end would take nevertheless."""
-    seen = {one.host: one.facts["driver"]["excluded"] for one in hosts if one.is_gpu_host and one.facts is not None}
+    seen = {
+        host.host: host.facts["driver"]["excluded"] for host in hosts if host.is_gpu_host and host.facts is not None
+    }
     # A group's entries may name cards of some of its machines.
     named = {card["entry"] for excluded in seen.values() for card in excluded["cards"]}
-    for entry in dict.fromkeys(one for excluded in seen.values() for one in excluded["unmatched"]):
-        having = {host: one for host, one in seen.items() if entry in one["unmatched"]}
+    for entry in dict.fromkeys(unmatched for excluded in seen.values() for unmatched in excluded["unmatched"]):
+        having = {host: excluded for host, excluded in seen.items() if entry in excluded["unmatched"]}
         if entry in named:
             continue
-        unknown = not address_of(entry) and any(one["unnamed"] for one in having.values())
+        unknown = not address_of(entry) and any(excluded["unnamed"] for excluded in having.values())
         what, action = (
             "{entry} names no card",
             ("correct it, or remove it: 'lspci -D -d 10de:' lists the addresses, 'nvidia-smi -L' UUIDs and models"),
@@ -206,12 +210,12 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
         yield Finding(
             "exclude-unmatched", severity, what, action, variable="gpu_exclude", fields=fields, hosts=tuple(having)
         )
-    for one in hosts:
-        if one.host not in seen or not seen[one.host]["cards"]:
+    for machine in hosts:
+        if machine.host not in seen or not seen[machine.host]["cards"]:
             continue
-        if options.claims.shares(one.node) and not options.device_plugin_image:
+        if options.claims.shares(machine.node) and not options.device_plugin_image:
             continue
-        whose = "gpushare_device_plugin_image" if options.claims.shares(one.node) else "its back end (gpu_backend)"
+        whose = "gpushare_device_plugin_image" if options.claims.shares(machine.node) else "its back end (gpu_backend)"
         yield Finding(
             "exclude-unsupported",
             PROBLEM,
@@ -219,9 +223,9 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
             "bind the card to vfio-pci, let gpushare's own device plugin have the node, or where the back end can "
             "leave the card out (HAMi: filterdevices in hami_node_configuration), set preflight_ignore: "
             "[exclude-unsupported@{host}]",
-            one.host,
+            machine.host,
             "gpu_exclude",
-            {"cards": [card["address"] for card in seen[one.host]["cards"]], "whose": whose},
+            {"cards": [card["address"] for card in seen[machine.host]["cards"]], "whose": whose},
             machines.SUBJECT,
         )
 
@@ -238,11 +242,6 @@ def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
     # Only a device plugin lists devices to kubelet.
     listed = options.claims.by_extender(host.node)
     return Machine(host.host, facts, host.options, unit, limit, listed)
-
-
-def _left_out(absent: t.Sequence[Host], alone: t.Sequence[str]) -> Finding:
-    what = "left out of this run, in which only {alone} may change, since they aren't in the cluster yet: {absent}"
-    return Finding("not-joined", NOTE, what, fields={"alone": list(alone), "absent": [one.host for one in absent]})
 
 
 def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
@@ -313,7 +312,7 @@ def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
         else "use the name that the cluster has for it",
         host.host,
         host.source,
-        {"node": host.node, "known": [*sorted(nodes)[:10], *["…"][: len(nodes) > 10]] or "none"},
+        {"node": host.node, "known": _first(sorted(nodes), 10) or "none"},
     )
 
 
@@ -324,7 +323,7 @@ def _driver_container(
     label, value = foreign_plugins.DRIVER_LABEL
     if host.facts is None or host.options.driver_state != "present" or node["labels"].get(label) != value:
         return
-    names = [one["name"] for one in operators if one["drives"]]
+    names = [operator["name"] for operator in operators if operator["drives"]]
     if names and not host.facts["driver"]["others"]:
         yield Finding(
             "driver-container-absent",
@@ -407,14 +406,14 @@ def _goes(options: Options, node: ClusterNode, resource: str) -> bool:
 def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Plugin]) -> bool:
     """Return whether the plugins on a node are the GPU Operator's, which role nvidia_device_plugin configures."""
     ours = options.claims.backends is not None and node in options.claims.backends["nvidia"]
-    return ours and bool(here) and all(one["owner"].startswith("ClusterPolicy ") for one in here)
+    return ours and bool(here) and all(plugin["owner"].startswith("ClusterPolicy ") for plugin in here)
 
 
 def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> t.Iterator[Finding]:
     """Report taints that keep the pods of a back end, or those of users, off nodes with shared cards."""
-    found = options.claims.backends
-    given = {one["node"]: one["backend"] for one in found["nodes"]} if found else {}
-    operated = any(one["kind"] == "ClusterPolicy" for one in cluster["operators"])
+    known = options.claims.backends
+    given = {row["node"]: row["backend"] for row in known["nodes"]} if known else {}
+    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
     needed: dict[tuple[str, ...], list[str]] = {}
     for node in cluster["nodes"]:
         lasting = tolerations.lasting(node["taints"])
@@ -437,7 +436,7 @@ def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> 
                     "node": node["name"],
                     "taints": tolerations.shown(refused),
                     "server": server,
-                    "toleration": [f"{{key: {one['key']}, operator: Exists}}" for one in refused],
+                    "toleration": [f"{{key: {taint['key']}, operator: Exists}}" for taint in refused],
                 },
             )
     for taints, names in needed.items():
@@ -459,7 +458,7 @@ def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> 
 def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:
     units = (None, options.memory_unit)
     noted = {node["name"] for node in cluster["nodes"] if node_unit(node_cards(node)) not in units}
-    sliced = {one["node"] for one in cluster["slices"] or () if one["unit"] not in units}
+    sliced = {announced["node"] for announced in cluster["slices"] or () if announced["unit"] not in units}
     other = sorted(noted | sliced)
     held = [pod for pod in cluster["sharing_pods"] or () if pod["node"] in other]
     # A template's name has the number only, and its content follows the unit.
@@ -478,6 +477,11 @@ def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]
                 "unit": options.memory_unit,
                 "nodes": other,
                 "count": len(pods),
-                "pods": [*pods[:3], *["…"][: len(pods) > 3]],
+                "pods": _first(pods, 3),
             },
         )
+
+
+def _first(names: list[str], most: int) -> list[str]:
+    """Return the first names, and an ellipsis where there are more."""
+    return [*names[:most], "…"] if len(names) > most else names

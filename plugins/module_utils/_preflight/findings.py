@@ -101,7 +101,7 @@ class Findings(list[Finding]):
 
     def texts(self, severity: str) -> list[str]:
         """Return the texts of one severity."""
-        return [one.text for one in self if one.severity == severity]
+        return [finding.text for finding in self if finding.severity == severity]
 
     @property
     def problems(self) -> list[str]:
@@ -121,9 +121,9 @@ class Findings(list[Finding]):
                     f"preflight_ignore: {name!r} isn't the id of a finding that can be ignored; "
                     f"these are {', '.join(sorted(known))}"
                 )
-        for at, one in enumerate(self):
-            if {one.id, *(f"{one.id}@{name}" for name in (one.host, one.variable) if name)} & {*names}:
-                self[at] = dataclasses.replace(one, severity=IGNORED)
+        for at, finding in enumerate(self):
+            if {finding.id, *(f"{finding.id}@{name}" for name in (finding.host, finding.variable) if name)} & {*names}:
+                self[at] = dataclasses.replace(finding, severity=IGNORED)
 
     def entries(self, width: int) -> t.Iterator[tuple[str, str]]:
         """Yield severity and text of each entry of the list, problems first.
@@ -134,8 +134,8 @@ class Findings(list[Finding]):
         :param width: columns of the terminal.
         """
         hosts: dict[tuple[str, str, str, str], list[str]] = {}
-        for one in sorted(self, key=lambda one: ORDER.index(one.severity)):
-            hosts.setdefault((one.severity, one.id, one.bare, one.do), []).extend(one.places)
+        for finding in sorted(self, key=lambda finding: ORDER.index(finding.severity)):
+            hosts.setdefault((finding.severity, finding.id, finding.bare, finding.do), []).extend(finding.places)
         lines: JsonObject = {"width": min(width, WIDTH), "initial_indent": INDENT, "subsequent_indent": INDENT, **WRAP}
         for (severity, id, bare, do), places in hosts.items():
             more = [f"and {len(places) - MOST_HOSTS} more"] if len(places) > MOST_HOSTS else []

@@ -68,44 +68,44 @@ class _Machines:
         :param machines: ``NAME`` or ``NAME=ADDRESS`` of each; a variable of the command line is a text.
         """
         words = machines.split(",") if isinstance(machines, str) else machines
-        found: dict[str, str] = {}
-        for name, equals, address in (one.partition("=") for one in words if one.strip()):
+        addresses: dict[str, str] = {}
+        for name, equals, address in (word.partition("=") for word in words if word.strip()):
             name, address = name.strip(), address.strip()
-            if name in found:
+            if name in addresses:
                 self.leave(name, variable, "named-twice", "names it twice")
                 continue
             try:
                 known = untrusted.host_name(name)
-                found[known] = untrusted.address(address) if address or equals else ""
+                addresses[known] = untrusted.address(address) if address or equals else ""
                 if not address:
                     untrusted.address(name)
             except untrusted.Refused as error:
                 self.leave(name, variable, error.code, f"{error}", address or name)
-        return found
+        return addresses
 
     def checked(self, nodes: t.Iterable[t.Mapping[str, t.Any]], server: str) -> list[_Node]:
         """Return the cluster's nodes by names that an inventory can have.
 
         :param server: the API server's URL.
         """
-        found = []
-        for one in nodes:
+        known = []
+        for row in nodes:
             try:
-                found.append(_Node(untrusted.host_name(one["name"]), one))
+                known.append(_Node(untrusted.host_name(row["name"]), row))
             except untrusted.Refused as error:
-                self.leave(str(one["name"]), "metadata.name", error.code, f"{error}")
-        shared = collections.Counter(address for node in found for address in node.announced)
+                self.leave(str(row["name"]), "metadata.name", error.code, f"{error}")
+        shared = collections.Counter(address for node in known for address in node.announced)
         host = ""
         with contextlib.suppress(untrusted.Refused):
             host = str(untrusted.other_machine(urlsplit(server).hostname or ""))
-        for node in found:
+        for node in known:
             code, why = node.refusal
             if not code and any(shared[address] > 1 for address in node.announced):
                 code, why = "same-address", "is that of another node, too"
             if not code and not node.control_plane and host in node.announced:
                 code, why = "api-server", API_SERVER
             node.refusal = code, why
-        return found
+        return known
 
 
 class _Node:
@@ -115,14 +115,14 @@ class _Node:
         self.name, self.data = name, data
         self.control_plane = any(label in data["labels"] for label in CONTROL_PLANE_LABELS)
         # A server of k3s or RKE2 is a worker, too, as long as nobody taints it.
-        repelled = any(one.get("effect") in REPELLING for one in data.get("taints") or ())
+        repelled = any(taint.get("effect") in REPELLING for taint in data.get("taints") or ())
         self.takes_pods = not (self.control_plane and repelled)
         self.given, self.address, self.refusal = data["address"], "", ("", "")
         try:
             # Without an address Ansible resolves the name.
-            found = untrusted.other_machine(self.given or name)
-            self.address = found if self.given else ""
-            self.announced = {found}
+            other = untrusted.other_machine(self.given or name)
+            self.address = other if self.given else ""
+            self.announced = {other}
         except untrusted.Refused as error:
             self.announced, self.refusal = set(), (error.code, str(error))
 
@@ -158,10 +158,10 @@ def initial_inventory(
         over_api = [] if ssh else list(gpus)
     else:
         known = machines.checked(nodes, server)
-        found = [node for node in known if _has_gpu(node.data)]
-        assumed = not found
-        gpu = found or [node for node in known if node.takes_pods]
-        closed = {node.name for node in known if not ssh or any(one in node.data["os"] for one in UNCHANGEABLE)}
+        with_gpu = [node for node in known if _has_gpu(node.data)]
+        assumed = not with_gpu
+        gpu = with_gpu or [node for node in known if node.takes_pods]
+        closed = {node.name for node in known if not ssh or any(system in node.data["os"] for system in UNCHANGEABLE)}
         over_api = [node.name for node in gpu if node.name in closed]
         by_ssh = [node for node in known if (node in gpu or node.control_plane) and node.name not in closed]
         for node in by_ssh:

@@ -27,7 +27,7 @@ def node_names(hosts: t.Iterable[str], hostvars: t.Mapping[str, t.Mapping[str, t
 def listed(given: t.Any) -> list[str]:
     """Return a list that may be text with commas, as from the command line or a survey of AWX."""
     words = given.split(",") if isinstance(given, str) else given
-    return [word for word in (str(one).strip() for one in words) if word]
+    return [word for word in (str(word).strip() for word in words) if word]
 
 
 BACKEND, ALLOCATION, EXCLUDE = "gpu_backend", "gpushare_allocation", "gpu_exclude"
@@ -59,8 +59,8 @@ def wanted_backends(
         allocation = own.get(ALLOCATION) or usual.get(ALLOCATION) or EXTENDER
         return {"node": node, "backend": str(backend), "allocation": str(allocation)}
 
-    found = [of(node) for node in dict.fromkeys([*nodes, *names])]
-    return [one for one in found if not nodes or one["node"] in nodes or one["backend"] != GPUSHARE]
+    rows = [of(node) for node in dict.fromkeys([*nodes, *names])]
+    return [row for row in rows if not nodes or row["node"] in nodes or row["backend"] != GPUSHARE]
 
 
 def card_exclusions(

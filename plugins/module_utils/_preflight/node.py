@@ -137,15 +137,15 @@ def examine(machine: Machine) -> list[Finding]:
     own = coreos.refusal(machine.host, machine.node["distribution"])
     if own:
         return [Finding("coreos", PROBLEM, "{reason}", "", machine.host, "gpu_nodes", {"reason": own})]
-    found = []
+    findings = []
     for id, function in CHECKS.items():
-        one = function(machine)
-        if one is not None:
-            found.append(dataclasses.replace(one, id=id, host=machine.host))
+        finding = function(machine)
+        if finding is not None:
+            findings.append(dataclasses.replace(finding, id=id, host=machine.host))
     for clash in driver_conflicts.conflicts(machine.driver_facts, **machine.options.driver()):
         fields = {"found": clash["found"], "remedy": clash["remedy"]}
-        found.append(Finding(clash["id"], PROBLEM, "{found}", "{remedy}", machine.host, "", fields, SUBJECT))
-    return found
+        findings.append(Finding(clash["id"], PROBLEM, "{found}", "{remedy}", machine.host, "", fields, SUBJECT))
+    return findings
 
 
 def described() -> dict[str, str]:
@@ -236,7 +236,9 @@ def _vgpu_driver(machine: Machine) -> Finding | None:
 @check("vgpu-licence")
 def _vgpu_licence(machine: Machine) -> Finding | None:
     """A vGPU has no licence: its driver slows it down, and later starts no CUDA program."""
-    without = [one for one in machine.node["driver"]["licences"] if not one["status"].startswith("Licensed")]
+    without = [
+        licence for licence in machine.node["driver"]["licences"] if not licence["status"].startswith("Licensed")
+    ]
     if not without:
         return None
     return _found(
@@ -244,7 +246,7 @@ def _vgpu_licence(machine: Machine) -> Finding | None:
         "has vGPUs without a licence: {cards}",
         "put a client configuration token into /etc/nvidia/ClientConfigToken and restart nvidia-gridd; "
         "'nvidia-smi -q' has the state",
-        cards=[f"{one['address']} ({one['status']})" for one in without],
+        cards=[f"{licence['address']} ({licence['status']})" for licence in without],
     )
 
 
@@ -304,7 +306,7 @@ def _nova_built_in(machine: Machine) -> Finding | None:
 def _initramfs(machine: Machine) -> Finding | None:
     """The blacklist file is there and an initramfs still lacks it: nouveau comes back with the next boot."""
     state = machine.node["nouveau"]
-    images = [one["path"] for one in state["images"] if one["nouveau"] and one["blacklist"] is False]
+    images = [image["path"] for image in state["images"] if image["nouveau"] and image["blacklist"] is False]
     if not state["files"].get(BLACKLIST) or not images:
         return None
     return _found(
@@ -331,7 +333,7 @@ def _boot(machine: Machine) -> Finding | None:
 def _kernel_module(machine: Machine) -> Finding | None:
     """A driver is installed, and the running or the newest kernel has no module of it (not built or not installed)."""
     modules = machine.node["kernel"]["modules"]
-    if not any(one["nvidia"] for one in modules.values()):
+    if not any(module["nvidia"] for module in modules.values()):
         return None
     # The boot loader takes the newest one.
     booted = {machine.node["kernel"]["release"], max(modules, key=natural)}
@@ -364,13 +366,13 @@ def _module_advice(node: GpuNode, missing: t.Sequence[str]) -> str:
 
 def _built_by_dkms(node: GpuNode) -> bool:
     """Return whether dkms builds the driver's modules; a package no-dkms and nvidia-fs don't show that."""
-    names = [one["module"] for one in node["dkms"]] + [name for name in node["packages"] if "dkms" in name]
+    names = [module["module"] for module in node["dkms"]] + [name for name in node["packages"] if "dkms" in name]
     return any("nvidia" in name and "no-dkms" not in name and not name.startswith(NO_DRIVER) for name in names)
 
 
 def _module_packages(node: GpuNode, missing: t.Sequence[str]) -> list[str]:
     """Return the names that packages for one kernel, such as linux-modules-nvidia-580-<kernel>, have for others."""
-    having = [release for release, one in node["kernel"]["modules"].items() if one["nvidia"]]
+    having = [release for release, module in node["kernel"]["modules"].items() if module["nvidia"]]
     prefixes = {
         name[: -len(release)]
         for name in node["packages"]
@@ -480,8 +482,8 @@ def _unheld(machine: Machine) -> Finding | None:
     # The packages of kernels of the flavour nvidia, and what follows the kernel, aren't the driver's to hold.
     loose = sorted(
         name
-        for name, one in machine.node["packages"].items()
-        if "nvidia" in name and not name.startswith("linux-") and not one["held"]
+        for name, package in machine.node["packages"].items()
+        if "nvidia" in name and not name.startswith("linux-") and not package["held"]
     )
     if not loose:
         return None
@@ -595,7 +597,7 @@ def _device_nodes(machine: Machine) -> Finding | None:
 @check("card-lost")
 def _lost(machine: Machine) -> Finding | None:
     """A card fell off the bus (Xid 79), needs a reset, or is missing from the driver's list."""
-    lost = sorted({one["address"] for one in machine.node["log"]["xids"] if one["code"] in FATAL_XIDS})
+    lost = sorted({xid["address"] for xid in machine.node["log"]["xids"] if xid["code"] in FATAL_XIDS})
     if lost:
         action = "drain it, reboot it, and have the card checked if they come again"
         return _found(WARNING, "has reported fatal errors (Xid) of {cards} since it was booted", action, cards=lost)
@@ -645,7 +647,7 @@ def _skew(machine: Machine) -> Finding | None:
 @check("stale-sources")
 def _stale_sources(machine: Machine) -> Finding | None:
     """Lists of the retired nvidia-docker repositories are there, beside which apt refuses a new one (Signed-By)."""
-    files = [one["file"] for one in machine.node["sources_stale"]]
+    files = [source["file"] for source in machine.node["sources_stale"]]
     if not files:
         return None
     what = "has {files} of NVIDIA's container repositories"
@@ -660,7 +662,8 @@ def _legacy_mode(machine: Machine) -> Finding | None:
     toolkit = machine.node["toolkit"]
     config = toolkit["config"]
     # Without a file the runtime has its defaults.
-    mode = config["mode"] if config else "auto" if toolkit["version"] else ""
+    default = "auto" if toolkit["version"] else ""
+    mode = config["mode"] if config else default
     version = (machine.installs_toolkit and machine.options.toolkit_version) or toolkit["version"]
     if not takes_cards_on_reload(mode, version) or machine.node["devices"]["char_links"]:
         return None

@@ -16,12 +16,12 @@ from .._actions.terminal import Display, show
 COLOURS = {PROBLEM: constants.COLOR_ERROR, WARNING: constants.COLOR_WARN}
 
 
-def report(display: Display, found: Findings) -> JsonObject:
+def report(display: Display, findings: Findings) -> JsonObject:
     """Print the findings and return the task's result, which doesn't fail: the role ends with one short sentence."""
     # A worker has no terminal; the display has measured that of ansible-playbook.
     width = shutil.get_terminal_size((display.columns, 24)).columns
-    entries = list(found.entries(width))
+    entries = list(findings.entries(width))
     for severity, text in entries:
         show(display, text, color=COLOURS.get(severity))
     problems = sum(severity == PROBLEM for severity, _text in entries)
-    return {"changed": False, "problems": problems, "findings": [one.result() for one in found]}
+    return {"changed": False, "problems": problems, "findings": [finding.result() for finding in findings]}

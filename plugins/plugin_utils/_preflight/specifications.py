@@ -72,15 +72,17 @@ def options(folder: Path = ROLES) -> dict[str, Option]:
 
     :param folder: the collection's roles.
     """
-    found = {name: Option(rules, EVERYWHERE) for name, rules in SHARED.items()}
+    options_by_name = {name: Option(rules, EVERYWHERE) for name, rules in SHARED.items()}
     for path in sorted(folder.glob("*/meta/argument_specs.yml")):
         entries = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         for entry in entries["argument_specs"].values():
             for name, spec in (entry.get("options") or {}).items():
                 rules = {rule: spec[rule] for rule in RULES if rule in spec}
-                places = PLACES.get(path.parts[-3], EVERYWHERE) | (found[name].places if name in found else frozenset())
-                found[name] = Option(rules, places)
-    return found
+                places = PLACES.get(path.parts[-3], EVERYWHERE) | (
+                    options_by_name[name].places if name in options_by_name else frozenset()
+                )
+                options_by_name[name] = Option(rules, places)
+    return options_by_name
 
 
 def prefixes(folder: Path = ROLES) -> tuple[str, ...]:

@@ -160,14 +160,18 @@ def examine(
     :param prefixes: beginnings of this collection's variables, longer ones first.
     :param cluster: there is a cluster; before there is one, its kubeconfig may be missing.
     """
-    found: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
+    by_text: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     for host in hosts:
-        for one in (*_values(options, host), *_missing_files(options, host, cluster), *_names(options, prefixes, host)):
-            found.setdefault((one.id, one.severity, one.text), (one, []))[1].append(host.host)
+        for finding in (
+            *_values(options, host),
+            *_missing_files(options, host, cluster),
+            *_names(options, prefixes, host),
+        ):
+            by_text.setdefault((finding.id, finding.severity, finding.text), (finding, []))[1].append(host.host)
     return Findings(
         # What is wrong everywhere is no matter of a host.
-        dataclasses.replace(one, hosts=tuple(names)) if len(names) < len(hosts) else one
-        for one, names in found.values()
+        dataclasses.replace(finding, hosts=tuple(names)) if len(names) < len(hosts) else finding
+        for finding, names in by_text.values()
     )
 
 
@@ -259,11 +263,11 @@ def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bo
 
 def _names(options: t.Mapping[str, Option], prefixes: t.Sequence[str], host: Variables) -> t.Iterator[Finding]:
     for name in host.effective:
-        prefix = next((one for one in prefixes if name.startswith(one)), "")
+        prefix = next((candidate for candidate in prefixes if name.startswith(candidate)), "")
         if not prefix or name in options or name in FACTS:
             continue
-        rests = [one.removeprefix(prefix) for one in options if one.startswith(prefix)]
-        others = [one for one in options if not one.startswith(prefix)]
+        rests = [option.removeprefix(prefix) for option in options if option.startswith(prefix)]
+        others = [option for option in options if not option.startswith(prefix)]
         rest = difflib.get_close_matches(name.removeprefix(prefix), rests, 1, CLOSE_REST)
         near = [prefix + rest[0]] if rest else difflib.get_close_matches(name, others, 1, CLOSE_NAME)
         # Others use prefixes such as image_ too, and inventories have variables that only other variables use.
@@ -286,9 +290,9 @@ def _texts(value: t.Any) -> t.Iterator[str]:
     """Yield every template in a value."""
     if isinstance(value, str) and "{" in value:
         yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    for one in inner:
-        yield from _texts(one)
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _shown(value: t.Any) -> str:

@@ -29,7 +29,7 @@ CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 8.0
 # The API server sends a bookmark about every minute, so silence for longer means that the peer is gone.
 WATCH_SILENCE_SECONDS = 100.0
-# Of an answer that is an error.
+# What is read of an error's answer, and shown of it.
 ERROR_BYTES, MESSAGE_LENGTH = 64 * 1024, 2000
 # Objects in the first answer of a list in pages, and the size that later ones should have: the API server holds each
 # of them whole.

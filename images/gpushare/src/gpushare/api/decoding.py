@@ -22,13 +22,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-# Of one object: its decoded form takes up to 25 times as much. Ordinary pods and nodes have 5 to 50 KiB.
+# An object's bytes: its decoded form takes up to 25 times as much. Ordinary pods and nodes have 5 to 50 KiB.
 WHOLE_BYTES = 128 * 1024
 # What is read at a time, in characters.
 PIECE_LENGTH = 64 * 1024
-# Of a kept string, before its escapes are decoded; an object's annotations have 256 KiB together.
+# A kept string's length, before its escapes are decoded; an object's annotations have 256 KiB together.
 STRING_LENGTH = 6 * 256 * 1024
-# Of a number or a name of JSON.
+# The length of a number or a name of JSON.
 WORD_LENGTH = 400
 # Keys that a shape doesn't name.
 MOST_OTHERS = 1000
@@ -92,9 +92,9 @@ class _Text:
     def peek(self) -> str:
         """Return the next character that is no space; empty at the end."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            assert found is not None
-            self._at = found.end()
+            match = _SPACE.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self.more():
@@ -102,9 +102,9 @@ class _Text:
 
     def take(self, wanted: str) -> None:
         """Read a character."""
-        found = self.peek()
-        if found != wanted:
-            raise ValueError(f"{found!r} stands where {wanted!r} is expected" if found else "it ends too early")
+        token = self.peek()
+        if token != wanted:
+            raise ValueError(f"{token!r} stands where {wanted!r} is expected" if token else "it ends too early")
         self._at += 1
 
     def end(self) -> None:
@@ -138,11 +138,11 @@ class _Text:
         if first == "{" and isinstance(shape, Mapping):
             return self._object(shape)
         if first == "[" and isinstance(shape, Each):
-            found = list[Any]()
-            for one in self.entries(shape.shape, kept=shape.most):
-                if len(found) < shape.most:
-                    found.append(one)
-            return found
+            values = list[Any]()
+            for entry in self.entries(shape.shape, kept=shape.most):
+                if len(values) < shape.most:
+                    values.append(entry)
+            return values
         if shape == ALL and first in ("{", "["):
             is_whole, value = self.whole(sys.maxsize)
             if not is_whole:
@@ -152,11 +152,13 @@ class _Text:
             return self.string()
         if shape is None or first in ("{", "["):
             self.skip()
-            return None if shape is None else {} if first == "{" else []
+            if shape is None:
+                return None
+            return {} if first == "{" else []
         return self._word(True)
 
     def _object(self, shape: Mapping[str, Shape]) -> dict[str, Any]:
-        found, others = dict[str, Any](), 0
+        members, others = dict[str, Any](), 0
         for key in self.names():
             inner = shape.get(key)
             if inner is None and OTHERS in shape:
@@ -165,8 +167,8 @@ class _Text:
             if inner is None:
                 self.skip()
             else:
-                found[key] = self.value(inner)
-        return found
+                members[key] = self.value(inner)
+        return members
 
     def names(self) -> Iterator[str]:
         """Yield the keys of an object; the caller reads each value before the next key."""
@@ -214,11 +216,11 @@ class _Text:
 
     def _goes_on(self, end: str) -> bool:
         """Read a comma, or the end of a list or an object."""
-        found = self.peek()
-        if found not in (",", end):
-            raise ValueError(f"{found!r} stands where ',' is expected" if found else "it ends too early")
+        token = self.peek()
+        if token not in (",", end):
+            raise ValueError(f"{token!r} stands where ',' is expected" if token else "it ends too early")
         self._at += 1
-        return found == ","
+        return token == ","
 
     def string(self, most: int = STRING_LENGTH) -> str:
         """Read a string; of a longer one the beginning."""
@@ -233,9 +235,9 @@ class _Text:
             length += len(part)
         raw = "".join(parts)
         if length > most:
-            found = _COMPLETE.match(raw[:most])
-            assert found is not None
-            raw = found[0]
+            match = _COMPLETE.match(raw[:most])
+            assert match is not None
+            raw = match[0]
         # Control characters are allowed: there are none in Go's JSON.
         value: str = json.loads(f'"{raw}"', strict=False)
         # Half of a pair.
@@ -245,11 +247,11 @@ class _Text:
         """Yield the text of a string, with its escapes, and read its end."""
         self._at += 1
         while True:
-            found = _CHARS.match(self._text, self._at)
-            assert found is not None
-            if found.end() > self._at:
-                yield found[0]
-            self._at = found.end()
+            match = _CHARS.match(self._text, self._at)
+            assert match is not None
+            if match.end() > self._at:
+                yield match[0]
+            self._at = match.end()
             if self._text[self._at : self._at + 1] == '"':
                 self._at += 1
                 return
@@ -260,10 +262,10 @@ class _Text:
     def _word(self, is_kept: bool) -> Any:
         text = ""
         while True:
-            found = _WORD.match(self._text, self._at)
-            assert found is not None
-            text = (text + found[0])[: WORD_LENGTH + 1]
-            self._at = found.end()
+            match = _WORD.match(self._text, self._at)
+            assert match is not None
+            text = (text + match[0])[: WORD_LENGTH + 1]
+            self._at = match.end()
             if self._at < len(self._text) or not self.more():
                 break
         if not text:
@@ -296,9 +298,9 @@ class _Text:
                 self._word(False)
             if not depth:
                 return
-            found = _RUN.match(self._text, self._at)
-            assert found is not None
-            self._at = found.end()
+            match = _RUN.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
 
 
 def _reduced(value: Any, shape: Shape) -> Any:
@@ -308,17 +310,17 @@ def _reduced(value: Any, shape: Shape) -> Any:
     if isinstance(value, dict):
         if not isinstance(shape, Mapping):
             return {}
-        found, others = dict[str, Any](), 0
-        for key, one in value.items():
+        members, others = dict[str, Any](), 0
+        for key, member in value.items():
             inner = shape.get(key)
             if inner is None and OTHERS in shape:
                 others += 1
                 inner = shape[OTHERS] if others <= MOST_OTHERS else None
             if inner is not None:
-                found[key] = _reduced(one, inner)
-        return found
+                members[key] = _reduced(member, inner)
+        return members
     if isinstance(value, list):
-        return [_reduced(one, shape.shape) for one in value[: shape.most]] if isinstance(shape, Each) else []
+        return [_reduced(item, shape.shape) for item in value[: shape.most]] if isinstance(shape, Each) else []
     return value
 
 
@@ -392,8 +394,8 @@ class _Lines:
         It must be read whole before the next one.
         """
         held, size = list[bytes](), 0
-        while (found := self._part()) is not None:
-            part, is_end = found
+        while (piece := self._part()) is not None:
+            part, is_end = piece
             held.append(part)
             size += len(part)
             if is_end:
@@ -407,9 +409,9 @@ class _Lines:
         return None
 
     def _rest(self) -> Iterator[bytes]:
-        while (found := self._part()) is not None:
-            yield found[0]
-            if found[1]:
+        while (piece := self._part()) is not None:
+            yield piece[0]
+            if piece[1]:
                 return
 
     def _part(self) -> tuple[bytes, bool] | None:

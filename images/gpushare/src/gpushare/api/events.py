@@ -119,7 +119,7 @@ class Events:
                 return False
             self._last_sent[key] = now
             if len(self._last_sent) > 1000:
-                self._last_sent = {one: at for one, at in self._last_sent.items() if now - at < self._repeat}
+                self._last_sent = {sent: at for sent, at in self._last_sent.items() if now - at < self._repeat}
             return True
 
     def _run(self) -> None:

@@ -61,14 +61,14 @@ _SPEC: Shape = {
     "initContainers": _CONTAINERS,
     "ephemeralContainers": _CONTAINERS,
     "resourceClaims": Each({"name": LEAF, "resourceClaimName": LEAF, "resourceClaimTemplateName": LEAF}, 1000),
-    # Of Leases.
+    # Fields of Leases.
     **dict.fromkeys(("holderIdentity", "leaseDurationSeconds", "acquireTime", "renewTime", "leaseTransitions"), LEAF),
-    # Of ResourceSlices.
+    # Fields of ResourceSlices.
     "driver": LEAF,
     "pool": {OTHERS: LEAF},
     "devices": Each(_DEVICE, 1000),
     **dict.fromkeys(("allNodes", "nodeSelector", "perDeviceNodeSelection", "sharedCounters"), LEAF),
-    # Of bindings of admission policies.
+    # Fields of bindings of admission policies.
     "validationActions": Each(LEAF, 100),
 }
 _ALLOCATION: Shape = {
@@ -90,14 +90,14 @@ _STATUS: Shape = {
     # Where kube-scheduler has evicted pods for this one.
     "nominatedNodeName": LEAF,
     "resourceClaimStatuses": Each({"name": LEAF}, 1000),
-    # Of nodes.
+    # Fields of nodes.
     "capacity": _COUNTS,
     "allocatable": _COUNTS,
     "nodeInfo": {"kubeletVersion": LEAF, "containerRuntimeVersion": LEAF},
-    # Of claims.
+    # Fields of claims.
     "allocation": _ALLOCATION,
     "reservedFor": Each(dict.fromkeys(("resource", "apiGroup", "name", "uid"), LEAF)),
-    # Of reviews.
+    # Fields of reviews.
     **dict.fromkeys(("authenticated", "allowed", "denied", "error", "reason"), LEAF),
     "user": {"username": LEAF, "uid": LEAF, "groups": Each(LEAF, 10_000), "extra": {OTHERS: Each(LEAF, 1000)}},
 }

@@ -8,7 +8,7 @@ import typing as t
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 
-# Of annotations; those that the servers write are shorter.
+# An annotation's length; those that the servers write are shorter.
 ANNOTATION_LENGTH = 600
 LENGTHS = {
     contract.POD_ALLOCATION: 8192,
@@ -28,15 +28,15 @@ def kept_containers(
 
     :param is_kept: of a container without units, whether it is returned as well.
     """
-    found, numbers = list[JsonObject](), {True: 0, False: 0}
-    for one in containers:
-        asks = contract.container_units(one) > 0
-        if (asks or is_kept(one)) and numbers[asks] <= contract.MOST_SHARES:
+    kept, numbers = list[JsonObject](), {True: 0, False: 0}
+    for container in containers:
+        asks = contract.container_units(container) > 0
+        if (asks or is_kept(container)) and numbers[asks] <= contract.MOST_SHARES:
             numbers[asks] += 1
-            found.append(one)
-        elif len(found) <= contract.MOST_CONTAINERS:
-            found.append(_NO_CONTAINER)
-    return found
+            kept.append(container)
+        elif len(kept) <= contract.MOST_CONTAINERS:
+            kept.append(_NO_CONTAINER)
+    return kept
 
 
 def kept_annotations(annotations: t.Mapping[str, t.Any], names: t.Iterable[str]) -> dict[str, str]:

@@ -308,7 +308,7 @@ class Mirror(Generic[T]):
 
         :raises _OlderState: the current one is older.
         """
-        # Of one object, which needn't exist: in a list of all namespaces the API server would read each object.
+        # One object, which needn't exist: for a list of all namespaces the API server would read each object.
         parent, _slash, kind = self._path.rpartition("/")
         path = f"{parent}/{kind}" if kind in CLUSTER_SCOPED else f"{parent}/namespaces/default/{kind}"
         query = {"fieldSelector": "metadata.name=gpushare", "limit": "1"}

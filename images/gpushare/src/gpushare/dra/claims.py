@@ -108,11 +108,11 @@ class Claim:
 
         :param request: of a container, which has all of that container's; empty for all.
         """
-        found: dict[str, int] = {}
-        for one in self.shares:
-            if not request or container_of(request) == container_of(one.request):
-                found[one.device] = found.get(one.device, 0) + one.mib
-        return found
+        mib_by_device: dict[str, int] = {}
+        for share in self.shares:
+            if not request or container_of(request) == container_of(share.request):
+                mib_by_device[share.device] = mib_by_device.get(share.device, 0) + share.mib
+        return mib_by_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,20 +153,21 @@ def parse(obj: JsonObject, uid: str, node: str) -> Claim:
     devices = (status.get("allocation") or {}).get("devices")
     if devices is None:
         raise ClaimRefused(Code.CLAIM_NOT_ALLOCATED, f"claim {key} isn't allocated; the scheduler does that")
-    for one in devices.get("config") or []:
-        if (one.get("opaque") or {}).get("driver") == DRIVER:
-            text = f"claim {key} has a configuration for {DRIVER} (source {one.get('source')}); there is none yet"
+    for configuration in devices.get("config") or []:
+        if (configuration.get("opaque") or {}).get("driver") == DRIVER:
+            source = configuration.get("source")
+            text = f"claim {key} has a configuration for {DRIVER} (source {source}); there is none yet"
             raise ClaimRefused(Code.UNSUPPORTED_CLAIM, text)
-    ours = [one for one in devices.get("results") or [] if one.get("driver") == DRIVER]
+    ours = [result for result in devices.get("results") or [] if result.get("driver") == DRIVER]
     return Claim(
         uid,
         str(metadata.get("namespace", "")),
         str(metadata.get("name", "")),
-        tuple(_share(one, key, node) for one in ours),
+        tuple(_share(result, key, node) for result in ours),
         tuple(
-            Pod(str(one.get("name", "")), str(one.get("uid", "")))
-            for one in status.get("reservedFor") or []
-            if one.get("resource") == "pods" and not one.get("apiGroup")
+            Pod(str(consumer.get("name", "")), str(consumer.get("uid", "")))
+            for consumer in status.get("reservedFor") or []
+            if consumer.get("resource") == "pods" and not consumer.get("apiGroup")
         ),
     )
 
@@ -251,10 +252,10 @@ def check_room(
         if not card.healthy:
             code = contract.Reason(card.code) if card.code else contract.Reason.CARD_LOST
             raise ClaimRefused(code, f"claim {claim.key}: card {card.index} ({card.uuid}) {card.reason}")
-        holders = [one for one in prepared if device in one.mib()]
-        held = sum(one.mib()[device] for one in holders)
+        holders = [holder for holder in prepared if device in holder.mib()]
+        held = sum(holder.mib()[device] for holder in holders)
         if held + mib > card.shared_mib:
-            taken = {one.key: lost[one.uid].mib.get(device, 0) for one in holders if one.uid in lost}
+            taken = {holder.key: lost[holder.uid].mib.get(device, 0) for holder in holders if holder.uid in lost}
             free, count = max(0, card.shared_mib - held), len(holders)
             text = (
                 f"claim {claim.key} is allocated {mib} MiB of card {card.index}, and {free} of its {card.shared_mib} "
@@ -269,11 +270,11 @@ def check_room(
             raise ClaimRefused(
                 Code.CARD_FULL,
                 text,
-                (one.uid for one in holders),
+                (holder.uid for holder in holders),
                 {
                     "card": card.index,
                     "free_mib": free,
-                    "holders": sorted(one.key for one in holders),
+                    "holders": sorted(holder.key for holder in holders),
                     "without_booking": sorted(key for key, number in taken.items() if number),
                 },
             )
@@ -298,8 +299,8 @@ def from_json(value: JsonObject) -> Claim:
             str(value["namespace"]),
             str(value["name"]),
             tuple(
-                Share(str(one["request"]), str(one["device"]), str(one["share"]), int(one["mib"]))
-                for one in value["shares"]
+                Share(str(share["request"]), str(share["device"]), str(share["share"]), int(share["mib"]))
+                for share in value["shares"]
             ),
             tuple(Pod(str(name), str(uid)) for name, uid in value["pods"]),
         )

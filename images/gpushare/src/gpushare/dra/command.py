@@ -137,7 +137,7 @@ class Driver:
         self._roots: dict[str, str] = {}
         # What is announced, without an order: None until the cards are known.
         self._announced: tuple[t.Sequence[contract.Card], slices.Facts] | None = None
-        # Of two threads that announce, the last one has read the claims last.
+        # Threads announce in the order in which they read the claims.
         self._announcing = threading.Lock()
         self._folder = options.kubelet_dir / "plugins" / DRIVER
         self._lock_file: t.IO[str] | None = None
@@ -379,7 +379,7 @@ class Driver:
         violations = self.enforcer.violations
         self.metrics.limits(self.enforcer.state, usage, self.enforcer.corrected, violations)
         if self.options.evict:
-            holders = [one for one in violations if one.holds]
+            holders = [violation for violation in violations if violation.holds]
             self.evictions.once([*holders, *self._without_claims()], self.limits.pods())
 
     def _without_claims(self) -> list[Violation]:
@@ -403,14 +403,14 @@ class Driver:
 
     def _listing(self) -> list[PodClaims] | None:
         try:
-            found = self.listing.list()
+            pods = self.listing.list()
         except Unreadable as error:
             if not self._unlisted:
                 log.warning("%s; claims aren't compared with it now", error)
             self._unlisted = True
             return None
         self._unlisted = False
-        return found
+        return pods
 
     def _is_alive(self, pod: Pod) -> bool:
         return self.limits.is_alive(pod.uid)

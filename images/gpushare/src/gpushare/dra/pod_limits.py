@@ -48,7 +48,7 @@ class FolderCgroups:
         return self._cgroups.own()
 
     def folders(self, containers: t.Collection[str]) -> dict[str, str]:
-        return {one: one for one in containers if os.path.isdir(one)}
+        return {container: container for container in containers if os.path.isdir(container)}
 
     def populated(self, folder: str) -> bool:
         return self._cgroups.populated(folder)
@@ -57,42 +57,42 @@ class FolderCgroups:
 def mib_by_card(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, int]:
     """Return the MiB of claims by card (UUID)."""
     by_device = {device_name(card.uuid): card.uuid for card in cards}
-    found: dict[str, int] = {}
+    mib_by_uuid: dict[str, int] = {}
     for claim in claims:
         for device, mib in claim.mib().items():
             if uuid := by_device.get(device):
-                found[uuid] = found.get(uuid, 0) + mib
-    return found
+                mib_by_uuid[uuid] = mib_by_uuid.get(uuid, 0) + mib
+    return mib_by_uuid
 
 
 def mib_of_pod(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, int]:
     """Return the MiB that one pod has of its claims by card (UUID): an equal part of each that others share."""
-    found: dict[str, int] = {}
+    mib_by_uuid: dict[str, int] = {}
     for claim in claims:
         for uuid, mib in mib_by_card(cards, [claim]).items():
-            found[uuid] = found.get(uuid, 0) + mib // max(1, len(claim.pods))
-    return found
+            mib_by_uuid[uuid] = mib_by_uuid.get(uuid, 0) + mib // max(1, len(claim.pods))
+    return mib_by_uuid
 
 
 def _parts(cards: t.Sequence[contract.Card], claims: t.Iterable[Claim]) -> dict[str, set[int]]:
     """Return the MiB that a container may have by card (UUID): those of one request."""
     by_device = {device_name(card.uuid): card.uuid for card in cards}
-    found: dict[str, set[int]] = {}
+    parts: dict[str, set[int]] = {}
     for claim in claims:
-        for request in {one.request for one in claim.shares}:
+        for request in {share.request for share in claim.shares}:
             for device, mib in claim.mib(request).items():
                 if uuid := by_device.get(device):
-                    found.setdefault(uuid, set()).add(mib)
-    return found
+                    parts.setdefault(uuid, set()).add(mib)
+    return parts
 
 
 def by_pod(claims: t.Iterable[Claim]) -> dict[str, tuple[str, list[Claim]]]:
     """Return each pod's key and claims by its UID."""
-    found: dict[str, tuple[str, list[Claim]]] = {}
+    claims_by_pod: dict[str, tuple[str, list[Claim]]] = {}
     for claim in claims:
         for pod in claim.pods:
-            found.setdefault(pod.uid, (f"{claim.namespace}/{pod.name}", []))[1].append(claim)
-    return found
+            claims_by_pod.setdefault(pod.uid, (f"{claim.namespace}/{pod.name}", []))[1].append(claim)
+    return claims_by_pod
 
 
 def _users(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) -> int:
@@ -100,9 +100,9 @@ def _users(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) 
     uids = {claim.uid for claim in claims}
     return max(
         (
-            one.containers
-            for one in listing
-            if f"{one.namespace}/{one.name}" == key and any(claim_of(name) in uids for name in one.cdi)
+            pod.containers
+            for pod in listing
+            if f"{pod.namespace}/{pod.name}" == key and any(claim_of(name) in uids for name in pod.cdi)
         ),
         default=0,
     )
@@ -132,7 +132,7 @@ class PodLimits:
         :raises ClaimRefused: limits are required, and one can't be set.
         """
         pods = by_pod(self._claims())
-        # Of several pods kubelet may have started this one only, or ended one already.
+        # Where a claim has several pods, kubelet may have started this one only, or ended one already.
         there = [pod for pod in claim.pods if self.is_alive(pod.uid)] or claim.pods
         problems = [problem for pod in there if (problem := self._hold(pod.uid, *pods.get(pod.uid, ("", []))))]
         if problems and self._enforcer.mode == "required":
@@ -168,8 +168,8 @@ class PodLimits:
         counts = {card.uuid: sum(1 for claim in claims if device_name(card.uuid) in claim.mib()) for card in cards}
         # A sandbox is a container, too; so the claims are counted.
         return {
-            uuid: Usage(counts[uuid], promised.get(uuid, 0), found.used_mib)
-            for uuid, found in self._enforcer.usage.items()
+            uuid: Usage(counts[uuid], promised.get(uuid, 0), usage.used_mib)
+            for uuid, usage in self._enforcer.usage.items()
         }
 
     def pods(self) -> list[JsonObject]:

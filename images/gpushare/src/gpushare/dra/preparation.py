@@ -108,16 +108,16 @@ class Preparation:
 
         :raises OSError: the records can't be read.
         """
-        found = self._records.load()
-        self._specify(found)
+        records = self._records.load()
+        self._specify(records)
         try:
-            for uid in self._specs.sweep(found):
+            for uid in self._specs.sweep(records):
                 log.info("the CDI specification of claim %s is removed, since nobody has prepared it", uid)
         except OSError as error:
             log.error("the CDI specifications of claims that nobody has prepared can't be removed: %s", error)
         with self._lock:
-            self._prepared = found
-        log.info("%d prepared claims", len(found))
+            self._prepared = records
+        log.info("%d prepared claims", len(records))
 
     @property
     def problem(self) -> str | None:
@@ -130,10 +130,10 @@ class Preparation:
         """Why no specification can be written by this process; empty if it can."""
         return self._specs.removed
 
-    def _specify(self, found: t.Mapping[str, Record]) -> None:
+    def _specify(self, records: t.Mapping[str, Record]) -> None:
         """Write the specifications of records."""
         self._problem = None
-        for uid, record in found.items():
+        for uid, record in records.items():
             try:
                 self._specs.put(uid, record.specification)
             except OSError as error:
@@ -253,8 +253,8 @@ class Preparation:
         if known is not None and known.claim.shares == claim.shares:
             # kubelet keeps the devices of the first answer, so the answer stays; only the pods may be others.
             return known, Record(claim, known.devices, known.specification)
-        others = [one.claim for uid, one in self._known().items() if uid != claim.uid]
-        lost = {uid: one.unbooked for uid, one in self._known().items() if one.unbooked}
+        others = [record.claim for uid, record in self._known().items() if uid != claim.uid]
+        lost = {uid: record.unbooked for uid, record in self._known().items() if record.unbooked}
         claims.check_room(claim, cards, others, lost)
         mib = claim.mib()
         uuids = {card.uuid: mib[device] for card in cards if (device := claims.device_name(card.uuid)) in mib}
@@ -267,10 +267,10 @@ class Preparation:
         return known, specifications.record(claim, cards, self._node, self._unit, injected, self.limits)
 
     def _read(self, ref: ClaimRef) -> JsonObject:
-        found = self._find(ref)
-        if found is None:
+        live = self._find(ref)
+        if live is None:
             raise ClaimRefused(Code.CLAIM_NOT_FOUND, f"claim {ref.namespace}/{ref.name} doesn't exist any more")
-        return found
+        return live
 
     def _find(self, ref: ClaimRef, query: str = "") -> JsonObject | None:
         """Return the claim of a name; None if the API server says that there is none.
@@ -309,7 +309,7 @@ class Preparation:
     def unbooked(self) -> list[tuple[Claim, Unbooked]]:
         """Return the prepared claims that hold memory which they don't have in the API, as far as that is known."""
         with self._lock:
-            return [(one.claim, one.unbooked) for one in (self._prepared or {}).values() if one.unbooked]
+            return [(record.claim, record.unbooked) for record in (self._prepared or {}).values() if record.unbooked]
 
     def check_booking(self) -> None:
         """Read one prepared claim from the API, if one is due: the one that was read longest ago.

@@ -31,7 +31,7 @@ RETRY_SECONDS = 2.0
 # Node object that a new one has replaced.
 WRITES_PER_SECOND, WRITES_AT_ONCE = 1.0, 20
 PAUSE_SECONDS = 0.2
-# Of this driver on this node, 64 cards each, whoever wrote them; each is kept as objects of at most 3 MB.
+# Slices of this driver on this node, 64 cards each, whoever wrote them; each is kept as objects of at most 3 MB.
 MOST_SLICES = 32
 
 
@@ -110,7 +110,7 @@ class Publisher:
             self.wake()
             return
         if self._drops_taints:
-            wanted = [one for one in wanted if "taints" not in one]
+            wanted = [wanted_slice for wanted_slice in wanted if "taints" not in wanted_slice]
         try:
             plan = slices.plan(self._node, self._owner(), wanted, self.mirror.items(), self._generation)
             if not plan.empty and not self._bucket.take(time.monotonic()):
@@ -178,8 +178,8 @@ class Publisher:
         self._version = max(self._version, int((answer.get("metadata") or {}).get("resourceVersion") or 0))
 
 
-def _has_taints(one: JsonObject) -> bool:
-    return any(each.get("taints") for each in (one.get("spec") or {}).get("devices") or [])
+def _has_taints(resource_slice: JsonObject) -> bool:
+    return any(each.get("taints") for each in (resource_slice.get("spec") or {}).get("devices") or [])
 
 
 def _path(name: str) -> str:

@@ -98,7 +98,7 @@ class Records:
         :raises OSError: the folder can't be used.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         for file in sorted(self._folder.iterdir()):
             if file.name.endswith(_TEMPORARY):
                 file.unlink()
@@ -111,8 +111,8 @@ class Records:
                     log.error("%s can't be read and is renamed: %s", file, error)
                     file.replace(file.with_name(file.name + _DAMAGED))
                 else:
-                    found[file.stem] = record
-        return found
+                    records[file.stem] = record
+        return records
 
     def put(self, record: Record) -> None:
         """Write a record.
@@ -138,7 +138,7 @@ def _encode(record: Record) -> JsonObject:
     return {
         "version": VERSION,
         "claim": to_json(record.claim),
-        "devices": [dataclasses.asdict(one) for one in record.devices],
+        "devices": [dataclasses.asdict(device) for device in record.devices],
         "specification": record.specification,
         **({"unbooked": {"code": lost.code, "mib": dict(lost.mib)}} if lost else {}),
     }
@@ -150,13 +150,13 @@ def _decode(value: t.Any) -> Record:
             raise ValueError(f"it has version {value['version']}, and this is version {VERSION}")
         devices = tuple(
             Device(
-                str(one["request"]),
-                str(one["pool"]),
-                str(one["name"]),
-                tuple(map(str, one["cdi"])),
-                str(one["share"]),
+                str(device["request"]),
+                str(device["pool"]),
+                str(device["name"]),
+                tuple(map(str, device["cdi"])),
+                str(device["share"]),
             )
-            for one in value["devices"]
+            for device in value["devices"]
         )
         specification = value["specification"]
         if not isinstance(specification, dict):

@@ -28,7 +28,7 @@ UNHEALTHY = f"{DRIVER}/unhealthy"
 # On a card of which a pod holds memory that its claim doesn't have in the API; its value is what became of the claim.
 UNBOOKED = f"{DRIVER}/memory-without-claim"
 PCI_BUS, PCIE_ROOT = "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot"
-# Of an attribute's value, and of an object's name.
+# Characters of an attribute's value, and of an object's name.
 VALUE_LENGTH, NAME_LENGTH = 64, 253
 _SUFFIXES = ("Mi", "Gi", "Ti", "Pi")
 
@@ -59,8 +59,8 @@ def quantity(mib: int) -> str:
 
 def semantic_version(text: str) -> str:
     """Convert a driver's version, as ``580.95.05``, to three numbers without leading zeros; empty for others."""
-    found = re.fullmatch(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", text)
-    return ".".join(str(int(part or 0)) for part in found.groups()) if found else ""
+    match = re.fullmatch(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", text)
+    return ".".join(str(int(part or 0)) for part in match.groups()) if match else ""
 
 
 def device(card: contract.Card, unit: str, facts: Facts, unbooked: str = "") -> JsonObject:
@@ -79,9 +79,9 @@ def device(card: contract.Card, unit: str, facts: Facts, unbooked: str = "") -> 
         PCIE_ROOT: {"string": facts.roots.get(card.uuid, "")},
     }
     mib = contract.MIB_PER_UNIT[unit]
-    whole, one = quantity(card.units * mib), quantity(mib)
+    whole, step = quantity(card.units * mib), quantity(mib)
     # The API server refuses a step that can't be taken.
-    policy: JsonObject = {"validRange": {"min": one, "step": one}} if card.units > 1 else {"validValues": [whole]}
+    policy: JsonObject = {"validRange": {"min": step, "step": step}} if card.units > 1 else {"validValues": [whole]}
     made: JsonObject = {
         "name": device_name(card.uuid),
         "attributes": {name: value for name, value in attributes.items() if "" not in value.values()},
@@ -118,11 +118,14 @@ def devices(
     return [device(card, unit, facts, lost.get(device_name(card.uuid), "")) for card in placed]
 
 
-def trimmed(one: JsonObject) -> JsonObject:
+def trimmed(resource_slice: JsonObject) -> JsonObject:
     """Return a slice without what others record about it."""
-    metadata = one.get("metadata") or {}
+    metadata = resource_slice.get("metadata") or {}
     kept = ("name", "resourceVersion", "ownerReferences")
-    return {"metadata": {key: metadata[key] for key in kept if key in metadata}, "spec": one.get("spec") or {}}
+    return {
+        "metadata": {key: metadata[key] for key in kept if key in metadata},
+        "spec": resource_slice.get("spec") or {},
+    }
 
 
 def announced_cards(current: t.Iterable[JsonObject], unit: str) -> list[contract.Card]:
@@ -131,17 +134,17 @@ def announced_cards(current: t.Iterable[JsonObject], unit: str) -> list[contract
     :param current: the slices in the API.
     :param unit: of the cluster's shares, GiB or MiB.
     """
-    found: dict[int, contract.Card] = {}
-    for one in current:
-        for each in (one.get("spec") or {}).get("devices") or []:
+    cards: dict[int, contract.Card] = {}
+    for resource_slice in current:
+        for each in (resource_slice.get("spec") or {}).get("devices") or []:
             attributes, capacity = each.get("attributes") or {}, (each.get("capacity") or {}).get(MEMORY) or {}
             uuid = str((attributes.get("uuid") or {}).get("string", ""))
             index = (attributes.get("index") or {}).get("int")
             mib = contract.quantity(capacity.get("value")) >> 20
             if device_name(uuid) == each.get("name") and isinstance(index, int) and index >= 0:
                 model = str((attributes.get("model") or {}).get("string", ""))
-                found[index] = contract.Card(index, uuid, 0, mib, contract.units_of(mib, unit), model=model)
-    return [found[index] for index in sorted(found)]
+                cards[index] = contract.Card(index, uuid, 0, mib, contract.units_of(mib, unit), model=model)
+    return [cards[index] for index in sorted(cards)]
 
 
 def slice_name(node: str, number: int) -> str:
@@ -183,38 +186,48 @@ def plan(
     :param generation: the highest one that was written before.
     """
     groups = [wanted[at : at + DEVICES_PER_SLICE] for at in range(0, len(wanted), DEVICES_PER_SLICE)] or [[]]
-    known = {str(one["metadata"]["name"]): one for one in current}
+    known = {str(resource_slice["metadata"]["name"]): resource_slice for resource_slice in current}
     names = [slice_name(node, number) for number in range(len(groups))]
     present = [known.get(name) for name in names]
-    generations = {_generation(one) for one in known.values()}
+    generations = {_generation(resource_slice) for resource_slice in known.values()}
     highest = max([generation, *generations])
     right = [
-        one is not None and _same(one, node, owner, group, len(groups))
-        for one, group in zip(present, groups, strict=True)
+        resource_slice is not None and _same(resource_slice, node, owner, group, len(groups))
+        for resource_slice, group in zip(present, groups, strict=True)
     ]
     # One that was deleted comes back as it was; all others are still complete with it.
-    kept = {_generation(one) for one, is_right in zip(present, right, strict=True) if one is not None and is_right}
-    is_same = len(kept) <= 1 and all(is_right or one is None for one, is_right in zip(present, right, strict=True))
+    kept = {
+        _generation(resource_slice)
+        for resource_slice, is_right in zip(present, right, strict=True)
+        if resource_slice is not None and is_right
+    }
+    is_same = len(kept) <= 1 and all(
+        is_right or resource_slice is None for resource_slice, is_right in zip(present, right, strict=True)
+    )
     now = kept.pop() if is_same and kept else highest + 1
     create, replace = [], []
-    for name, one, group, is_right in zip(names, present, groups, right, strict=True):
-        if is_right and one is not None and _generation(one) == now:
+    for name, resource_slice, group, is_right in zip(names, present, groups, right, strict=True):
+        if is_right and resource_slice is not None and _generation(resource_slice) == now:
             continue
         made = _object(name, node, owner, group, now, len(groups))
-        if one is None:
+        if resource_slice is None:
             create.append(made)
         else:
-            made["metadata"]["resourceVersion"] = one["metadata"]["resourceVersion"]
-            _keep_times(made, one)
+            made["metadata"]["resourceVersion"] = resource_slice["metadata"]["resourceVersion"]
+            _keep_times(made, resource_slice)
             replace.append(made)
     # What can't be changed in place; it is made again in the next pass.
-    fixed = [one for one in replace if _fixed(one) != _fixed(known[one["metadata"]["name"]])]
+    fixed = [
+        resource_slice
+        for resource_slice in replace
+        if _fixed(resource_slice) != _fixed(known[resource_slice["metadata"]["name"]])
+    ]
     stale = [name for name in known if name not in names]
     return Plan(
         now,
         tuple(create),
-        tuple(one for one in replace if one not in fixed),
-        tuple([*stale, *(one["metadata"]["name"] for one in fixed)]),
+        tuple(resource_slice for resource_slice in replace if resource_slice not in fixed),
+        tuple([*stale, *(resource_slice["metadata"]["name"] for resource_slice in fixed)]),
     )
 
 
@@ -237,31 +250,33 @@ def _object(name: str, node: str, owner: str, group: t.Sequence[JsonObject], gen
     }
 
 
-def _same(one: JsonObject, node: str, owner: str, group: t.Sequence[JsonObject], count: int) -> bool:
+def _same(resource_slice: JsonObject, node: str, owner: str, group: t.Sequence[JsonObject], count: int) -> bool:
     """Return whether a slice is as wanted, whatever its generation."""
-    made = _object(str(one["metadata"]["name"]), node, owner, group, _generation(one), count)
-    spec, owners = one.get("spec") or {}, one["metadata"].get("ownerReferences") or []
-    found = [_timeless(each) for each in spec.get("devices") or []]
+    made = _object(str(resource_slice["metadata"]["name"]), node, owner, group, _generation(resource_slice), count)
+    spec, owners = resource_slice.get("spec") or {}, resource_slice["metadata"].get("ownerReferences") or []
+    devices = [_timeless(each) for each in spec.get("devices") or []]
     return (
         [row.get("uid") for row in owners] == [owner]
-        and {**spec, "devices": found} == made["spec"]
+        and {**spec, "devices": devices} == made["spec"]
         and made["spec"]["pool"] == spec.get("pool")
     )
 
 
-def _generation(one: JsonObject) -> int:
-    return int(((one.get("spec") or {}).get("pool") or {}).get("generation") or 0)
+def _generation(resource_slice: JsonObject) -> int:
+    return int(((resource_slice.get("spec") or {}).get("pool") or {}).get("generation") or 0)
 
 
-def _fixed(one: JsonObject) -> tuple[t.Any, ...]:
-    spec = one.get("spec") or {}
+def _fixed(resource_slice: JsonObject) -> tuple[t.Any, ...]:
+    spec = resource_slice.get("spec") or {}
     return spec.get("driver"), spec.get("nodeName"), (spec.get("pool") or {}).get("name")
 
 
-def _timeless(one: JsonObject) -> JsonObject:
+def _timeless(device: JsonObject) -> JsonObject:
     """Return a device without the times that the API server adds to its taints."""
-    taints = [{key: value for key, value in taint.items() if key != "timeAdded"} for taint in one.get("taints") or []]
-    return {**one, "taints": taints} if taints else one
+    taints = [
+        {key: value for key, value in taint.items() if key != "timeAdded"} for taint in device.get("taints") or []
+    ]
+    return {**device, "taints": taints} if taints else device
 
 
 def _keep_times(made: JsonObject, before: JsonObject) -> None:

@@ -26,11 +26,6 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _PREFIX, _ENDING = f"{DRIVER}-claim-", ".json"
 
 
-def cdi_name(uid: str, number: int) -> str:
-    """Return the CDI name of a claim's share."""
-    return f"{KIND}={uid}-{number}"
-
-
 def claim_of(name: str) -> str:
     """Return the UID of the claim in a CDI name; empty if it isn't ours."""
     kind, _equals, device = name.partition("=")
@@ -55,10 +50,10 @@ def record(
     :param limits: returns the variables of a hard limit, by MiB by card (UUID).
     """
     by_device = {device_name(card.uuid): card for card in cards}
-    total = contract.units_of(sum(one.mib for one in claim.shares), unit)
+    total = contract.units_of(sum(part.mib for part in claim.shares), unit)
     devices, entries = [], list[JsonObject]()
     for number, share in enumerate(claim.shares):
-        card, name = by_device[share.device], cdi_name(claim.uid, number)
+        card, name = by_device[share.device], f"{KIND}={claim.uid}-{number}"
         own = {by_device[device].uuid: mib for device, mib in claim.mib(share.request).items()}
         variables = {
             # With CDI names NVIDIA's runtime must add nothing, in any of its modes.
@@ -84,11 +79,11 @@ def check_variable(claim: Claim, others: t.Iterable[Claim]) -> None:
     :raises ClaimRefused: its requests have different cards, or a pod has another claim.
     """
     why = "a container's cards can only be told apart by CDI; see --device-injection and NVIDIA's CDI specification"
-    if len({frozenset(claim.mib(one.request)) for one in claim.shares}) > 1:
+    if len({frozenset(claim.mib(share.request)) for share in claim.shares}) > 1:
         raise ClaimRefused(Code.CDI_REQUIRED, f"claim {claim.key} has requests of different cards: {why}")
-    pods = {one.uid for one in claim.pods}
+    pods = {pod.uid for pod in claim.pods}
     for other in others:
-        if other.uid != claim.uid and pods & {one.uid for one in other.pods}:
+        if other.uid != claim.uid and pods & {pod.uid for pod in other.pods}:
             text = f"claims {claim.key} and {other.key} are of one pod: {why}"
             raise ClaimRefused(Code.CDI_REQUIRED, text)
 

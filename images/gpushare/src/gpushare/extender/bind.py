@@ -23,10 +23,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.kept import kept_annotations, kept_containers
-from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod, pod_path
+from gpushare.extender.binding_status import BindingStatus, Entry, binding_status, patch_pod
 from gpushare.extender.filter import refusal
 from gpushare.extender.ledger import BookingRequest, Ledger
 from gpushare.extender.placement import choose
@@ -177,7 +178,7 @@ class Binder:
         :raises _RetryBind: the pod must be read again.
         """
         try:
-            pod = self._known(request) or self._kube.get(pod_path(request.namespace, request.name))
+            pod = self._known(request) or self._kube.get(paths.pod(request.namespace, request.name))
             request = request._replace(uid=request.uid or contract.pod_uid(pod))
             done = _bound(pod, request)
             if done is not None:
@@ -205,8 +206,8 @@ class Binder:
             nonlocal why, cards
             indices = choose(self._strategy, view.slots(demand), demand)
             if not indices:
-                found = refusal(view, demand)
-                why = Refusal(found.code, f"node {request.node}: {found.text}")
+                why_not = refusal(view, demand)
+                why = Refusal(why_not.code, f"node {request.node}: {why_not.text}")
                 return None
             cards = [card for card in view.cards if card.index in indices]
             shares = tuple((card.index, demand.share) for card in cards)
@@ -300,7 +301,7 @@ class Binder:
         target = {"apiVersion": "v1", "kind": "Node", "name": request.node}
         binding: JsonObject = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
         with self._sending:
-            self._kube.post(pod_path(request.namespace, request.name) + "/binding", binding)
+            self._kube.post(paths.pod(request.namespace, request.name) + "/binding", binding)
 
     def _bind_without_card(self, request: BindRequest) -> Outcome:
         try:
@@ -308,7 +309,7 @@ class Binder:
         except KubeError as error:
             message = f"{_attempt(request)}: {error}"
             with contextlib.suppress(KubeError):
-                done = _bound(self._kube.get(pod_path(request.namespace, request.name)), request)
+                done = _bound(self._kube.get(paths.pod(request.namespace, request.name)), request)
                 if done is not None:
                     return done
             if error.outcome_unknown:
@@ -361,10 +362,10 @@ class Binder:
         """Read the pods of bookings that the watch should have confirmed by now."""
         for row in self._state.unconfirmed(self._clock()):
             try:
-                pod = self._kube.get(pod_path(row.namespace, row.name))
+                pod = self._kube.get(paths.pod(row.namespace, row.name))
             except KubeError as error:
                 if error.status != 404:
-                    # Of unknown state, so its memory stays held.
+                    # The pod's state is unknown, so its memory stays held.
                     continue
                 pod = {}
             if contract.pod_uid(pod) != row.uid or not contract.counts(pod):
@@ -403,7 +404,7 @@ def _trimmed(pod: JsonObject) -> JsonObject | None:
     kept_spec: JsonObject = {key: spec[key] for key in ("nodeName", "priority") if key in spec}
     for kind in ("containers", "initContainers"):
         if spec.get(kind):
-            kept_spec[kind] = [_container(one) for one in kept_containers(spec[kind])]
+            kept_spec[kind] = [_container(container) for container in kept_containers(spec[kind])]
     kept_metadata = {key: metadata[key] for key in METADATA if key in metadata}
     kept_metadata["annotations"] = kept_annotations(annotations, ANNOTATIONS)
     return {

@@ -41,10 +41,13 @@ class Entry(NamedTuple):
     version: str
     by: str
 
+    def to_json(self) -> JsonObject:
+        """Return the value that stands in the ledger."""
+        return {**self._asdict(), "cards": {str(index): units for index, units in self.cards}}
+
     def to_text(self) -> str:
         """Format as compact JSON."""
-        value = {**self._asdict(), "cards": {str(index): units for index, units in self.cards}}
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(self.to_json(), separators=(",", ":"))
 
 
 class BindingStatus(enum.Enum):
@@ -62,11 +65,6 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def pod_path(namespace: str, name: str) -> str:
-    """Return a pod's path in the API."""
-    return paths.pod(namespace, name)
-
-
 def patch_pod(kube: Kube, namespace: str, name: str, metadata: JsonObject) -> JsonObject:
     """Merge metadata into a pod, by its status: there the API server changes annotations, and no specification.
 
@@ -74,7 +72,7 @@ def patch_pod(kube: Kube, namespace: str, name: str, metadata: JsonObject) -> Js
     :returns: the pod.
     :raises KubeError: the API server refuses, or the pod isn't the one of the UID or resourceVersion in ``metadata``.
     """
-    return kube.patch(pod_path(namespace, name) + "/status", {"metadata": metadata})
+    return kube.patch(paths.pod(namespace, name) + "/status", {"metadata": metadata})
 
 
 def binding_status(
@@ -89,7 +87,7 @@ def binding_status(
     :returns: the status, and the pod as it is now (empty if it is gone).
     :raises KubeError: it can't be determined now.
     """
-    path = pod_path(entry.namespace, entry.name)
+    path = paths.pod(entry.namespace, entry.name)
     for left in reversed(range(TRIES)):
         try:
             pod = kube.get(path)

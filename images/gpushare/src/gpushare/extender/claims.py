@@ -29,7 +29,7 @@ from gpushare.shared._contracts.gpushare import ContractError
 from gpushare.shared._core.types import JsonObject
 
 LABEL_VALUE = "true"
-# Of the annotation: the UIDs of 400 victims. And the claims that are kept.
+# The annotation's length, for the UIDs of 400 victims, and the claims that are kept.
 CLAIM_LENGTH, MOST_CLAIMS = 16 * 1024, 5000
 # Pods without a claim aren't sent.
 PODS = ("/api/v1/pods", {"labelSelector": contract.POD_CLAIM, "fieldSelector": "spec.nodeName="})

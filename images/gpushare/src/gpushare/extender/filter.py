@@ -162,8 +162,8 @@ def _selected(node: NodeView, choice: _Choice) -> Capacity:
     selected = [node.by_model[at] for at in choice] if node.by_model else []
     if len(selected) == 1:
         return selected[0]
-    free = sorted(units for one in selected for units in one.free)
-    return Capacity(tuple(free), tuple(sorted(units for one in selected for units in one.sizes)))
+    free = sorted(units for capacity in selected for units in capacity.free)
+    return Capacity(tuple(free), tuple(sorted(units for capacity in selected for units in capacity.sizes)))
 
 
 def refusal(node: NodeView, demand: Demand) -> Refusal:

@@ -257,10 +257,10 @@ class Ledger:
             with self._lock:
                 self._writing = bool(self._waiting)
                 next_writer = self._waiting[:1]
-            for one in batch:
-                one.done = True
-            for one in (*batch, *next_writer):
-                one.wake.set()
+            for booking in batch:
+                booking.done = True
+            for booking in (*batch, *next_writer):
+                booking.wake.set()
 
     # The outcome of a booking.
 
@@ -346,8 +346,8 @@ class Ledger:
             if not isinstance(error, LedgerError):
                 log.exception("the ledger couldn't be written")
             self._undo(batch)
-            for one in batch:
-                one.error = str(error) if isinstance(error, LedgerError) else "internal error; see the log"
+            for request in batch:
+                request.error = str(error) if isinstance(error, LedgerError) else "internal error; see the log"
 
     def _write(self, batch: Sequence[BookingRequest]) -> None:
         """Write the bookings of a batch into the Lease, and read it again after a conflict.
@@ -543,10 +543,12 @@ class Ledger:
     def _publish_foreign(self, nodes: Iterable[str]) -> None:
         """Pass other extenders' bookings on some nodes to the state."""
         booked: dict[str, list[PodRow]] = {name: [] for name in nodes}
-        for one in self._foreign.values():
-            if one.node in booked:
-                units = sum(units for _index, units in one.cards)
-                booked[one.node].append(PodRow(one.uid, one.namespace, one.name, one.node, units, one.cards))
+        for entry in self._foreign.values():
+            if entry.node in booked:
+                units = sum(units for _index, units in entry.cards)
+                booked[entry.node].append(
+                    PodRow(entry.uid, entry.namespace, entry.name, entry.node, units, entry.cards)
+                )
         for name, rows in booked.items():
             self._state.set_foreign(name, rows)
 

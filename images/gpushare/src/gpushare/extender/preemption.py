@@ -27,10 +27,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from gpushare.api import paths
 from gpushare.api.client import Kube, KubeError
 from gpushare.api.events import Events
 from gpushare.api.evictions import evict, refused_by_budget
-from gpushare.extender.binding_status import pod_path
 from gpushare.extender.claims import Claims
 from gpushare.extender.filter import RefusedPod, evaluate
 from gpushare.extender.state import LOWEST_PRIORITY, Claim, NodeView, PodRow, State
@@ -153,14 +153,14 @@ class Preemption:
             gone = {row.uid for row in stay}
             if name in coming and (then := self._once_bound(node, uid, demand, priority, gone)) is not None:
                 costs_once_bound.append(cost([*then.evict, *stay]))
-            found = plan(node, rows, demand, priority, gone=gone, exact=False)
-            if found is None:
+            node_plan = plan(node, rows, demand, priority, gone=gone, exact=False)
+            if node_plan is None:
                 continue
-            if not found.evict and not stay and set(victims.uids) <= {row.uid for row in rows}:
+            if not node_plan.evict and not stay and set(victims.uids) <= {row.uid for row in rows}:
                 # Terminating pods free enough memory: no pod has to be evicted, here or elsewhere.
-                self._state.claim(_claim(pod, name, found, priority, ()))
+                self._state.claim(_claim(pod, name, node_plan, priority, ()))
                 return {}
-            ranked.append((cost([*found.evict, *stay]), name))
+            ranked.append((cost([*node_plan.evict, *stay]), name))
         cheaper = costs_once_bound and all(min(costs_once_bound) < price for price, _name in ranked)
         if cheaper and self._postpone(uid):
             with self._lock:
@@ -178,15 +178,15 @@ class Preemption:
             stay = needed(node, [row for row in rows if row.uid in offered[name].uids], demand)
             gone = {row.uid for row in stay}
             while True:
-                found = plan(node, rows, demand, priority, gone=gone, violating=budgets.violating)
-                if found is None or not budgets.found_violation(found.evict):
+                node_plan = plan(node, rows, demand, priority, gone=gone, violating=budgets.violating)
+                if node_plan is None or not budgets.found_violation(node_plan.evict):
                     break
-            if found is None:
+            if node_plan is None:
                 continue
-            victims = _merged(offered[name], rows, gone, found, budgets.violating)
+            victims = _merged(offered[name], rows, gone, node_plan, budgets.violating)
             if victims.uids:
                 answers[name] = victims
-                claims.append(_claim(pod, name, found, priority, victims.uids))
+                claims.append(_claim(pod, name, node_plan, priority, victims.uids))
             if len(answers) == MAX_NODES or budgets.exhausted:
                 break
         if answers:
@@ -219,21 +219,21 @@ class Preemption:
         """Evict for the pods that are due, and end claims that aren't needed any more."""
         now = self._clock()
         with self._lock:
-            due = [one for one in self._waiting.values() if one.due <= now]
-            for one in due:
-                del self._waiting[one.uid]
+            due = [pod for pod in self._waiting.values() if pod.due <= now]
+            for pod in due:
+                del self._waiting[pod.uid]
             self._pauses = {uid: until for uid, until in self._pauses.items() if until > now}
             for counted in (self._tries, self._postponements):
                 if len(counted) > MAX_WAITING:
                     counted.clear()
-        for one in due:
-            if not self._free_memory(one):
-                at, attempts = self._clock(), one.attempts + 1
+        for pod in due:
+            if not self._free_memory(pod):
+                at, attempts = self._clock(), pod.attempts + 1
                 with self._lock:
-                    self._pauses[one.uid] = at + RETRY_SECONDS
+                    self._pauses[pod.uid] = at + RETRY_SECONDS
                     if attempts < ATTEMPTS:
-                        again = dataclasses.replace(one, due=at + RETRY_SECONDS * 2**one.attempts, attempts=attempts)
-                        self._waiting.setdefault(one.uid, again)
+                        again = dataclasses.replace(pod, due=at + RETRY_SECONDS * 2**pod.attempts, attempts=attempts)
+                        self._waiting.setdefault(pod.uid, again)
         sweep = now - self._swept >= SWEEP_SECONDS
         if sweep:
             self._swept = now
@@ -246,57 +246,59 @@ class Preemption:
         claims = [claim for claim in self._state.claims() if claim.uid == uid]
         return any(self._state.bound(victim) for claim in claims for victim in claim.victims)
 
-    def _free_memory(self, one: _Waiting) -> bool:
+    def _free_memory(self, waiting: _Waiting) -> bool:
         """Evict for a pod; False where no eviction can help it for some time."""
-        if self._victims_terminating(one.uid):
+        if self._victims_terminating(waiting.uid):
             return True
         try:
-            pod = self._kube.get(pod_path(one.namespace, one.name))
+            pod = self._kube.get(paths.pod(waiting.namespace, waiting.name))
         except KubeError as error:
             if error.status != 404:
-                self._retry_soon(one)
+                self._retry_soon(waiting)
             return True
-        if contract.pod_uid(pod) != one.uid or not contract.wants_a_node(pod):
-            self._state.unclaim(one.uid)
+        if contract.pod_uid(pod) != waiting.uid or not contract.wants_a_node(pod):
+            self._state.unclaim(waiting.uid)
             return True
         nominated = str((pod.get("status") or {}).get("nominatedNodeName") or "")
-        if any(row.terminating and row.priority < one.priority for row in self._state.evictable(nominated)):
+        if any(row.terminating and row.priority < waiting.priority for row in self._state.evictable(nominated)):
             # kube-scheduler has evicted pods for it.
             return True
-        if self._fits_elsewhere(one):
+        if self._fits_elsewhere(waiting):
             return True
-        self._tries.pop(one.uid, None)
-        found = self._best(one)
-        if self._cheaper_once_bound(one, found[1] if found else None) and self._postpone(one.uid):
+        self._tries.pop(waiting.uid, None)
+        candidate = self._best(waiting)
+        if self._cheaper_once_bound(waiting, candidate[1] if candidate else None) and self._postpone(waiting.uid):
             with self._lock:
-                self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + POSTPONE_SECONDS))
+                self._waiting.setdefault(
+                    waiting.uid, dataclasses.replace(waiting, due=self._clock() + POSTPONE_SECONDS)
+                )
             return True
         with self._lock:
-            self._postponements.pop(one.uid, None)
-        if found is None:
+            self._postponements.pop(waiting.uid, None)
+        if candidate is None:
             return False
-        name, best = found
+        name, best = candidate
         if not best.evict:
             if best.leaving:
-                self._state.claim(_claim(pod, name, best, one.priority, ()))
+                self._state.claim(_claim(pod, name, best, waiting.priority, ()))
             return True
-        return self._evict(pod, one, name, best)
+        return self._evict(pod, waiting, name, best)
 
-    def _retry_soon(self, one: _Waiting) -> None:
+    def _retry_soon(self, waiting: _Waiting) -> None:
         """Evaluate a pod again in a few seconds, since its state or the API's may have changed by then."""
         with self._lock:
-            self._waiting.setdefault(one.uid, dataclasses.replace(one, due=self._clock() + SWEEP_SECONDS))
+            self._waiting.setdefault(waiting.uid, dataclasses.replace(waiting, due=self._clock() + SWEEP_SECONDS))
 
-    def _fits_elsewhere(self, one: _Waiting) -> bool:
+    def _fits_elsewhere(self, waiting: _Waiting) -> bool:
         """Return whether kube-scheduler may still find a node that has enough memory without evictions."""
-        if len(one.filtered) < SAMPLE:
+        if len(waiting.filtered) < SAMPLE:
             return False
-        self._tries[one.uid] = self._tries.get(one.uid, 0) + 1
-        if self._tries[one.uid] >= SAMPLES:
+        self._tries[waiting.uid] = self._tries.get(waiting.uid, 0) + 1
+        if self._tries[waiting.uid] >= SAMPLES:
             return False
-        filtered = set(one.filtered)
+        filtered = set(waiting.filtered)
         others = [view.name for view in self._state.views() if view.name not in filtered]
-        return bool(evaluate(others, self._state.viewer(one.uid, one.priority), one.demand).passed)
+        return bool(evaluate(others, self._state.viewer(waiting.uid, waiting.priority), waiting.demand).passed)
 
     def _postpone(self, uid: str) -> bool:
         """Return whether a pod waits for bookings in progress: only a few times, since there may always be some."""
@@ -304,12 +306,12 @@ class Preemption:
             self._postponements[uid] = self._postponements.get(uid, 0) + 1
             return self._postponements[uid] <= POSTPONEMENTS
 
-    def _cheaper_once_bound(self, one: _Waiting, now: Plan | None) -> bool:
+    def _cheaper_once_bound(self, waiting: _Waiting, now: Plan | None) -> bool:
         """Return whether a plan costs less once a node's bookings in progress are bound, and can be evicted."""
-        view, coming = self._state.viewer(one.uid, one.priority), self._state.nodes_with_bookings()
-        for name in one.nodes:
+        view, coming = self._state.viewer(waiting.uid, waiting.priority), self._state.nodes_with_bookings()
+        for name in waiting.nodes:
             if name in coming and (node := view(name)) is not None:
-                then = self._once_bound(node, one.uid, one.demand, one.priority)
+                then = self._once_bound(node, waiting.uid, waiting.demand, waiting.priority)
                 if then is not None and (now is None or then.cost < now.cost):
                     return True
         return False
@@ -329,14 +331,14 @@ class Preemption:
             return None
         return plan(node, rows, demand, priority, gone=gone, exact=False)
 
-    def _best(self, one: _Waiting) -> tuple[str, Plan] | None:
+    def _best(self, waiting: _Waiting) -> tuple[str, Plan] | None:
         """Return the node and the plan with the lowest cost, without pods that a budget protects."""
-        view = self._state.viewer(one.uid, one.priority)
+        view = self._state.viewer(waiting.uid, waiting.priority)
         ranked = []
-        for name in one.nodes:
+        for name in waiting.nodes:
             node = view(name)
             if node is not None:
-                rough = plan(node, self._state.evictable(name), one.demand, one.priority, exact=False)
+                rough = plan(node, self._state.evictable(name), waiting.demand, waiting.priority, exact=False)
                 if rough is not None:
                     ranked.append((rough.cost, name))
             # Let other threads answer filters.
@@ -345,7 +347,7 @@ class Preemption:
         open_plans: dict[str, Plan] = {}
         for _rough, name in sorted(ranked)[:CANDIDATES]:
             node = view(name)
-            exact = plan(node, self._state.evictable(name), one.demand, one.priority) if node else None
+            exact = plan(node, self._state.evictable(name), waiting.demand, waiting.priority) if node else None
             if exact is not None:
                 open_plans[name] = exact
         while open_plans and not budgets.exhausted:
@@ -353,26 +355,26 @@ class Preemption:
             if not budgets.found_violation(best.evict):
                 return name, best
             del open_plans[name]
-            node, rows = self._state.viewer(one.uid, one.priority)(name), self._state.evictable(name)
-            again = plan(node, rows, one.demand, one.priority, kept=budgets.violating) if node else None
+            node, rows = self._state.viewer(waiting.uid, waiting.priority)(name), self._state.evictable(name)
+            again = plan(node, rows, waiting.demand, waiting.priority, kept=budgets.violating) if node else None
             if again is not None:
                 open_plans[name] = again
         return None
 
-    def _evict(self, pod: JsonObject, one: _Waiting, name: str, best: Plan) -> bool:
+    def _evict(self, pod: JsonObject, waiting: _Waiting, name: str, best: Plan) -> bool:
         """Evict according to a plan; False, without the claim, where that turns out to be impossible."""
         gone: dict[str, PodRow] = {}
         kept: set[str] = set()
-        found: Plan | None = best
-        while found is not None:
+        current: Plan | None = best
+        while current is not None:
             # Before the evictions, so that no other pod takes the freed memory.
-            self._publish_claim(_claim(pod, name, found, one.priority, gone))
-            cards = f"card{'s' if len(found.cards) > 1 else ''} {', '.join(str(at) for at, _units in found.cards)}"
-            for row in reversed(found.evict):
+            self._publish_claim(_claim(pod, name, current, waiting.priority, gone))
+            cards = f"card{'s' if len(current.cards) > 1 else ''} {', '.join(str(at) for at, _units in current.cards)}"
+            for row in reversed(current.evict):
                 # The plan and the claim took requests, and the pod's bind may have begun meanwhile, or ended.
-                if self._state.held(one.uid) or self._state.bound(one.uid):
-                    self._state.unclaim(one.uid)
-                    self._retry_soon(one)
+                if self._state.held(waiting.uid) or self._state.bound(waiting.uid):
+                    self._state.unclaim(waiting.uid)
+                    self._retry_soon(waiting)
                     return True
                 try:
                     if not self._evict_one(row):
@@ -380,29 +382,29 @@ class Preemption:
                         break
                 except KubeError as error:
                     # The pod may have been evicted all the same; the next attempt reads its state.
-                    self._state.unclaim(one.uid)
+                    self._state.unclaim(waiting.uid)
                     if error.outcome_unknown or error.status == 429:
-                        self._retry_soon(one)
+                        self._retry_soon(waiting)
                         return True
                     return False
                 gone[row.uid] = row
                 message = (
-                    f"evicted for pod {one.namespace}/{one.name}, which has a higher priority and gets GPU memory of "
-                    f"{cards} of node {name}"
+                    f"evicted for pod {waiting.namespace}/{waiting.name}, which has a higher priority and gets GPU "
+                    f"memory of {cards} of node {name}"
                 )
                 self._events.pod(row.namespace, row.name, row.uid, EVENT_PREEMPTED, message, "Normal")
             else:
                 victims = [f"{row.namespace}/{row.name}" for row in gone.values()]
                 message = f"evicted for GPU memory of {cards} of node {name}: {', '.join(victims)}"
-                self._events.pod(one.namespace, one.name, one.uid, EVENT_PREEMPTING, message, "Normal")
-                facts = {"pod": f"{one.namespace}/{one.name}", "node": name, "victims": victims}
+                self._events.pod(waiting.namespace, waiting.name, waiting.uid, EVENT_PREEMPTING, message, "Normal")
+                facts = {"pod": f"{waiting.namespace}/{waiting.name}", "node": name, "victims": victims}
                 log.info("preempting", extra={"data": facts})
                 return True
             # A budget may have allowed only the first eviction: other pods of this node may be evicted instead.
-            node = self._state.viewer(one.uid, one.priority)(name)
+            node = self._state.viewer(waiting.uid, waiting.priority)(name)
             rows = self._state.evictable(name)
-            found = plan(node, rows, one.demand, one.priority, gone=gone, kept=kept) if node else None
-        self._state.unclaim(one.uid)
+            current = plan(node, rows, waiting.demand, waiting.priority, gone=gone, kept=kept) if node else None
+        self._state.unclaim(waiting.uid)
         return False
 
     def _evict_one(self, row: PodRow) -> bool:
@@ -455,7 +457,7 @@ class Preemption:
 
     def _claim_is_needed(self, claim: Claim) -> bool:
         try:
-            pod = self._kube.get(pod_path(claim.namespace, claim.name))
+            pod = self._kube.get(paths.pod(claim.namespace, claim.name))
         except KubeError as error:
             # The claim stays while the pod can't be read.
             return error.status != 404
@@ -474,7 +476,7 @@ class Preemption:
 
     def _pause(self) -> float:
         with self._lock:
-            due = min((one.due for one in self._waiting.values()), default=None)
+            due = min((waiting.due for waiting in self._waiting.values()), default=None)
             busy = bool(self._offered) or bool(self._state.claims())
         if due is not None:
             return max(0.0, min(due - self._clock(), SWEEP_SECONDS))
@@ -514,7 +516,7 @@ class _BudgetChecks:
         return len(self.violating) > before
 
 
-def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iterable[str]) -> Claim:
+def _claim(pod: JsonObject, node: str, chosen: Plan, priority: int, victims: Iterable[str]) -> Claim:
     """Make the claim on the memory that a plan frees for a pod.
 
     :param node: the node's name.
@@ -527,17 +529,17 @@ def _claim(pod: JsonObject, node: str, found: Plan, priority: int, victims: Iter
         str(metadata.get("namespace", "")),
         str(metadata.get("name", "")),
         node,
-        found.cards,
+        chosen.cards,
         priority,
-        frozenset((*(row.uid for row in found.evict), *found.leaving, *victims)),
+        frozenset((*(row.uid for row in chosen.evict), *chosen.leaving, *victims)),
     )
 
 
-def _merged(offered: Victims, rows: Sequence[PodRow], gone: set[str], found: Plan, violating: set[str]) -> Victims:
+def _merged(offered: Victims, rows: Sequence[PodRow], gone: set[str], chosen: Plan, violating: set[str]) -> Victims:
     """Replace those of kube-scheduler's victims that are needless by those of a plan, the highest priority first."""
     known = {row.uid: row.priority for row in rows}
-    ours = {row.uid for row in found.evict}
-    ordered = [(row.priority, row.uid) for row in found.evict]
+    ours = {row.uid for row in chosen.evict}
+    ordered = [(row.priority, row.uid) for row in chosen.evict]
     # The priority of a pod without GPU memory follows from its position only.
     least = LOWEST_PRIORITY
     for uid in reversed(offered.uids):

@@ -31,8 +31,8 @@ class Register:
 
     def to_text(self) -> str:
         """Format the annotation's value: compact JSON."""
-        head = json.dumps({"count": self.count, "pods": self.pods}, separators=(",", ":"))
-        return f'{head[:-1]},"bookings":[{",".join(entry.to_text() for entry in self.entries)}]}}'
+        value = {"count": self.count, "pods": self.pods, "bookings": [entry.to_json() for entry in self.entries]}
+        return json.dumps(value, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Register:
@@ -53,12 +53,12 @@ class Register:
                 for row in value["bookings"]
             )
             pods = value.get("pods")
-            found = cls(_number(value["count"]), None if pods is None else _number(pods), entries)
+            register = cls(_number(value["count"]), None if pods is None else _number(pods), entries)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LedgerError(f"annotation {contract.LEDGER} can't be read: {error!r}") from error
         if len({entry.uid for entry in entries}) != len(entries) or not all(entry.cards for entry in entries):
             raise LedgerError(f"annotation {contract.LEDGER} names a pod twice or one without a card")
-        return found
+        return register
 
 
 def _text(value: Any) -> str:

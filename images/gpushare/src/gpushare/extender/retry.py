@@ -73,46 +73,49 @@ class RetryQueue:
         """Evaluate the pods that are due."""
         now, claims, freed = self._clock(), bool(self._state.claims()), self._state.freed
         with self._lock:
-            due = [one for one in self._refused.values() if now - one.at >= FIRST_SECONDS]
+            due = [pod for pod in self._refused.values() if now - pod.at >= FIRST_SECONDS]
         given: dict[str, int] = {}
-        for one in due:
-            fits = one.freed != freed and self._fits(one, given)
+        for pod in due:
+            fits = pod.freed != freed and self._fits(pod, given)
             with self._lock:
-                if self._refused.get(one.uid) is not one:
+                if self._refused.get(pod.uid) is not pod:
                     # It has been refused again meanwhile.
                     pass
-                elif fits or (now - one.at > LAST_SECONDS and not claims):
-                    del self._refused[one.uid]
-                elif one.freed != freed:
+                elif fits or (now - pod.at > LAST_SECONDS and not claims):
+                    del self._refused[pod.uid]
+                elif pod.freed != freed:
                     # Evaluated until here.
-                    self._refused[one.uid] = dataclasses.replace(one, freed=freed)
+                    self._refused[pod.uid] = dataclasses.replace(pod, freed=freed)
             if fits:
-                self._request_retry(one)
+                self._request_retry(pod)
 
-    def _fits(self, one: _Recorded, given: dict[str, int]) -> bool:
+    def _fits(self, recorded: _Recorded, given: dict[str, int]) -> bool:
         """Return whether a pod fits into memory that no other pod of this check is going to get.
 
         :param given: units of the largest card of a node that other pods get.
         """
-        view = self._state.viewer(one.uid, one.priority)
+        view = self._state.viewer(recorded.uid, recorded.priority)
         # Only changed nodes: in a busy cluster many pods wait, and each was refused by thousands of nodes.
-        freed = self._state.freed_since(one.freed)
-        refused_by = set(freed).intersection(one.nodes)
-        for name in evaluate([name for name in freed if name in refused_by], view, one.demand).passed:
+        freed = self._state.freed_since(recorded.freed)
+        refused_by = set(freed).intersection(recorded.nodes)
+        for name in evaluate([name for name in freed if name in refused_by], view, recorded.demand).passed:
             node = view(name)
-            if node is not None and node.largest - given.get(name, 0) >= one.demand.share:
-                given[name] = given.get(name, 0) + one.demand.share
+            if node is not None and node.largest - given.get(name, 0) >= recorded.demand.share:
+                given[name] = given.get(name, 0) + recorded.demand.share
                 return True
         return False
 
-    def _request_retry(self, one: _Recorded) -> None:
-        again = {"uid": one.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}
+    def _request_retry(self, recorded: _Recorded) -> None:
+        again = {"uid": recorded.uid, "annotations": {contract.POD_RETRY: str(time.time_ns())}}
         try:
-            patch_pod(self._kube, one.namespace, one.name, again)
+            patch_pod(self._kube, recorded.namespace, recorded.name, again)
         except KubeError as error:
-            log.debug("pod %s/%s can't be retried: %s", one.namespace, one.name, error)
+            log.debug("pod %s/%s can't be retried: %s", recorded.namespace, recorded.name, error)
         else:
-            log.info("memory became free just after a refusal", extra={"data": {"pod": f"{one.namespace}/{one.name}"}})
+            log.info(
+                "memory became free just after a refusal",
+                extra={"data": {"pod": f"{recorded.namespace}/{recorded.name}"}},
+            )
 
     def _run(self) -> None:
         while not self._stopped.is_set():

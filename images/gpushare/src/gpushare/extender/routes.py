@@ -122,31 +122,31 @@ class Api:
             # An error, not failed nodes: kube-scheduler then tries again soon, without waiting for another event.
             return "unready", {"Error": str(unready)}
         if isinstance(demand, Refusal):
-            found = FilterResult([], {}, dict.fromkeys(names, str(demand)))
+            result = FilterResult([], {}, dict.fromkeys(names, str(demand)))
         elif demand.units == 0:
             # A pod that requests the resource with the quantity 0 is bound here, and fits anywhere.
-            found = FilterResult(names, {}, {})
+            result = FilterResult(names, {}, {})
         else:
             freed = self._state.freed
-            found = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
-            if not found.passed and found.failed:
-                refused = RefusedPod.of(pod, demand, list(found.failed), names, freed)
+            result = evaluate(names, self._state.viewer(_uid(pod), contract.pod_priority(pod)), demand)
+            if not result.passed and result.failed:
+                refused = RefusedPod.of(pod, demand, list(result.failed), names, freed)
                 for record in self._refused:
                     record(refused)
-        if found.passed:
+        if result.passed:
             self._passed(pod)
         value: JsonObject = {
             "Nodes": None,
-            "NodeNames": found.passed,
-            "FailedNodes": found.failed,
-            "FailedAndUnresolvableNodes": found.unresolvable,
+            "NodeNames": result.passed,
+            "FailedNodes": result.failed,
+            "FailedAndUnresolvableNodes": result.unresolvable,
             "Error": "",
         }
         if nodes is not None:
             # A scheduler without a node cache expects whole nodes.
-            value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in found.passed]}
+            value["Nodes"] = {"metadata": {}, "items": [nodes[name] for name in result.passed]}
             value["NodeNames"] = None
-        return ("passed" if found.passed else "refused"), value
+        return ("passed" if result.passed else "refused"), value
 
     def preempt(self, request: Request) -> tuple[str, JsonObject]:
         """Choose victims for a pod."""
@@ -163,10 +163,10 @@ class Api:
         else:
             victims = self._preemption.answer(pod, demand, offered)
         value = {
-            name: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
-            for name, one in victims.items()
+            name: {"Pods": [{"UID": uid} for uid in victim.uids], "NumPDBViolations": victim.violations}
+            for name, victim in victims.items()
             # A node without victims makes kube-scheduler discard the whole answer.
-            if one.uids
+            if victim.uids
         }
         return ("passed" if value else "refused"), {"NodeNameToMetaVictims": value}
 

@@ -30,7 +30,7 @@ from gpushare.shared._core.types import JsonObject
 
 NO_CARD = -1
 BIND_IN_PROGRESS = Refusal(Reason.BIND_IN_PROGRESS, "another bind of this pod is in progress")
-# Of the API's priorities, which are 32 bits wide.
+# The API's priorities are 32 bits wide.
 LOWEST_PRIORITY = -(1 << 31)
 HIGHEST_PRIORITY = (1 << 31) - 1
 # On pods that kubelet made from a file of its node; evicting them has no effect.
@@ -168,7 +168,7 @@ def view_of(node: NodeRow, used: dict[int, int], unplaced: int) -> NodeView:
     by_model = (
         (capacity,)
         if len(kinds) == 1
-        else tuple(_capacity([one for one in free if _model_of(one[1]) == kind]) for kind in kinds)
+        else tuple(_capacity([row for row in free if _model_of(row[1]) == kind]) for kind in kinds)
     )
     largest, largest_card = (max(0, capacity.free[-1]), capacity.sizes[-1]) if free else (0, 0)
     text = sys.intern(SEPARATOR.join(kinds))
@@ -448,7 +448,7 @@ class State:
     def outranks(self, priority: int) -> bool:
         """Return whether any bound pod has a lower priority."""
         with self._lock:
-            return any(one < priority for one in self._priorities)
+            return any(other < priority for other in self._priorities)
 
     def bound(self, uid: str) -> PodRow | None:
         """Return a pod that the watch has delivered as bound."""
@@ -478,7 +478,7 @@ class State:
         """
         with self._lock:
             own = {} if uid in self._pods else self._rows(uid)
-            claims = [one for one in self._claims.values() if one.priority >= priority and one.uid != uid]
+            claims = [claim for claim in self._claims.values() if claim.priority >= priority and claim.uid != uid]
             if not own and not claims:
                 return self._views.get
             mine = self._views.copy()

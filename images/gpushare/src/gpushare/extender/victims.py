@@ -155,7 +155,7 @@ def _cheapest_card(
 def _highest_needed(holding: list[tuple[PodRow, int]], units: int) -> int | None:
     """Return the lowest priority up to which all pods together free so many units."""
     freed = 0
-    for row, here in sorted(holding, key=lambda one: one[0].priority):
+    for row, here in sorted(holding, key=lambda held: held[0].priority):
         freed += here
         if freed >= units:
             return row.priority
@@ -189,15 +189,15 @@ def _greedy(holding: list[tuple[PodRow, int]], units: int, violating: Collection
     """Choose pods of a card that free so many units: the largest without a budget first, then drop needless ones."""
     taken: list[tuple[PodRow, int]] = []
     freed = 0
-    for row, here in sorted(holding, key=lambda one: (one[0].uid in violating, -one[1], one[0].priority)):
+    for row, here in sorted(holding, key=lambda held: (held[0].uid in violating, -held[1], held[0].priority)):
         if freed >= units:
             break
         taken.append((row, here))
         freed += here
-    for one in sorted(taken, key=lambda one: (one[0].uid in violating, one[0].priority), reverse=True):
-        if freed - one[1] >= units:
-            taken.remove(one)
-            freed -= one[1]
+    for held in sorted(taken, key=lambda held: (held[0].uid in violating, held[0].priority), reverse=True):
+        if freed - held[1] >= units:
+            taken.remove(held)
+            freed -= held[1]
     return [row for row, _here in taken]
 
 

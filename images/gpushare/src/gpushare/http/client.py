@@ -74,13 +74,13 @@ class Answer:
 
         :raises HttpError: it is incomplete.
         """
-        found = b""
+        head = b""
         for piece in self.stream():
-            found += piece
-            if len(found) > most:
+            head += piece
+            if len(head) > most:
                 break
         self.close()
-        return found[:most]
+        return head[:most]
 
     def stream(self) -> Iterator[bytes]:
         """Yield the body piece by piece.

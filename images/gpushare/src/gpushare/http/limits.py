@@ -81,21 +81,21 @@ def connection_to_drop(clients: list[Client], peer: str, limits: Limits) -> Clie
     :returns: None while below the limits.
     :raises Full: none can end, since a reply is being made on every connection in question.
     """
-    anonymous = [one for one in clients if one.client == ANONYMOUS and not one.dropped]
+    anonymous = [client for client in clients if client.client == ANONYMOUS and not client.dropped]
     by_peer: dict[str, int] = {}
-    for one in anonymous:
-        by_peer[one.peer] = by_peer.get(one.peer, 0) + 1
+    for client in anonymous:
+        by_peer[client.peer] = by_peer.get(client.peer, 0) + 1
     if by_peer.get(peer, 0) >= limits.peer:
-        anonymous = [one for one in anonymous if one.peer == peer]
+        anonymous = [client for client in anonymous if client.peer == peer]
     elif len(anonymous) >= limits.anonymous:
         most = max(by_peer.values())
-        anonymous = [one for one in anonymous if by_peer[one.peer] == most]
+        anonymous = [client for client in anonymous if by_peer[client.peer] == most]
     else:
         return None
-    ending = [one for one in anonymous if one.state is not State.ANSWERING]
+    ending = [client for client in anonymous if client.state is not State.ANSWERING]
     if not ending:
         raise Full
-    return min(ending, key=lambda one: one.since)
+    return min(ending, key=lambda client: client.since)
 
 
 class Full(Exception):
@@ -123,8 +123,8 @@ class Bodies:
         with self._lock:
             self._held[client] = size
             while sum(self._held.values()) > self._most:
-                unfinished = [one for one in self._held if one.state is State.READING]
-                largest = max(unfinished, key=lambda one: self._held[one], default=client)
+                unfinished = [other for other in self._held if other.state is State.READING]
+                largest = max(unfinished, key=lambda other: self._held[other], default=client)
                 del self._held[largest]
                 if largest is client:
                     return False

@@ -284,9 +284,9 @@ class HttpServer:
         while True:
             with self._lock:
                 left, late = list(self._open), time.monotonic() > end
-                for one in left:
-                    if late or one.state is State.IDLE:
-                        one.drop()
+                for connection in left:
+                    if late or connection.state is State.IDLE:
+                        connection.drop()
             if not left or late:
                 break
             time.sleep(0.01)
@@ -311,11 +311,11 @@ class HttpServer:
             return
         host, flags = where.address.strip("[]"), socket.AI_PASSIVE
         missing = None
-        for family, _kind, _protocol, _name, found in socket.getaddrinfo(
+        for family, _kind, _protocol, _name, socket_address in socket.getaddrinfo(
             None if host in ("", "::") else host, where.port, type=socket.SOCK_STREAM, flags=flags
         ):
             # A name may have several addresses; all use the same port. One of IPv6 may have a scope.
-            address = (found[0], self.port or found[1], *found[2:])
+            address = (socket_address[0], self.port or socket_address[1], *socket_address[2:])
             try:
                 self._listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
             except OSError as error:
@@ -372,9 +372,9 @@ class HttpServer:
         end = time.monotonic() + self._limits.request
         while not self._free.acquire(timeout=0.02):
             with self._lock:
-                waiting = [one for one in self._open if not one.dropped and one.client != ANONYMOUS]
-                waiting = [one for one in waiting if one.state in (State.IDLE, State.READING)]
-                oldest = min(waiting, key=lambda one: one.since, default=None)
+                waiting = [other for other in self._open if not other.dropped and other.client != ANONYMOUS]
+                waiting = [other for other in waiting if other.state in (State.IDLE, State.READING)]
+                oldest = min(waiting, key=lambda other: other.since, default=None)
                 if oldest is not None and oldest.silent_for() > SILENT_SECONDS:
                     oldest.drop()
             if self._stopping.is_set() or time.monotonic() > end:

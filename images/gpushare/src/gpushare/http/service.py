@@ -213,7 +213,11 @@ class Service:
         return Reply(status, headers, response.body, authorized)
 
     def _prefix(self, path: str) -> str | None:
-        fitting = (one for one in self._prefixes if path == one or (one not in COMMON and path.startswith(one + "/")))
+        fitting = (
+            prefix
+            for prefix in self._prefixes
+            if path == prefix or (prefix not in COMMON and path.startswith(prefix + "/"))
+        )
         return next(fitting, None)
 
     def _respond(self, message: Message) -> tuple[Response, bool]:
@@ -224,7 +228,7 @@ class Service:
             return answer({"error": f"there is nothing at {path}"}, 404), False
         handler = self._routes.get(("GET" if method == "HEAD" else method, prefix))
         if handler is None:
-            allowed = ", ".join(sorted(one for one, at in self._routes if at == prefix))
+            allowed = ", ".join(sorted(allowed_method for allowed_method, at in self._routes if at == prefix))
             refusal = answer({"error": f"{path} takes {allowed}, not {method}"}, 405)
             return dataclasses.replace(refusal, headers=(("Allow", allowed),)), False
         authorized = False

@@ -82,7 +82,7 @@ def signature(*files: str | Path) -> tuple[tuple[int, int, int], ...]:
     :raises OSError: one of them can't be read.
     """
     stats = [os.stat(file) for file in files if file]
-    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in stats)
+    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
 class Context:

@@ -29,7 +29,7 @@ _REGISTRATION, _PODS = "pluginregistration", "v1"
 HEALTHY, UNHEALTHY = 1, 2
 # kubelet takes a device's health for unknown if it isn't told for half a minute.
 HEALTH_SECONDS = 10.0
-# Of kubelet, for a list.
+# kubelet's time for a list.
 LIST_SECONDS = 2.0
 
 TABLE: wire.Table = {
@@ -144,7 +144,7 @@ class Device:
 
 def claims(request: t.Any) -> list[ClaimRef]:
     """Return the claims of a request to prepare or to unprepare, each once."""
-    return list(dict.fromkeys(ClaimRef(one.namespace, one.uid, one.name) for one in request.claims))
+    return list(dict.fromkeys(ClaimRef(claim.namespace, claim.uid, claim.name) for claim in request.claims))
 
 
 def prepared(answers: t.Mapping[str, t.Sequence[Device] | str]) -> t.Any:
@@ -159,13 +159,13 @@ def prepared(answers: t.Mapping[str, t.Sequence[Device] | str]) -> t.Any:
             continue
         # A claim without devices has an entry, too.
         response.claims[uid].SetInParent()
-        for one in answer:
+        for device in answer:
             response.claims[uid].devices.add(
-                request_names=[one.request],
-                pool_name=one.pool,
-                device_name=one.name,
-                cdi_device_ids=list(one.cdi),
-                share_id=one.share,
+                request_names=[device.request],
+                pool_name=device.pool,
+                device_name=device.name,
+                cdi_device_ids=list(device.cdi),
+                share_id=device.share,
             )
     return response
 
@@ -198,11 +198,11 @@ def health(devices: t.Iterable[DeviceHealth], now: int) -> t.Any:
     :param now: Unix time, in seconds.
     """
     response = CLASSES[f"{_HEALTH}.NodeWatchResourcesResponse"]()
-    for one in devices:
+    for device in devices:
         added = response.devices.add(
-            health=UNHEALTHY if one.problem else HEALTHY, last_updated_time=now, message=one.problem
+            health=UNHEALTHY if device.problem else HEALTHY, last_updated_time=now, message=device.problem
         )
-        added.device.pool_name, added.device.device_name = one.pool, one.name
+        added.device.pool_name, added.device.device_name = device.pool, device.name
     return response
 
 
@@ -246,14 +246,14 @@ class ClaimListing:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be read: {describe(error)}") from error
         except DecodeError as error:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be decoded: {error}") from error
-        found = []
+        pod_claims = []
         for pod in answer.pod_resources:
-            by_container = [names for one in pod.containers if (names := frozenset(self._names(one)))]
+            by_container = [names for container in pod.containers if (names := frozenset(self._names(container)))]
             if by_container:
                 claims = frozenset[tuple[str, str]]().union(*by_container)
                 cdi = frozenset(name for name, _claim in claims)
-                found.append(PodClaims(pod.namespace, pod.name, cdi, len(by_container), claims))
-        return found
+                pod_claims.append(PodClaims(pod.namespace, pod.name, cdi, len(by_container), claims))
+        return pod_claims
 
     def close(self) -> None:
         self._connection.close()

@@ -33,7 +33,7 @@ class Entry:
 
     @functools.cached_property
     def ids(self) -> tuple[str, ...]:
-        return tuple(one for ids in self.containers.values() for one in ids)
+        return tuple(identifier for ids in self.containers.values() for identifier in ids)
 
     @functools.cached_property
     def lacking(self) -> bool:
@@ -50,10 +50,10 @@ class Entry:
     @functools.cached_property
     def total(self) -> t.Mapping[str, int]:
         """Return the number of IDs of all containers by card."""
-        found: collections.Counter[str] = collections.Counter()
+        counts_by_card: collections.Counter[str] = collections.Counter()
         for counts in self.counts.values():
-            found.update(counts)
-        return found
+            counts_by_card.update(counts)
+        return counts_by_card
 
 
 class Unreadable(Exception):
@@ -71,11 +71,11 @@ def grouped(identifiers: t.Iterable[str]) -> dict[str, list[str]]:
 
     Foreign IDs have the empty string. One call parses all, since a request may have thousands.
     """
-    found: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+    by_card: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
     for identifier in identifiers:
         short, _dash, slot = identifier.rpartition("-")
-        found[short if slot.isdigit() else ""].append(identifier)
-    return found
+        by_card[short if slot.isdigit() else ""].append(identifier)
+    return by_card
 
 
 def by_pod(listing: t.Sequence[Entry]) -> dict[str, Entry]:
@@ -83,17 +83,17 @@ def by_pod(listing: t.Sequence[Entry]) -> dict[str, Entry]:
 
     kubelet gives no UID: a pod and its successor of the same name can't be distinguished while both are listed.
     """
-    count = collections.Counter(one.key for one in listing)
-    return {one.key: one for one in listing if count[one.key] == 1}
+    count = collections.Counter(entry.key for entry in listing)
+    return {entry.key: entry for entry in listing if count[entry.key] == 1}
 
 
 def entry(pod: PodDevices) -> Entry:
     """Return the IDs of gpushare's resource of a listed pod; of containers without any a number that pods may have."""
     containers: dict[str, tuple[str, ...]] = {}
-    for one in pod.containers:
-        ids = one.devices.get(contract.RESOURCE_MEMORY, ())
+    for container in pod.containers:
+        ids = container.devices.get(contract.RESOURCE_MEMORY, ())
         if ids or len(containers) <= contract.MOST_CONTAINERS:
-            containers[one.name] = ids
+            containers[container.name] = ids
     return Entry(f"{pod.namespace}/{pod.name}", containers)
 
 

@@ -141,10 +141,10 @@ class DevicePlugin:
 def _identity(path: str) -> tuple[int, int, int] | None:
     """Return the identity of a socket file; an inode's number alone is reused."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return (status.st_dev, status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
 
 
 class Registration:

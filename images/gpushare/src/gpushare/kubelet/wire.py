@@ -251,15 +251,15 @@ class Connection:
 
 def handlers(methods: t.Mapping[Method, t.Callable[[t.Any, grpc.ServicerContext], t.Any]]) -> grpc.GenericRpcHandler:
     """Create the handlers of one service; a method with many answers has a generator function."""
-    found: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
+    by_name: dict[str, grpc.RpcMethodHandler[t.Any, t.Any]] = {}
     service = ""
     for method, function in methods.items():
         _root, service, name = method.path.split("/")
         make = grpc.unary_stream_rpc_method_handler if method.stream else grpc.unary_unary_rpc_method_handler
-        found[name] = make(
+        by_name[name] = make(
             function, request_deserializer=decoder(method.request, method.classes), response_serializer=encode
         )
-    return grpc.method_handlers_generic_handler(service, found)
+    return grpc.method_handlers_generic_handler(service, by_name)
 
 
 # --------------------------------------------------------------------------- typed edges
@@ -311,28 +311,32 @@ def device_list(cards: t.Sequence[contract.Card], withheld: t.Container[str] = (
 
 def asks(request: t.Any) -> list[Ask]:
     return [
-        Ask(tuple(one.available_deviceIDs), tuple(one.must_include_deviceIDs), int(one.allocation_size))
-        for one in request.container_requests
+        Ask(
+            tuple(container_request.available_deviceIDs),
+            tuple(container_request.must_include_deviceIDs),
+            int(container_request.allocation_size),
+        )
+        for container_request in request.container_requests
     ]
 
 
 def preferred_response(choices: t.Iterable[t.Sequence[str]]) -> t.Any:
-    one = message("v1beta1.ContainerPreferredAllocationResponse")
+    container_response = message("v1beta1.ContainerPreferredAllocationResponse")
     return message("v1beta1.PreferredAllocationResponse")(
-        container_responses=[one(deviceIDs=list(ids)) for ids in choices]
+        container_responses=[container_response(deviceIDs=list(ids)) for ids in choices]
     )
 
 
 def allocations(request: t.Any) -> list[tuple[str, ...]]:
-    return [tuple(one.devices_ids) for one in request.container_requests]
+    return [tuple(container_request.devices_ids) for container_request in request.container_requests]
 
 
 def allocate_response(answers: t.Iterable[Answer]) -> t.Any:
-    one = message("v1beta1.ContainerAllocateResponse")
+    container_response = message("v1beta1.ContainerAllocateResponse")
     device = message("v1beta1.CDIDevice")
     return message("v1beta1.AllocateResponse")(
         container_responses=[
-            one(envs=dict(answer.envs), cdi_devices=[device(name=name) for name in answer.cdi_devices])
+            container_response(envs=dict(answer.envs), cdi_devices=[device(name=name) for name in answer.cdi_devices])
             for answer in answers
         ]
     )

@@ -89,25 +89,25 @@ class NodeCgroups:
 
         However many are unknown, the tree is searched once.
         """
-        if not all(one in self._known and os.path.isdir(self._known[one]) for one in containers):
+        if not all(container in self._known and os.path.isdir(self._known[container]) for container in containers):
             self._scan()
-        return {one: _inner(self._known[one]) for one in containers if one in self._known}
+        return {container: _inner(self._known[container]) for container in containers if container in self._known}
 
     def pods(self, uids: t.Collection[str]) -> dict[str, str]:
         """Return the cgroups of pods by their UIDs; some may have none (any more).
 
         However many are unknown, the tree is searched once.
         """
-        if not all(one in self._known_pods and os.path.isdir(self._known_pods[one]) for one in uids):
+        if not all(uid in self._known_pods and os.path.isdir(self._known_pods[uid]) for uid in uids):
             self._scan()
-        return {one: self._known_pods[one] for one in uids if one in self._known_pods}
+        return {uid: self._known_pods[uid] for uid in uids if uid in self._known_pods}
 
     def containers(self, pod: str) -> list[str]:
         """Return the cgroups that hold processes of a pod's containers, its sandbox among them.
 
         :param pod: the pod's cgroup.
         """
-        return sorted(_inner(one) for one in _walk(pod, 1, frozenset()) if container_id(os.path.basename(one)))
+        return sorted(_inner(path) for path in _walk(pod, 1, frozenset()) if container_id(os.path.basename(path)))
 
     def populated(self, folder: str) -> bool:
         """Return whether there are processes in a container's cgroup or below it; false if it is gone."""
@@ -119,12 +119,16 @@ class NodeCgroups:
     def _scan(self) -> None:
         top = self.root if self.version() == 2 else self._version_1()
         folders = list(_walk(top, DEPTH, FOREIGN) if top else ())
-        self._known = {found: one for one in folders if (found := container_id(os.path.basename(one)))}
-        self._known_pods = {found: one for one in folders if (found := pod_uid(os.path.basename(one)))}
+        self._known = {
+            identifier: folder for folder in folders if (identifier := container_id(os.path.basename(folder)))
+        }
+        self._known_pods = {
+            identifier: folder for folder in folders if (identifier := pod_uid(os.path.basename(folder)))
+        }
 
     def _version_1(self) -> str | None:
-        folders = (os.path.join(self.root, one) for one in VERSION_1)
-        return next((one for one in folders if os.path.isdir(one)), None)
+        folders = (os.path.join(self.root, name) for name in VERSION_1)
+        return next((folder for folder in folders if os.path.isdir(folder)), None)
 
 
 def _inner(folder: str) -> str:
@@ -140,7 +144,9 @@ def _walk(top: str, depth: int, without: t.Container[str]) -> t.Iterator[str]:
     """Yield all directories below, without the top itself and without those inside a container's own cgroup."""
     try:
         with os.scandir(top) as entries:
-            folders = [one.path for one in entries if one.name not in without and one.is_dir(follow_symlinks=False)]
+            folders = [
+                entry.path for entry in entries if entry.name not in without and entry.is_dir(follow_symlinks=False)
+            ]
     except OSError as error:
         # A cgroup may be removed at any moment.
         log.debug("%s can't be read: %s", top, error)

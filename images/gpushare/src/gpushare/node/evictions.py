@@ -51,8 +51,8 @@ class Evictions:
         :param pods: of this node.
         """
         causes: dict[str, Violation] = {}
-        for one in violations:
-            causes.setdefault(one.pod, one)
+        for violation in violations:
+            causes.setdefault(violation.pod, violation)
         now = self._clock()
         self._due = {uid: self._due.get(uid, now + LASTING_SECONDS) for uid in causes}
         for pod in pods:

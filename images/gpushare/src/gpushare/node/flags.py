@@ -105,7 +105,7 @@ def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     check_seconds(made, options, "xid-quiet", 1, 10**9)
     if not re.fullmatch(r"([0-9]{1,9}(,[0-9]{1,9})*)?", options.ignore_xids):
         made.error(f"--ignore-xids: {options.ignore_xids!r} is no list of numbers, separated by commas")
-    if not all(one.startswith("/") for one in options.cdi_folders.split(",")):
+    if not all(folder.startswith("/") for folder in options.cdi_folders.split(",")):
         made.error(f"--cdi-folders: {options.cdi_folders!r} is no list of absolute paths, separated by commas")
 
 

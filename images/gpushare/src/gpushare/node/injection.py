@@ -50,8 +50,8 @@ def device_name(uuid: str) -> str:
 
 def version(text: str) -> tuple[int, int] | None:
     """Parse major and minor of ``v1.36.3`` or ``containerd://2.0.1-k3s1``; None without a version."""
-    found = re.search(r"(?:^|//)v?([0-9]+)\.([0-9]+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"(?:^|//)v?([0-9]+)\.([0-9]+)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def obstacle(node: JsonObject) -> str:
@@ -81,9 +81,9 @@ def device_names(document: t.Any) -> set[str]:
         return set()
     devices = document.get("devices")
     return {
-        str(one["name"])
-        for one in (devices if isinstance(devices, list) else ())
-        if isinstance(one, dict) and "name" in one
+        str(device["name"])
+        for device in (devices if isinstance(devices, list) else ())
+        if isinstance(device, dict) and "name" in device
     }
 
 
@@ -94,34 +94,34 @@ def resolve_devices(folders: t.Iterable[t.Iterable[set[str]]]) -> set[str]:
 
     Two files of one folder that name the same device make it unusable, unless a later folder decides.
     """
-    found: set[str] = set()
+    unique: set[str] = set()
     for files in folders:
         once: set[str] = set()
         twice: set[str] = set()
         for names in files:
             twice |= once & names
             once |= names
-        found = (found | once) - twice
-    return found
+        unique = (unique | once) - twice
+    return unique
 
 
 # --------------------------------------------------------------------------- files
 
 
 def _signature(folders: t.Sequence[Path]) -> Signature:
-    found = []
+    files_seen = []
     for folder in folders:
         try:
-            files = sorted(one for one in folder.iterdir() if one.suffix in (".json", ".yaml"))
+            files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".yaml"))
         except OSError:
             continue
-        for one in files:
+        for file in files:
             try:
-                stat = one.stat()
+                stat = file.stat()
             except OSError:
                 continue
-            found.append((str(one), stat.st_ino, stat.st_mtime_ns, stat.st_size))
-    return tuple(found)
+            files_seen.append((str(file), stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(files_seen)
 
 
 def _read(path: Path) -> set[str]:

@@ -113,16 +113,16 @@ class _Findings:
         :param card: the card's UUID.
         :param code: names the violation; the Event's text begins with it.
         """
-        one = Violation(code, text, target.uid, target.container_id, card)
-        self.violations.append(one)
-        self.report(target, card, one.event, f"{code}: {text}")
+        violation = Violation(code, text, target.uid, target.container_id, card)
+        self.violations.append(violation)
+        self.report(target, card, violation.event, f"{code}: {text}")
 
     def unaccounted(self, card: contract.Card, text: str) -> None:
         """Add a card with memory of no container, which is an Event of the node, too."""
         code = contract.Reason.UNACCOUNTED_MEMORY_HELD
-        one = Violation(code, text, "", "", card.uuid)
-        self.violations.append(one)
-        self.events["", card.uuid, one.event] = f"{code}: {text}"
+        violation = Violation(code, text, "", "", card.uuid)
+        self.violations.append(violation)
+        self.events["", card.uuid, violation.event] = f"{code}: {text}"
 
 
 class Enforcer:
@@ -170,7 +170,7 @@ class Enforcer:
         """Return the value of the node's annotation ``contract.NODE_LIMIT``."""
         with self._lock:
             problems = [self._reason] if self._reason else list(self._problems.values())
-            problems += dict.fromkeys(f"{one.code}: {one.text}" for one in self._violations)
+            problems += dict.fromkeys(f"{violation.code}: {violation.text}" for violation in self._violations)
             return limits.state(self.mode, problems)
 
     @property
@@ -192,9 +192,9 @@ class Enforcer:
         that others were promised.
         """
         with self._lock:
-            found = [one for one in self._violations if one.card == uuid]
-            if found:
-                shown = max(found, key=lambda one: one.holds)
+            violations = [violation for violation in self._violations if violation.card == uuid]
+            if violations:
+                shown = max(violations, key=lambda violation: violation.holds)
                 return shown.code.value, shown.text
             if self.mode == "off":
                 return contract.LIMIT_OFF, ""
@@ -257,8 +257,10 @@ class Enforcer:
             if supported != before[2]:
                 self._closed = {}
         if (reason, problems) != before[:2]:
-            found = "; ".join([reason] if reason else problems.values())
-            log.log(logging.WARNING if found else logging.INFO, "memory limits: %s", found or "the driver sets them")
+            reasons = "; ".join([reason] if reason else problems.values())
+            log.log(
+                logging.WARNING if reasons else logging.INFO, "memory limits: %s", reasons or "the driver sets them"
+            )
         return before != (reason, problems, supported)
 
     def _probe_cards(self, cards: t.Sequence[contract.Card]) -> tuple[str | None, dict[str, str]]:
@@ -309,7 +311,7 @@ class Enforcer:
         self,
         cards: t.Sequence[contract.Card],
         pods: t.Sequence[JsonObject],
-        found: t.Sequence[Target],
+        targets: t.Sequence[Target],
         promised: t.Mapping[str, int],
         outlived: t.Sequence[str] = (),
         groups: t.Sequence[Group] = (),
@@ -325,20 +327,26 @@ class Enforcer:
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
         now, off = self._clock(), self.mode == "off"
-        there = {target.container_id for target in found}
-        self._missing = {one: since for one, since in self._missing.items() if one in there}
+        there = {target.container_id for target in targets}
+        self._missing = {container: since for container, since in self._missing.items() if container in there}
         with self._lock:
-            self._closed = {one: at for one, at in self._closed.items() if one in there and now - at < CLOSED_SECONDS}
+            self._closed = {
+                container: at
+                for container, at in self._closed.items()
+                if container in there and now - at < CLOSED_SECONDS
+            }
             closed, supported = set(self._closed), self._supported
-        due = [target for target in found if target.container_id not in closed]
+        due = [target for target in targets if target.container_id not in closed]
         findings = _Findings()
         limited = [card for card in cards if card.uuid in supported and not off]
         self._enforce_all(limited, [target for target in due if not (off or target.exempt)], findings)
         # Those of exempt pods were limited before their namespace was exempt.
         self.clear(cards if off else limited, [target for target in due if off or target.exempt])
         with self._lock:
-            violated = {one.container for one in findings.violations}
-            self._closed |= {one.container_id: now for one in due if one.mib == {} and one.container_id not in violated}
+            violated = {violation.container for violation in findings.violations}
+            self._closed |= {
+                target.container_id: now for target in due if target.mib == {} and target.container_id not in violated
+            }
         for folder in outlived:
             self._measure(limited, folder, findings)
         for group in groups:
@@ -390,19 +398,19 @@ class Enforcer:
             limited = [card for card in cards if card.uuid in self._supported and self.mode != "off"]
         for card in limited:
             whole = limits.wanted(mib[card.uuid]) if card.uuid in mib else BLOCKED
-            found = {folder: self._backend.get(card.uuid, folder) for folder in folders}
+            by_folder = {folder: self._backend.get(card.uuid, folder) for folder in folders}
             # One that is equal to the group's may be the group's.
             own = {
                 folder: limit
-                for folder, limit in found.items()
+                for folder, limit in by_folder.items()
                 if limit is not None and not _equal(whole, limit) and not _equal(BLOCKED, limit)
             }
             is_right = (
-                all(not one.soft and one.hard // MIB in parts.get(card.uuid, ()) for one in own.values())
-                and sum(one.hard for one in own.values()) <= whole.hard
+                all(not part.soft and part.hard // MIB in parts.get(card.uuid, ()) for part in own.values())
+                and sum(part.hard for part in own.values()) <= whole.hard
             )
             rest = BLOCKED if is_right and len(own) == users else NONE
-            for folder, limit in found.items():
+            for folder, limit in by_folder.items():
                 if not (is_right and folder in own) and not (rest is BLOCKED and _equal(BLOCKED, limit)):
                     self._backend.set(card.uuid, folder, rest)
 
@@ -411,10 +419,10 @@ class Enforcer:
         """Return whether a card has memory of no container, so that it has to be compared again soon."""
         return bool(self._unaccounted)
 
-    def _enforce_all(self, cards: t.Sequence[contract.Card], found: t.Sequence[Target], findings: _Findings) -> None:
+    def _enforce_all(self, cards: t.Sequence[contract.Card], targets: t.Sequence[Target], findings: _Findings) -> None:
         """Enforce the limits of containers on the cards that can be limited."""
-        folders = self._cgroups.folders([target.container_id for target in found])
-        for target in found:
+        folders = self._cgroups.folders([target.container_id for target in targets])
+        for target in targets:
             folder = folders.get(target.container_id)
             if target.mib is None or folder is None:
                 self._report_missing(cards, target, findings)
@@ -475,7 +483,7 @@ class Enforcer:
                 findings.unknown.add(card.uuid)
                 continue
             # What has a limit of its own there is a part of the group's memory for dmem, and isn't without it.
-            own = sum(one.used_mib for one in inside if one is not None and not _equal(one, whole))
+            own = sum(limit.used_mib for limit in inside if limit is not None and not _equal(limit, whole))
             used = max(whole.used_mib if whole else 0, own)
             findings.used[card.uuid] += used
             if mib is not None:
@@ -507,7 +515,7 @@ class Enforcer:
         """
         now, since = self._clock(), self._unaccounted
         code = contract.Reason.UNACCOUNTED_MEMORY_HELD
-        reported = {one.card: one.text for one in self._violations if one.code is code}
+        reported = {violation.card: violation.text for violation in self._violations if violation.code is code}
         self._unaccounted = {}
         for card in cards:
             if not (card.healthy and card.reserved_mib):
@@ -666,10 +674,10 @@ class Enforcer:
             log.debug("%s of card %d: %s", folder, card.index, refusal)
             return None
 
-    def clear(self, cards: t.Sequence[contract.Card], found: t.Sequence[Target]) -> None:
+    def clear(self, cards: t.Sequence[contract.Card], targets: t.Sequence[Target]) -> None:
         """Remove our limits from running containers."""
-        folders = self._cgroups.folders([target.container_id for target in found])
-        for target in found:
+        folders = self._cgroups.folders([target.container_id for target in targets])
+        for target in targets:
             folder = folders.get(target.container_id)
             if folder is None or target.mib is None:
                 continue
@@ -688,26 +696,28 @@ class Enforcer:
         """Return a finding again in the next pass, since its Event wasn't accepted."""
         self._unsent.append(finding)
 
-    def _new_findings(self, pods: t.Sequence[JsonObject], running: t.Container[str], found: _Findings) -> list[Finding]:
+    def _new_findings(
+        self, pods: t.Sequence[JsonObject], running: t.Container[str], findings: _Findings
+    ) -> list[Finding]:
         """Return the findings that weren't reported before of a container that runs, and those without an Event."""
         by_uid = {contract.pod_uid(pod): pod for pod in pods}
-        violations = {(one.container, one.card, one.event) for one in found.violations}
-        fresh = [key for key in found.events if key not in self._reported]
-        self._reported = {key for key in self._reported if key[0] in running} | set(found.events)
-        due = [one for one in self._unsent if one.pod is None or contract.pod_uid(one.pod) in by_uid]
+        violations = {(violation.container, violation.card, violation.event) for violation in findings.violations}
+        fresh = [key for key in findings.events if key not in self._reported]
+        self._reported = {key for key in self._reported if key[0] in running} | set(findings.events)
+        due = [finding for finding in self._unsent if finding.pod is None or contract.pod_uid(finding.pod) in by_uid]
         self._unsent = []
         for key in fresh:
-            text = found.events[key]
+            text = findings.events[key]
             log.warning("%s", text)
-            if (pod := by_uid.get(found.pods.get(key[0], ""))) is not None:
+            if (pod := by_uid.get(findings.pods.get(key[0], ""))) is not None:
                 due.append(Finding(pod, key[2], text))
             if key in violations:
                 due.append(Finding(None, key[2], text))
-        return list({one.key: one for one in due}.values())
+        return list({finding.key: finding for finding in due}.values())
 
 
-def _equal(one: Limit, other: Limit | None) -> bool:
-    return other is not None and (one.soft, one.hard) == (other.soft, other.hard)
+def _equal(limit: Limit, other: Limit | None) -> bool:
+    return other is not None and (limit.soft, limit.hard) == (other.soft, other.hard)
 
 
 def _describe(limit: Limit | None) -> str:

@@ -113,8 +113,8 @@ def environment(mib: t.Mapping[str, int]) -> dict[str, str]:
 
 def driver_problem(version: str) -> str | None:
     """Return why a driver of this version has no limits; None if it has."""
-    found = re.match(r"(\d+)\.", version)
-    if found and int(found.group(1)) >= DRIVER:
+    match = re.match(r"(\d+)\.", version)
+    if match and int(match.group(1)) >= DRIVER:
         return None
     return f"NVIDIA's driver is {version or 'unknown'}, and limits need {DRIVER} or newer"
 

@@ -63,7 +63,7 @@ class _Cards(Collector):
         """
         with self._lock:
             self._limits = (state, dict(usage), corrected)
-            self._violations = collections.Counter((one.card, one.code.value) for one in violations)
+            self._violations = collections.Counter((violation.card, violation.code.value) for violation in violations)
 
     def describe(self) -> t.Iterator[Metric]:
         return iter(())
@@ -111,8 +111,8 @@ class _Cards(Collector):
         states = GaugeMetricFamily(
             "gpushare_plugin_limit_state", "1 for the state of this node's memory limits", labels=["node", "state"]
         )
-        for one in LIMIT_STATES:
-            states.add_metric([self._node, one], int(state.partition(":")[0] == one))
+        for limit_state in LIMIT_STATES:
+            states.add_metric([self._node, limit_state], int(state.partition(":")[0] == limit_state))
         yield states
         yield CounterMetricFamily(
             "gpushare_plugin_limits_corrected",
@@ -191,8 +191,8 @@ class NodeMetrics:
 
     def injection(self, mode: str) -> None:
         """Set how devices are injected into containers: ``cdi`` or ``envvar``."""
-        for one in ("cdi", "envvar"):
-            self._injection.labels(one).set(int(one == mode))
+        for name in ("cdi", "envvar"):
+            self._injection.labels(name).set(int(name == mode))
 
     def refused(self, code: str) -> None:
         """Count a refused request by its reason code."""

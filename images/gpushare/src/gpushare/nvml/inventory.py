@@ -50,7 +50,7 @@ def merge(
     :param held: returns the number of a card's units that pods hold.
     :returns: the cards to announce, by index.
     """
-    answered = {one.uuid: one for one in seen}
+    answered = {seen_card.uuid: seen_card for seen_card in seen}
     cards = {card.uuid: card for card in known}
     for card in known:
         now = answered.pop(card.uuid, None)
@@ -65,20 +65,20 @@ def merge(
             model=now.model,
             **_health(now.problem),
         )
-    for one in answered.values():
+    for new in answered.values():
         taken = {card.index for card in cards.values()}
-        free = one.index if one.index not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
+        free = new.index if new.index not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
         fresh = contract.Card(
             free,
-            one.uuid,
-            one.minor,
-            one.memory_mib,
+            new.uuid,
+            new.minor,
+            new.memory_mib,
             0,
-            model=one.model,
-            reserved_mib=one.reserved_mib,
-            **_health(one.problem),
+            model=new.model,
+            reserved_mib=new.reserved_mib,
+            **_health(new.problem),
         )
-        cards[one.uuid] = dataclasses.replace(fresh, units=contract.units_of(fresh.shared_mib, unit))
+        cards[new.uuid] = dataclasses.replace(fresh, units=contract.units_of(fresh.shared_mib, unit))
     return tuple(sorted(cards.values(), key=lambda card: card.index))
 
 
@@ -217,9 +217,9 @@ class Inventory:
         used: dict[str, int] = {}
         buses: dict[str, str] = {}
         try:
-            answers = [self._with_reserve(one) for one in self._nvml.cards()]
-            used = {one.uuid: one.used_mib for one in answers}
-            buses = {one.uuid: one.bus for one in answers}
+            answers = [self._with_reserve(card) for card in self._nvml.cards()]
+            used = {card.uuid: card.used_mib for card in answers}
+            buses = {card.uuid: card.bus for card in answers}
             self._seen = self._without_excluded(merge(self._known_cards(answers), answers, self._unit, self.held_slots))
             if not self._seen:
                 problem = EVERY_EXCLUDED if self._nvml.left_out else "NVIDIA's driver answers, but has no card"
@@ -283,7 +283,7 @@ class Inventory:
         recalled, self._restored = self._restored, ()
         if not recalled or self._seen:
             return self._seen
-        there = {one.uuid for one in answers}
+        there = {card.uuid for card in answers}
         kept = [card for card in recalled if card.uuid in there or card.index in self._held]
         # The unit may be another one since.
         return tuple(dataclasses.replace(card, units=contract.units_of(card.shared_mib, self._unit)) for card in kept)
@@ -295,7 +295,7 @@ class Inventory:
         xid = self._health.xid(card.uuid, time.monotonic())
         if xid is not None:
             return _refused(card, Refusal(Reason.XID_ERROR, sentence(xid)), xid)
-        why = next((found for guard in self.guards if (found := guard(card.uuid)) is not None), None)
+        why = next((refusal for guard in self.guards if (refusal := guard(card.uuid)) is not None), None)
         return _refused(card, why) if why else card
 
     def _announce(self, announce: tuple[contract.Card, ...] | None, problem: str | None) -> bool:

@@ -149,7 +149,7 @@ class NvidiaMl:
                 log.info("NVML could not be shut down: %s", error)
 
     def _query(self) -> list[NvmlCard]:
-        found = []
+        cards = []
         left_out = set()
         handles: dict[str, t.Any] = {}
         for index in range(self._library.nvmlDeviceGetCount()):
@@ -161,7 +161,7 @@ class NvidiaMl:
                     left_out.add(uuid)
                     continue
                 total, used = self._memory(handle)
-                found.append(
+                cards.append(
                     NvmlCard(
                         index=index,
                         uuid=uuid,
@@ -183,7 +183,7 @@ class NvidiaMl:
                 log.warning("card %d doesn't answer: %s", index, error)
         self.left_out = frozenset(left_out)
         self._watch(handles)
-        return found
+        return cards
 
     def _memory(self, handle: t.Any) -> tuple[int, int]:
         """Return all and used memory of a card in bytes; 0 where it has none of its own."""
@@ -236,13 +236,13 @@ class NvidiaMl:
 
     def _is_registered(self, handle: t.Any) -> bool:
         """Return whether CUDA can use a card that may be one of a board with NVSwitches."""
-        library, found = self._library, self._library.c_nvmlGpuFabricInfo_t()
+        library, info = self._library, self._library.c_nvmlGpuFabricInfo_t()
         # Without an answer its state stays "not supported", as that of a card without NVSwitches is.
-        self._query_optional(library.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(found))
-        if found.state == library.NVML_GPU_FABRIC_STATE_COMPLETED:
-            return bool(found.status == library.NVML_SUCCESS)
+        self._query_optional(library.nvmlDeviceGetGpuFabricInfo, handle, ctypes.byref(info))
+        if info.state == library.NVML_GPU_FABRIC_STATE_COMPLETED:
+            return bool(info.status == library.NVML_SUCCESS)
         # A card whose links are all off doesn't begin to register, and may work.
-        return bool(found.state != library.NVML_GPU_FABRIC_STATE_IN_PROGRESS)
+        return bool(info.state != library.NVML_GPU_FABRIC_STATE_IN_PROGRESS)
 
     def _query_optional(self, call: t.Callable[..., t.Any], *arguments: t.Any) -> t.Any:
         """Return the answer to a query; None if the card or the driver doesn't support it."""

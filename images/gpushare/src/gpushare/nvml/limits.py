@@ -117,8 +117,8 @@ class NvidiaLimits:
                 library.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), answer)
             except (library.NVMLError_NotSupported, library.NVMLError_NotFound):
                 return None
-            found = Limit(int(answer.softLimit), int(answer.hardLimit), int(answer.currentUsed))
-            return None if found.absent else found
+            limit = Limit(int(answer.softLimit), int(answer.hardLimit), int(answer.currentUsed))
+            return None if limit.absent else limit
 
         return t.cast("Limit | None", self._ask("a limit", ask))
 

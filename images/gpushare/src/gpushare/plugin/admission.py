@@ -34,7 +34,7 @@ LOOKUP_SECONDS = 2.0
 # kubelet admits one pod after the other, so few requests are open at a time; each may have thousands of IDs.
 MAX_ASKED = 8
 MAX_GRANTED = 512
-# Of a node, that the plugin keeps: each takes 77 KB at the most, and an ordinary one 3 KB.
+# A node's pods that the plugin keeps: each takes 77 KB at the most, and an ordinary one 3 KB.
 MOST_PODS = 4000
 KEPT_ANNOTATIONS = (*contract.POD_ANNOTATIONS, *contract.POD_DEMANDS, MIRROR)
 METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
@@ -79,7 +79,7 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
     def containers(field: str) -> list[JsonObject]:
         if contract.finished(pod):
             return []
-        return [trim_container(one) for one in kept_containers(spec.get(field) or [], pod_facts.privileged)]
+        return [trim_container(container) for container in kept_containers(spec.get(field) or [], pod_facts.privileged)]
 
     return pod_facts.MirroredPod(
         {
@@ -98,9 +98,9 @@ def trim_pod(pod: JsonObject) -> pod_facts.MirroredPod:
                 "startTime": status.get("startTime"),
                 **limits.trim_statuses(status),
                 "conditions": [
-                    {key: one[key] for key in ("type", "lastTransitionTime") if key in one}
-                    for one in status.get("conditions") or []
-                    if one.get("type") == "PodScheduled"
+                    {key: condition[key] for key in ("type", "lastTransitionTime") if key in condition}
+                    for condition in status.get("conditions") or []
+                    if condition.get("type") == "PodScheduled"
                 ][:1],
             },
         }
@@ -163,7 +163,7 @@ class Admission:
     def preferred(self, ask: wire.Ask) -> tuple[str, ...]:
         cards = self._inventory.cards
         if taken := self.taken(ask.available):
-            ask = ask._replace(available=tuple(one for one in ask.available if one not in taken))
+            ask = ask._replace(available=tuple(identifier for identifier in ask.available if identifier not in taken))
         listing = self._list_pods()
         pods, subject = self._identify_pod(ask.size, listing)
         reserved = steering.reserved_units(cards, pods, listing, contract.pod_uid(subject.pod) if subject else "")
@@ -200,16 +200,16 @@ class Admission:
 
     def allocate(self, ids: tuple[str, ...]) -> wire.Answer:
         cards = self._inventory.cards
-        found = steering.slots_of(cards).by_card(ids)
-        given = tuple(card for card in cards if card.uuid in found)
+        ids_by_card = steering.slots_of(cards).by_card(ids)
+        given = tuple(card for card in cards if card.uuid in ids_by_card)
         with self._lock:
             grant = self._grant(frozenset(ids))
-        if grant is None and "" not in found:
+        if grant is None and "" not in ids_by_card:
             # The plugin was restarted between kubelet's two calls, or kubelet didn't make the first one.
-            grant = self._identify_late(len(ids), len(found) > 1)
+            grant = self._identify_late(len(ids), len(ids_by_card) > 1)
         cdi: tuple[str, ...] = ()
         try:
-            _check_shares(ids, found, grant)
+            _check_shares(ids, ids_by_card, grant)
             cdi = self._injection.devices([card.uuid for card in given])
         except InvalidIds as error:
             self._report(error, grant.key if grant else "")
@@ -237,7 +237,7 @@ class Admission:
                 contract.POD_CARD_UNITS: str(given[0].units),
                 contract.POD_UNITS: str(grant.units if grant else len(ids)),
                 contract.CONTAINER_UNITS: str(len(ids)),
-                **self.limits({uuid: len(each) for uuid, each in found.items()}),
+                **self.limits({uuid: len(each) for uuid, each in ids_by_card.items()}),
             },
             cdi,
         )
@@ -288,26 +288,26 @@ class Admission:
             namespace, _slash, name = missing[0].partition("/")
             return [trim_pod(self._kube.get(paths.pod(namespace, name)))]
 
-        found = call_within(LOOKUP_SECONDS, read)
-        if found is not None:
+        known_pods = call_within(LOOKUP_SECONDS, read)
+        if known_pods is not None:
             # A pod of this name on another node isn't the one that kubelet lists.
-            here = {contract.pod_key(pod): pod for pod in found if contract.pod_node(pod) == self._node}
+            here = {contract.pod_key(pod): pod for pod in known_pods if contract.pod_node(pod) == self._node}
             pods = {**({} if is_list else pods), **here}
         return pods, steering.identify(size, pods, listing)
 
 
-def _check_shares(ids: t.Sequence[str], found: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:
+def _check_shares(ids: t.Sequence[str], ids_by_card: t.Mapping[str, t.Sequence[str]], grant: Grant | None) -> None:
     """Refuse IDs that aren't equal shares of as many cards as the pod requests.
 
     :param found: the IDs by card (UUID); unknown ones have the empty string.
     :raises InvalidIds: they aren't.
     """
-    if "" in found:
-        raise InvalidIds(Reason.UNKNOWN_DEVICE_ID, f"device ID {found[''][0]!r} names no card of this node")
+    if "" in ids_by_card:
+        raise InvalidIds(Reason.UNKNOWN_DEVICE_ID, f"device ID {ids_by_card[''][0]!r} names no card of this node")
     count = grant.cards if grant else 1
-    if len(found) == count and len({len(each) for each in found.values()}) == 1:
+    if len(ids_by_card) == count and len({len(each) for each in ids_by_card.values()}) == 1:
         return
-    names = ", ".join(f"{len(each)} of {uuid}" for uuid, each in sorted(found.items())) or "of no card"
+    names = ", ".join(f"{len(each)} of {uuid}" for uuid, each in sorted(ids_by_card.items())) or "of no card"
     owner = f"pod {grant.key}: a container's" if grant else "a container's"
     kind = "of one card" if count == 1 else f"equally many of each of {count} cards"
     raise InvalidIds(Reason.UNEQUAL_SHARES, f"{owner} {len(ids)} units must be {kind}; these are {names}")

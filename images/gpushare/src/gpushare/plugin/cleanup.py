@@ -82,10 +82,10 @@ def clean(
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as one:
-        one.settimeout(2)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2)
         try:
-            one.connect(str(path))
+            connection.connect(str(path))
         except OSError:
             return False
     return True

@@ -325,14 +325,14 @@ class Plugin:
         violations = self.enforcer.violations
         self.metrics.limits(self.enforcer.state, self.enforcer.usage, self.enforcer.corrected, violations)
         if self.options.evict:
-            self.evictions.once([one for one in violations if one.holds], self._last_pass[0])
+            self.evictions.once([violation for violation in violations if violation.holds], self._last_pass[0])
         if before != (self.enforcer.state, violations):
             self.reconciler.wake()
 
     def _withhold_left(self, pods: list[JsonObject], listing: list[Entry]) -> None:
         """Keep kubelet from giving away the units of containers that outlived their pod, and report them."""
         cards, self._left = self.inventory.cards, self.leftovers.observe(pods, listing)
-        changed = self.inventory.withhold(frozenset(one for holder in self._left for one in holder.ids))
+        changed = self.inventory.withhold(frozenset(slot for holder in self._left for slot in holder.ids))
         unreleased: collections.Counter[str] = collections.Counter()
         for holder in self._left:
             unreleased.update(holder.units(cards))

@@ -81,11 +81,11 @@ class Leftovers:
         running: set[str] = set()
         fresh: dict[str, tuple[JsonObject, str, tuple[str, ...]]] = {}
         for pod in there:
-            found = listed.get(pod_facts.key(pod))
+            pod_entry = listed.get(pod_facts.key(pod))
             wanted = {step.name: step.units for step in pod_facts.steps(pod)}
             for name, identifier in limits.running(pod).items() if wanted else ():
                 running.add(identifier)
-                ids = found.containers.get(name, ()) if found else ()
+                ids = pod_entry.containers.get(name, ()) if pod_entry else ()
                 # The IDs that were recorded first are the container's own: a successor of the pod has other containers.
                 if identifier not in self._holders and ids and len(ids) == wanted.get(name):
                     fresh[identifier] = (pod, name, ids)
@@ -97,18 +97,26 @@ class Leftovers:
                 holders[identifier] = Holder(key, uid, name, folders[identifier], ids)
                 log.info("container recorded", extra={"data": {"pod": key, "container": name, "units": len(ids)}})
         ended = {
-            one for one, holder in holders.items() if one not in running and not self._cgroups.populated(holder.folder)
+            container
+            for container, holder in holders.items()
+            if container not in running and not self._cgroups.populated(holder.folder)
         }
         with self._lock:
-            self._holders = {one: holder for one, holder in holders.items() if one not in ended}
-            self._gone_since = {one: since for one, since in self._gone_since.items() if one in self._holders}
-        left = {one: holder for one, holder in self._holders.items() if one not in running}
+            self._holders = {container: holder for container, holder in holders.items() if container not in ended}
+            self._gone_since = {
+                container: since for container, since in self._gone_since.items() if container in self._holders
+            }
+        left = {container: holder for container, holder in self._holders.items() if container not in running}
         if not left:
             return ()
         uids = {contract.pod_uid(pod) for pod in there}
-        held = {one for entry in listing for one in entry.ids}
-        gone = {one: holder for one, holder in left.items() if holder.uid not in uids and held.isdisjoint(holder.ids)}
-        return tuple(holder for one, holder in gone.items() if not self._is_ending(one))
+        held = {slot for entry in listing for slot in entry.ids}
+        gone = {
+            container: holder
+            for container, holder in left.items()
+            if holder.uid not in uids and held.isdisjoint(holder.ids)
+        }
+        return tuple(holder for container, holder in gone.items() if not self._is_ending(container))
 
     def _is_ending(self, identifier: str) -> bool:
         """Return whether the pod of a container is gone for less than ``ENDING_SECONDS``."""
@@ -130,10 +138,10 @@ class Leftovers:
         while True:
             # kubelet frees all IDs of a container at once.
             holders = {
-                one: holder
-                for one, holder in holders.items()
+                container: holder
+                for container, holder in holders.items()
                 if holder.ids[0] in offered and self._cgroups.populated(holder.folder)
             }
-            if not any(self._is_ending(one) for one in holders):
+            if not any(self._is_ending(container) for container in holders):
                 return frozenset(identifier for holder in holders.values() for identifier in holder.ids)
             self._sleep(POLL_SECONDS)

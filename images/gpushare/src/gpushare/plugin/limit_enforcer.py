@@ -50,12 +50,12 @@ class LimitEnforcer(Enforcer):
         :param left: containers that outlived their pod.
         :returns: the findings that weren't returned before, and those that ``unsent`` was called with.
         """
-        found = limits.targets(cards, pods, listing, self._unit, self._exempt)
+        targets = limits.targets(cards, pods, listing, self._unit, self._exempt)
         promised = limits.promised_mib(cards, pods, listing, self._unit)
         for holder in left:
             for uuid, units in holder.units(cards).items():
                 promised[uuid] += units * contract.MIB_PER_UNIT[self._unit]
-        return self.enforce(cards, pods, found, promised, [holder.folder for holder in left])
+        return self.enforce(cards, pods, targets, promised, [holder.folder for holder in left])
 
     def release(
         self, cards: t.Sequence[contract.Card], pods: t.Sequence[JsonObject], listing: t.Sequence[Entry]

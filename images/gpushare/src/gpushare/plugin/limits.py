@@ -16,28 +16,28 @@ STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerSta
 
 def trim_statuses(status: t.Mapping[str, t.Any]) -> JsonObject:
     """Return the fields of a pod's status that the limits need: names and IDs of the containers that run."""
-    found = {
+    statuses = {
         field: [
-            {"name": one.get("name", ""), "containerID": one["containerID"], "state": {"running": {}}}
-            for one in status.get(field) or []
-            if one.get("containerID") and "running" in (one.get("state") or {})
+            {"name": row.get("name", ""), "containerID": row["containerID"], "state": {"running": {}}}
+            for row in status.get(field) or []
+            if row.get("containerID") and "running" in (row.get("state") or {})
         ]
         for field in STATUSES
     }
-    return {field: rows for field, rows in found.items() if rows}
+    return {field: rows for field, rows in statuses.items() if rows}
 
 
 def running(pod: JsonObject) -> dict[str, str]:
     """Return the IDs of a pod's running containers, by name."""
     status = pod.get("status") or {}
-    found = {}
+    identifiers = {}
     for field in STATUSES:
-        for one in status.get(field) or []:
+        for row in status.get(field) or []:
             # "containerd://4f1e…", "cri-o://…", "docker://…"
-            identifier = str(one.get("containerID") or "").rpartition("://")[2]
-            if identifier and "running" in (one.get("state") or {}):
-                found[str(one.get("name", ""))] = identifier
-    return found
+            identifier = str(row.get("containerID") or "").rpartition("://")[2]
+            if identifier and "running" in (row.get("state") or {}):
+                identifiers[str(row.get("name", ""))] = identifier
+    return identifiers
 
 
 def targets(
@@ -58,7 +58,7 @@ def targets(
         cards.
     """
     slots = steering.slots_of(cards)
-    listed, found = by_pod(listing), []
+    listed, limit_targets = by_pod(listing), []
     for pod in pods:
         steps = {step.name: step.units for step in pod_facts.steps(pod)}
         if contract.finished(pod):
@@ -69,8 +69,8 @@ def targets(
             units = steps.get(name, 0)
             held = _held(cards, slots, pod, name, units, listed.get(key)) if units else {}
             mib = None if held is None else {uuid: n * contract.MIB_PER_UNIT[unit] for uuid, n in held.items()}
-            found.append(Target(key, uid, name, identifier, mib, is_exempt))
-    return found
+            limit_targets.append(Target(key, uid, name, identifier, mib, is_exempt))
+    return limit_targets
 
 
 def _held(
@@ -109,7 +109,7 @@ def promised_mib(
     """
     listed, slots = steering.held_units(cards, listing), steering.slots_of(cards)
     # IDs of another plugin don't identify a card.
-    known = {one.key for one in listing if one.total and all(slots.named(short) for short in one.total)}
+    known = {entry.key for entry in listing if entry.total and all(slots.named(short) for short in entry.total)}
     booked, unknown = contract.used_units(cards, (pod for pod in pods if pod_facts.key(pod) not in known))
     mib = contract.MIB_PER_UNIT[unit]
     return {card.uuid: (listed[card.uuid] + booked[card.index] + unknown) * mib for card in cards}
@@ -124,7 +124,7 @@ def _given(slots: steering.Slots, counts: t.Mapping[str, int]) -> dict[str, int]
 def _plain_inits(pod: JsonObject) -> set[str]:
     """Return the names of init containers that aren't sidecars; PodResources don't list them."""
     inits = (pod.get("spec") or {}).get("initContainers") or []
-    return {str(one.get("name", "")) for one in inits if one.get("restartPolicy") != "Always"}
+    return {str(container.get("name", "")) for container in inits if container.get("restartPolicy") != "Always"}
 
 
 def _booked(cards: t.Sequence[contract.Card], pod: JsonObject, units: int) -> dict[str, int]:

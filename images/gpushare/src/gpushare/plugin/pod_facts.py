@@ -59,11 +59,11 @@ class Step:
 @kept
 def steps(pod: JsonObject) -> tuple[Step, ...]:
     """Return the containers that want units, in the order in which kubelet serves them."""
-    spec = pod.get("spec") or {}
-    inits = [(one, one.get("restartPolicy") != "Always") for one in spec.get("initContainers") or []]
-    everything = inits + [(one, False) for one in spec.get("containers") or []]
-    found = (Step(str(one.get("name", "")), contract.container_units(one), hidden) for one, hidden in everything)
-    return tuple(step for step in found if step.units > 0)
+    everything = (
+        Step(str(container.get("name", "")), contract.container_units(container), hidden)
+        for container, hidden in contract.containers_in_order(pod.get("spec") or {})
+    )
+    return tuple(step for step in everything if step.units > 0)
 
 
 def privileged(container: JsonObject) -> bool:
@@ -74,9 +74,9 @@ def privileged(container: JsonObject) -> bool:
 def privileged_containers(pod: JsonObject) -> tuple[str, ...]:
     """Return the names of the privileged containers that may run; plain init containers have ended."""
     spec = pod.get("spec") or {}
-    inits = [one for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+    inits = [container for container in spec.get("initContainers") or [] if container.get("restartPolicy") == "Always"]
     everything = [*inits, *(spec.get("containers") or []), *(spec.get("ephemeralContainers") or [])]
-    return tuple(str(one.get("name", "")) for one in everything if privileged(one))
+    return tuple(str(container.get("name", "")) for container in everything if privileged(container))
 
 
 @kept
@@ -91,9 +91,9 @@ def recency(pod: JsonObject) -> tuple[str, int, str]:
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     times = [str(metadata.get("creationTimestamp") or "")]
     times += [
-        str(one.get("lastTransitionTime") or "")
-        for one in status.get("conditions") or []
-        if one.get("type") == "PodScheduled"
+        str(condition.get("lastTransitionTime") or "")
+        for condition in status.get("conditions") or []
+        if condition.get("type") == "PodScheduled"
     ]
     held = booking(pod)
     return max(times), held.assume_time if held else 0, contract.pod_uid(pod)

@@ -76,7 +76,7 @@ def corrections(
     :param granted: cards (UUIDs) by pod (UID), as this process has allocated them.
     :param now_ns: nanoseconds since the epoch, for a pod without a time.
     """
-    slots, found = steering.slots_of(cards), []
+    slots, wrong = steering.slots_of(cards), []
     by_uuid = {card.uuid: card for card in cards}
     for key, entry in by_pod(listing).items():
         pod = pods.get(key)
@@ -99,17 +99,17 @@ def corrections(
             continue
         given = tuple(sorted((by_uuid[uuid] for uuid in used), key=lambda card: card.index))
         if not equal:
-            found.append(Correction(pod, {}, _ambiguous(given)))
+            wrong.append(Correction(pod, {}, _ambiguous(given)))
         elif not _matches(pod, given):
-            found.append(Correction(pod, _differences(pod, given, now_ns), _notice(pod, given)))
-    return found
+            wrong.append(Correction(pod, _differences(pod, given, now_ns), _notice(pod, given)))
+    return wrong
 
 
 def _cards_of(slots: steering.Slots, entry: Entry) -> tuple[set[str], bool]:
     """Return the cards (UUIDs) of a pod's IDs, and whether each container has equal shares; unknown cards are empty."""
     each = [slots.units(counts) for counts in entry.counts.values() if counts]
-    used = {uuid for one in each for uuid in one}
-    return used, all(one.keys() == used and len(set(one.values())) == 1 for one in each)
+    used = {uuid for shares in each for uuid in shares}
+    return used, all(shares.keys() == used and len(set(shares.values())) == 1 for shares in each)
 
 
 def _matches_pod(pod: JsonObject, entry: Entry) -> bool:
@@ -166,15 +166,15 @@ def holders(
     """
     slots = steering.slots_of(cards)
     listed = {entry.key: entry for entry in listing if entry.ids}
-    found = []
+    holding = []
     for key, pod in pods.items():
         if not pod_facts.counts(pod):
             continue
         places = {slots.named(short) for short in listed[key].total} if key in listed else {None}
         # IDs of another plugin don't identify a card; then the booking decides.
         if card in places or (places == {None} and card.index in pod_facts.shares(pod)):
-            found.append(pod)
-    return found
+            holding.append(pod)
+    return holding
 
 
 def trim_node(node: JsonObject) -> JsonObject:
@@ -367,7 +367,9 @@ class Reconciler:
         return True
 
     def _correct_node(self, cards: t.Sequence[contract.Card]) -> bool:
-        node = next((one for one in self._node_cache.items() if one["metadata"].get("name") == self._node), None)
+        node = next(
+            (cached for cached in self._node_cache.items() if cached["metadata"].get("name") == self._node), None
+        )
         if node is None or not cards:
             return True
         shown = []
@@ -423,9 +425,9 @@ class Reconciler:
                 f"{self._node} and can lift memory limits: remove securityContext.privileged; if it is a part of the "
                 f"node's system, add {namespace} to gpushare_admission_exempt_namespaces"
             )
-            one = contract.pod_uid(pod), names
-            if one in self._exposed or self.post(pod, "GpuCardsExposed", text):
-                exposed.add(one)
+            pod_and_names = contract.pod_uid(pod), names
+            if pod_and_names in self._exposed or self.post(pod, "GpuCardsExposed", text):
+                exposed.add(pod_and_names)
         self._exposed = exposed
 
     def _is_due(self, what: str, wanted: t.Any, have: t.Any) -> bool:

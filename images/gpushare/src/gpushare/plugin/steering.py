@@ -80,12 +80,12 @@ def pending(pod: JsonObject, entry: Entry) -> list[tuple[str, int]]:
     left = steps[done + 1 :]
     if all(step.hidden for step in left) and (pod_facts.assigned(pod) or pod_facts.started(pod)):
         return []
-    found = []
+    waiting = []
     for step in left:
-        found.append((step.name, step.units))
+        waiting.append((step.name, step.units))
         if not step.hidden:
             break
-    return found
+    return waiting
 
 
 def identify(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> Subject | None:
@@ -99,7 +99,7 @@ def identify(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[En
 
 def listed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry]) -> Subject | None:
     """Identify the pod in kubelet's list; None if it isn't listed."""
-    found: list[tuple[bool, tuple[str, int, str], Subject]] = []
+    candidates: list[tuple[bool, tuple[str, int, str], Subject]] = []
     for entry in listing:
         pod = pods.get(entry.key)
         if pod is None or contract.finished(pod):
@@ -107,21 +107,21 @@ def listed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entr
         name = next((name for name, units in pending(pod, entry) if units == size), None)
         if name is not None:
             # A rejected pod may still be listed: the one under admission hasn't started, and is the latest.
-            found.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
-    return max(found, key=lambda one: one[:2])[2] if found else None
+            candidates.append((not pod_facts.started(pod), pod_facts.recency(pod), Subject(pod, name, entry.ids)))
+    return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
 def _oldest_assumed(size: int, pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> Subject | None:
     complete = {entry.key for entry in listing or () if entry.key in pods and not pending(pods[entry.key], entry)}
-    found: list[tuple[int, str, Subject]] = []
+    candidates: list[tuple[int, str, Subject]] = []
     for key, pod in pods.items():
         held = pod_facts.booking(pod)
         if held is None or held.assigned or not pod_facts.counts(pod) or key in complete:
             continue
         name = next((step.name for step in pod_facts.steps(pod) if step.units == size), None)
         if name is not None:
-            found.append((held.assume_time, key, Subject(pod, name)))
-    return min(found, key=lambda one: one[:2])[2] if found else None
+            candidates.append((held.assume_time, key, Subject(pod, name)))
+    return min(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
 
 
 def unknown_pod_ids(pods: t.Mapping[str, JsonObject], listing: t.Sequence[Entry] | None) -> tuple[str, ...]:
@@ -156,24 +156,24 @@ class Slots:
 
     def by_card(self, identifiers: t.Iterable[str]) -> dict[str, list[str]]:
         """Group IDs by their card's UUID; unknown ones have the empty string."""
-        found: dict[str, list[str]] = {}
+        ids_by_card: dict[str, list[str]] = {}
         for short, ids in grouped(identifiers).items():
-            found.setdefault(self.uuid(short), []).extend(ids)
-        return found
+            ids_by_card.setdefault(self.uuid(short), []).extend(ids)
+        return ids_by_card
 
     def units(self, counts: t.Mapping[str, int]) -> dict[str, int]:
         """Convert units by short UUID to units by UUID; unknown cards have the empty string."""
-        found: dict[str, int] = {}
+        units_by_card: dict[str, int] = {}
         for short, number in counts.items():
             uuid = self.uuid(short)
-            found[uuid] = found.get(uuid, 0) + number
-        return found
+            units_by_card[uuid] = units_by_card.get(uuid, 0) + number
+        return units_by_card
 
 
 def held_slots(card: contract.Card, listing: t.Iterable[Entry]) -> int:
     """Return the number of a card's first slots that hold all that kubelet has allocated of it."""
-    held = Slots([card]).by_card(one for entry in listing for one in entry.ids)
-    return max((int(one.rpartition("-")[2]) + 1 for one in held.get(card.uuid, ())), default=0)
+    held = Slots([card]).by_card(slot for entry in listing for slot in entry.ids)
+    return max((int(slot.rpartition("-")[2]) + 1 for slot in held.get(card.uuid, ())), default=0)
 
 
 @functools.lru_cache(maxsize=4)
@@ -277,7 +277,7 @@ def choose(
         ordered = tuple(sorted(chosen, key=lambda card: card.index))
         must = slots.by_card(ask.must_include)
         ids = [_take(part, must.get(card.uuid, ()), free.get(card.uuid, ())) for card in ordered]
-        return Decision(tuple(one for each in ids for one in each), ordered, reason)
+        return Decision(tuple(identifier for each in ids for identifier in each), ordered, reason)
 
     fixed = slots.by_card(ask.must_include) or held
     if fixed:
@@ -336,8 +336,8 @@ def _take(part: int, must: t.Sequence[str], free: t.Sequence[str]) -> list[str]:
     first = dict.fromkeys(must)
     # IDs of one card differ in nothing but their slots, so the shorter one is the lower one.
     lowest = sorted(sorted(free), key=len)
-    return [*first, *(one for one in lowest if one not in first)][:part]
+    return [*first, *(identifier for identifier in lowest if identifier not in first)][:part]
 
 
-def _names(found: t.Mapping[str, t.Sequence[str]]) -> str:
-    return ", ".join(sorted(ids[0] for ids in found.values()))
+def _names(ids_by_card: t.Mapping[str, t.Sequence[str]]) -> str:
+    return ", ".join(sorted(ids[0] for ids in ids_by_card.values()))

@@ -55,7 +55,7 @@ def template_of(namespace: str, name: str, unit: str) -> JsonObject | None:
         }
         for request, share, of_first in named
     ]
-    constraints = {"constraints": found} if (found := list(_constraints(shape))) else {}
+    constraints = {"constraints": rules} if (rules := list(_constraints(shape))) else {}
     return {
         "apiVersion": API_VERSION,
         "kind": "ResourceClaimTemplate",
@@ -91,6 +91,6 @@ def _selectors(shape: Shape) -> t.Iterator[str]:
 def _expression(patterns: t.Iterable[str]) -> str:
     """Return a regular expression that matches what one of the patterns does, as text in CEL."""
     # A class of one character instead of a backslash, which would be doubled in CEL and once more in JSON.
-    meant = {"*": ".*", "?": ".", **{one: f"[{one}]" for one in ".()+"}}
-    texts = ("".join(meant.get(one, one) for one in pattern) for pattern in patterns)
+    meant = {"*": ".*", "?": ".", **{character: f"[{character}]" for character in ".()+"}}
+    texts = ("".join(meant.get(character, character) for character in pattern) for pattern in patterns)
     return json.dumps(f"(?i)^({'|'.join(texts)})$")

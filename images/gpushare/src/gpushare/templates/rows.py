@@ -14,7 +14,7 @@ from gpushare.templates.objects import template_of
 
 # Admission adds one to a pod. Its owner may name others, for example one for each of a node's eight cards.
 MOST_PER_POD = 8
-# Of different names with the prefix, valid or not: so many are looked at.
+# So many different names with the prefix are looked at, valid or not.
 MOST_LOOKED_AT = 64
 # On a template: the hash of what this server has put in, which differs with another unit of memory.
 DIGEST = "kubegpu.share/digest"
@@ -64,37 +64,37 @@ def waiting(pod: JsonObject) -> Waiting | None:
     if metadata.get("deletionTimestamp"):
         return None
     # By name: whether a claim has still to be made by it.
-    found: dict[str, bool] = {}
+    waiting_names: dict[str, bool] = {}
     others: set[str] = set()
     with_claim: frozenset[str] | None = None
-    for one in (pod.get("spec") or {}).get("resourceClaims") or []:
-        name = str(one.get("resourceClaimTemplateName") or "")
+    for claim in (pod.get("spec") or {}).get("resourceClaims") or []:
+        name = str(claim.get("resourceClaimTemplateName") or "")
         if not name.startswith(contract.PREFIX) or name in others:
             continue
-        if name not in found and contract.shape_of(name) is None:
+        if name not in waiting_names and contract.shape_of(name) is None:
             others.add(name)
             if len(others) < MOST_LOOKED_AT:
                 continue
-            found.clear()
+            waiting_names.clear()
             break
         if with_claim is None:
             with_claim = _with_claim(pod)
-        found[name] = found.get(name, False) or one.get("name") not in with_claim
-        if len(found) > MOST_PER_POD:
-            found.clear()
+        waiting_names[name] = waiting_names.get(name, False) or claim.get("name") not in with_claim
+        if len(waiting_names) > MOST_PER_POD:
+            waiting_names.clear()
             break
     else:
-        if not found:
+        if not waiting_names:
             return None
-    needed = tuple(name for name, is_needed in found.items() if is_needed)
+    needed = tuple(name for name, is_needed in waiting_names.items() if is_needed)
     who = (str(metadata["namespace"]), str(metadata["name"]), str(metadata.get("uid", "")))
-    return Waiting(*who, tuple(found), needed)
+    return Waiting(*who, tuple(waiting_names), needed)
 
 
 def _with_claim(pod: JsonObject) -> frozenset[str]:
     """Return the names in a pod's specification of those claims that the controller of claims has made."""
     listed = (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    return frozenset(str(one.get("name")) for one in listed)
+    return frozenset(str(claim.get("name")) for claim in listed)
 
 
 def made(template: JsonObject) -> Made | None:

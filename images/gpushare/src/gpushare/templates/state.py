@@ -167,9 +167,9 @@ class State:
                 return None
             if space is None:
                 return row
-            texts = {one: space.names[one].text if one in space.names else one for one in row.templates}
+            texts = {name: space.names[name].text if name in space.names else name for name in row.templates}
             templates = tuple(texts.values())
-            needed = templates if len(row.needed) == len(templates) else tuple(texts[one] for one in row.needed)
+            needed = templates if len(row.needed) == len(templates) else tuple(texts[name] for name in row.needed)
             return Waiting(space.name, row.name, row.uid, templates, needed)
 
     def keep_template(self, row: Made | None, is_known: bool) -> Made | None:
@@ -249,13 +249,13 @@ class State:
             space.stuck.discard(text)
         else:
             space.made[text] = row
-        change = (row is not None) - (was is not None)
+        change = int(row is not None) - int(was is not None)
         self.existing += change
         self._resize(space, change * _name_size(text))
         self._look(space, text, at)
         if change < 0:
-            for one in self._stopped & self._spaces.keys():
-                self._schedule(self._spaces[one])
+            for namespace in self._stopped & self._spaces.keys():
+                self._schedule(self._spaces[namespace])
             self._stopped.clear()
         self._has_changed(space, at)
 
@@ -264,7 +264,7 @@ class State:
         self._size += change
 
     def _reserve(self, space: _Space, has_room: bool) -> None:
-        self._reserved += has_room - space.has_room
+        self._reserved += int(has_room) - int(space.has_room)
         space.has_room = has_room
 
     def _look(self, space: _Space, text: str, at: float) -> None:
@@ -277,12 +277,13 @@ class State:
             is_idle = is_free
         elif there is None or (is_free and there.digest != digest_of(text, self._unit)):
             if name.paused_until <= at:
-                queue = space.queues[2 if not name.needs else 0 if name.is_first else 1]
+                position = 0 if name.is_first else 1
+                queue = space.queues[position if name.needs else 2]
         else:
             is_spare = is_free and not name.needs
-        for one in space.queues:
-            if one is not queue:
-                one.pop(text, None)
+        for other in space.queues:
+            if other is not queue:
+                other.pop(text, None)
         if queue is not None:
             queue.setdefault(text)
         if is_idle:
@@ -297,10 +298,10 @@ class State:
     # --------------------------------------------------------------------------- namespaces and timers
 
     def _space(self, name: str) -> _Space:
-        found = self._spaces.get(name)
-        if found is None:
-            found = self._spaces[name] = _Space(name, self._clock())
-        return found
+        space = self._spaces.get(name)
+        if space is None:
+            space = self._spaces[name] = _Space(name, self._clock())
+        return space
 
     def _has_changed(self, space: _Space, at: float) -> None:
         """Give a namespace a turn, or forget it if nothing is left of it."""
@@ -318,8 +319,8 @@ class State:
             self._number += 1
             heapq.heappush(self._queue, (space.served, self._number, space.name))
             if len(self._queue) > 1000 + 2 * len(self._spaces):
-                # Of namespaces that are gone; nobody takes them out while another process leads.
-                self._queue = [one for one in self._queue if one[2] in self._spaces]
+                # Entries of namespaces that are gone: nobody takes them out while another process leads.
+                self._queue = [entry for entry in self._queue if entry[2] in self._spaces]
                 heapq.heapify(self._queue)
 
     def _wake_at(self, space: _Space, due: float) -> None:
@@ -331,7 +332,7 @@ class State:
         self._number += 1
         heapq.heappush(self._timers, (due, self._number, namespace, text))
         if len(self._timers) > 10_000 + 4 * len(self._spaces):
-            self._timers = [one for one in self._timers if self._is_current(one)]
+            self._timers = [timer for timer in self._timers if self._is_current(timer)]
             heapq.heapify(self._timers)
 
     def _is_current(self, timer: tuple[float, int, str, str]) -> bool:
@@ -385,13 +386,13 @@ class State:
     def reports(self) -> list[tuple[Waiting, Code, str]]:
         """Return the pods that get an Event now: why their templates aren't made, and the sentence."""
         with self._lock:
-            found, self._reports = self._reports, []
-            return found
+            reports, self._reports = self._reports, []
+            return reports
 
     def _step(self, space: _Space, at: float) -> Step | None:
         """Return the next request of a namespace, or on behalf of it."""
         space.limit = None
-        queue = next((one for one in space.queues if one), None)
+        queue = next((waiting for waiting in space.queues if waiting), None)
         if queue is not None:
             text = next(iter(queue))
             if text in space.made:
@@ -435,7 +436,7 @@ class State:
             largest = max(self._spaces.values(), key=_removable)
             if _removable(largest) > len(space.made) + 1:
                 text = self._less_needed(largest, True) or next(
-                    (one for one, row in largest.made.items() if not row.is_going and one not in largest.stuck), None
+                    (name for name, row in largest.made.items() if not row.is_going and name not in largest.stuck), None
                 )
         if text is None:
             space.limit = Code.CLUSTER
@@ -456,17 +457,17 @@ class State:
         for key, (row, due) in list(space.reports.items()):
             if due > at:
                 continue
-            missing = [one for one in row.needed if one not in space.made and not space.names[one].is_theirs]
+            missing = [name for name in row.needed if name not in space.made and not space.names[name].is_theirs]
             if row.has_too_many:
-                found: Code | None = Code.POD
+                code: Code | None = Code.POD
             elif not missing:
                 del space.reports[key]
                 continue
             else:
-                found = Code.API if space.names[missing[0]].paused_until > at else space.limit
-            if found is not None and space.events.take(at):
+                code = Code.API if space.names[missing[0]].paused_until > at else space.limit
+            if code is not None and space.events.take(at):
                 space.reports[key] = (row, at + AGAIN_SECONDS)
-                self._reports.append((row, found, self._sentence(space, found, (*missing, "")[0])))
+                self._reports.append((row, code, self._sentence(space, code, missing[0] if missing else "")))
         if space.reports:
             self._wake_at(space, max(at + REPORT_SECONDS, min(due for _row, due in space.reports.values())))
 
