@@ -16,6 +16,7 @@ from .._core.types import JsonObject
 from .._host.http_probe import Probe, probe
 from .._host.system import System
 from .._host.systemd import changed_since_start, process_age, unit
+from .._rancher import yaml_reader
 from .._runtime.containerd import distribution
 from . import embedded
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
@@ -116,50 +117,43 @@ class Process(t.NamedTuple):
     policy: str = ""
 
 
-def flag(text: str, name: str) -> str:
-    """Return a flag's value in a manifest, without a YAML library; empty where kube-scheduler's container hasn't it.
+def flag(manifest: str, name: str) -> str:
+    """Return a flag's value in a manifest; empty where kube-scheduler's container hasn't it.
 
-    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last.
+    Both ``--config=FILE`` and the two list items ``--config`` and ``FILE`` are read, of several the last. Where one
+    can't tell the container, or the manifest isn't in the YAML that nodes can read, the whole text is searched.
     """
+    try:
+        spec = dict(yaml_reader.read(manifest)).get("spec")
+    except yaml_reader.Unreadable:
+        spec = None
+    items = dict(spec).get("containers") if isinstance(spec, yaml_reader.Pairs) else None
+    containers = [dict(item) for item in items or [] if isinstance(item, yaml_reader.Pairs)]
+    numbers = scheduler_containers(containers)
+    if len(numbers) == 1:
+        return _value(words_of(containers[numbers[0]]), f"--{name}")
     value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    return next(reversed(re.findall(value, _own_container(uncommented(text)))), "")
+    return next(reversed(re.findall(value, uncommented(manifest))), "")
 
 
-def _own_container(text: str) -> str:
-    """Return the item of kube-scheduler's container; the whole text where the containers aren't a list in block style.
-
-    :param text: a manifest without comments.
-    """
-    lines = [line for line in text.splitlines() if line.strip()]
-    keys = [number for number, line in enumerate(lines) if re.fullmatch(r" *[\"']?containers[\"']?\s*:\s*", line)]
-    if len(keys) != 1:
-        return text
-    items: list[str] = []
-    indent = _indent(lines[keys[0] + 1]) if lines[keys[0] + 1 :] else 0
-    for line in lines[keys[0] + 1 :]:
-        if _indent(line) == indent and re.match(r"-(\s|$)", line[indent:]):
-            items.append(line)
-        elif items and _indent(line) > indent:
-            items[-1] += f"\n{line}"
-        else:
-            break
-    found = [one for one in items if _is_named(one, CONTAINER)]
-    found = found or [one for one in items if _may_be_scheduler(one) or re.search(_PROGRAM, one)]
-    return found[0] if len(found) == 1 else text
+def scheduler_containers(containers: t.Sequence[t.Mapping[str, t.Any]]) -> list[int]:
+    """Return the numbers of kube-scheduler's containers in a pod: those of its name, or else those that run it."""
+    named = [number for number, container in enumerate(containers) if container.get("name") == CONTAINER]
+    return named or [number for number, container in enumerate(containers) if _runs_scheduler(container)]
 
 
-_PROGRAM = rf"\b(?:command|args)[\"']?\s*:\s*(?:\[|-\s)\s*[\"']?(?:[^\s\"',\]]*/)?{CONTAINER}[\"']?\s*(?:[,\]\n]|$)"
+def _runs_scheduler(container: t.Mapping[str, t.Any]) -> bool:
+    """Return whether a container runs kube-scheduler, by its program or its image."""
+    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    # Images of one architecture have its name at the end.
+    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
+    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in words_of(container)[:1]]
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _is_named(item: str, name: str) -> bool:
-    """Return whether a list's item has this name, and not only something in it."""
-    first = re.match(r" *-\s*", item)
-    keys = len(first.group().rpartition("\n")[2]) if first else 0
-    return bool(re.search(rf"(?m)^[ -]{{{keys}}}[\"']?name[\"']?\s*:\s*[\"']?{re.escape(name)}[\"']?\s*$", item))
+def words_of(container: t.Mapping[str, t.Any]) -> list[str]:
+    """Return a container's command and arguments."""
+    lists = [container.get(key) for key in ("command", "args")]
+    return [str(word) for words in lists if isinstance(words, list) for word in words]
 
 
 def running(system: System) -> list[Process]:

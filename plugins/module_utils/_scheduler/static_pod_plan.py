@@ -82,13 +82,11 @@ class StaticPod:
 
         :raises BadInput: there is none, or there are several.
         """
-        containers = self._document.get(("spec", "containers")) or []
-        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
-        found = found or [number for number, one in enumerate(containers) if _runs_scheduler(one)]
-        if len(found) != 1:
-            number = f"{len(found)} containers" if found else "no container"
-            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}", BESIDE)
-        return found[0]
+        numbers = cp.scheduler_containers(self._document.get(("spec", "containers")) or [])
+        if len(numbers) != 1:
+            count = f"{len(numbers)} containers" if numbers else "no container"
+            raise self._refused(("spec", "containers"), f"has {count} {CONTAINER}", BESIDE)
+        return numbers[0]
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
         for path in paths:
@@ -131,7 +129,7 @@ class StaticPod:
 
     def flags(self) -> dict[str, str]:
         """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
-        words = _words(self._get())
+        words = cp.words_of(self._get())
         found: dict[str, str] = {}
         for number, word in enumerate(words):
             if not word.startswith("--"):
@@ -188,7 +186,7 @@ class StaticPod:
         :raises BadInput: another volume is mounted at that path.
         """
         flags = (*self._container, self._flag_list())
-        if flag not in _words(self._get()):
+        if flag not in cp.words_of(self._get()):
             self._document.append(flags, flag)
         mounts, names = (*self._container, "volumeMounts"), self.volume_names()
         there = self._get("volumeMounts") or []
@@ -243,19 +241,6 @@ class StaticPod:
         scheme = str(asked.get("scheme") or "HTTP").lower()
         listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
         return cp.server_url(str(asked.get("host") or listens), port, scheme)
-
-
-def _runs_scheduler(container: JsonObject) -> bool:
-    """Whether a container runs kube-scheduler, by its program or its image."""
-    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
-    # Images of one architecture have its name at the end.
-    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
-    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in _words(container)[:1]]
-
-
-def _words(container: JsonObject) -> list[str]:
-    lists = [container.get(name) for name in ("command", "args")]
-    return [str(word) for one in lists if isinstance(one, list) for word in one]
 
 
 class VolumeNames(t.NamedTuple):
