@@ -45,11 +45,6 @@ CRI_PLUGIN = {
     4: "io.containerd.cri.v1.runtime",
 }
 
-# Distributions whose containerd only their own file can configure.
-ELSEWHERE = {
-    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
-    "k0s": "/etc/k0s/containerd.d",
-}
 # containerd ignores the case of these names; "systemdCgroup" is common.
 OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
 # Shims that run the program of BinaryName.
@@ -69,8 +64,9 @@ _PROXY = re.compile(r"^(?:[a-z0-9]+://)?(?P<secret>[^\s/]+)@", re.IGNORECASE)
 def credentials(text: str) -> list[Span]:
     """Find the credentials of a configuration file, valid or not: strings below a secret key, and those of URLs."""
     found: list[Span] = []
-    # Of each open bracket the character; a string is a value behind a "=" only.
+    # The open brackets.
     nested: list[str] = []
+    # A string is a value only behind a "=".
     word, key, value = "", "", False
     for one in _PIECE.finditer(text):
         piece, start = one.group(), one.start()
@@ -127,16 +123,6 @@ def release(version: str) -> tuple[int, int]:
     """Return a version's major and minor number; (0, 0) for an unknown one."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
-
-
-def belongs_to(name: str) -> str:
-    """Explain why the containerd of a distribution isn't configured itself, and what is instead."""
-    if name in ELSEWHERE:
-        return (
-            f"runtime_name: this node's containerd belongs to {name}, which generates its configuration; "
-            f"set the default runtime in {ELSEWHERE[name]}"
-        )
-    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
 
 
 def imports_of(text: str) -> list[str]:
@@ -290,11 +276,6 @@ class EffectiveConfig:
         moved = ("plugins", "io.containerd.server.v1.grpc", "address")
         return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
 
-    def shows_options(self) -> bool:
-        """Return whether the dump has the runtimes' options; containerd 1.4 prints such tables empty."""
-        base = (*self.base, "containerd", "runtimes")
-        return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in self.flat)
-
     @property
     def cdi(self) -> bool | None:
         """Return whether CDI is enabled; None where this containerd doesn't support it."""
@@ -329,7 +310,7 @@ class EffectiveConfig:
         :param default: the default runtime without ours.
         """
         fitting = self.models()
-        return default if default in fitting else (fitting[0] if fitting else "")
+        return default if default in fitting else next(iter(fitting), "")
 
     @property
     def cgroup_driver(self) -> str:
@@ -338,10 +319,6 @@ class EffectiveConfig:
         if not name:
             return ""
         return "systemd" if self.runtime(name).get(("options", "SystemdCgroup")) else "cgroupfs"
-
-    def bare_runc(self) -> bool:
-        """Return whether runc has built-in settings alone."""
-        return set(self.runtime("runc")) <= {("runtime_type",), ("sandboxer",)}
 
 
 def _spelled(path: tuple[str, ...]) -> tuple[str, ...]:

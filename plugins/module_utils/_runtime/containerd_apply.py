@@ -31,13 +31,34 @@ from .containerd import (
 from .engine import ConfigOnDisk, Engine, require_binary
 from .types import Loss
 
-# Of the CRI plugin's, those that this collection sets beside its runtime.
+# The settings of the CRI plugin that this collection sets beside its runtime.
 SETTINGS = (
     ("containerd", "default_runtime_name"),
     ("containerd", DEFAULT_RUNTIME, "runtime_type"),
     ("enable_cdi",),
 )
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
+# Distributions whose containerd only their own file can configure.
+ELSEWHERE = {
+    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+    "k0s": "/etc/k0s/containerd.d",
+}
+
+
+def belongs_to(name: str) -> str:
+    """Explain why the containerd of a distribution isn't configured itself, and what is instead."""
+    if name in ELSEWHERE:
+        return (
+            f"runtime_name: this node's containerd belongs to {name}, which generates its configuration; "
+            f"set the default runtime in {ELSEWHERE[name]}"
+        )
+    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
+
+
+def shows_options(seen: EffectiveConfig) -> bool:
+    """Return whether a dump has the runtimes' options; containerd 1.4 prints such tables empty."""
+    base = (*seen.base, "containerd", "runtimes")
+    return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in seen.flat)
 
 
 def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
@@ -66,29 +87,35 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
         return []
     if not seen.plugin:
         return ["the CRI plugin isn't in containerd's configuration"]
-    found = []
+    unmet = []
     if wanted.default and seen.default_runtime != RUNTIME_NAME:
-        found.append(f"default_runtime_name is {seen.default_runtime!r}")
+        unmet.append(f"default_runtime_name is {seen.default_runtime!r}")
     if not wanted.default and users_default not in (None, RUNTIME_NAME) and seen.default_runtime == RUNTIME_NAME:
-        found.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
-    # A copy of any runtime; of itself, where no other is configured, or where it is the user's default.
-    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() or users_default == RUNTIME_NAME else [])
-    models += [users_default] if users_default == DEFAULT_TABLE and seen.is_table(users_default) else []
-    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
+        unmet.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
+    # A copy of any runtime; of itself, where runc has built-in settings alone, or where it is the user's default.
+    models = seen.models()
+    if set(seen.runtime("runc")) <= {("runtime_type",), ("sandboxer",)} or users_default == RUNTIME_NAME:
+        models.append(RUNTIME_NAME)
+    if users_default == DEFAULT_TABLE and seen.is_table(users_default):
+        models.append(users_default)
+    ours, has_options = seen.runtime(RUNTIME_NAME), shows_options(seen)
+    by_model: list[list[str]] = []
+    for model in models or [""]:
+        settings = sorted(runtime_settings(seen, wanted.binary, model).items())
+        by_model.append(
+            [
+                f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+                for path, value in settings
+                # A setting that isn't there is false.
+                if ours.get(path, False) != value and (path[0] != "options" or has_options)
+            ]
+        )
+    unmet += min(by_model, key=len)
     if wanted.cdi and seen.cdi is False:
-        found.append("enable_cdi is false")
+        unmet.append("enable_cdi is false")
     if cri_disabled(seen):
-        found.append('disabled_plugins holds "cri"')
-    return found
-
-
-def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
-    ours = seen.runtime(RUNTIME_NAME)
-    return [
-        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
-        for path, value in sorted(runtime_settings(seen, binary, model).items())
-        if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
-    ]
+        unmet.append('disabled_plugins holds "cri"')
+    return unmet
 
 
 def cri_disabled(seen: EffectiveConfig) -> bool:
@@ -200,7 +227,13 @@ class ContainerdEngine(Engine):
         return losses(old, new, self._wanted, self._expected)
 
     def health_error(self) -> tuple[str, bool]:
-        state = self._cri()
+        ctr = posixpath.join(posixpath.dirname(self._binary), "ctr")
+        command = [ctr, "--address", self._socket(), "--connect-timeout", "2s", "plugins", "ls"]
+        done = self._system.run(command, timeout=10)
+        state = cri_state(done.out) if done.rc == 0 else ""
+        if state == "missing" and cri_disabled(containerd.effective(self.config_on_disk().value or "")):
+            # It is disabled on purpose, and only our settings were removed.
+            state = "ok"
         if state == "ok" and unit(self._system, UNIT).active:
             return "", True
         return ("its CRI plugin failed to load", True) if state == "error" else ("its CRI plugin didn't answer", False)
@@ -216,16 +249,6 @@ class ContainerdEngine(Engine):
 
     def _socket(self) -> str:
         return containerd.effective(self.config_on_disk().value or "").socket
-
-    def _cri(self) -> str:
-        """Query the state of the running daemon's CRI plugin: ok, error, or empty while it doesn't answer."""
-        ctr = posixpath.join(posixpath.dirname(self._binary), "ctr")
-        command = [ctr, "--address", self._socket(), "--connect-timeout", "2s", "plugins", "ls"]
-        done = self._system.run(command, timeout=10)
-        state = cri_state(done.out) if done.rc == 0 else ""
-        # With the CRI plugin disabled on purpose (and only our settings removed), its absence is healthy.
-        off = state == "missing" and cri_disabled(containerd.effective(self.config_on_disk().value or ""))
-        return "ok" if off else state
 
 
 def cri_state(listing: str) -> str:

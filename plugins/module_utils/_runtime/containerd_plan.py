@@ -33,7 +33,7 @@ from .common import (
     restart_reason,
 )
 from .containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
-from .containerd_apply import runtime_settings, unmet_requirements
+from .containerd_apply import belongs_to, runtime_settings, shows_options, unmet_requirements
 from .containerd_files import (
     DEEP_MERGE_SINCE,
     cri_sections,
@@ -92,7 +92,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
         return refuse_missing("containerd", options)
     if observed["embedded"]:
         if options.present:
-            raise BadInput(containerd.belongs_to(observed["embedded"]))
+            raise BadInput(belongs_to(observed["embedded"]))
         return RuntimePlan()
     if options.present:
         refuse_operator("containerd", observed["operator"])
@@ -193,7 +193,7 @@ class _Edit:
     def _with_options(self) -> EffectiveConfig:
         """Add the runtimes' options from the files to a dump that leaves them out."""
         seen = self.effective
-        if not seen.plugin or seen.shows_options():
+        if not seen.plugin or shows_options(seen):
             return seen
         flat = dict(seen.flat)
         runtimes = ("plugins", seen.plugin, "containerd", "runtimes")

@@ -182,33 +182,40 @@ class ConfigUpdate:
         engine.check_preconditions()
         check_unchanged(changes, self._redacted)
         before, ran_with = engine.config_on_disk(), engine.running_config()
-        new = engine.add_managed_files([self._unredacted(one) for one in changes])
-        backups = self._write(new)
+        new_files = engine.add_managed_files([self._unredacted(change) for change in changes])
+        backups = self._write(new_files)
         after = engine.config_on_disk()
-        wrong = [after.error] if after.error else engine.validate_new_config(before, after) if changes else []
-        lost = engine.losses(before, after) if changes and not wrong and before.value else []
-        if lost:
-            # What an earlier file of ours made of the user's settings isn't what he wrote.
+        rejections = []
+        if after.error:
+            rejections = [after.error]
+        elif changes:
+            rejections = engine.validate_new_config(before, after)
+        if rejections:
+            self._withdraw(backups)
+            raise NotInEffect(
+                f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(rejections)}"
+            )
+        if changes and before.value and engine.losses(before, after):
+            # An earlier file of ours may have hidden what the user wrote: compare with his files alone.
             self._transaction.restore(backups)
-            lost = engine.losses(self._users_config(before), after)
-            if not lost:
-                backups = self._write(new)
-        if wrong or lost:
-            # No daemon has read the new files yet, so restoring the old ones is enough.
-            self._transaction.restore(backups)
-            self._transaction.commit()
-        if wrong:
-            raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(wrong)}")
-        if lost:
-            paths = [mask_words(".".join(one.path)) for one in lost]
-            raise NotInEffect(explain(engine.name, lost, engine.redact), losses=paths)
+            losses = engine.losses(self._users_config(before), after)
+            if losses:
+                self._withdraw(backups)
+                paths = [mask_words(".".join(loss.path)) for loss in losses]
+                raise NotInEffect(explain(engine.name, losses, engine.redact), losses=paths)
+            backups = self._write(new_files)
         self._activate(backups, ran_with)
         self._transaction.commit()
-        for one in changes:
-            if one.after is None and DROP_IN_MARK in posixpath.basename(one.path):
+        for change in changes:
+            if change.after is None and DROP_IN_MARK in posixpath.basename(change.path):
                 # rmdir refuses a directory that holds other files.
-                self._system.run(["rmdir", posixpath.dirname(one.path)])
+                self._system.run(["rmdir", posixpath.dirname(change.path)])
         return engine.result()
+
+    def _withdraw(self, backups: t.Sequence[Backup]) -> None:
+        """Restore the old files, which is enough while no daemon has read the new ones."""
+        self._transaction.restore(backups)
+        self._transaction.commit()
 
     def _users_config(self, now: ConfigOnDisk) -> ConfigOnDisk:
         """Query the effective configuration of the user's files alone, while ours are empty.

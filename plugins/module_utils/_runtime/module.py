@@ -10,8 +10,8 @@ from .._core.types import JsonObject
 from .._host.file_transaction import replacements
 from .._host.system import System
 from .._rancher.settings import K3S, RKE2
-from .containerd import ELSEWHERE, Options, belongs_to, effective
-from .containerd_apply import ContainerdEngine, cri_disabled
+from .containerd import Options, effective
+from .containerd_apply import ELSEWHERE, ContainerdEngine, belongs_to, cri_disabled
 from .crio_apply import CrioEngine
 from .docker_apply import DockerEngine
 from .engine import ConfigUpdate, Engine
