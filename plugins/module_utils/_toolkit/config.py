@@ -73,16 +73,18 @@ def with_flag(text: str, marker: str = MARKER) -> str:
     """Return the environment with the flag, set by us or by the user."""
     bare = without_flag(text)
     lines = bare.splitlines(keepends=True)
-    at = _assignment(lines)
-    if at is None or not _flags(lines[at]):
-        # The last assignment wins, so the user's empty one can stay.
+    assignments = [number for number, line in enumerate(lines) if re.match(rf"\s*{VARIABLE}\s*=", line)]
+    # To systemd the last one counts.
+    flags = _flags(lines[assignments[-1]]) if assignments else []
+    if not flags:
+        # The user's empty assignment can stay.
         start = bare if not bare or bare.endswith("\n") else bare + "\n"
         return f"{start}{marker}\n{VARIABLE}={FLAG}\n"
-    if FLAG in _flags(lines[at]):
+    if FLAG in flags:
         return bare
-    end = lines[at][len(lines[at].rstrip("\r\n")) :]
-    flags = [*_flags(lines[at]), FLAG]
-    lines[at] = f"{marker}\n{VARIABLE}={','.join(flags)}{end or chr(10)}"
+    at = assignments[-1]
+    end = lines[at][len(lines[at].rstrip("\r\n")) :] or "\n"
+    lines[at] = f"{marker}\n{VARIABLE}={','.join([*flags, FLAG])}{end}"
     return "".join(lines)
 
 
@@ -98,12 +100,6 @@ def without_flag(text: str) -> str:
             lines[mark + 1 : mark + 2] = [f"{VARIABLE}={','.join(left)}{end}"] if left else []
         del lines[mark]
     return "".join(lines)
-
-
-def _assignment(lines: t.Sequence[str]) -> int | None:
-    """Find the last assignment, which is systemd's choice too."""
-    found = [number for number, line in enumerate(lines) if re.match(rf"\s*{VARIABLE}\s*=", line)]
-    return found[-1] if found else None
 
 
 def _flags(line: str) -> list[str]:
@@ -134,9 +130,12 @@ def accepting(text: str) -> str:
     for mark in reversed([number for number, line in enumerate(lines) if line.startswith(ACCEPT_MARKER)]):
         before = lines[mark][len(ACCEPT_MARKER) :].rstrip("\r\n")
         after = lines[mark + 1] if mark + 1 < len(lines) else ""
-        ours = bool(re.match(rf"{ACCEPT} = false\s*$", after))
-        end = after[len(after.rstrip("\r\n")) :] if ours else "\n"
-        lines[mark : mark + 1 + ours] = [before[1:] + end] if before and ours else []
+        if re.match(rf"{ACCEPT} = false\s*$", after):
+            end = after[len(after.rstrip("\r\n")) :]
+            lines[mark : mark + 2] = [before[1:] + end] if before else []
+        else:
+            # Our line was changed since, so only the marker goes.
+            del lines[mark]
     return "".join(lines)
 
 
@@ -173,13 +172,18 @@ def unrooted(text: str) -> str:
     """Undo ``rooted``; a root that the user has set since stays."""
     lines = text.splitlines(keepends=True)
     for at in range(len(lines) - 1, -1, -1):
-        found = re.match(rf"{re.escape(ROOT_MARKER)} (\S+)\. Before: ?(.*)$", lines[at])
-        if not found:
+        marker = re.match(rf"{re.escape(ROOT_MARKER)} (\S+)\. Before: ?(.*)$", lines[at])
+        if not marker:
             continue
+        root, before = marker.groups()
         after = [line.strip() for line in lines[at + 1 : at + 3]]
-        table = after[:1] == [f"[{CLI}]"]
-        ours = after[table : table + 1] == [f'root = "{found[1]}"']
-        lines[at : at + 1 + (table + 1 if ours else 0)] = [f"{found[2]}\n"] if found[2] and ours else []
+        written = [f'root = "{root}"']
+        if after[:1] == [f"[{CLI}]"]:
+            written.insert(0, f"[{CLI}]")
+        if after[: len(written)] == written:
+            lines[at : at + 1 + len(written)] = [f"{before}\n"] if before else []
+        else:
+            del lines[at]
     return "".join(lines)
 
 
@@ -208,9 +212,13 @@ def _configuration(text: str | None, accept: bool, root: str = OWN_ROOT) -> t.It
     want = accepting(have) if accept else refusing(have)
     want = unrooted(want) if root == OWN_ROOT else rooted(want, root)
     if want != have or pending:
-        confirmed = (*(() if accept else (f"{ACCEPT} = false",)), *(() if root == OWN_ROOT else (f'root = "{root}"',)))
+        confirmed = []
+        if not accept:
+            confirmed.append(f"{ACCEPT} = false")
+        if root != OWN_ROOT:
+            confirmed.append(f'root = "{root}"')
         regenerate = pending or _root_line(have) != _root_line(want)
-        yield Change(CONFIG, text or "", want, Configure(text, want, confirmed, regenerate))
+        yield Change(CONFIG, text or "", want, Configure(text, want, tuple(confirmed), regenerate))
 
 
 def make_plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:

@@ -46,26 +46,28 @@ class Summary:
 
     def text(self) -> str:
         """Return the summary for people."""
-        what = "No node shares a card"
+        parts = []
         if self.nodes:
             shared = f"{self.units} {self.unit}" if self.unit else counted(self.units, "unit")
-            what = f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared"
-        others = [
-            f"{ALLOCATORS[name].title}: {counted(one['nodes'], 'node')}, "
-            + (
-                ", ".join(f"{number} {resource}" for resource, number in one["resources"].items())
-                or "nothing announced"
-            )
-            for name, one in self.others.items()
-        ]
-        what = "; ".join([what] * (bool(self.nodes) or not others) + others)
+            parts.append(f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared")
+        elif not self.others:
+            parts.append("No node shares a card")
+        for name, other in self.others.items():
+            announced = ", ".join(f"{number} {resource}" for resource, number in other["resources"].items())
+            nodes = counted(other["nodes"], "node")
+            parts.append(f"{ALLOCATORS[name].title}: {nodes}, {announced or 'nothing announced'}")
         if self.steps is None:
-            return f"{what}; next: {self.next}"
-        if not self.steps:
-            return f"{what}; nothing changed; next: {self.next}"
-        if self.check:
-            return f"{what}; {counted(self.steps, 'step')} would be done; next: the same command without --check"
-        return f"{what}; {counted(self.steps, 'step')} done; next: {self.next}"
+            following = self.next
+        elif not self.steps:
+            parts.append("nothing changed")
+            following = self.next
+        elif self.check:
+            parts.append(f"{counted(self.steps, 'step')} would be done")
+            following = "the same command without --check"
+        else:
+            parts.append(f"{counted(self.steps, 'step')} done")
+            following = self.next
+        return "; ".join([*parts, f"next: {following}"])
 
 
 def summary(
@@ -128,5 +130,5 @@ def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
         units=found.units + shared,
         unit=unit if devices else found.unit,
         # Acceptance runs by the extender.
-        next=NEXT if found.nodes else NEXT_CLAIMS if devices else found.next,
+        next=NEXT_CLAIMS if devices and not found.nodes else found.next,
     )
