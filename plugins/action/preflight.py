@@ -118,7 +118,7 @@ def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping
     parts, there, leaving = (t.cast(JsonObject, found[key]) for key in ("parts", "there", "leaving"))
     for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
         program = str(variables.get(variable) or "helm")
-        if name == "nvidia" and any(one["kind"] == "ClusterPolicy" for one in operators):
+        if name == "nvidia" and any(operator["kind"] == "ClusterPolicy" for operator in operators):
             continue
         if (parts[name] or leaving[name]) and not shutil.which(program):
             # Without it, a node that is switched would be left without a back end.
@@ -130,7 +130,7 @@ def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping
 
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
     """Report that the servers' image can't be built; there is no prediction where no machine lacks the image."""
-    predicted = next((one for one in predictions if one and not one.get("skipped")), None)
+    predicted = next((prediction for prediction in predictions if prediction and not prediction.get("skipped")), None)
     # Only a build that can be done names its archives.
     if predicted and "archives" not in predicted:
         yield Finding(
@@ -160,9 +160,9 @@ def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
     """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
     for reason in validated["driver_choice"]["refusals"]:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
-    for one in validated["driver_choice"]["lists"]:
-        fields = {name: value for name, value in one.items() if name not in ("id", "severity")}
-        yield Finding(one["id"], one["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)
+    for finding in validated["driver_choice"]["lists"]:
+        fields = {name: value for name, value in finding.items() if name not in ("id", "severity")}
+        yield Finding(finding["id"], finding["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)
     for reason in validated["toolkit_refused"]:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
     for reason in validated["runtime_refused"]:

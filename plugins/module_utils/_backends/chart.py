@@ -88,7 +88,7 @@ def ensure(system: System, params: JsonObject) -> JsonObject:
     folder = made.out.strip()
     try:
         _pull(system, params, folder)
-        found = [one for one in system.names(folder) if one.endswith(".tgz")]
+        found = [name for name in system.names(folder) if name.endswith(".tgz")]
         if len(found) != 1:
             raise ShareError(f"helm pull {chart} made {len(found)} archives")
         archive = posixpath.join(folder, found[0])

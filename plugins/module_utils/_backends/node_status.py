@@ -39,7 +39,7 @@ class Resources:
     def _names(self, node: JsonObject) -> list[str]:
         status = node.get("status") or {}
         names = {name for field in STATUS_FIELDS for name in status.get(field) or {}}
-        return [name for name in sorted(names) if any(fnmatch.fnmatchcase(name, one) for one in self._patterns)]
+        return [name for name in sorted(names) if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)]
 
     def plan(self, state: dict[Ref, JsonObject]) -> Plan:
         changes = []

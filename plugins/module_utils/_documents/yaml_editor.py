@@ -240,7 +240,7 @@ class Document:
             self._splice(entry.start, following.start, "")
             return
         # Comments on lines of their own stay.
-        kept = "".join(self._style.newline + one for one in comments(self._text, self._tree, start, end))
+        kept = "".join(self._style.newline + comment for comment in comments(self._text, self._tree, start, end))
         if start:
             before = start - (2 if self._text[:start].endswith("\r\n") else 1)
             self._splice(before, end, kept)
@@ -297,7 +297,7 @@ class Document:
         if self._json:
             return json.loads(text)
         first, *others = [*yaml.load_all(text, Loader=Loader), None]
-        if any(one is not None for one in others):
+        if any(other is not None for other in others):
             second = re.search(r"(?m)^---(?=\s).*(?:\r?\n)+(?!\s*$)", text[1:])
             raise self._unparsable(_line_of(text, 1 + second.start()) if second else 1, "it holds several documents")
         if not isinstance(first, dict):
@@ -328,7 +328,7 @@ def _is_json(text: str) -> bool:
 
 
 def _comments(text: str, tree: Node) -> collections.Counter[str]:
-    return collections.Counter(one.strip() for one in comments(text, tree))
+    return collections.Counter(comment.strip() for comment in comments(text, tree))
 
 
 def _line_of(text: str, at: int) -> int:

@@ -90,7 +90,7 @@ class Node:
     def entry(self, step: str | int) -> Entry | None:
         if self.kind == LIST and isinstance(step, int):
             return self.entries[step] if step < len(self.entries) else None
-        return next((one for one in self.entries if self.kind == MAP and one.key == step), None)
+        return next((entry for entry in self.entries if self.kind == MAP and entry.key == step), None)
 
 
 def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
@@ -170,7 +170,7 @@ class Loader(yaml.SafeLoader):
             if self.peek() in _BREAKS:
                 # The line had nothing but tabs.
                 more = untyped.scan_plain_spaces(indent, start_mark)
-                folded = [*(one for one in (*folded, "\n", *more) if one != " ")] if more is not None else None
+                folded = [*(piece for piece in (*folded, "\n", *more) if piece != " ")] if more is not None else None
         return folded
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
@@ -185,7 +185,7 @@ class Loader(yaml.SafeLoader):
 
 # As for Kubernetes, a date is a string, and so is an equals sign.
 Loader.yaml_implicit_resolvers = {
-    first: [one for one in found if one[0].rpartition(":")[2] not in ("timestamp", "value")]
+    first: [resolver for resolver in found if resolver[0].rpartition(":")[2] not in ("timestamp", "value")]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -297,8 +297,8 @@ class Style:
     def separator(self, text: str, node: Node) -> str:
         """Return the text between two entries."""
         if len(node.entries) > 1:
-            *_others, one, last = node.entries
-            between = text[one.end : last.start]
+            *_others, before_last, last = node.entries
+            between = text[before_last.end : last.start]
             return between if re.fullmatch(r"\s*,\s*", between) else ", "
         lead = text[node.start + 1 : node.entries[0].start]
         return f",{lead}" if "\n" in lead and not lead.strip() else ", "
@@ -356,10 +356,10 @@ class Style:
         name = f"{indent}{self.flow(key)}:"
         if isinstance(value, dict) and value:
             inner = indent + " " * self._map
-            return [name, *(line for one, what in value.items() for line in self._keyed(inner, str(one), what))]
+            return [name, *(line for item, what in value.items() for line in self._keyed(inner, str(item), what))]
         if isinstance(value, list) and value:
             inner = indent + " " * self._dash
-            return [name, *(line for one in value for line in self._item(inner, self._gap, one))]
+            return [name, *(line for item in value for line in self._item(inner, self._gap, item))]
         return [f"{name} {self.flow(value)}"]
 
     def _item(self, indent: str, gap: int, value: t.Any) -> list[str]:
@@ -368,7 +368,7 @@ class Style:
         if isinstance(value, dict) and value:
             lines = [line for key, what in value.items() for line in self._keyed(inner, str(key), what)]
         elif isinstance(value, list) and value:
-            lines = [line for one in value for line in self._item(inner, self._gap, one)]
+            lines = [line for item in value for line in self._item(inner, self._gap, item)]
         else:
             lines = [inner + self.flow(value)]
         return [dash + lines[0][len(dash) :], *lines[1:]]

@@ -176,7 +176,9 @@ def deployed(recorded: JsonObject, values: JsonObject, defaults: t.Mapping[str, 
     """
     if (recorded.get("status"), recorded.get("chart_version")) != ("deployed", version):
         return False
-    config = _device_config(one for one in yaml.safe_load_all(recorded["manifest"]) if isinstance(one, dict))
+    config = _device_config(
+        document for document in yaml.safe_load_all(recorded["manifest"]) if isinstance(document, dict)
+    )
     section = (config or {}).get("nvidia") or {}
     if any(section.get(key) != value for key, value in defaults.items()):
         return False
@@ -192,7 +194,7 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
 
     :param rendered: the chart rendered with the planned values.
     """
-    objects = [one for one in yaml.safe_load_all(rendered) if isinstance(one, dict)]
+    objects = [document for document in yaml.safe_load_all(rendered) if isinstance(document, dict)]
     values = copy.deepcopy(planned["release_values"])
     problems: list[Finding] = []
     config = _device_config(objects)
@@ -200,7 +202,7 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
         problems.append(finding("no_device_config", "", f"the chart renders no ConfigMap with {DEVICE_CONFIG}"))
         return {"release_values": values, "problems": problems}
     section = config.get("nvidia") or {}
-    found = sorted({version for one in objects for version in [_chart_version(one)] if version}, key=natural)
+    found = sorted({version for manifest in objects for version in [_chart_version(manifest)] if version}, key=natural)
     if found != [planned["chart_version"]]:
         message = f"the chart is version {' and '.join(found) or 'unknown'}, and hami_chart_version is"
         problems.append(finding("chart_version", "", f"{message} {planned['chart_version']}"))
@@ -214,31 +216,31 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
 
 
 def _device_config(objects: t.Iterable[JsonObject]) -> JsonObject | None:
-    for one in objects:
-        text = (one.get("data") or {}).get(DEVICE_CONFIG) if one.get("kind") == "ConfigMap" else None
+    for manifest in objects:
+        text = (manifest.get("data") or {}).get(DEVICE_CONFIG) if manifest.get("kind") == "ConfigMap" else None
         if text:
             found = yaml.safe_load(text)
             return found if isinstance(found, dict) else None
     return None
 
 
-def _chart_version(one: JsonObject) -> str:
+def _chart_version(manifest: JsonObject) -> str:
     """Return the version in the label that charts set by convention, ``<name>-<version>``."""
-    return str((one["metadata"].get("labels") or {}).get("helm.sh/chart") or "").partition("-")[2]
+    return str((manifest["metadata"].get("labels") or {}).get("helm.sh/chart") or "").partition("-")[2]
 
 
 def _arguments(objects: t.Iterable[JsonObject]) -> list[str]:
     """Return the arguments of all containers of the workloads."""
     found: list[str] = []
-    for one in objects:
-        if one.get("kind") in ("DaemonSet", "Deployment"):
-            for container in one["spec"]["template"]["spec"]["containers"]:
+    for manifest in objects:
+        if manifest.get("kind") in ("DaemonSet", "Deployment"):
+            for container in manifest["spec"]["template"]["spec"]["containers"]:
                 found += [str(part) for part in (container.get("command") or []) + (container.get("args") or [])]
     return found
 
 
 def _webhook(objects: t.Iterable[JsonObject]) -> JsonObject:
-    found = [one for one in objects if one.get("kind") == "MutatingWebhookConfiguration"]
+    found = [manifest for manifest in objects if manifest.get("kind") == "MutatingWebhookConfiguration"]
     return t.cast(JsonObject, found[0]["webhooks"][0]) if found else {}
 
 
@@ -255,7 +257,7 @@ def _differences(
         (path, get(values, path), section.get(key)) for path, key in CONFIGURED.items()
     ]
     for path, flag in ARGUMENTS.items():
-        found = [one.partition("=")[2] for one in arguments if one.startswith(f"{flag}=")]
+        found = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{flag}=")]
         value = get(values, path)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         carried.append((path, text if value is not MISSING else MISSING, found[0] if found else None))
@@ -272,7 +274,7 @@ def _differences(
 
 
 def _exempt(webhook: JsonObject) -> list[str] | None:
-    for one in ((webhook.get("namespaceSelector") or {}).get("matchExpressions")) or []:
-        if one.get("key") == "kubernetes.io/metadata.name" and one.get("operator") == "NotIn":
-            return list(one.get("values") or [])
+    for expression in ((webhook.get("namespaceSelector") or {}).get("matchExpressions")) or []:
+        if expression.get("key") == "kubernetes.io/metadata.name" and expression.get("operator") == "NotIn":
+            return list(expression.get("values") or [])
     return None

@@ -113,7 +113,7 @@ def injection_of(facts: t.Any) -> Injection | None:
     runtimes = facts.get("runtimes") or {}
     # k3s may run with Docker, or with a containerd that isn't its own.
     used = (facts.get("kubelet") or {}).get("runtime")
-    name = used or next((one for one in ("k3s", "rke2") if runtimes.get(one)), None)
+    name = used or next((kind for kind in ("k3s", "rke2") if runtimes.get(kind)), None)
     state = runtimes.get(str(name))
     if not state:
         return Injection(ENVVAR, by_class=False)
@@ -170,20 +170,20 @@ def _plan(options: Options) -> Result:
         elif name in injections:
             nodes.append(_node(name, known[chosen], injections[name], options))
     strategies = {
-        known[one].mig_strategy for one in {_configuration(name, options) for name in options["nodes"]} & set(known)
+        known[used].mig_strategy for used in {_configuration(name, options) for name in options["nodes"]} & set(known)
     }
     if options["operator"] and {"single", "mixed"} <= strategies:
         text = "nodes of the GPU Operator have one MIG strategy, spec.mig.strategy; use mixed for all of them"
         problems.append(Problem("operator_mig_strategies", f"{PREFIX}node_configurations", text))
-    by_cdi = {name for name, one in injections.items() if one.strategy == CDI_CRI}
+    by_cdi = {name for name, injection in injections.items() if injection.strategy == CDI_CRI}
     roots = {root_of(options["facts"].get(name)) for name in by_cdi}
     if len(roots) > 1:
         where = " and ".join(sorted(roots))
         text = f"the driver of nodes with CDI is below {where}, and the chart has one nvidiaDriverRoot"
         problems.append(Problem("driver_roots", f"{PREFIX}nodes", text))
     if problems:
-        return _result(problems=[one.result() for one in problems])
-    by_class = any(one.by_class for one in injections.values())
+        return _result(problems=[problem.result() for problem in problems])
+    by_class = any(injection.by_class for injection in injections.values())
     runtime_class = options["runtime_class"] or (RUNTIME if by_class else "")
     documents = _documents(known)
     return _result(
@@ -225,29 +225,37 @@ def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
     return found, problems
 
 
-def variant(one: Configuration, strategy: str) -> str:
+def variant(configuration: Configuration, strategy: str) -> str:
     """Return the name of a configuration for nodes whose containers get their cards in one way."""
-    return one.name if one.device_list_strategy or strategy == ENVVAR else f"{one.name}-{strategy}"
+    return (
+        configuration.name
+        if configuration.device_list_strategy or strategy == ENVVAR
+        else f"{configuration.name}-{strategy}"
+    )
 
 
 def _documents(known: t.Mapping[str, Configuration]) -> dict[str, JsonObject]:
     """Return every configuration in every variant, so that another node alone doesn't restart all plugins."""
-    return {variant(one, strategy): one.document(strategy) for one in known.values() for strategy in (ENVVAR, CDI_CRI)}
+    return {
+        variant(configuration, strategy): configuration.document(strategy)
+        for configuration in known.values()
+        for strategy in (ENVVAR, CDI_CRI)
+    }
 
 
-def _node(name: str, one: Configuration, injection: Injection, options: Options) -> NodePlan:
+def _node(name: str, configuration: Configuration, injection: Injection, options: Options) -> NodePlan:
     labels = {
         backends.LABEL: backends.NVIDIA,
         contract.LABEL_PRESENT: "true",
-        contract.LABEL_CONFIG: variant(one, injection.strategy),
+        contract.LABEL_CONFIG: variant(configuration, injection.strategy),
     }
     if not options["gfd"]:
-        labels.update({**one.labels(), **_card_labels(options["facts"].get(name), one)})
+        labels.update({**configuration.labels(), **_card_labels(options["facts"].get(name), configuration)})
     return {
         "name": name,
         "labels": labels,
-        "mig_layout": one.layout.name if one.layout else "",
-        "resources": one.announced(len(_cards(options["facts"].get(name)))),
+        "mig_layout": configuration.layout.name if configuration.layout else "",
+        "resources": configuration.announced(len(_cards(options["facts"].get(name)))),
     }
 
 
@@ -256,7 +264,7 @@ def _cards(facts: t.Any) -> list[JsonObject]:
     return ((facts or {}).get("driver") or {}).get("cards") or []
 
 
-def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
+def _card_labels(facts: t.Any, configuration: Configuration) -> dict[str, str]:
     """Return NVIDIA's labels of the cards, where they were observed and are of one kind."""
     cards = _cards(facts)
     kinds = {(card.get("name"), card.get("memory_mib")) for card in cards}
@@ -265,7 +273,7 @@ def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
     [(product, memory)] = kinds
     labels = {contract.LABEL_COUNT: str(len(cards))}
     if product:
-        shared = "-SHARED" if one.replicas > 1 and not one.rename else ""
+        shared = "-SHARED" if configuration.replicas > 1 and not configuration.rename else ""
         text = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(product)).strip("-_.")[: 63 - len(shared)]
         labels[contract.LABEL_PRODUCT] = text + shared
     return {**labels, contract.LABEL_MEMORY: str(memory)} if memory else labels
@@ -307,7 +315,10 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
     required = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
     # JSON is YAML.
     ours: JsonObject = {
-        "config": {"map": {name: _text(one) for name, one in documents.items()}, "default": options["default"]},
+        "config": {
+            "map": {name: _text(document) for name, document in documents.items()},
+            "default": options["default"],
+        },
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         "gfd": {"enabled": options["gfd"]},
         "tolerations": options["tolerations"],
@@ -340,7 +351,7 @@ def merged(ours: t.Any, theirs: t.Any) -> t.Any:
 
 
 def _config_maps(documents: t.Mapping[str, JsonObject], mig_layouts: JsonObject) -> JsonObject:
-    plugin = {name: _text(one) for name, one in documents.items()}
+    plugin = {name: _text(document) for name, document in documents.items()}
     found = {"device_plugin": {"name": _named("kubegpu-device-plugin", plugin), "data": plugin}}
     if mig_layouts:
         mig = {"config.yaml": _text(mig_layouts)}

@@ -73,10 +73,10 @@ _ESCAPES = {
 }
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _BOOLS = {
-    one: value
+    spelling: value
     for words, value in (("y yes true on", "true"), ("n no false off", "false"))
     for word in words.split()
-    for one in (word, word.capitalize(), word.upper())
+    for spelling in (word, word.capitalize(), word.upper())
 }
 _NULLS = ("", "~", "null", "Null", "NULL")
 _INTEGER = re.compile(r"([-+]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)$")
@@ -294,7 +294,7 @@ class _Reader:
             if here == "?" and self._blank_follows():
                 raise self._wrong("key")
             if here in "&!" and first:
-                # Of a value on lines of its own, or of its first key.
+                # These belong to a value on lines of its own, or to its first key.
                 back = self._at
                 if self._is_key():
                     raise self._wrong("key")
@@ -354,7 +354,7 @@ class _Reader:
         """Add a pair to a mapping, but not a merge key, which go-yaml loses where it keeps the order of keys."""
         if key == "<<" and self._text[start] == "<":
             merged = [value] if isinstance(value, Pairs) or not isinstance(value, list) else value
-            if not all(isinstance(one, Pairs) for one in merged):
+            if not all(isinstance(item, Pairs) for item in merged):
                 self._at = start
                 raise self._wrong("merge")
             return

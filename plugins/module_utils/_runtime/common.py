@@ -86,11 +86,11 @@ def plan_of(
     :param others: further changes, shown after the files.
     :param on_disk: ``files``, or ``file`` for a daemon with a single one.
     """
-    changed = [one for one in files if one.before != one.after]
-    changes = [*(one.change for one in changed), *others]
+    changed = [file for file in files if file.before != file.after]
+    changes = [*(file.change for file in changed), *others]
     if reason:
         changes.append(Change(unit, f"running {reason}\n", f"running with the {on_disk} on disk\n"))
-    return RuntimePlan(Plan(tuple(changes)), tuple(one.row for one in changed))
+    return RuntimePlan(Plan(tuple(changes)), tuple(file.row for file in changed))
 
 
 def refuse_missing(title: str, wanted: Options) -> RuntimePlan:

@@ -68,8 +68,8 @@ def credentials(text: str) -> list[Span]:
     nested: list[str] = []
     # A string is a value only behind a "=".
     word, key, value = "", "", False
-    for one in _PIECE.finditer(text):
-        piece, start = one.group(), one.start()
+    for token in _PIECE.finditer(text):
+        piece, start = token.group(), token.start()
         if piece[0] == "#":
             found += [(start + a, start + b) for a, b in in_words(piece)]
         elif piece[0] in "\"'":
@@ -155,8 +155,8 @@ def resolve(parent: str, imports: t.Sequence[str], names: t.Callable[[str], list
     :param names: lists a directory.
     """
     paths: list[str] = []
-    for one in imports:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), one))
+    for pattern in imports:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), pattern))
         paths.extend(_glob(path, names) if "*" in path else [path])
     return paths
 
@@ -166,9 +166,9 @@ def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
     folders = _glob(folder, names) if "*" in folder else [folder]
     # Go's Glob: a star matches a leading dot too.
     return [
-        posixpath.join(one, name)
-        for one in folders
-        for name in sorted(names(one))
+        posixpath.join(folder, name)
+        for folder in folders
+        for name in sorted(names(folder))
         if fnmatch.fnmatchcase(name, pattern)
     ]
 
@@ -272,7 +272,6 @@ class EffectiveConfig:
 
     @property
     def socket(self) -> str:
-        """Return the path of containerd's socket."""
         moved = ("plugins", "io.containerd.server.v1.grpc", "address")
         return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
 
@@ -289,8 +288,14 @@ class EffectiveConfig:
     def runtime(self, name: str) -> Flat:
         """Return one runtime's settings without empty strings, zeros and empty lists."""
         base = (*self.base, "containerd", *((DEFAULT_RUNTIME,) if self.is_table(name) else ("runtimes", name)))
-        found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
-        return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
+        settings: Flat = {}
+        for full, value in self.flat.items():
+            path = full[len(base) :]
+            if full[: len(base)] == base and path:
+                if len(path) == 2 and path[0] == "options":
+                    path = ("options", OPTIONS.get(path[1].lower(), path[1]))
+                settings[path] = value
+        return {path: value for path, value in settings.items() if value not in ("", 0, [], {})}
 
     def is_table(self, name: str) -> bool:
         """Return whether a runtime is the default one as a table, which has no type where ours replaces it."""
@@ -321,10 +326,6 @@ class EffectiveConfig:
         return "systemd" if self.runtime(name).get(("options", "SystemdCgroup")) else "cgroupfs"
 
 
-def _spelled(path: tuple[str, ...]) -> tuple[str, ...]:
-    return ("options", OPTIONS.get(path[1].lower(), path[1])) if len(path) == 2 and path[0] == "options" else path
-
-
 def effective(dump: str) -> EffectiveConfig:
     """Parse a dump; ``plugin`` is empty where it has no CRI plugin."""
     flat = read_dump(dump)
@@ -338,7 +339,7 @@ UNIT = "containerd.service"
 # Kubernetes distributions with a containerd of their own, by paths that only they create. Data alone may be left of an
 # earlier installation.
 EMBEDDED: dict[str, tuple[str, ...]] = {
-    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (K3S, RKE2)},
+    **{kind.name: tuple(path for path in kind.marks if path != kind.data) for kind in (K3S, RKE2)},
     "microk8s": ("/var/snap/microk8s",),
     "k0s": ("/etc/k0s",),
 }
@@ -398,7 +399,7 @@ def observe(system: System) -> ContainerdState | None:
     return {
         "version": version,
         "config_path": config,
-        "files": {path: mask(one) for path, one in texts.items()},
+        "files": {path: mask(text) for path, text in texts.items()},
         "drop_in": None if drop_in is None else mask(drop_in),
         "dump": mask(text),
         "error": error,

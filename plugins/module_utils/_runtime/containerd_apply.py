@@ -13,11 +13,12 @@ from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
 from .._host.system import System
 from .._host.systemd import stale, unit
-from . import containerd, cri
+from . import cri
 from .containerd import (
     CRI_PLUGIN,
     DEFAULT_RUNTIME,
     DEFAULT_TABLE,
+    PENDING_PATH,
     RUNC_SHIMS,
     RUNTIME_NAME,
     UNIT,
@@ -25,8 +26,12 @@ from .containerd import (
     Flat,
     Options,
     config_path,
+    drop_in_path,
     dump,
+    effective,
+    mask,
     read_files,
+    unmask,
 )
 from .engine import ConfigOnDisk, Engine, require_binary
 from .types import Loss
@@ -99,18 +104,17 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
     if users_default == DEFAULT_TABLE and seen.is_table(users_default):
         models.append(users_default)
     ours, has_options = seen.runtime(RUNTIME_NAME), shows_options(seen)
-    by_model: list[list[str]] = []
-    for model in models or [""]:
-        settings = sorted(runtime_settings(seen, wanted.binary, model).items())
-        by_model.append(
-            [
-                f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
-                for path, value in settings
-                # A setting that isn't there is false.
-                if ours.get(path, False) != value and (path[0] != "options" or has_options)
-            ]
-        )
-    unmet += min(by_model, key=len)
+    differences = [
+        [
+            f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+            for path, value in sorted(runtime_settings(seen, wanted.binary, model).items())
+            # A setting that isn't there is false.
+            if ours.get(path, False) != value and (path[0] != "options" or has_options)
+        ]
+        for model in models or [""]
+    ]
+    nearest = min(differences, key=len)
+    unmet += nearest
     if wanted.cdi and seen.cdi is False:
         unmet.append("enable_cdi is false")
     if cri_disabled(seen):
@@ -139,7 +143,7 @@ def losses(
     for plugin in plugins:
         ours |= {("plugins", plugin, *key) for key in SETTINGS}
         hidden.append(("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME))
-    was_off, is_off = (cri_disabled(one) or not one.plugin for one in (before, after))
+    was_off, is_off = (cri_disabled(config) or not config.plugin for config in (before, after))
     if (wanted.enable_cri and was_off) or (not wanted.present and is_off and not was_off):
         # The CRI plugin is enabled, or disabled again; a dump leaves out disabled plugins.
         hidden += [("plugins", name) for name in CRI_PARTS]
@@ -149,7 +153,9 @@ def losses(
         return {
             path: value
             for path, value in flat.items()
-            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
+            if path not in ours
+            and not any(path[: len(prefix)] == prefix for prefix in hidden)
+            and value not in ("", 0, [], {})
         }
 
     old, new = theirs(before.flat), theirs(after.flat)
@@ -174,18 +180,18 @@ class ContainerdEngine(Engine):
 
     name = "containerd"
     unit = UNIT
-    record = containerd.PENDING_PATH
+    record = PENDING_PATH
 
     def __init__(
         self,
         system: System,
-        wanted: containerd.Options,
+        wanted: Options,
         expected: t.Iterable[JsonObject] = (),
         users_default: str | None = None,
     ) -> None:
         super().__init__(system)
         self._wanted = wanted
-        self._expected = {tuple(one["path"]): one["value"] for one in expected}
+        self._expected = {tuple(setting["path"]): setting["value"] for setting in expected}
         self._users_default = users_default
         daemon = unit(system, UNIT)
         self._binary = daemon.binary or "containerd"
@@ -195,17 +201,17 @@ class ContainerdEngine(Engine):
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which containerd couldn't start any pod")
         daemon = unit(self._system, UNIT)
-        text, _error = dump(self._system, self._binary, self._config)
+        text = self.config_on_disk().value
         paths = list(read_files(self._system, self._config))
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
         if fresh and text and not self._system.exists(self.record):
             self._active = text
 
     def redact(self, text: str) -> str:
-        return containerd.mask(text)
+        return mask(text)
 
     def unredact(self, text: str, real: str) -> str:
-        return containerd.unmask(text, real)
+        return unmask(text, real)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes:
@@ -217,13 +223,13 @@ class ContainerdEngine(Engine):
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
 
     def own_files(self) -> list[str]:
-        return [containerd.drop_in_path(self._config)]
+        return [drop_in_path(self._config)]
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        return unmet_requirements(containerd.effective(after.value), self._wanted, self._users_default)
+        return unmet_requirements(effective(after.value), self._wanted, self._users_default)
 
     def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
-        old, new = containerd.effective(before.value), containerd.effective(after.value)
+        old, new = effective(before.value), effective(after.value)
         return losses(old, new, self._wanted, self._expected)
 
     def health_error(self) -> tuple[str, bool]:
@@ -231,7 +237,7 @@ class ContainerdEngine(Engine):
         command = [ctr, "--address", self._socket(), "--connect-timeout", "2s", "plugins", "ls"]
         done = self._system.run(command, timeout=10)
         state = cri_state(done.out) if done.rc == 0 else ""
-        if state == "missing" and cri_disabled(containerd.effective(self.config_on_disk().value or "")):
+        if state == "missing" and cri_disabled(effective(self.config_on_disk().value or "")):
             # It is disabled on purpose, and only our settings were removed.
             state = "ok"
         if state == "ok" and unit(self._system, UNIT).active:
@@ -245,10 +251,10 @@ class ContainerdEngine(Engine):
         return cri.differences(cri.query(self._system, self._socket()), self._wanted)
 
     def result(self) -> JsonObject:
-        return {"effective": containerd.mask(self.config_on_disk().value), "restarted": self.restarted}
+        return {"effective": mask(self.config_on_disk().value), "restarted": self.restarted}
 
     def _socket(self) -> str:
-        return containerd.effective(self.config_on_disk().value or "").socket
+        return effective(self.config_on_disk().value or "").socket
 
 
 def cri_state(listing: str) -> str:

@@ -45,7 +45,7 @@ def merged_format(release: tuple[int, int], trees: t.Iterable[JsonObject]) -> in
     :param trees: the files in the order in which they are merged.
     """
     lowest, default = (2, 3) if release >= DEEP_MERGE_SINCE else (1, 1)
-    named = [number for one in trees if (number := own_format(one)) >= lowest]
+    named = [number for tree in trees if (number := own_format(tree)) >= lowest]
     return named[-1] if named else default
 
 
@@ -69,7 +69,7 @@ def cri_sections(release: tuple[int, int], trees: t.Mapping[str, JsonObject]) ->
     if release < DEEP_MERGE_SINCE:
         return found[-1:]
     # Where all files are migrated together, a setting under the new name wins wherever it is.
-    return sorted(found, key=lambda one: one[1] == CRI_PLUGIN[3]) if reads_one_format(release) else found
+    return sorted(found, key=lambda section: section[1] == CRI_PLUGIN[3]) if reads_one_format(release) else found
 
 
 def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
@@ -97,6 +97,10 @@ def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, st
     """
     found = []
     for path in load_order(main, texts):
-        exact = [one for one in containerd.imports_of(texts[path]) if "*" not in one]
-        found += [(path, one) for one in containerd.resolve(path, exact, lambda _folder: []) if one not in texts]
+        exact = [pattern for pattern in containerd.imports_of(texts[path]) if "*" not in pattern]
+        found += [
+            (path, imported)
+            for imported in containerd.resolve(path, exact, lambda _folder: [])
+            if imported not in texts
+        ]
     return found

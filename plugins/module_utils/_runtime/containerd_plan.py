@@ -68,7 +68,7 @@ OF_THE_SERVER = {
     "enable_tls_streaming",
     "x509_key_pair_streaming",
 }
-# Of the default runtime as a table of 1.x, its type, below "containerd".
+# The type of a default runtime that is a table, below "containerd": 1.x knows it beside the name.
 DEFAULT_TYPE = (containerd.DEFAULT_RUNTIME, "runtime_type")
 # Shim of 1.0, for which some settings of 1.x are.
 LINUX_SHIM = "io.containerd.runtime.v1.linux"
@@ -103,7 +103,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
         before[edit.drop_in] = observed["drop_in"]
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
-    changed = any(one.before != one.after for one in files)
+    changed = any(file.before != file.after for file in files)
     wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
     if wrong:
         others = [
@@ -170,7 +170,7 @@ class _Edit:
             self.effective = self._with_options()
 
     def _order(self, documents: Documents) -> list[str]:
-        return load_order(self._main, {path: one.text for path, one in documents.items()})
+        return load_order(self._main, {path: document.text for path, document in documents.items()})
 
     def _trees(self, documents: Documents) -> dict[str, JsonObject]:
         """Return the files' values, in the order in which containerd merges them."""
@@ -233,7 +233,7 @@ class _Edit:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
             self._edit_in_place(theirs, target, version, seen, settings)
             _set_misspelled_options(theirs[target], CRI_PLUGIN[version], settings)
-        return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
+        return {self.drop_in: drop_in, **{path: document.checked() for path, document in theirs.items()}}
 
     def _format(self, documents: Documents) -> int:
         """Return the format of our settings: that of the other files."""
@@ -249,14 +249,14 @@ class _Edit:
     def _enable_cri(self, documents: Documents) -> None:
         for path, document in documents.items():
             disabled = document.get(("disabled_plugins",)) or []
-            if not isinstance(disabled, list) or not CRI_NAMES & {str(one) for one in disabled}:
+            if not isinstance(disabled, list) or not CRI_NAMES & {str(plugin) for plugin in disabled}:
                 continue
             if not self._options.enable_cri:
                 raise BadInput(
                     f"runtime_enable_cri: {path} disables containerd's CRI plugin (disabled_plugins), so Kubernetes "
                     "can't use this containerd; set runtime_enable_cri: true to enable it"
                 )
-            document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
+            document.put(("disabled_plugins",), [plugin for plugin in disabled if plugin not in CRI_NAMES])
 
     def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
         """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
@@ -372,9 +372,9 @@ class _Edit:
         ]
         return any(
             key.lower() == "systemdcgroup" and value is True
-            for one in found
-            if isinstance(one, dict)
-            for key, value in one.items()
+            for table in found
+            if isinstance(table, dict)
+            for key, value in table.items()
         )
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
@@ -387,8 +387,8 @@ class _Edit:
         """Change the keys of files that are merged after our drop-in and would override it."""
         order = self._order({**documents, self.drop_in: ours})
         later = order[order.index(self.drop_in) + 1 :]
-        values = {key: value for one in ours.tree["plugins"].values() for key, value in _flatten(one, ()).items()}
-        for path, name in [one for one in self._sections(documents) if one[0] in later]:
+        values = {key: value for plugin in ours.tree["plugins"].values() for key, value in _flatten(plugin, ()).items()}
+        for path, name in [section for section in self._sections(documents) if section[0] in later]:
             for key, value in values.items():
                 full = ("plugins", name, *key)
                 if documents[path].get(full) not in (None, value):
@@ -398,7 +398,7 @@ class _Edit:
         imports = document.get(("imports",))
         if imports is None:
             document.set(("imports",), [self._pattern], toml.MARK)
-        elif not any(self._matches(one) for one in imports):
+        elif not any(self._matches(pattern) for pattern in imports):
             trial = toml.Document(self._main, document.text)
             trial.listed(("imports",), self._pattern, present=True)
             trial = toml.Document(self._main, trial.text)
@@ -426,7 +426,7 @@ class _Edit:
         def key(*path: str) -> toml.Path:
             # In a file of version 2 a setting under version 3's name overrides the same one under its own.
             newer = ("plugins", CRI_PLUGIN[3], *path)
-            named = version < 3 and any(one.get(newer) is not None for one in plain.values())
+            named = version < 3 and any(document.get(newer) is not None for document in plain.values())
             return newer if named else ("plugins", CRI_PLUGIN[version], *path)
 
         document = toml.Document("", f"{HEADER}version = {version}\n")
@@ -475,8 +475,8 @@ class _Edit:
                 if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
                     continue
                 own = own_format(tree)
-                number = merged if any(own_format(one) > 1 for one in trees.values()) else 2
-                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[2]))
+                number = merged if any(own_format(tree) > 1 for tree in trees.values()) else 2
+                table, newer = (f"[plugins.{written_key((plugin,))}]" for plugin in (name, CRI_PLUGIN[2]))
                 names = (
                     f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
                 )
@@ -524,7 +524,7 @@ class _Edit:
                 document.put(type_key, "")
         runtimes = (*plugin, "containerd", "runtimes")
         # Before 2.0 the first runtime in a file removes the built-in ones.
-        for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
+        for name in [runtime for runtime in seen.runtimes() if runtime != RUNTIME_NAME]:
             if document.get((*runtimes, name)) is None:
                 builtin = seen.runtime(name)
                 for sub in _tables(builtin):
@@ -543,7 +543,9 @@ class _Edit:
                 for key, value in values.items():
                     if document.get((*path, key)) != value:
                         document.set((*path, key), value)
-                for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
+                for key in [
+                    place.path[-1] for place in document.places() if place.path[:-1] == path and not place.header
+                ]:
                     if key not in values:
                         document.delete((*path, key))
 
@@ -560,7 +562,7 @@ class _Edit:
             self._disable_cri(path, document)
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
-            sections = {one.path[0] for one in document.places() if one.path} & set(SECTIONS)
+            sections = {place.path[0] for place in document.places() if place.path} & set(SECTIONS)
             if mark in (toml.MARK, NEW_FILE) and not sections:
                 document.delete(("version",))
             text = document.checked()
@@ -577,9 +579,9 @@ class _Edit:
         was, now = document.item(mark.was).value, document.get(key)
         if not self._serves_kubelet:
             document.restore(key)
-            if now != [one for one in was if one not in CRI_NAMES]:
+            if now != [plugin for plugin in was if plugin not in CRI_NAMES]:
                 # Somebody else has changed the list since.
-                document.set(key, [*now, *(one for one in was if one in CRI_NAMES)])
+                document.set(key, [*now, *(plugin for plugin in was if plugin in CRI_NAMES)])
             return
         document.set(key, document.find(key), mark.comment)
         self.warnings.append(
@@ -619,7 +621,7 @@ def _parse(path: str, text: str) -> toml.Document:
         raise
     for key in ("imports", "disabled_plugins"):
         listed = document.get((key,))
-        if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
             raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
     return document
 

@@ -40,11 +40,13 @@ def parse_info(text: str) -> CriInfo | None:
     """
     try:
         found = json.loads(text)
-        conditions = {one["type"]: one["status"] for one in found.get("status", {}).get("conditions") or []}
+        conditions = {
+            condition["type"]: condition["status"] for condition in found.get("status", {}).get("conditions") or []
+        }
         containerd = (found.get("config") or {}).get("containerd") or {}
         binaries = {
-            name: str((one.get("options") or {}).get("BinaryName") or "")
-            for name, one in (containerd.get("runtimes") or {}).items()
+            name: str((runtime.get("options") or {}).get("BinaryName") or "")
+            for name, runtime in (containerd.get("runtimes") or {}).items()
         }
         return CriInfo(conditions.get("RuntimeReady"), str(containerd.get("defaultRuntimeName") or ""), binaries)
     except (ValueError, AttributeError, KeyError, TypeError):

@@ -52,7 +52,7 @@ class CrioEngine(Engine):
         return self._masks.unmask(text)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
-        if not changes or any(one.path == containerd.TOOLKIT_CONFIG for one in changes):
+        if not changes or any(change.path == containerd.TOOLKIT_CONFIG for change in changes):
             self._active = None
         return changes
 

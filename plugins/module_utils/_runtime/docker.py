@@ -92,11 +92,11 @@ def read_info(text: str) -> Info | None:
         return Info(
             version=str(found["ServerVersion"]),
             default_runtime=str(found.get("DefaultRuntime") or ""),
-            runtimes={name: str(one.get("path") or "") for name, one in (found.get("Runtimes") or {}).items()},
+            runtimes={name: str(runtime.get("path") or "") for name, runtime in (found.get("Runtimes") or {}).items()},
             cgroup_driver=str(found.get("CgroupDriver") or ""),
             live_restore=bool(found.get("LiveRestoreEnabled")),
             containers=int(found.get("ContainersRunning") or 0),
-            rootless=any("rootless" in str(one) for one in found.get("SecurityOptions") or []),
+            rootless=any("rootless" in str(option) for option in found.get("SecurityOptions") or []),
         )
     except (ValueError, AttributeError, TypeError):
         return None
@@ -126,7 +126,7 @@ class Flags:
 
 def flags(default_runtime: t.Sequence[str], add_runtime: t.Sequence[str]) -> Flags:
     """Convert the values of the two flags."""
-    added = dict(one.partition("=")[::2] for one in add_runtime)
+    added = dict(runtime.partition("=")[::2] for runtime in add_runtime)
     return Flags(default_runtime[-1] if default_runtime else "", added.get(RUNTIME_NAME))
 
 
@@ -164,7 +164,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
             runtimes = {}
         return FileRuntimes(
             tree.get("default-runtime") or None,
-            {name: str(setting(one or {}, "path") or "") for name, one in runtimes.items()},
+            {name: str(setting(runtime or {}, "path") or "") for name, runtime in runtimes.items()},
         )
     except (ValueError, AttributeError, TypeError):
         return FileRuntimes(None, {})
@@ -173,7 +173,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
 def hosts_in(text: str | None) -> list[str]:
     """Return the daemon's addresses in a daemon.json; empty where it can't be read."""
     try:
-        return [str(one) for one in _tree(text).get("hosts") or []]
+        return [str(host) for host in _tree(text).get("hosts") or []]
     except (ValueError, AttributeError, TypeError):
         return []
 
@@ -233,7 +233,7 @@ def config_path(daemon: Unit) -> str:
 def socket(system: System, daemon: Unit) -> str:
     """Return the daemon's first local socket, of its flags or its file."""
     hosts = daemon.values("-H", "--host") or hosts_in(system.read(config_path(daemon)))
-    local = [one for one in hosts if one.startswith("unix://")]
+    local = [host for host in hosts if host.startswith("unix://")]
     return local[0] if local else DEFAULT_SOCKET
 
 

@@ -182,28 +182,31 @@ class ConfigUpdate:
         engine.check_preconditions()
         check_unchanged(changes, self._redacted)
         before, ran_with = engine.config_on_disk(), engine.running_config()
-        new_files = engine.add_managed_files([self._unredacted(change) for change in changes])
-        backups = self._write(new_files)
+        files = []
+        for change in changes:
+            real = self._system.read(change.path)
+            text = None if change.after is None else engine.unredact(change.after, real or "")
+            files.append(Replacement(change.path, digest(real), text))
+        files = engine.add_managed_files(files)
+        backups = self._write(files)
         after = engine.config_on_disk()
-        rejections = []
+        reasons = []
         if after.error:
-            rejections = [after.error]
+            reasons = [after.error]
         elif changes:
-            rejections = engine.validate_new_config(before, after)
-        if rejections:
-            self._withdraw(backups)
-            raise NotInEffect(
-                f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(rejections)}"
-            )
+            reasons = engine.validate_new_config(before, after)
+        if reasons:
+            self._undo(backups)
+            raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(reasons)}")
         if changes and before.value and engine.losses(before, after):
             # An earlier file of ours may have hidden what the user wrote: compare with his files alone.
             self._transaction.restore(backups)
             losses = engine.losses(self._users_config(before), after)
             if losses:
-                self._withdraw(backups)
+                self._undo(backups)
                 paths = [mask_words(".".join(loss.path)) for loss in losses]
                 raise NotInEffect(explain(engine.name, losses, engine.redact), losses=paths)
-            backups = self._write(new_files)
+            backups = self._write(files)
         self._activate(backups, ran_with)
         self._transaction.commit()
         for change in changes:
@@ -212,7 +215,7 @@ class ConfigUpdate:
                 self._system.run(["rmdir", posixpath.dirname(change.path)])
         return engine.result()
 
-    def _withdraw(self, backups: t.Sequence[Backup]) -> None:
+    def _undo(self, backups: t.Sequence[Backup]) -> None:
         """Restore the old files, which is enough while no daemon has read the new ones."""
         self._transaction.restore(backups)
         self._transaction.commit()
@@ -236,11 +239,6 @@ class ConfigUpdate:
     def _redacted(self, path: str) -> str | None:
         text = self._system.read(path)
         return None if text is None else self._engine.redact(text)
-
-    def _unredacted(self, change: Replacement) -> Replacement:
-        real = self._system.read(change.path)
-        after = None if change.after is None else self._engine.unredact(change.after, real or "")
-        return Replacement(change.path, digest(real), after)
 
     def _write(self, changes: t.Sequence[Replacement]) -> list[Backup]:
         """Write all files, or none."""
@@ -268,7 +266,7 @@ class ConfigUpdate:
         if not failure:
             return
         errors = self._journal_errors()
-        if all(digest(one.text) == one.replaced_by for one in backups):
+        if all(digest(backup.text) == backup.replaced_by for backup in backups):
             # No file was changed, so there is nothing to roll back to.
             raise NotInEffect(f"{engine.name} doesn't become healthy ({failure}): {errors}")
         self._transaction.restore(backups)
@@ -321,12 +319,12 @@ def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -
     :param redact: masks the credentials of a line as in a file.
     """
     found = []
-    for one in lost[:SHOWN]:
-        *table, key = map(_key, one.path)
+    for loss in lost[:SHOWN]:
+        *table, key = map(_key, loss.path)
         where = " in " + redact(f"[{'.'.join(table)}]") if table else ""
         before, after = (
             "nothing" if value is None else redact(f"{key} = {value}").removeprefix(f"{key} = ")
-            for value in (one.before, one.after)
+            for value in (loss.before, loss.after)
         )
         found.append(f"your `{key}`{where} would be {after} instead of {before}")
     if len(lost) > SHOWN:

@@ -186,7 +186,7 @@ def observe(system: System, kind: Kind) -> K3sState | None:
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
     imported = _imported(system, data)
-    read = [*(one["path"] for one in configured["files"]), *([template.path] if template else []), *imported]
+    read = [*(file["path"] for file in configured["files"]), *([template.path] if template else []), *imported]
     return {
         "version": version,
         "unit": daemon.name,

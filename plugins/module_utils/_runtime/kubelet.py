@@ -87,10 +87,10 @@ def _arguments(system: System, found: Unit) -> list[str]:
 
 def _last(arguments: t.Sequence[str], flag: str) -> str:
     found = ""
-    for number, one in enumerate(arguments):
-        if one.startswith(f"{flag}="):
-            found = one.partition("=")[2]
-        elif one == flag and number + 1 < len(arguments):
+    for number, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            found = argument.partition("=")[2]
+        elif argument == flag and number + 1 < len(arguments):
             found = arguments[number + 1]
     return found.strip("\"'")
 

@@ -236,15 +236,19 @@ class Server(Engine):
         named, stamp = (server["named"], embedded.stamp_of(server["drop_in"] or "")) if server else ("", "")
         if self._places.kind.name == "rke2":
             there = cp.running(self._system)
-            mine = [one for one in there if one.config == named and embedded.stamp(self._system, one.pid) == stamp]
+            mine = [
+                process
+                for process in there
+                if process.config == named and embedded.stamp(self._system, process.pid) == stamp
+            ]
             if not mine:
                 return f"it hasn't started kube-scheduler {f'with {named}' if named else 'without a configuration'}"
-            unseen = [cp.unseen(self._system, one.pid, self._plan["loads"]) for one in mine]
+            unseen = [cp.unseen(self._system, process.pid, self._plan["loads"]) for process in mine]
             if all(unseen):
                 return unseen[0]
         elif stale(self._system, daemon.pid, [path for path in (named,) if path]):
             return "its process is older than kube-scheduler's configuration"
-        if not all(any(self._ask(one) == 200 for one in cp.loopbacks(url)) for url in self._plan["urls"]):
+        if not all(any(self._ask(address) == 200 for address in cp.loopbacks(url)) for url in self._plan["urls"]):
             return "its kube-scheduler isn't healthy"
         return ""
 

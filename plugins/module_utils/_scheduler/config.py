@@ -128,9 +128,9 @@ def outlived(minor: int) -> tuple[str, int, int] | None:
         None where no such version is known.
     """
     write, _reads = api_versions(minor)
-    later = [(one, *api_versions(one)) for one in range(minor + 1, API_VERSIONS[0][0] + 1)]
-    better = next((one for one, written, _reads in later if written != write), 0)
-    lost = next((one for one, _written, reads in later if write not in reads), 0)
+    later = [(number, *api_versions(number)) for number in range(minor + 1, API_VERSIONS[0][0] + 1)]
+    better = next((number for number, written, _reads in later if written != write), 0)
+    lost = next((number for number, _written, reads in later if write not in reads), 0)
     return (write, better, lost) if lost else None
 
 
@@ -295,9 +295,9 @@ POLICY_FORM = Policy()
 
 def _priorities(policy: Decoded) -> None:
     seen: dict[str, int] = {}
-    for number, one in enumerate(policy.tree.get("priorities") or []):
+    for number, item in enumerate(policy.tree.get("priorities") or []):
         here = f"priorities[{number}]"
-        priority: JsonObject = one or {}
+        priority: JsonObject = item or {}
         if not 0 < (priority.get("weight") or 0) < HIGHEST_WEIGHT:
             raise policy.fault(f"{here}.weight", "isn't greater than 0, or is too great")
         argument = priority.get("argument")
@@ -311,7 +311,7 @@ def _priorities(policy: Decoded) -> None:
         seen[kind] = priority["weight"]
 
 
-FORMS: dict[str, Form] = {one.name: one for one in (FORM, POLICY_FORM)}
+FORMS: dict[str, Form] = {form.name: form for form in (FORM, POLICY_FORM)}
 
 
 @dataclasses.dataclass(frozen=True)

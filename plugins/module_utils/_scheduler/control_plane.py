@@ -370,19 +370,19 @@ def _elsewhere(system: System) -> str:
 
 def _in_pods(system: System, server: Server | None) -> list[RunningScheduler]:
     found: list[RunningScheduler] = []
-    for one in running(system):
-        root = f"/proc/{one.pid}/root"
-        texts = _texts(system, root, one.config, one.policy)
-        changed = changed_since_start(system, one.pid, [root + path for path in texts])
+    for process in running(system):
+        root = f"/proc/{process.pid}/root"
+        texts = _texts(system, root, process.config, process.policy)
+        changed = changed_since_start(system, process.pid, [root + path for path in texts])
         found.append(
             {
-                "pid": one.pid,
-                "config": one.config,
-                "policy": one.policy,
-                "version": running_version(system, one.pid),
-                "stamp": embedded.stamp(system, one.pid) if server is not None else "",
+                "pid": process.pid,
+                "config": process.config,
+                "policy": process.policy,
+                "version": running_version(system, process.pid),
+                "stamp": embedded.stamp(system, process.pid) if server is not None else "",
                 "fresh": None if changed is None else not changed,
-                **_contents(texts, one.config, one.policy),
+                **_contents(texts, process.config, process.policy),
             }
         )
     return found

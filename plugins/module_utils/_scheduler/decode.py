@@ -189,10 +189,10 @@ class _Reader:
         if isinstance(shape, ListOf):
             if not isinstance(node, yaml.SequenceNode):
                 raise self._source.refusal(node, f"{place} isn't a list")
-            return [self.value(one, shape.item, f"{place}[{number}]") for number, one in enumerate(node.value)]
+            return [self.value(item, shape.item, f"{place}[{number}]") for number, item in enumerate(node.value)]
         if isinstance(shape, MapOf):
             pairs = self._pairs(node, place)
-            return {key: self.value(one, shape.value, f"{place}.{key}") for key, (_key, one) in pairs.items()}
+            return {key: self.value(child, shape.value, f"{place}.{key}") for key, (_key, child) in pairs.items()}
         if shape in ("args", "any"):
             return None
         return self._plain(node, shape, place)

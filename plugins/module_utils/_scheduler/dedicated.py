@@ -191,7 +191,7 @@ def _image(image: str, version: str, server: str) -> str:
 
 def _upstream(release: str) -> str:
     """Return upstream's own release for a distributor's: its last patch where theirs has a number of their own."""
-    major, minor, patch = (int(one) for one in release.partition("-")[0].split("."))
+    major, minor, patch = (int(number) for number in release.partition("-")[0].split("."))
     if patch < OWN_PATCHES_FROM:
         return release
     if minor not in LAST_PATCH:
@@ -222,11 +222,11 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
     The kubelet of a node that somebody took gets the account of each pod there: so these are the control plane's nodes,
     if there are enough, and no node is named.
     """
-    systems = [one for one in nodes if one["labels"].get("kubernetes.io/os", "linux") == "linux"]
-    linux = [one["name"] for one in systems]
+    on_linux = [node for node in nodes if node["labels"].get("kubernetes.io/os", "linux") == "linux"]
+    linux = [node["name"] for node in on_linux]
     imported = options.get("imported")
     if not options["nodes"]:
-        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", systems), imported)
+        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", on_linux), imported)
         if len(control) >= max(int(options["replicas"]), 1):
             return [], True
     wanted = [str(name) for name in options["nodes"] or imported or ()]
@@ -239,9 +239,9 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
         # As the template has it: nodes that were chosen by name may be those of the GPUs.
         tolerated += tolerations.exist(["nvidia.com/gpu"])
     refused = {
-        one["name"]: tolerations.untolerated(tolerations.lasting(one.get("taints") or ()), tolerated)
-        for one in systems
-        if one["name"] in (chosen or linux)
+        node["name"]: tolerations.untolerated(tolerations.lasting(node.get("taints") or ()), tolerated)
+        for node in on_linux
+        if node["name"] in (chosen or linux)
     }
     open_nodes = [name for name, taints in refused.items() if not taints]
     if len(open_nodes) < int(options["replicas"]) <= len(refused):

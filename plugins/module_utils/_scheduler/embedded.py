@@ -111,7 +111,7 @@ def observe(system: System, name: str) -> Server | None:
     found = settings_of(system, kind, daemon)
     ours = drop_in(kind, found, DROP_IN_NAME)
     configs = named(settings.values(found, ARG))
-    newer = [one for one in (ours, *configs) if system.exists(one)]
+    newer = [path for path in (ours, *configs) if system.exists(path)]
     return {
         "version": version,
         "unit": daemon.name,
@@ -135,8 +135,8 @@ def named(arguments: t.Iterable[str]) -> list[str]:
 
 def stamp(system: System, pid: int) -> str:
     """Return the configuration's stamp with which RKE2 started a process."""
-    for one in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
-        name, _equals, value = one.partition("=")
+    for variable in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
+        name, _equals, value = variable.partition("=")
         if name == STAMP:
             return value
     return ""

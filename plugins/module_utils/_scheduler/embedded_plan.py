@@ -62,11 +62,11 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         after, on_disk = named or places.config, path or places.config
     else:
         files, stamp, after, on_disk = _absent(options, observed, _UsersFile(named, path)), "", named, path
-    # Of a time in which its settings were elsewhere.
+    # Ours at the default place, where the settings were before.
     files = changed((*files, File(places.drop_in, server["unread"], None)))
     if files:
         refuse_half_upgraded(options)
-    text = {one: text for one, _before, text in files}.get(on_disk, _text(observed, on_disk))
+    text = {file: text for file, _before, text in files}.get(on_disk, _text(observed, on_disk))
     flags = _flags(users)
     return SchedulerPlan(
         plan=changes_of(files, "" if files else _reason(options, observed, after, stamp)),
@@ -127,7 +127,7 @@ def _reason(options: Options, observed: ControlPlane, named: str, stamp: str) ->
     if not server["active"]:
         return f"{server['unit']} isn't running"
     if observed["kind"] == "rke2":
-        found = [(one["config"], one["stamp"]) for one in observed["running"]]
+        found = [(process["config"], process["stamp"]) for process in observed["running"]]
         if (named, stamp) not in found:
             return "not running with this configuration"
     elif server["stale"]:
@@ -151,7 +151,9 @@ class _UsersFile(t.NamedTuple):
 def _host_path(users: _Users, path: str) -> str:
     """Return the path on the machine of a path in RKE2's pod; other files of its arguments have the same path in it."""
     mounts = [word.split(":") for word in users.mounts]
-    for host, folder in sorted((one[:2] for one in mounts if len(one) > 1), key=lambda one: len(one[1]), reverse=True):
+    for host, folder in sorted(
+        (mount[:2] for mount in mounts if len(mount) > 1), key=lambda mount: len(mount[1]), reverse=True
+    ):
         folder = posixpath.normpath(folder)
         if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
             return posixpath.normpath(f"{host}/{path[len(folder) :]}")
@@ -268,7 +270,7 @@ def _refuse_overridden(server: embedded.Server, places: embedded.Places, added: 
     """Refuse settings that override our drop-in, or that it would override."""
     ours = server["drop_in_path"]
     with_ours = settings.replaced(server["settings"], ours, added)
-    for key in (one.rstrip("+") for one in added):
+    for key in (name.rstrip("+") for name in added):
         variable = settings.variable(server["settings"], key, places.kind.name, (ours,))
         if variable:
             raise BadInput(

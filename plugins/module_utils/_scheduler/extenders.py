@@ -63,7 +63,7 @@ class Extenders:
         """
         items = self._list.items
         mine = self._only(entry["urlPrefix"])
-        binders = [one for number, one in enumerate(items) if number not in mine and self._value(one, "bindVerb")]
+        binders = [item for number, item in enumerate(items) if number not in mine and self._value(item, "bindVerb")]
         if binders:
             raise AnotherBinds(
                 f"scheduler_mode: {self._file} has an extender that binds pods already "
@@ -75,7 +75,7 @@ class Extenders:
         [number] = mine
         for key, value in entry.items():
             there = self._keys(items[number], key)
-            # Of keys that differ in case only, the last one is read.
+            # kube-scheduler reads the last of several keys that differ only in case.
             for extra in there[:-1]:
                 self._list.delete(number, extra)
             name = there[-1] if there else key
@@ -119,7 +119,7 @@ class Extenders:
                 if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
             }
 
-        return compared(entry) in [compared(one) for one in self._list.items]
+        return compared(entry) in [compared(item) for item in self._list.items]
 
     def _rewrite(self, number: int, wanted: JsonObject) -> None:
         there = dict(self._list.items[number])
@@ -150,17 +150,17 @@ class Extenders:
         """Return the numbers of gpushare's extenders: they manage the resource, or have our URL."""
         return [
             number
-            for number, one in enumerate(self._list.items)
-            if any(self._value(held, "name") == RESOURCE_MEMORY for held in self._value(one, RESOURCES) or [])
-            or (url and self._value(one, "urlPrefix") == url)
+            for number, item in enumerate(self._list.items)
+            if any(self._value(held, "name") == RESOURCE_MEMORY for held in self._value(item, RESOURCES) or [])
+            or (url and self._value(item, "urlPrefix") == url)
         ]
 
     def _refresh_resources(self, number: int, key: str, held: list[JsonObject]) -> None:
-        resources = [dict(one) for one in held]
-        for one in resources:
-            if self._value(one, "name") == RESOURCE_MEMORY:
-                for ignored in self._keys(one, "ignoredByScheduler"):
-                    one[ignored] = False
+        resources = [dict(resource) for resource in held]
+        for resource in resources:
+            if self._value(resource, "name") == RESOURCE_MEMORY:
+                for ignored in self._keys(resource, "ignoredByScheduler"):
+                    resource[ignored] = False
                 break
         else:
             resources.append(RESOURCE)
@@ -176,7 +176,7 @@ class Extenders:
 
 
 def _checked_items(path: str, items: t.Any) -> list[JsonObject]:
-    if items is not None and (not isinstance(items, list) or [one for one in items if not isinstance(one, dict)]):
+    if items is not None and (not isinstance(items, list) or [item for item in items if not isinstance(item, dict)]):
         raise BadInput(f"{path}: {KEY} isn't a list of mappings")
     return items or []
 
@@ -204,17 +204,17 @@ class _InYaml:
     def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None:
         here = (KEY, number, key)
         held = copy.deepcopy(self._document.get(here) or [])
-        for index, one in reversed(list(enumerate(held))):
+        for index, resource in reversed(list(enumerate(held))):
             if index >= len(resources):
                 self._document.delete((*here, index))
                 continue
-            for name in set(one) - set(resources[index]):
+            for name in set(resource) - set(resources[index]):
                 self._document.delete((*here, index, name))
             for name, value in resources[index].items():
-                if name not in one or one[name] != value:
+                if name not in resource or resource[name] != value:
                     self._document.set((*here, index, name), value)
-        for one in resources[len(held) :]:
-            self._document.append(here, one)
+        for resource in resources[len(held) :]:
+            self._document.append(here, resource)
 
     def written(self) -> str | None:
         return None

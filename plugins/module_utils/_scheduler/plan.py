@@ -110,7 +110,7 @@ class SchedulerPlan:
     def restarts(self) -> bool:
         """Whether the change replaces the running process."""
         if self.kind == "static_pod":
-            return any(one.path == self.manifest for one in self.files)
+            return any(file.path == self.manifest for file in self.files)
         return self.kind == "k3s" or bool(self.files)
 
     def to_module(self) -> JsonObject:
@@ -140,10 +140,10 @@ def changed(files: t.Sequence[File]) -> tuple[File, ...]:
 
     :raises BadInput: one of them isn't in UTF-8, so it couldn't be restored byte for byte.
     """
-    found = tuple(one for one in files if one.before != one.after)
-    for one in found:
-        if one.after is not None and "\ufffd" in one.after:
-            raise BadInput(f"{one.path} isn't in UTF-8; it is left as it is")
+    found = tuple(file for file in files if file.before != file.after)
+    for file in found:
+        if file.after is not None and "\ufffd" in file.after:
+            raise BadInput(f"{file.path} isn't in UTF-8; it is left as it is")
     return found
 
 
@@ -205,7 +205,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
 
 def _kubespray_warnings(options: Options, files: t.Sequence[File]) -> tuple[str, ...]:
     """Name the variable by which kubespray itself keeps the extender in its file, or adds it again."""
-    named = [one.path for one in files if posixpath.basename(one.path) == KUBESPRAY_FILE]
+    named = [file.path for file in files if posixpath.basename(file.path) == KUBESPRAY_FILE]
     if not named:
         return ()
     if not options.present:
@@ -252,7 +252,7 @@ def _unproven(observed: ControlPlane, named: tuple[str, str], present: bool) -> 
         return "an earlier run was interrupted"
     if not present:
         return ""
-    if not any((one["config"], one["policy"]) == named for one in observed["running"]):
+    if not any((process["config"], process["policy"]) == named for process in observed["running"]):
         return "not running with this configuration"
     return "" if observed["health"] == 200 else "not healthy"
 
@@ -272,18 +272,18 @@ def _refuse_second_pod(observed: ControlPlane) -> None:
 
 def _is_scheduler(text: str) -> bool:
     try:
-        return any(_is_scheduler_pod(one) for one in yaml.load_all(text, Loader=Loader))
+        return any(_is_scheduler_pod(document) for document in yaml.load_all(text, Loader=Loader))
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
         # kubelet can't read it either.
         return False
 
 
-def _is_scheduler_pod(one: t.Any) -> bool:
-    if not isinstance(one, dict) or one.get("kind") != "Pod":
+def _is_scheduler_pod(document: t.Any) -> bool:
+    if not isinstance(document, dict) or document.get("kind") != "Pod":
         return False
-    containers = (one.get("spec") or {}).get("containers") or []
-    named = [each.get("name") for each in containers if isinstance(each, dict)]
-    return (one.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named
+    containers = (document.get("spec") or {}).get("containers") or []
+    named = [container.get("name") for container in containers if isinstance(container, dict)]
+    return (document.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named
 
 
 def _refuse_unsafe(options: Options, observed: ControlPlane) -> None:
@@ -295,8 +295,8 @@ def _refuse_unsafe(options: Options, observed: ControlPlane) -> None:
             "a file can be replaced in one step"
         )
     wanted = _minor(observed["version"])
-    for one in observed["running"]:
-        runs = _minor(one["version"])
+    for process in observed["running"]:
+        runs = _minor(process["version"])
         if wanted is not None and runs is not None and runs != wanted:
             raise BadInput(
                 f"scheduler_mode: this control plane is half upgraded: {path} asks for kube-scheduler 1.{wanted} and "
@@ -310,7 +310,7 @@ def refuse_half_upgraded(options: Options) -> None:
 
     :raises BadInput: the machines run different minor versions.
     """
-    minors = sorted({minor for one in options.versions if (minor := _minor(one)) is not None})
+    minors = sorted({minor for version in options.versions if (minor := _minor(version)) is not None})
     if len(minors) > 1:
         raise BadInput(
             f"scheduler_mode: this control plane is half upgraded: its kube-schedulers are 1.{minors[0]} to "
@@ -334,7 +334,7 @@ def _present(
     name = _form(options, flags, minor)
     form = FORMS[name]
     named = flags.get(form.flag, "")
-    if any(one in flags.values() and one != named for one in OWN_PATHS):
+    if any(own_path in flags.values() and own_path != named for own_path in OWN_PATHS):
         # Ours in the other form, or where the user now has a file of his own.
         manifest.restore()
     if named and named != form.path:
@@ -359,10 +359,10 @@ def _present(
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     files = [
         *files,
-        *(one for one in own if one.after is not None),
+        *(file for file in own if file.after is not None),
         *patches,
         File(observed["manifest_path"], observed["manifest"], manifest.text()),
-        *(one for one in own if one.after is None),
+        *(file for file in own if file.after is None),
     ]
     return files, {named if flag is None else path: path}
 
@@ -377,9 +377,15 @@ def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName,
     """
     config_path, policy_path = (flags.get(FORMS[name].flag, "") for name in ("config", "policy"))
     path = {"config": config_path, "policy": policy_path}[form]
-    mine = [one for one in observed["running"] if (one["config"], one["policy"]) == (config_path, policy_path)]
+    mine = [
+        process
+        for process in observed["running"]
+        if (process["config"], process["policy"]) == (config_path, policy_path)
+    ]
     sha256 = digest(text)
-    loaded = [one for one in mine if one["fresh"] is not False and one["loaded"].get(path, sha256) == sha256]
+    loaded = [
+        process for process in mine if process["fresh"] is not False and process["loaded"].get(path, sha256) == sha256
+    ]
     return bool(mine) and not loaded
 
 
@@ -392,7 +398,7 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
         if text is None or not (stamp or note or FORMS[form].has(path, text, options.extender)):
             continue
         files.append(File(path, text, merged_file.take_out(path, form, text, options.extender, note)))
-    gone = [digest(one.after or "") for one in files]
+    gone = [digest(file.after or "") for file in files]
     # An annotation with the restored text's own digest stays: an earlier removal set it for the restart.
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
     if changed(files) and manifest.text() == observed["manifest"]:
@@ -432,7 +438,9 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
             "scheduler_configuration: kube-scheduler has --policy-configmap, and a ConfigMap that it reads isn't "
             "changed here; give it a file (--policy-config-file or --config)"
         )
-    users = {one.name: flags[one.flag] for one in FORMS.values() if flags.get(one.flag, one.path) != one.path}
+    users = {
+        known.name: flags[known.flag] for known in FORMS.values() if flags.get(known.flag, known.path) != known.path
+    }
     if "config" in users and minor < config.CONFIG_SINCE:
         # Beside a configuration these releases ignore a policy's flag.
         users.pop("policy", None)
@@ -509,7 +517,7 @@ def _config_after(observed: ControlPlane, files: t.Sequence[File], named: str) -
         return None
     own = named == FORMS["config"].path
     path, before = (named, observed["ours"]) if own else (observed["config_path"], observed["config"])
-    return {one: text for one, _before, text in files}.get(path, before)
+    return {changed_path: text for changed_path, _before, text in files}.get(path, before)
 
 
 def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[str, str] | None:

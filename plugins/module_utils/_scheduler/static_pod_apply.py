@@ -130,7 +130,7 @@ class Apply:
 
     def _roll_back(self, backups: t.Sequence[Backup], proof: Proof, failure: str, pods: set[str]) -> t.NoReturn:
         log = self._log_errors(pods)
-        if all(digest(one.text) == one.replaced_by for one in backups):
+        if all(digest(backup.text) == backup.replaced_by for backup in backups):
             self._commit()
             raise NotInEffect(f"kube-scheduler isn't healthy ({failure}): {log}")
         known = set(self._pods())

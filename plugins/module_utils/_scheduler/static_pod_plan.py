@@ -96,8 +96,8 @@ class StaticPod:
             name = ".".join(str(step) for step in path)
             if not isinstance(value, kind):
                 raise self._refused(path, f"has a {name} that isn't a {'list' if kind is list else 'mapping'}")
-            for number, one in enumerate(value if isinstance(value, list) else []):
-                if not isinstance(one, of):
+            for number, item in enumerate(value if isinstance(value, list) else []):
+                if not isinstance(item, of):
                     what = "mapping" if of is dict else "string"
                     raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
 
@@ -145,7 +145,7 @@ class StaticPod:
 
         :raises BadInput: it isn't on the machine.
         """
-        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
+        volumes = {volume.get("name"): volume for volume in self._document.get(("spec", "volumes")) or []}
         mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
         path = posixpath.normpath(path)
         for mount in mounts:
@@ -235,7 +235,10 @@ class StaticPod:
         asked = self._get("livenessProbe", "httpGet") or {}
         port = asked.get("port")
         if isinstance(port, str) and not port.isdigit():
-            port = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}.get(port)
+            port = {
+                container_port.get("name"): container_port.get("containerPort")
+                for container_port in self._get("ports") or []
+            }.get(port)
         if not port:
             return ""
         scheme = str(asked.get("scheme") or "HTTP").lower()
@@ -257,9 +260,9 @@ class VolumeNames(t.NamedTuple):
     def of(cls, volumes: t.Sequence[JsonObject]) -> VolumeNames:
         """Read them from the volumes of a manifest or of kubeadm's configuration."""
         folders = {}
-        for one in volumes:
-            folder = one.get("hostPath")
-            folders[str(one.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
+        for volume in volumes:
+            folder = volume.get("hostPath")
+            folders[str(volume.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
         alike = [name for name in folders if _OURS.fullmatch(name)]
         mine = [name for name in alike if posixpath.normpath(folders[name]) == FOLDER]
         free = (name for number in range(len(folders) + 1) if (name := _numbered(number)) not in folders)
@@ -267,7 +270,7 @@ class VolumeNames(t.NamedTuple):
 
     def among(self, items: t.Sequence[JsonObject]) -> list[int]:
         """Return the numbers of our volumes or mounts in a list."""
-        names = [str(one.get("name")) for one in items]
+        names = [str(item.get("name")) for item in items]
         return [number for number, name in enumerate(names) if _OURS.fullmatch(name) and name not in self.foreign]
 
 

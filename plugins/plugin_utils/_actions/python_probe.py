@@ -104,7 +104,7 @@ def _sections(answer: str) -> tuple[str, str, str]:
             del headings[0]
         elif sections:
             sections[-1].append(line)
-    version, newer, release = ("", "", "") if headings else ("\n".join(one) for one in sections)
+    version, newer, release = ("", "", "") if headings else ("\n".join(section) for section in sections)
     return version, newer, release
 
 

@@ -86,12 +86,14 @@ def _clean(value: t.Any, raw: t.Collection[str], clean: t.Callable[[str], str]) 
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        found = {_clean(key, (), clean): one if key in raw else _clean(one, raw, clean) for key, one in value.items()}
+        found = {
+            _clean(key, (), clean): item if key in raw else _clean(item, raw, clean) for key, item in value.items()
+        }
         pairs = zip(value.items(), found.items(), strict=False)
-        same = len(value) == len(found) and all(a is b and one is two for (a, one), (b, two) in pairs)
+        same = len(value) == len(found) and all(a is b and c is d for (a, c), (b, d) in pairs)
         return value if same else found
     if isinstance(value, (list, tuple)):
-        each = [_clean(one, raw, clean) for one in value]
+        each = [_clean(item, raw, clean) for item in value]
         same = all(a is b for a, b in zip(value, each, strict=True))
         return value if same else tuple(each) if isinstance(value, tuple) else each
     return value

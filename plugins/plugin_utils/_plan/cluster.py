@@ -148,7 +148,7 @@ class ClusterTasks:
         :raises ShareError: the cluster can't be read.
         """
         found = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
-        return any("deletionTimestamp" not in one["metadata"] for one in (found or {}).get("resources", []))
+        return any("deletionTimestamp" not in resource["metadata"] for resource in (found or {}).get("resources", []))
 
     def slices(self, options: JsonObject) -> list[JsonObject]:
         """Return the cluster's ResourceSlices.
@@ -214,8 +214,8 @@ def _read(kube: Kube, options: JsonObject) -> JsonObject:
     namespace = options.get("namespace") or ""
     labels, fields = (",".join(options.get(name) or []) for name in ("label_selectors", "field_selectors"))
     if options.get("name"):
-        one = kube.get(Ref(api_version, kind, namespace, options["name"]))
-        found = [one] if one else []
+        object_ = kube.get(Ref(api_version, kind, namespace, options["name"]))
+        found = [object_] if object_ else []
     else:
         found = kube.list_all(api_version, kind, namespace, field_selector=fields, label_selector=labels)
     return {"changed": False, "resources": found, "api_found": True}
@@ -226,7 +226,7 @@ def _deleted(kube: Kube, options: JsonObject) -> JsonObject | None:
     if options.get("state") != "absent" or not options.get("delete_all"):
         return None
     found = _read(kube, options)["resources"]
-    names = [f"{one['kind']} {options.get('namespace')}/{one['metadata']['name']}" for one in found]
+    names = [f"{resource['kind']} {options.get('namespace')}/{resource['metadata']['name']}" for resource in found]
     return {"changed": bool(names), "diff": [{"after_header": name} for name in names]}
 
 
@@ -261,7 +261,11 @@ def _chart_version(path: str) -> str:
         else:
             with tarfile.open(path) as archive:
                 # The charts that it depends on are in folders below.
-                [found] = [one for one in archive if one.name.count("/") == 1 and one.name.endswith("/Chart.yaml")]
+                [found] = [
+                    member_info
+                    for member_info in archive
+                    if member_info.name.count("/") == 1 and member_info.name.endswith("/Chart.yaml")
+                ]
                 member = archive.extractfile(found) if found.isreg() else None
                 text = member.read(_LARGEST).decode() if member else ""
         return str(yaml.safe_load(text)["version"])

@@ -144,9 +144,9 @@ class Planner:
             # Role runtime has no validation of its own: its plan refuses.
             runtime = self._walk(variables)
             runtime.role("runtime")
-        unknown = [*walk.steps, *(one for one in runtime.steps if one.reason)]
+        unknown = [*walk.steps, *(step for step in runtime.steps if step.reason)]
         if unknown:
-            reasons = "; ".join(f"role {one.role} can't be validated: {one.reason}" for one in unknown)
+            reasons = "; ".join(f"role {step.role} can't be validated: {step.reason}" for step in unknown)
             raise ShareError(f"host {name}: {reasons}")
         return {
             "driver_choice": walk.facts["__driver_choice"],

@@ -82,7 +82,8 @@ class SitePlan:
         nodes = {str(Ref("v1", "Node", "", name)) for name in self.alone.values()}
         found = [(name, step) for name, step in self.steps if self.alone and not _of_nodes(name, step, nodes)]
         return [
-            (name, {**step, "changes": [one for one in step["changes"] if one not in nodes]}) for name, step in found
+            (name, {**step, "changes": [change for change in step["changes"] if change not in nodes]})
+            for name, step in found
         ]
 
     @property
@@ -200,7 +201,7 @@ def _of_nodes(name: str, step: JsonObject, nodes: set[str]) -> bool:
     :param nodes: the names of the Node objects, as changes name them.
     """
     if name != CLUSTER:
-        return step["stage"] in {one.name for one in STAGES if {GPU_NODES, MAINTENANCE} & {*one.groups}}
+        return step["stage"] in {stage.name for stage in STAGES if {GPU_NODES, MAINTENANCE} & {*stage.groups}}
     # A step that only waits changes nothing; what can't be planned might change anything.
     waits = step["waits"] and not step["certain"]
     return bool(waits or (step["changes"] and nodes.issuperset(step["changes"])))
@@ -223,7 +224,7 @@ def _lines(name: str, plan: JsonObject) -> list[str]:
     for step in plan["steps"]:
         may = "" if step["certain"] or step["waits"] else " (decided when it runs)"
         lines += _wrapped(f"{step['role']}: {step['task']}{may}", "  ")
-        names = [*step["changes"], *(f"waits for {one}" for one in step["waits"])]
+        names = [*step["changes"], *(f"waits for {wait}" for wait in step["waits"])]
         more = f"; and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         if names:
             lines += _wrapped("; ".join(names[:NAMES_SHOWN]) + more, "      ")

@@ -83,7 +83,7 @@ def summary(
     :param check: the run was in check mode.
     :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
     """
-    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
+    steps = None if plan is None else sum(len(host["steps"]) for host in [*plan["hosts"].values(), plan["cluster"]])
     nodes = list(nodes)
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     others = _others(nodes)
@@ -107,17 +107,17 @@ def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
         name = str((node["metadata"].get("labels") or {}).get(LABEL_BACKEND))
         if name not in ALLOCATORS:
             continue
-        one = found.setdefault(name, {"nodes": 0, "resources": {}})
-        one["nodes"] += 1
+        summed = found.setdefault(name, {"nodes": 0, "resources": {}})
+        summed["nodes"] += 1
         for resource, text in ((node.get("status") or {}).get("allocatable") or {}).items():
             if any(fnmatch.fnmatchcase(resource, pattern) for pattern in ALLOCATORS[name].resources):
-                one["resources"][resource] = one["resources"].get(resource, 0) + contract.quantity(text)
+                summed["resources"][resource] = summed["resources"].get(resource, 0) + contract.quantity(text)
     return found
 
 
 def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
     """Return a summary with what the DRA driver announces, too."""
-    ours = [one["spec"] for one in slices if one["spec"].get("driver") == claims.DRIVER]
+    ours = [slice_["spec"] for slice_ in slices if slice_["spec"].get("driver") == claims.DRIVER]
     devices = [device for spec in ours for device in spec.get("devices") or []]
     sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
     nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
