@@ -181,6 +181,7 @@ class ContainerdEngine(Engine):
     name = "containerd"
     unit = UNIT
     record = PENDING_PATH
+    redact, unredact = staticmethod(mask), staticmethod(unmask)
 
     def __init__(
         self,
@@ -206,12 +207,6 @@ class ContainerdEngine(Engine):
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
         if fresh and text and not self._system.exists(self.record):
             self._active = text
-
-    def redact(self, text: str) -> str:
-        return mask(text)
-
-    def unredact(self, text: str, real: str) -> str:
-        return unmask(text, real)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes:

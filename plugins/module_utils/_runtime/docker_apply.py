@@ -38,6 +38,7 @@ class DockerEngine(Engine):
     name = "Docker"
     unit = docker.UNIT
     record = docker.PENDING_PATH
+    redact, unredact = staticmethod(docker.mask), staticmethod(docker.unmask)
 
     def __init__(
         self,
@@ -68,12 +69,6 @@ class DockerEngine(Engine):
             self._system.write(path, text, 0o600 if path == docker.BACKUP_PATH else mode)
 
         return write
-
-    def redact(self, text: str) -> str:
-        return docker.mask(text)
-
-    def unredact(self, text: str, real: str) -> str:
-        return docker.unmask(text, real)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         """Add the backup of the original daemon.json."""

@@ -30,7 +30,6 @@ _WORDS: dict[Kind, str] = {
     "bytes": "base64",
 }
 _DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class _Loader(Loader):
@@ -150,12 +149,6 @@ class Source:
 def is_json(text: str) -> bool:
     """Whether kube-scheduler reads a text as JSON: it begins with a brace."""
     return text.lstrip().startswith("{")
-
-
-def seconds(duration: str) -> float:
-    """Return the seconds of a duration in Go's notation."""
-    parts = re.findall(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)", duration)
-    return (-1 if duration.startswith("-") else 1) * sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def _float(text: str) -> float:

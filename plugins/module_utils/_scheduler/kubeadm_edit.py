@@ -21,9 +21,8 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._documents.yaml_editor import Document, Path
 from . import config
-from .config import FORMS
+from .config import FORMS, FormName
 from .constants import ANNOTATION, CONTAINER, FOLDER
-from .extenders import FormName
 from .kubeadm import KEY, NAME
 from .static_pod_plan import FLAGS, HOST_FOLDER, MOUNT, VOLUME, VolumeNames, put_ours, remove_ours
 

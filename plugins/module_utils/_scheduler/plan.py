@@ -26,10 +26,10 @@ from .._documents.yaml_tree import Loader
 from . import config
 from . import config as merged_file
 from . import control_plane as cp
-from .config import FORMS
+from .config import FORMS, FormName
 from .constants import CONTAINER
 from .control_plane import ControlPlane
-from .extenders import BESIDE, Extender, FormName
+from .extenders import BESIDE, Extender
 from .kubeadm_edit import PATCHES, ExtenderFile, patch_files
 from .static_pod_plan import Stamp, StaticPod
 
@@ -352,10 +352,9 @@ def _present(
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
     restart = text != before or outdated(observed, manifest.flags(), name, text)
-    stamp = manifest.stamp().following(digest(text), restart=restart, interrupted=observed["pending"])
-    manifest.annotate(stamp)
+    stamp = manifest.restamp(digest(text), restart=restart, interrupted=observed["pending"])
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(str(stamp), flag, manifest.volume_names().ours))
+    patches = _patches(options, observed, patch_files(stamp, flag, manifest.volume_names().ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     files = [
         *files,

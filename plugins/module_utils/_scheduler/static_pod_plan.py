@@ -176,6 +176,12 @@ class StaticPod:
         """Return the annotation's stamp; an empty one without the annotation."""
         return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
 
+    def restamp(self, sha256: str, *, restart: bool, interrupted: bool) -> str:
+        """Annotate the pod with the stamp of the next configuration, as ``Stamp.following`` makes it, and return it."""
+        stamp = self.stamp().following(sha256, restart=restart, interrupted=interrupted)
+        self.annotate(stamp)
+        return str(stamp)
+
     def annotate(self, stamp: Stamp) -> None:
         if self.stamp() != stamp:
             self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))

@@ -9,7 +9,7 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
-from .decode import Decoded, seconds
+from .decode import Decoded
 from .schema import DEFAULTING_TYPE_SINCE
 
 # Since this minor version the leader is elected by leases only.
@@ -17,6 +17,7 @@ LEASES_SINCE = 29
 STRATEGIES = ("LeastAllocated", "MostAllocated", "RequestedToCapacityRatio")
 # Removed in-tree plugins, with the minor version that removed each.
 GONE = dict.fromkeys(("AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"), 34)
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
 _PREFIX = r"(?:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*)"
 _QUALIFIED = re.compile(rf"(?:{_PREFIX}/)?{_NAME}")
@@ -105,7 +106,7 @@ def _leader_election(config: Decoded, election: JsonObject, minor: int) -> None:
         return
     defaults = {"leaseDuration": 15.0, "renewDeadline": 10.0, "retryPeriod": 2.0}
     # Zero means the default.
-    times = {name: seconds(str(election.get(name) or "")) or default for name, default in defaults.items()}
+    times = {name: _seconds(str(election.get(name) or "")) or default for name, default in defaults.items()}
     for name, value in times.items():
         if value < 0:
             raise config.fault(f"leaderElection.{name}", "is negative")
@@ -260,3 +261,9 @@ _ARGS: dict[str, t.Callable[[Decoded, str, JsonObject, int], None]] = {
     "PodTopologySpread": _topology_spread,
     "VolumeBinding": _volume_binding,
 }
+
+
+def _seconds(duration: str) -> float:
+    """Return the seconds of a duration in Go's notation."""
+    parts = re.findall(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)", duration)
+    return (-1 if duration.startswith("-") else 1) * sum(float(number) * _UNITS[unit] for number, unit in parts)
