@@ -56,10 +56,10 @@ def _with_own_names(params: JsonObject, result: JsonObject) -> JsonObject:
         ("archives", archives),
         ("bills", {archive: bill_of(path) for archive, path in archives.items()}),
     ):
-        found = result.get(key)
+        paths = result.get(key)
         known = (
-            isinstance(found, dict)
-            and {platform: posixpath.basename(str(path)) for platform, path in found.items()} == names
+            isinstance(paths, dict)
+            and {platform: posixpath.basename(str(path)) for platform, path in paths.items()} == names
         )
         if not known:
             raise NotInEffect(f"The machine that builds doesn't return the {key} that it was told to make")

@@ -75,17 +75,17 @@ class ActionModule(ShareAction):
         )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
-        found = examine(options, params["cluster"], hosts, params["ignore"])
+        findings = examine(options, params["cluster"], hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
         if params["cluster"] is not None and needed and params["image_delivery"] == build.IMPORT:
-            found += _archive(params["image_archive"], params["image"])
+            findings += _archive(params["image_archive"], params["image"])
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
-            found += _helm(claims.backends, known["operators"], local)
+            findings += _helm(claims.backends, known["operators"], local)
         if params["image_delivery"] == build.BUILD:
-            found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
-        return listing.report(self._display, found)
+            findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
+        return listing.report(self._display, findings)
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:

@@ -85,17 +85,17 @@ def _nodes(params: JsonObject, variables: JsonObject) -> dict[str, str]:
     :raises BadInput: one is no GPU node of this run.
     """
     hostvars, machines = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_nodes", [])
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in params["alone"]:
-        found[name] = node_name(name, hostvars[name] if name in machines else {})
+        names[name] = node_name(name, hostvars[name] if name in machines else {})
         if name in machines and name not in params["machines"]:
             raise BadInput(f"Host {name} isn't in this run: leave --limit out, or name it there, with localhost")
         wanted = [node["node"] for node in hostvars["localhost"]["gpu_backends"]["nodes"]]
-        if found[name] not in wanted:
+        if names[name] not in wanted:
             raise BadInput(
                 f"{name} is neither a host of the group gpu_nodes nor in gpushare_nodes: add it to the inventory"
             )
-    return found
+    return names
 
 
 def _write(given: str, data: JsonObject) -> str:

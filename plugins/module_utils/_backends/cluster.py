@@ -36,14 +36,14 @@ def recorded_objects(secrets: t.Iterable[JsonObject], name: str, namespace: str)
     :param secrets: those of the release.
     :param namespace: the release's; objects that name none are in it.
     """
-    found = helm.release(secrets)
+    release = helm.release(secrets)
     # helm itself completes an unfinished revision.
-    if found is None or found["status"] != helm.DEPLOYED:
+    if release is None or release["status"] != helm.DEPLOYED:
         return []
     return objects.parse(
         [
             _marked(document, name, namespace)
-            for document in yaml_load_all(found["manifest"])
+            for document in yaml_load_all(release["manifest"])
             if isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) in KINDS
         ]
     )
@@ -54,12 +54,12 @@ def chart_objects(rendered: str, name: str, namespace: str) -> dict[Ref, JsonObj
 
     :param rendered: as ``helm template`` prints it.
     """
-    found = [
+    manifests = [
         _marked(document, name, namespace)
         for document in yaml_load_all(rendered)
         if isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) in KINDS
     ]
-    own = [marked for marked in found if HOOK not in marked["metadata"]["annotations"]]
+    own = [marked for marked in manifests if HOOK not in marked["metadata"]["annotations"]]
     return {ref_of(parsed): parsed for parsed in objects.parse(own)}
 
 

@@ -194,8 +194,8 @@ class Document:
     def _unit(self) -> str:
         """Return one step of the file's indentation."""
         for member in (self._root.members or {}).values():
-            found = re.search(r"\n([ \t]+)$", self._text[: member.start])
-            return found[1] if found else DEFAULT_INDENT
+            match = re.search(r"\n([ \t]+)$", self._text[: member.start])
+            return match[1] if match else DEFAULT_INDENT
         return DEFAULT_INDENT
 
     def _node(self, path: Path) -> Node | None:
@@ -217,8 +217,8 @@ class Document:
         return root
 
     def _skip(self, text: str, at: int) -> int:
-        found = _BLANK.match(text, at)
-        return found.end() if found else at
+        match = _BLANK.match(text, at)
+        return match.end() if match else at
 
     def _value(self, text: str, at: int, depth: int = 0) -> Node:
         sign = text[at : at + 1]

@@ -128,16 +128,16 @@ class Document:
     def mark(self, path: Path) -> Mark | None:
         """Return this collection's mark beside a key, or None."""
         there = self._places.get(path)
-        found = _MARKED.fullmatch(self._comment(there)) if there else None
+        match = _MARKED.fullmatch(self._comment(there)) if there else None
         try:
-            keys, at = _keys(found[2]) if found else ((), 0)
+            keys, at = _keys(match[2]) if match else ((), 0)
         except toml_tree.Unexpected:
             return None
-        rest = _WAS.fullmatch(found[2], at) if found else None
-        if found is None or rest is None:
+        rest = _WAS.fullmatch(match[2], at) if match else None
+        if match is None or rest is None:
             return None
         was = re.sub(r"\\(.)", lambda one: {"n": "\n", "r": "\r"}.get(one[1], one[1]), rest[1] or "")
-        return Mark(found[1], was or None, keys)
+        return Mark(match[1], was or None, keys)
 
     def put(self, path: Path, value: t.Any) -> None:
         """Set a key and note its old value beside it."""
@@ -181,12 +181,12 @@ class Document:
     def item(self, literal: str) -> Literal:
         """Parse a value as it was written."""
         try:
-            found = tomllib.loads(f"x = {literal}")
+            value = tomllib.loads(f"x = {literal}")
         except (ValueError, RecursionError):
-            found = {}
-        if list(found) != ["x"]:
+            value = {}
+        if list(value) != ["x"]:
             raise self.unsafe(f"{literal} isn't a value")
-        return Literal(literal, found["x"])
+        return Literal(literal, value["x"])
 
     def set(self, path: Path, value: t.Any, comment: str | None = None) -> None:
         """Set a key, and the comment beside it if one is given.
@@ -410,9 +410,9 @@ def parse(path: str, text: str) -> JsonObject:
         raise Unparsable(too_deep) from error
     except ValueError as error:
         # The error of a number that is too long has no line.
-        found = re.search(r" \(?at line ([0-9]+).*$", str(error))
-        reason = str(error)[: found.start()] if found else str(error)
-        number = getattr(error, "lineno", None) or (found[1] if found else text.count("\n") + 1)
+        match = re.search(r" \(?at line ([0-9]+).*$", str(error))
+        reason = str(error)[: match.start()] if match else str(error)
+        number = getattr(error, "lineno", None) or (match[1] if match else text.count("\n") + 1)
         raise Unparsable(f"{path}, line {number}, can't be parsed ({reason}); it is left as it is") from error
     # The parser of dotted keys isn't recursive, and what follows is.
     if not _is_shallow(tree):

@@ -177,10 +177,10 @@ def _key(text: str, at: int) -> tuple[Path, tuple[int, ...], int]:
 
 
 def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    if found is None:
+    match = pattern.match(text, at)
+    if match is None:
         raise Unexpected(f"something unexpected is at {at}")
-    return found.end()
+    return match.end()
 
 
 def _sign(text: str, at: int, sign: str) -> int:
@@ -225,11 +225,11 @@ def inline_get(text: str, path: Path) -> str | None:
 
     :param text: of the whole inline table.
     """
-    found: Value | None = scan_value(text, 0)
-    while path and found is not None:
-        item = _nearest(found, path)
-        found, path = (item.value, path[len(item.key) :]) if item else (None, path)
-    return text[found.start : found.end] if found is not None else None
+    literal: Value | None = scan_value(text, 0)
+    while path and literal is not None:
+        item = _nearest(literal, path)
+        literal, path = (item.value, path[len(item.key) :]) if item else (None, path)
+    return text[literal.start : literal.end] if literal is not None else None
 
 
 def inline_set(text: str, path: Path, new: str | None) -> str:

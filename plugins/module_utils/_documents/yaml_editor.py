@@ -207,7 +207,9 @@ class Document:
             self._splice(node.start - 1, node.end, "")
         else:
             self._splice(node.start, node.end, was)
-        left: t.Any = ({} if node.kind == MAP else []) if was == "" else None
+        left: t.Any = None
+        if was == "":
+            left = {} if node.kind == MAP else []
         if path:
             self.get(path[:-1])[path[-1]] = left
         else:

@@ -106,9 +106,9 @@ def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> l
     # In the order of their positions, as entries are.
     inside = [(-1, -1), *texts(tree)]
     return [
-        found[0]
-        for found in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
-        if found.start() >= inside[bisect.bisect_left(inside, (found.start(),)) - 1][1]
+        match[0]
+        for match in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
+        if match.start() >= inside[bisect.bisect_left(inside, (match.start(),)) - 1][1]
     ]
 
 
@@ -172,8 +172,8 @@ class Loader(yaml.SafeLoader):
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
         """Skip a part of a line; PyYAML's own methods take each character by itself."""
-        found = pattern.match(self.buffer, self.pointer)
-        skipped = found[0] if found else ""
+        match = pattern.match(self.buffer, self.pointer)
+        skipped = match[0] if match else ""
         self.pointer += len(skipped)
         self.index += len(skipped)
         self.column += len(skipped)
@@ -223,8 +223,8 @@ class _Builder:
             style = event.style or ""
             if style in ("|", ">"):
                 # Exclude its final line break.
-                found = re.search(r"\r?\n\Z", self._text[start:end])
-                end -= len(found[0]) if found else 0
+                match = re.search(r"\r?\n\Z", self._text[start:end])
+                end -= len(match[0]) if match else 0
             return Node(SCALAR, start, end, style=style)
         if isinstance(event, yaml.MappingStartEvent):
             return self._map(event)

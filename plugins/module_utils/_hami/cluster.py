@@ -59,11 +59,11 @@ def unready(kube: DryRun, params: JsonObject) -> list[str]:
     :param params: the module's options.
     """
     there = workloads(kube, params["release"], params["namespace"])
-    found = [not_ready_reason(workload, min_nodes=0) or "" for workload in there] or [_none(params)]
-    found.append(not_on_nodes(there, params["nodes"]))
+    reasons = [not_ready_reason(workload, min_nodes=0) or "" for workload in there] or [_none(params)]
+    reasons.append(not_on_nodes(there, params["nodes"]))
     if params["proof_namespace"]:
-        found.append(webhook_problem(kube, params))
-    return [reason for reason in (*found, unregistered(kube, params["nodes"])) if reason]
+        reasons.append(webhook_problem(kube, params))
+    return [reason for reason in (*reasons, unregistered(kube, params["nodes"])) if reason]
 
 
 def _none(params: JsonObject) -> str:
@@ -95,10 +95,10 @@ def wait_rolled_out(kube: Kube, params: JsonObject, waiting: Waiting) -> None:
     :param params: the module's options.
     :raises NotInEffect: they aren't at the timeout; with the reasons of the pods, their events and logs.
     """
-    found = workloads(kube, params["release"], params["namespace"])
-    if not found:
+    there = workloads(kube, params["release"], params["namespace"])
+    if not there:
         raise NotInEffect(_none(params))
-    watched = ClusterObjects(kube, [_name_only(workload) for workload in found], "present", min_nodes=0)
+    watched = ClusterObjects(kube, [_name_only(workload) for workload in there], "present", min_nodes=0)
     watched.observe()
     watched.wait(waiting)
 
@@ -223,8 +223,8 @@ class Leftovers:
         if self._whole:
             nodes, pods = self._kube.list_all("v1", "Node"), self._kube.list_all("v1", "Pod")
         else:
-            found = [self._kube.get(Ref("v1", "Node", "", name)) for name in self._params["nodes"]]
-            nodes = [node for node in found if node is not None]
+            answers = [self._kube.get(Ref("v1", "Node", "", name)) for name in self._params["nodes"]]
+            nodes = [node for node in answers if node is not None]
             pods = []
             for node in nodes:
                 selector = f"spec.nodeName={node['metadata']['name']}"
@@ -315,8 +315,8 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
 
 
 def _labels(node: JsonObject) -> list[tuple[str, str]]:
-    found = node["metadata"].get("labels") or {}
-    return [label for label in LABELS if found.get(label[0]) == label[1]]
+    labels = node["metadata"].get("labels") or {}
+    return [label for label in LABELS if labels.get(label[0]) == label[1]]
 
 
 # --------------------------------------------------------------------------- nodes
@@ -324,20 +324,20 @@ def _labels(node: JsonObject) -> list[tuple[str, str]]:
 
 def holders(pods: t.Iterable[JsonObject]) -> list[str]:
     """Return the pods that hold, or are about to get, a part of a card by HAMi."""
-    found = []
+    holding = []
     for pod in pods:
         phase = str((pod.get("status") or {}).get("phase") or "")
         annotations = pod["metadata"].get("annotations") or {}
         bound = bool(pod["spec"].get("nodeName"))
         if bound and phase not in ("Succeeded", "Failed") and hami.POD_ALLOCATED in annotations:
-            found.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
-    return sorted(found)
+            holding.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
+    return sorted(holding)
 
 
 def _plugins(kube: Kube, node: str) -> list[str]:
     key, value = hami_marks.PLUGIN_LABEL
-    found = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
-    return [f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}" for pod in found]
+    pods = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
+    return [f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}" for pod in pods]
 
 
 class _Labels:
@@ -348,8 +348,8 @@ class _Labels:
         self._refs = [Ref("v1", "Node", "", name) for name in nodes]
 
     def observe(self) -> dict[Ref, list[tuple[str, str]]]:
-        found = [(ref, self._kube.get(ref)) for ref in self._refs]
-        return {ref: _labels(node) for ref, node in found if node and _labels(node)}
+        answers = [(ref, self._kube.get(ref)) for ref in self._refs]
+        return {ref: _labels(node) for ref, node in answers if node and _labels(node)}
 
     def plan(self, labelled: dict[Ref, list[tuple[str, str]]]) -> Plan:
         return Plan(

@@ -285,14 +285,14 @@ def _driver_root(options: Options, cluster: Cluster) -> str | Finding:
     """Return the one root of the nodes' drivers, or why there is none; the release's of nodes that weren't observed."""
     if options["driver_root"]:
         return options["driver_root"]
-    found = {root_of(cluster["facts"][name]) for name in options["nodes"] if name in cluster["facts"]}
+    roots = {root_of(cluster["facts"][name]) for name in options["nodes"] if name in cluster["facts"]}
     former = get(cluster["release"].get("values") or {}, "devicePlugin.nvidiaDriverRoot")
     if former not in (MISSING, "", None) and not cluster["facts"].keys() >= set(options["nodes"]):
-        found.add(str(former))
-    if len(found) > 1:
+        roots.add(str(former))
+    if len(roots) > 1:
         text = "the chart has one nvidiaDriverRoot, and the nodes' drivers are below {}; give some another gpu_backend"
-        return finding("driver_roots", "hami_nodes", text.format(" and ".join(sorted(found))))
-    return found.pop() if found else "/"
+        return finding("driver_roots", "hami_nodes", text.format(" and ".join(sorted(roots))))
+    return roots.pop() if roots else "/"
 
 
 def _own_values(options: Options, version: str, way: Choice, overwrites: bool) -> JsonObject:
@@ -395,8 +395,8 @@ def _overwrites(
 
 
 def _version_notes(version: str) -> list[Finding]:
-    found = _MINOR.match(version)
-    if not found or int(found.group(1)) <= NEWEST_MINOR:
+    match = _MINOR.match(version)
+    if not match or int(match.group(1)) <= NEWEST_MINOR:
         return []
     message = (
         f"the cluster is Kubernetes {version}, and HAMi's webhook encodes every new pod of its namespaces with the "

@@ -111,11 +111,11 @@ def layouts(document: t.Any, where: str) -> dict[str, Layout]:
 def _layout(name: str, entries: t.Any, where: str) -> Layout:
     if not isinstance(entries, list) or not entries:
         raise Problem("geometry_entry", where, "it needs a list of entries")
-    found = tuple(_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries))
-    for number, entry in enumerate(found):
-        if any(_overlap(entry, other) for other in found[:number]):
+    parsed = tuple(_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries))
+    for number, entry in enumerate(parsed):
+        if any(_overlap(entry, other) for other in parsed[:number]):
             raise Problem("geometry_overlap", where, "two entries are for the same cards; name other devices in one")
-    return Layout(name, found)
+    return Layout(name, parsed)
 
 
 def _overlap(entry: Entry, other: Entry) -> bool:
@@ -134,12 +134,18 @@ def _entry(given: t.Any, where: str) -> Entry:
         raise Problem("geometry_entry", f"{where}.mig-enabled", "it is true or false")
     if profiles and not enabled:
         raise Problem("geometry_entry", f"{where}.mig-devices", "a card without MIG has none; set mig-enabled to true")
-    pci = given.get("device-filter") or ()
-    pci = (pci,) if isinstance(pci, str) else tuple(pci) if isinstance(pci, (list, tuple)) else (None,)
-    if not all(isinstance(pci_id, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", pci_id) for pci_id in pci):
+    pci_ids = given.get("device-filter") or ()
+    if isinstance(pci_ids, str):
+        pci_ids = (pci_ids,)
+    if not isinstance(pci_ids, (list, tuple)) or not all(
+        isinstance(pci_id, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", pci_id) for pci_id in pci_ids
+    ):
         raise Problem("geometry_entry", f"{where}.device-filter", "it has PCI ids, as 0x20B010DE: device, then vendor")
     return Entry(
-        _devices(given["devices"], where), tuple(pci_id.upper() for pci_id in pci), enabled, _profiles(profiles, where)
+        _devices(given["devices"], where),
+        tuple(pci_id.upper() for pci_id in pci_ids),
+        enabled,
+        _profiles(profiles, where),
     )
 
 
@@ -163,13 +169,14 @@ def _profiles(given: t.Any, where: str) -> dict[str, int]:
         raise Problem("geometry_entry", where, "it has the number of instances by profile, as 1g.5gb: 7")
     slices = media = 0
     for name, count in given.items():
-        found = PROFILE.fullmatch(str(name))
-        if found is None or not whole(count):
+        match = PROFILE.fullmatch(str(name))
+        if match is None or not whole(count):
             raise Problem("geometry_profile", f"{where}.{name}", "it is a profile and a number, as 1g.5gb: 7")
-        if found["compute"] and found["compute"] != found["slices"]:
+        if match["compute"] and match["compute"] != match["slices"]:
             raise Problem("geometry_profile", f"{where}.{name}", "the plugin announces no part of a GPU instance")
-        slices += int(found["slices"]) * count
-        media += count * (found["engines"] == "+me")
+        slices += int(match["slices"]) * count
+        if match["engines"] == "+me":
+            media += count
     if slices > SLICES:
         raise Problem(
             "geometry_too_large", where, f"its instances need {slices} compute slices, and a card has {SLICES}"
@@ -227,12 +234,12 @@ class Configuration:
         :param cards: of the node; 0 if unknown.
         """
         whole = self.layout.resources() if self.layout and self.mig_strategy == "mixed" else (contract.RESOURCE,)
-        found = self.announces or whole
+        resources = self.announces or whole
         shared = self.resources if self.sharing != NONE and self.rename and not self.announces else ()
         whole_cards = 0 if self.layout or self.announces or self.mig_strategy != NONE else cards
         shares = self.resources if self.sharing != NONE else ()
         announced = {}
-        for resource in found:
+        for resource in resources:
             name = resource + contract.SHARED if resource in shared else resource
             announced[name] = whole_cards * (self.replicas if resource in shares else 1)
         return announced
@@ -256,15 +263,15 @@ class Configuration:
 
     def labels(self) -> dict[str, str]:
         """Return NVIDIA's labels that follow from the configuration alone, as GPU feature discovery sets them."""
-        found = {
+        labels = {
             contract.LABEL_REPLICAS: "1",
             contract.LABEL_STRATEGY: NONE,
             contract.LABEL_MIG_STRATEGY: self.mig_strategy,
         }
         for resource in self.resources if self.sharing != NONE else ():
-            found.update({f"{resource}.replicas": str(self.replicas), f"{resource}.sharing-strategy": self.sharing})
+            labels.update({f"{resource}.replicas": str(self.replicas), f"{resource}.sharing-strategy": self.sharing})
         # The DaemonSet of the MPS control daemon selects it.
-        return {**found, contract.LABEL_MPS: "true"} if self.sharing == MPS else found
+        return {**labels, contract.LABEL_MPS: "true"} if self.sharing == MPS else labels
 
 
 # Each option, with its type.
@@ -326,12 +333,12 @@ def _configuration(name: str, given: t.Any, layouts: t.Mapping[str, Layout], whe
     chosen = values.pop("mig_layout", "")
     if chosen and chosen not in layouts:
         raise Problem("layout_unknown", f"{where}.mig_layout", f"nvidia_device_plugin_mig_layouts has no {chosen}")
-    found = Configuration(name, layout=layouts.get(chosen), **values)
-    if found.sharing == MPS and "fail_requests_greater_than_one" not in values:
+    configuration = Configuration(name, layout=layouts.get(chosen), **values)
+    if configuration.sharing == MPS and "fail_requests_greater_than_one" not in values:
         # Two replicas of MPS are two parts of one card, of which a program can use one.
-        found = dataclasses.replace(found, fail_requests_greater_than_one=True)
-    _check(found, where)
-    return found
+        configuration = dataclasses.replace(configuration, fail_requests_greater_than_one=True)
+    _check(configuration, where)
+    return configuration
 
 
 def _check(configuration: Configuration, where: str) -> None:

@@ -121,8 +121,8 @@ def injection_of(facts: t.Any) -> Injection | None:
         dump = state.get("dump") or ""
         if not dump:
             return Injection(ENVVAR, by_class=False)
-        found = _DEFAULT_RUNTIME.search(dump)
-        default, handler, cdi = found[1] if found else "", bool(_HANDLER.search(dump)), injects_cdi(state)
+        match = _DEFAULT_RUNTIME.search(dump)
+        default, handler, cdi = match[1] if match else "", bool(_HANDLER.search(dump)), injects_cdi(state)
     else:
         # CRI-O always knows CDI; dockershim and cri-dockerd don't, and k3s' containerd isn't asked.
         default, handler, cdi = state["default_runtime"], RUNTIME in state["runtimes"], name == "crio"
@@ -192,7 +192,7 @@ def _plan(options: Options) -> Result:
         groups=_groups(nodes, operator=False),
         operator_groups=_groups(nodes, operator=True),
         config_maps=_config_maps(documents, options["mig_layouts"]),
-        mig_strategy="mixed" if "mixed" in strategies else "single" if "single" in strategies else "none",
+        mig_strategy=next((name for name in ("mixed", "single") if name in strategies), "none"),
         default=options["default"],
         runtime_class=runtime_class,
     )
@@ -203,7 +203,7 @@ def _configuration(node: str, options: Options) -> str:
 
 
 def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
-    found: dict[str, Injection] = {}
+    injections: dict[str, Injection] = {}
     problems = []
     for name in options["nodes"]:
         seen = injection_of(options["facts"].get(name)) if options["injection"] == "auto" else None
@@ -221,8 +221,8 @@ def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
             )
             problems.append(Problem("no_injection", f"{PREFIX}injection", text))
         else:
-            found[name] = seen
-    return found, problems
+            injections[name] = seen
+    return injections, problems
 
 
 def variant(configuration: Configuration, strategy: str) -> str:
@@ -284,7 +284,7 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
 
     :param operator: with the labels that the GPU Operator needs; it sets NVIDIA's others itself.
     """
-    found: dict[tuple[tuple[str, int], ...], Group] = {}
+    groups: dict[tuple[tuple[str, int], ...], Group] = {}
     for node in nodes:
         labels = node["labels"]
         if operator:
@@ -293,11 +293,11 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
             if node["mig_layout"]:
                 labels[contract.LABEL_MIG_CONFIG] = node["mig_layout"]
         empty = Group(resources=node["resources"], nodes=[], definitions=[])
-        group = found.setdefault(tuple(node["resources"].items()), empty)
+        group = groups.setdefault(tuple(node["resources"].items()), empty)
         group["nodes"].append(node["name"])
         metadata = {"name": node["name"], "labels": labels}
         group["definitions"].append({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-    return list(found.values())
+    return list(groups.values())
 
 
 def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str, options: Options) -> JsonObject:
@@ -352,11 +352,11 @@ def merged(ours: t.Any, theirs: t.Any) -> t.Any:
 
 def _config_maps(documents: t.Mapping[str, JsonObject], mig_layouts: JsonObject) -> JsonObject:
     plugin = {name: _text(document) for name, document in documents.items()}
-    found = {"device_plugin": {"name": _named("kubegpu-device-plugin", plugin), "data": plugin}}
+    maps = {"device_plugin": {"name": _named("kubegpu-device-plugin", plugin), "data": plugin}}
     if mig_layouts:
         mig = {"config.yaml": _text(mig_layouts)}
-        found["mig_manager"] = {"name": _named("kubegpu-mig-parted", mig), "data": mig}
-    return found
+        maps["mig_manager"] = {"name": _named("kubegpu-mig-parted", mig), "data": mig}
+    return maps
 
 
 def _named(prefix: str, data: t.Mapping[str, str]) -> str:

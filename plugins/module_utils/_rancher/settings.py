@@ -318,12 +318,12 @@ def after(settings: Settings, path: str, key: str) -> list[str]:
 
 def setters(settings: Settings, key: str) -> dict[str, list[str]]:
     """Return each file that sets a key, with its values, in the order in which they are read."""
-    found = {}
+    words_by_file = {}
     for file in settings["files"]:
         words = [word for entry in file["entries"] if entry["key"] == key for word in entry["values"]]
         if any(entry["key"] == key for entry in file["entries"]):
-            found[file["path"]] = words
-    return found
+            words_by_file[file["path"]] = words
+    return words_by_file
 
 
 def explain(title: str, problem: Problem) -> str:
@@ -375,12 +375,14 @@ def _take(
     key = ALIASES.get(word, word)
     if key in keys:
         seen.setdefault(key, set()).add(word)
-        flags.setdefault(key, []).append(("true" if key in SWITCHES else "") if given is None else given)
+        if given is None:
+            given = "true" if key in SWITCHES else ""
+        flags.setdefault(key, []).append(given)
 
 
 def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, set[str]]]:
     """Return a file's entries of these keys, and the names by which it has them."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     used: dict[str, set[str]] = {}
     pairs, left = yaml_reader.read(text), MOST_VALUES
     for (word, given), line in zip(pairs, pairs.lines):
@@ -399,5 +401,5 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
             # Go prints its own form of them.
             raise Unreadable("value", line)
         words = [] if given is None else [str(item or "").strip() for item in items]
-        found.append({"key": key, "add": word.endswith("+"), "single": single, "values": words})
-    return found, used
+        entries.append({"key": key, "add": word.endswith("+"), "single": single, "values": words})
+    return entries, used

@@ -180,16 +180,25 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
     kind = runtime_type or (name if name.startswith("io.containerd.") else "")
     binary = posixpath.basename(program)
     runc_shim = _RUNC_SHIM.match(kind) is not None
-    # A shim of another type has a program of its own; without a type the name is the program's.
-    words = [binary] if runc_shim else [binary or name] if kind in ("", "oci") else [kind, binary]
+    other_shim = kind not in ("", "oci") and not runc_shim
+    if other_shim:
+        # It has a program of its own.
+        words = [kind, binary]
+    elif runc_shim:
+        words = [binary]
+    else:
+        # Without a type the name is the program's.
+        words = [binary or name]
     for word in words:
         for pattern, title in _KNOWN:
             if pattern.search(word):
                 return title
-    if runc_shim or name in ("", RUNTIME_NAME) or (len(words) == 1 and _RUNC.search(words[0])):
+    if runc_shim or name in ("", RUNTIME_NAME):
         return ""
-    # A shim of another kind is what is lost, whatever its runtime is called.
-    return kind if kind not in ("", "oci") and not runc_shim else name
+    if other_shim:
+        # This is what is lost, whatever the runtime is called.
+        return kind
+    return "" if _RUNC.search(words[0]) else name
 
 
 # From 1.34 on every kubelet asks the runtime, and its own setting counts only where that doesn't answer
@@ -239,5 +248,5 @@ def injects_cdi(state: t.Mapping[str, t.Any]) -> bool:
 
     :param state: its facts, of which ``dump`` and ``version`` are read.
     """
-    found = _SETTING.search(str(state.get("dump") or ""))
-    return found[1] == "true" if found else release(str(state.get("version") or "")) >= ALWAYS_SINCE
+    match = _SETTING.search(str(state.get("dump") or ""))
+    return match[1] == "true" if match else release(str(state.get("version") or "")) >= ALWAYS_SINCE

@@ -63,7 +63,7 @@ _PROXY = re.compile(r"^(?:[a-z0-9]+://)?(?P<secret>[^\s/]+)@", re.IGNORECASE)
 
 def credentials(text: str) -> list[Span]:
     """Find the credentials of a configuration file, valid or not: strings below a secret key, and those of URLs."""
-    found: list[Span] = []
+    ranges: list[Span] = []
     # The open brackets.
     nested: list[str] = []
     # A string is a value only behind a "=".
@@ -71,7 +71,7 @@ def credentials(text: str) -> list[Span]:
     for token in _PIECE.finditer(text):
         piece, start = token.group(), token.start()
         if piece[0] == "#":
-            found += [(start + a, start + b) for a, b in in_words(piece)]
+            ranges += [(start + a, start + b) for a, b in in_words(piece)]
         elif piece[0] in "\"'":
             width = 3 if piece[:3] in ('"""', "'''") else 1
             word = piece[width:-width]
@@ -80,7 +80,7 @@ def credentials(text: str) -> list[Span]:
             else:
                 patterns = [URL, _PROXY] if value and "proxy" in key.lower() else [URL]
                 spans = [hit.span("secret") for pattern in patterns for hit in pattern.finditer(word)]
-            found += [(start + width + a, start + width + b) for a, b in spans]
+            ranges += [(start + width + a, start + width + b) for a, b in spans]
         elif piece == "=":
             if nested[-1:] == ["["]:
                 # A list that nothing closes: what follows is a key of the file again.
@@ -98,7 +98,7 @@ def credentials(text: str) -> list[Span]:
             value = False
         elif piece not in ("\n", ","):
             word = piece.rpartition(".")[2]
-    return without_overlap(found)
+    return without_overlap(ranges)
 
 
 _MASKING = Masking(credentials)
@@ -115,14 +115,14 @@ def version_of(text: str) -> str:
 
     ``containerd github.com/containerd/containerd/v2 v2.2.9 <commit>``; Debian's has ``1.6.20~ds1`` in its place.
     """
-    found = re.search(r"(?:^|\s)v?([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:^|\s)v?([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
+    return match.group(1) if match else ""
 
 
 def release(version: str) -> tuple[int, int]:
     """Return a version's major and minor number; (0, 0) for an unknown one."""
-    found = re.match(r"([0-9]+)\.([0-9]+)", version)
-    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
+    match = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def imports_of(text: str) -> list[str]:
@@ -203,16 +203,16 @@ def read_dump(text: str) -> Flat:
 def path_of(text: str) -> tuple[str, ...]:
     """Return the names in a table's header, without its brackets."""
     parts: list[str] = []
-    for found in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
-        parts.append(next(group for group in found.groups() if group is not None))
+    for match in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
+        parts.append(next(group for group in match.groups() if group is not None))
     return tuple(parts)
 
 
 def _first_key(line: str) -> tuple[str, str]:
-    found = re.match(r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[A-Za-z0-9_-]+)\s*=\s*(.*)$", line)
-    if not found:
+    match = re.match(r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[A-Za-z0-9_-]+)\s*=\s*(.*)$", line)
+    if not match:
         return line, ""
-    return found.group(1).strip("\"'"), found.group(2)
+    return match.group(1).strip("\"'"), match.group(2)
 
 
 def _value(text: str) -> t.Any:
@@ -225,7 +225,7 @@ def _value(text: str) -> t.Any:
     if text[:1] == "'" and text[-1:] == "'":
         return text[1:-1]
     if text[:1] == "[" and text[-1:] == "]":
-        return [found.group()[1:-1] for found in re.finditer(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', text[1:-1])]
+        return [match.group()[1:-1] for match in re.finditer(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', text[1:-1])]
     return text
 
 
@@ -278,8 +278,8 @@ class EffectiveConfig:
     @property
     def cdi(self) -> bool | None:
         """Return whether CDI is enabled; None where this containerd doesn't support it."""
-        found = self.value("enable_cdi")
-        return found if isinstance(found, bool) else None
+        enabled = self.value("enable_cdi")
+        return enabled if isinstance(enabled, bool) else None
 
     def runtimes(self) -> list[str]:
         base = (*self.base, "containerd", "runtimes")

@@ -279,15 +279,15 @@ class _Edit:
         flat: containerd.Flat = {}
         for path, name in self._sections(documents):
             flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
-        found = EffectiveConfig(flat, CRI_PLUGIN[3])
-        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
-        if release == (1, 7) and "runc" not in found.runtimes():
+        config = EffectiveConfig(flat, CRI_PLUGIN[3])
+        runc = ("plugins", config.plugin, "containerd", "runtimes", "runc")
+        if release == (1, 7) and "runc" not in config.runtimes():
             # The built-in one of this release, which a table of ours in the file has to equal.
             flat[(*runc, "sandbox_mode")] = "podsandbox"
         flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
         if (1, 7) <= release < (2, 3):
-            flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
-        return found
+            flat.setdefault(("plugins", config.plugin, "enable_cdi"), release >= (2, 0))
+        return config
 
     def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
         """Return the default runtime of the user's files and the runtimes that they name.
@@ -321,16 +321,16 @@ class _Edit:
         for key, option in LINUX_SETTINGS.items():
             if not seen.value(*key) or self._release >= DEEP_MERGE_SINCE:
                 continue
-            found = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
+            conflict = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
             instead = (
                 f"take it out, and give each runtime the type {containerd.RUNC_SHIMS[0]} and the option {option} = true"
             )
             if kind != LINUX_SHIM:
-                raise BadInput(f"{found} doesn't load beside a default runtime of the type {kind!r}: {instead}")
+                raise BadInput(f"{conflict} doesn't load beside a default runtime of the type {kind!r}: {instead}")
             if self._options.default:
                 raise BadInput(
-                    f"runtime_set_default: {found} only loads beside a default runtime of the type {LINUX_SHIM}, which "
-                    f"NVIDIA's can't be: {instead}"
+                    f"runtime_set_default: {conflict} only loads beside a default runtime of the type {LINUX_SHIM}, "
+                    f"which NVIDIA's can't be: {instead}"
                 )
 
     def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
@@ -366,13 +366,13 @@ class _Edit:
 
     def _by_systemd(self, plain: Documents) -> bool:
         """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
-        found = [
+        tables = [
             plain[path].get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
             for path, name in self._sections(plain)
         ]
         return any(
             key.lower() == "systemdcgroup" and value is True
-            for table in found
+            for table in tables
             if isinstance(table, dict)
             for key, value in table.items()
         )
@@ -445,11 +445,11 @@ class _Edit:
 
         :param trees: the user's files in the order in which containerd merges them.
         """
-        found: dict[str, tuple[t.Any, str]] = {}
+        settings: dict[str, tuple[t.Any, str]] = {}
         for path, name in cri_sections(self._release, trees):
             table = trees[path]["plugins"][name].get("containerd") if name != CRI_PLUGIN[3] else {}
-            found |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
-        for key, (value, path) in found.items():
+            settings |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
+        for key, (value, path) in settings.items():
             moved = ("plugins", IMAGES_PLUGIN, key)
             now = self.effective.flat.get(moved)
             if now is None or (self._options.present and now == value):

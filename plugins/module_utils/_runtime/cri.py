@@ -39,11 +39,11 @@ def parse_info(text: str) -> CriInfo | None:
     https://github.com/kubernetes-sigs/cri-tools/blob/v1.36.0/docs/crictl.md
     """
     try:
-        found = json.loads(text)
+        info = json.loads(text)
         conditions = {
-            condition["type"]: condition["status"] for condition in found.get("status", {}).get("conditions") or []
+            condition["type"]: condition["status"] for condition in info.get("status", {}).get("conditions") or []
         }
-        containerd = (found.get("config") or {}).get("containerd") or {}
+        containerd = (info.get("config") or {}).get("containerd") or {}
         binaries = {
             name: str((runtime.get("options") or {}).get("BinaryName") or "")
             for name, runtime in (containerd.get("runtimes") or {}).items()

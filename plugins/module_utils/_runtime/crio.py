@@ -223,8 +223,8 @@ def observe(system: System) -> CrioState | None:
     """Collect CRI-O's facts; None where it isn't installed."""
     daemon = unit(system, UNIT)
     done = system.run([daemon.binary or "crio", "--version"], timeout=10)
-    found = re.search(r"(?:version|Version:)\s+v?([0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
-    if found is None:
+    match = re.search(r"(?:version|Version:)\s+v?([0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
+    if match is None:
         return None
     main, folder = paths_of(daemon)
     texts = read_files(system, main, folder)
@@ -234,7 +234,7 @@ def observe(system: System) -> CrioState | None:
     hide = masks(system, daemon).mask
     drop_in = posixpath.join(folder, DROP_IN_NAME)
     return {
-        "version": found.group(1),
+        "version": match.group(1),
         "config_path": main,
         "folder": folder,
         "files": {path: hide(text) for path, text in texts.items()},

@@ -117,8 +117,10 @@ def default_runtime(tree: JsonObject) -> str:
 
 def runtimes(tree: JsonObject) -> dict[str, JsonObject]:
     """Return the runtimes' tables of merged files."""
-    found = tree.get("crio", {}).get("runtime", {}).get("runtimes")
-    return {name: table for name, table in found.items() if isinstance(table, dict)} if isinstance(found, dict) else {}
+    tables = tree.get("crio", {}).get("runtime", {}).get("runtimes")
+    return (
+        {name: table for name, table in tables.items() if isinstance(table, dict)} if isinstance(tables, dict) else {}
+    )
 
 
 def known(tree: JsonObject, observed: CrioState) -> dict[str, JsonObject]:

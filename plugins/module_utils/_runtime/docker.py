@@ -46,9 +46,9 @@ _SECRET = re.compile(
 
 
 def _credentials(text: str) -> t.Iterator[tuple[int, int]]:
-    for found in _SECRET.finditer(text):
+    for match in _SECRET.finditer(text):
         # The two groups that matched are the text before a credential and the credential.
-        yield found.span(found.lastindex or 0)
+        yield match.span(match.lastindex or 0)
 
 
 _MASKING = Masking(_credentials)
@@ -86,17 +86,17 @@ class Info:
 def read_info(text: str) -> Info | None:
     """Parse ``docker info --format '{{json .}}'``; None where no daemon answered."""
     try:
-        found = json.loads(text)
-        if not found.get("ServerVersion"):
+        data = json.loads(text)
+        if not data.get("ServerVersion"):
             return None
         return Info(
-            version=str(found["ServerVersion"]),
-            default_runtime=str(found.get("DefaultRuntime") or ""),
-            runtimes={name: str(runtime.get("path") or "") for name, runtime in (found.get("Runtimes") or {}).items()},
-            cgroup_driver=str(found.get("CgroupDriver") or ""),
-            live_restore=bool(found.get("LiveRestoreEnabled")),
-            containers=int(found.get("ContainersRunning") or 0),
-            rootless=any("rootless" in str(option) for option in found.get("SecurityOptions") or []),
+            version=str(data["ServerVersion"]),
+            default_runtime=str(data.get("DefaultRuntime") or ""),
+            runtimes={name: str(runtime.get("path") or "") for name, runtime in (data.get("Runtimes") or {}).items()},
+            cgroup_driver=str(data.get("CgroupDriver") or ""),
+            live_restore=bool(data.get("LiveRestoreEnabled")),
+            containers=int(data.get("ContainersRunning") or 0),
+            rootless=any("rootless" in str(option) for option in data.get("SecurityOptions") or []),
         )
     except (ValueError, AttributeError, TypeError):
         return None
@@ -180,8 +180,8 @@ def hosts_in(text: str | None) -> list[str]:
 
 def reload_keeps_runtime(text: str | None, flags: Flags) -> bool:
     """Return whether a reload of this file would keep an old runtime, because the file lacks the key."""
-    found = runtimes_in(text)
-    return (found.default is None and not flags.default) or not found.runtimes
+    configured = runtimes_in(text)
+    return (configured.default is None and not flags.default) or not configured.runtimes
 
 
 def with_stock_runtime(text: str | None, flags: Flags) -> str:
@@ -215,8 +215,8 @@ class DaemonJsonBackup:
 def parse_backup(text: str | None) -> DaemonJsonBackup | None:
     """Parse a backup; None for a missing or incomplete one."""
     try:
-        found = json.loads(text or "")
-        return DaemonJsonBackup(str(found["path"]), found["text"], tuple(found["written"]))
+        data = json.loads(text or "")
+        return DaemonJsonBackup(str(data["path"]), data["text"], tuple(data["written"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -260,11 +260,11 @@ def observe(system: System) -> DockerState | None:
     """Collect Docker's facts; None where it isn't installed."""
     daemon = unit(system, UNIT)
     done = system.run([daemon.binary or "dockerd", "--version"], timeout=10)
-    found = re.search(r"version v?([0-9][^\s,]*)", done.out) if done.rc == 0 else None
+    match = re.search(r"version v?([0-9][^\s,]*)", done.out) if done.rc == 0 else None
     rootless = "" if daemon.active else _rootless_socket(system)
-    if found is None and not rootless:
+    if match is None and not rootless:
         return None
-    version = found.group(1) if found else ""
+    version = match.group(1) if match else ""
     path = config_path(daemon)
     text = system.read(path)
     running = info(system, daemon)

@@ -318,7 +318,7 @@ def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -
     :param lost: at least one.
     :param redact: masks the credentials of a line as in a file.
     """
-    found = []
+    lines = []
     for loss in lost[:SHOWN]:
         *table, key = map(_key, loss.path)
         where = " in " + redact(f"[{'.'.join(table)}]") if table else ""
@@ -326,11 +326,11 @@ def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -
             "nothing" if value is None else redact(f"{key} = {value}").removeprefix(f"{key} = ")
             for value in (loss.before, loss.after)
         )
-        found.append(f"your `{key}`{where} would be {after} instead of {before}")
+        lines.append(f"your `{key}`{where} would be {after} instead of {before}")
     if len(lost) > SHOWN:
-        found.append(f"and {len(lost) - SHOWN} more")
+        lines.append(f"and {len(lost) - SHOWN} more")
     return (
-        f"{name}'s configuration was rolled back, because more than NVIDIA's runtime would change: {'; '.join(found)}; "
+        f"{name}'s configuration was rolled back, because more than NVIDIA's runtime would change: {'; '.join(lines)}; "
         f"this collection doesn't write these, {name} reads them differently beside the new settings: write the values "
         "that you want into your own files, and run again"
     )

@@ -70,8 +70,8 @@ def problem(answer: Answer) -> tuple[str, str]:
 def parsed(text: str) -> Answer:
     """Return an answer that a pod has received and written as JSON; one of its own where it wrote something else."""
     try:
-        found = json.loads(text)
-        answer = Answer(int(found["status"]), str(found["failure"]), str(found["text"]))
+        fields = json.loads(text)
+        answer = Answer(int(fields["status"]), str(fields["failure"]), str(fields["text"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Answer(0, "unreachable", text or "the pod that asked has written nothing")
     return answer if answer.failure in ("", *REASONS) else Answer(0, "unreachable", answer.text)

@@ -62,12 +62,12 @@ def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: dateti
     """
     if MISSING:
         raise BadInput(f"certificates need the Python package cryptography on the controller: {MISSING}")
-    found = {str(secret["metadata"]["name"]): _texts(secret) for secret in secrets}
-    if not found:
+    texts = {str(secret["metadata"]["name"]): _texts(secret) for secret in secrets}
+    if not texts:
         return _new(names, now)
-    server, client = found.get(SERVER, {}), found.get(CLIENT, {})
+    server, client = texts.get(SERVER, {}), texts.get(CLIENT, {})
     reason = _reason(server, client, names, now)
-    ours = all(_ours(side) for side in found.values())
+    ours = all(_ours(side) for side in texts.values())
     if not reason and not (ours and _ends_soon((server, client), now)):
         return {"ours": ours, "server": server, "client": client}
     if not ours:
@@ -170,9 +170,9 @@ def _names(certificate: x509.Certificate) -> list[str]:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    found = extension.value
-    return found.get_values_for_type(x509.DNSName) + [
-        str(address) for address in found.get_values_for_type(x509.IPAddress)
+    names = extension.value
+    return names.get_values_for_type(x509.DNSName) + [
+        str(address) for address in names.get_values_for_type(x509.IPAddress)
     ]
 
 

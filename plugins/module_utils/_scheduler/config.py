@@ -83,14 +83,14 @@ def minor_of(image: str, version: str | None) -> int:
     :raises BadInput: neither has one.
     """
     tag = version or image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    found = re.match(r"^v?1\.([0-9]+)(?:[.+-].*)?$", tag)
-    if not found:
+    match = re.match(r"^v?1\.([0-9]+)(?:[.+-].*)?$", tag)
+    if not match:
         if version:
             raise BadInput(f"scheduler_version: {version!r} isn't a Kubernetes version such as 1.36.3")
         raise BadInput(
             f"scheduler_version: the tag of kube-scheduler's image {image!r} has no version; set this variable"
         )
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def form_of(minor: int, wanted: str) -> FormName:
@@ -433,8 +433,8 @@ class Note:
 def read(text: str | None) -> Note | None:
     """Parse the note; None where there is none, or an incomplete one."""
     try:
-        found = json.loads(text) if text else {}
-        note = Note(**{name: str(value) for name, value in found.items()})  # type: ignore[arg-type]  # checked below
+        data = json.loads(text) if text else {}
+        note = Note(**{name: str(value) for name, value in data.items()})  # type: ignore[arg-type]  # checked below
     except (ValueError, TypeError, AttributeError):
         return None
     return note if note.form in FORMS else None

@@ -162,7 +162,7 @@ def running(system: System) -> list[Process]:
     Processes of other clusters, whose control planes run in pods or containers here, are left out. Where kubelet keeps
     no log of a static kube-scheduler, all processes of that name count.
     """
-    found = []
+    processes = []
     pods = _static_pods(system)
     for name in system.names("/proc"):
         if not name.isdigit():
@@ -172,8 +172,8 @@ def running(system: System) -> list[Process]:
             continue
         age = process_age(system, int(name))
         if age is not None:
-            found.append(Process(int(name), age, _value(argv, "--config"), _value(argv, "--policy-config-file")))
-    return found
+            processes.append(Process(int(name), age, _value(argv, "--config"), _value(argv, "--policy-config-file")))
+    return processes
 
 
 _UID = r"([0-9a-f]{32})"
@@ -195,13 +195,13 @@ def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
 
 def _value(argv: t.Sequence[str], name: str) -> str:
     """Return a flag's value; of several the last counts."""
-    found = ""
+    value = ""
     for number, word in enumerate(argv):
         if word.startswith(f"{name}="):
-            found = word[len(name) + 1 :]
+            value = word[len(name) + 1 :]
         elif word == name and number + 1 < len(argv):
-            found = argv[number + 1]
-    return found
+            value = argv[number + 1]
+    return value
 
 
 def running_version(system: System, pid: int) -> str:
@@ -211,9 +211,9 @@ def running_version(system: System, pid: int) -> str:
     for pod in (pods[uid] for uid in uids if uid in pods):
         log = f"{log_folder(system, pod)}/{restarts(system, pod)}.log"
         done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
-        found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
-        if found:
-            return found.group(1)
+        match = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
+        if match:
+            return match.group(1)
     return ""
 
 
@@ -234,9 +234,9 @@ def restarts(system: System, pod: str) -> int:
 
 def health_url(manifest: str) -> str:
     """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
-    found = re.match(r"1\.([0-9]+)", image_version(manifest))
+    match = re.match(r"1\.([0-9]+)", image_version(manifest))
     flags = {name: value for name in HEALTH_FLAGS if (value := flag(manifest, name))}
-    return f"{health_base(flags, int(found.group(1)) if found else None)}/healthz"
+    return f"{health_base(flags, int(match.group(1)) if match else None)}/healthz"
 
 
 def health_base(flags: t.Mapping[str, str], minor: int | None) -> str:
@@ -266,11 +266,11 @@ def loopbacks(url: str) -> tuple[str, ...]:
 
 def image_version(manifest: str) -> str:
     """Return the version in the tag of kube-scheduler's image; empty where it has none."""
-    found = re.search(
+    match = re.search(
         r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)",
         uncommented(manifest),
     )
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 def watched_folder(system: System) -> str:
@@ -283,11 +283,11 @@ def watched_folder(system: System) -> str:
         # Later files win.
         if name.endswith(".conf"):
             text = (system.read(posixpath.join(folder, name)) or "") + "\n" + text
-    found = re.search(
+    match = re.search(
         r"(?m)^[\"']?staticPodPath[\"']?:[ \t]*[\"']?([^\s\"'#]+)|\"staticPodPath\"\s*:\s*\"([^\"]+)\"", text
     )
     # A flag overrides the file.
-    path = "".join(named[-1:]) or (found.group(1) or found.group(2) if found else "")
+    path = "".join(named[-1:]) or (match.group(1) or match.group(2) if match else "")
     return posixpath.normpath(path) if path.startswith("/") else posixpath.dirname(MANIFEST)
 
 
@@ -298,13 +298,13 @@ def _may_be_scheduler(text: str) -> bool:
 
 def _manifests(system: System, folder: str) -> dict[str, str]:
     """Return the files that may be kube-scheduler pods: kubelet reads all but those with a leading dot."""
-    found = {}
+    manifests = {}
     for name in system.names(folder):
         path = posixpath.join(folder, name)
         text = None if name.startswith(".") else system.read(path)
         if text is not None and (name == posixpath.basename(MANIFEST) or _may_be_scheduler(text)):
-            found[path] = text
-    return found
+            manifests[path] = text
+    return manifests
 
 
 def observe(
@@ -333,9 +333,15 @@ def observe(
         config_path = server["named"] if server is not None else flag(manifest or "", "config")
     if policy_path is None:
         policy_path = flag(manifest or "", "policy-config-file")
-    urls = own.health if own is not None else (health_url(manifest),) if manifest else ()
+    kind = ""
+    urls: tuple[str, ...] = ()
+    if manifest is not None:
+        kind = "static_pod"
+        urls = (health_url(manifest),) if manifest else ()
+    elif own is not None:
+        kind, urls = found, own.health
     return {
-        "kind": "static_pod" if manifest is not None else found if server is not None else "",
+        "kind": kind,
         "version": server["version"] if server is not None else image_version(manifest or ""),
         "folder": folder,
         "manifest_path": path,
@@ -364,17 +370,17 @@ def _elsewhere(system: System) -> str:
     """Return what runs kube-scheduler without a manifest; empty for nothing."""
     if unit(system, UNIT).loaded:
         return UNIT
-    found = running(system)
-    return f"kube-scheduler as process {found[0].pid}" if found else ""
+    processes = running(system)
+    return f"kube-scheduler as process {processes[0].pid}" if processes else ""
 
 
 def _in_pods(system: System, server: Server | None) -> list[RunningScheduler]:
-    found: list[RunningScheduler] = []
+    reported: list[RunningScheduler] = []
     for process in running(system):
         root = f"/proc/{process.pid}/root"
         texts = _texts(system, root, process.config, process.policy)
         changed = changed_since_start(system, process.pid, [root + path for path in texts])
-        found.append(
+        reported.append(
             {
                 "pid": process.pid,
                 "config": process.config,
@@ -385,7 +391,7 @@ def _in_pods(system: System, server: Server | None) -> list[RunningScheduler]:
                 **_contents(texts, process.config, process.policy),
             }
         )
-    return found
+    return reported
 
 
 def _in_server(system: System, server: Server) -> list[RunningScheduler]:
@@ -411,15 +417,15 @@ def _texts(system: System, root: str, *paths: str) -> dict[str, str]:
 
     :param root: of the process's files.
     """
-    found = {}
+    texts = {}
     for path in paths:
         try:
             text = system.read(root + path) if path.startswith("/") else None
         except ShareError:
             continue
         if text is not None:
-            found[path] = text
-    return found
+            texts[path] = text
+    return texts
 
 
 def unseen(system: System, pid: int, files: t.Mapping[str, str]) -> str:

@@ -199,7 +199,7 @@ class _Reader:
     def _struct(self, node: yaml.Node, shape: Struct, place: str) -> JsonObject:
         known = shape.of(self._minor, self._version)
         folded = {name.lower(): name for name in known} if shape.fold else {}
-        found: JsonObject = {}
+        values: JsonObject = {}
         pairs = self._pairs(node, place)
         for key, (key_node, value) in pairs.items():
             here = f"{place}.{key}" if place else key
@@ -211,9 +211,9 @@ class _Reader:
                 continue
             if inner == "args":
                 inner = self._args(pairs, value, here)
-            found[name] = self.value(value, inner, here)
+            values[name] = self.value(value, inner, here)
             self.lines[here] = key_node.start_mark.line + 1
-        return found
+        return values
 
     def _args(self, beside: t.Mapping[str, tuple[yaml.Node, yaml.Node]], node: yaml.Node, place: str) -> Shape:
         """Return the shape of a plugin's arguments, which may have a version of their own."""

@@ -153,13 +153,13 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
 
 def _server(version: str) -> tuple[str, int]:
     """Return the API server's release of Kubernetes, without its distributor's suffix, and its minor version."""
-    found = _VERSION.match(version)
-    if not found:
+    match = _VERSION.match(version)
+    if not match:
         raise BadInput(f"scheduler_mode: the API server's version {version!r} isn't one of Kubernetes 1.x")
-    minor = int(found.group(2))
+    minor = int(match.group(2))
     if minor < OLDEST:
         raise BadInput(f"scheduler_mode: dedicated needs Kubernetes 1.{OLDEST} or newer, and this cluster is {version}")
-    return found.group(1), minor
+    return match.group(1), minor
 
 
 def _check_name(variable: str, value: str) -> None:
@@ -181,12 +181,12 @@ def _image(image: str, version: str, server: str) -> str:
         raise BadInput(f"scheduler_dedicated_image: {image!r} is no image")
     if "@" in image or ":" in image.rpartition("/")[2]:
         return image
-    found = _VERSION.match(version) if version else None
-    if version and not found:
+    match = _VERSION.match(version) if version else None
+    if version and not match:
         raise BadInput(
             f"scheduler_version: {version!r} isn't a complete version such as 1.36.3, which the image's tag needs"
         )
-    return f"{image}:v{found.group(1) if found else _upstream(server)}"
+    return f"{image}:v{match.group(1) if match else _upstream(server)}"
 
 
 def _upstream(release: str) -> str:
@@ -284,10 +284,10 @@ def _plugins_image(server: int, version: str) -> str:
 def _plugins_minor(image: str, version: str) -> int:
     """Return the minor version of the kube-scheduler in an image; scheduler-plugins' v0.34 is built from 1.34."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    found = re.match(r"v?[01]\.(\d+)(?:[.+-]|$)", version or tag)
-    if not found:
+    match = re.match(r"v?[01]\.(\d+)(?:[.+-]|$)", version or tag)
+    if not match:
         raise BadInput(f"scheduler_version: {version or image!r} has no version of kube-scheduler; set this variable")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 # On another owner's namespace: the former values of our labels, null for those that weren't set.

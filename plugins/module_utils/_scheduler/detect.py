@@ -246,8 +246,8 @@ def _leading_node(state: State) -> str:
 
     Machines of several domains, such as a provider's and its user's, may share a first label.
     """
-    found = [(_leads(state, node.name, *node.hostnames), node.name) for node in state.nodes] if state.leader else []
-    matching = [lead for lead in found if any(lead[0][:2])]
+    leads = [(_leads(state, node.name, *node.hostnames), node.name) for node in state.nodes] if state.leader else []
+    matching = [lead for lead in leads if any(lead[0][:2])]
     return max(matching)[1] if matching else ""
 
 
@@ -372,7 +372,7 @@ def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) ->
     named by the release, whatever its namespace.
     """
     parts, there = t.cast(JsonObject, made["parts"]), t.cast(JsonObject, made["there"])
-    found = {}
+    names = {}
     for backend, (variable, _namespace) in backends.RELEASES.items():
         name = values.get(variable)
         if not name or there[backend] or not parts[backend]:
@@ -384,8 +384,8 @@ def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) ->
                 raise
             secrets = []
         if secrets:
-            found[backend] = sorted({f"{secret['metadata']['namespace']}/{name}" for secret in secrets})
-    return found
+            names[backend] = sorted({f"{secret['metadata']['namespace']}/{name}" for secret in secrets})
+    return names
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:
@@ -421,7 +421,7 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tupl
     leases = kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)
     lease_names = {item["metadata"]["name"] for item in leases}
     dedicated = _exists(kube, Ref("apps/v1", "Deployment", str(options["dedicated_namespace"]), DEDICATED_NAME))
-    found = {
+    there = {
         allocation: LEASES[allocation] in lease_names or not sets.keys().isdisjoint(DAEMON_SETS[allocation])
         for allocation in (backends.EXTENDER, backends.DRA)
     }
@@ -433,8 +433,8 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tupl
             if selector.get(key) != value:
                 selecting.append(allocation)
     parts = backends.Parts(
-        extender=found[backends.EXTENDER] or dedicated,
-        dra=found[backends.DRA],
+        extender=there[backends.EXTENDER] or dedicated,
+        dra=there[backends.DRA],
         hami=backends.HAMI in labelled,
         nvidia=backends.NVIDIA in labelled,
     )
@@ -446,14 +446,14 @@ def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:
     if release(version) < CLAIMS_SINCE:
         return None
     try:
-        found = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
+        slices = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
     except KubeError as error:
         if error.status != 403:
             raise
         return None
     return [
         {"driver": str(item["spec"]["driver"]), "node": str(item["spec"].get("nodeName") or ""), "unit": _unit(item)}
-        for item in found
+        for item in slices
     ]
 
 
@@ -512,12 +512,13 @@ def _of_other_modes(mode: str, policy: bool, version: str, options: JsonObject) 
         return []
     if mode not in ON_MACHINES:
         return [_extender(options)]
-    found = re.match(r"v?1\.(\d+)", version)
-    minor = int(found.group(1)) if found else ADMISSION_SINCE
-    api = "v1" if minor >= ADMISSION_SINCE else "v1beta1" if minor >= ADMISSION_BETA_SINCE else ""
-    kind = "ValidatingAdmissionPolicy"
-    policies = [Ref(f"admissionregistration.k8s.io/{api}", kind, "", DEDICATED_NAME)] if api else []
-    return [*policies, Ref("apps/v1", "Deployment", options["dedicated_namespace"], DEDICATED_NAME)]
+    match = re.match(r"v?1\.(\d+)", version)
+    minor = int(match.group(1)) if match else ADMISSION_SINCE
+    deployment = Ref("apps/v1", "Deployment", options["dedicated_namespace"], DEDICATED_NAME)
+    if minor < ADMISSION_BETA_SINCE:
+        return [deployment]
+    api = "v1" if minor >= ADMISSION_SINCE else "v1beta1"
+    return [Ref(f"admissionregistration.k8s.io/{api}", "ValidatingAdmissionPolicy", "", DEDICATED_NAME), deployment]
 
 
 def _extender(options: JsonObject) -> Ref:
@@ -581,10 +582,10 @@ def _unlabelled(state: State, hosts: t.Iterable[str]) -> list[str]:
 
 def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
     """Return the image of each kube-scheduler that is a static pod, by its node."""
-    found = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
+    pairs = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
     return {
         str(pod["spec"].get("nodeName")): str(container.get("image", ""))
-        for pod, container in found
+        for pod, container in pairs
         if container is not None
     }
 

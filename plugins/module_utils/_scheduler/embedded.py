@@ -144,5 +144,5 @@ def stamp(system: System, pid: int) -> str:
 
 def stamp_of(drop_in: str) -> str:
     """Return the stamp that the drop-in passes to RKE2's next pod."""
-    found = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
-    return found.group(1) if found else ""
+    match = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
+    return match.group(1) if match else ""

@@ -49,7 +49,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     """
     server, places = _server(observed), embedded.PLACES[observed["kind"]]
     ours = (server["drop_in"], server["unread"], observed["ours"], observed["merged"])
-    if not options.present and ours == (None,) * len(ours) and not observed["pending"]:
+    if not options.present and all(text is None for text in ours) and not observed["pending"]:
         return SchedulerPlan(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
     if server["settings"]["problem"]:
@@ -127,8 +127,8 @@ def _reason(options: Options, observed: ControlPlane, named: str, stamp: str) ->
     if not server["active"]:
         return f"{server['unit']} isn't running"
     if observed["kind"] == "rke2":
-        found = [(process["config"], process["stamp"]) for process in observed["running"]]
-        if (named, stamp) not in found:
+        running = [(process["config"], process["stamp"]) for process in observed["running"]]
+        if (named, stamp) not in running:
             return "not running with this configuration"
     elif server["stale"]:
         return f"{server['unit']} is older than this configuration"
@@ -201,7 +201,9 @@ def _absent(options: Options, observed: ControlPlane, theirs: _UsersFile) -> tup
     server, places = _server(observed), embedded.PLACES[observed["kind"]]
     files: list[File] = []
     note = config.read(observed["merged"])
-    path = note.path if note is not None else theirs.path if _records(server, theirs.named) else ""
+    path = theirs.path if _records(server, theirs.named) else ""
+    if note is not None:
+        path = note.path
     if path:
         if observed["config_path"] != path:
             raise ObserveAgain(config_path=path)
@@ -224,14 +226,14 @@ def _noted(observed: ControlPlane, places: embedded.Places, note: config.Note | 
 
 def _added(places: embedded.Places, named: str, stamp: str) -> dict[str, list[str]]:
     """Return the settings of our drop-in."""
-    found: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}
     if not named:
-        found[f"{embedded.ARG}+"] = [f"config={places.config}"]
+        added[f"{embedded.ARG}+"] = [f"config={places.config}"]
         if places.kind.name == "rke2":
-            found[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
+            added[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
     if stamp:
-        found[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
-    return found
+        added[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
+    return added
 
 
 # --------------------------------------------------------------------------- settings
@@ -239,12 +241,12 @@ def _added(places: embedded.Places, named: str, stamp: str) -> dict[str, list[st
 
 def _flags(users: _Users) -> dict[str, str]:
     """Return kube-scheduler's flags in the settings, except --config."""
-    found = {}
+    flags = {}
     for word in users.arguments:
         name, equals, value = word.lstrip("-").partition("=")
         if name != "config":
-            found[name] = value if equals else "true"
-    return found
+            flags[name] = value if equals else "true"
+    return flags
 
 
 def _named(users: _Users, places: embedded.Places) -> str:

@@ -170,8 +170,8 @@ class Extenders:
         return [key for key in item if key == name or (self._fold and key.lower() == name.lower())]
 
     def _value(self, item: JsonObject, name: str) -> t.Any:
-        found = self._keys(item, name)
-        return item[found[-1]] if found else None
+        keys = self._keys(item, name)
+        return item[keys[-1]] if keys else None
 
 
 def _checked_items(path: str, items: t.Any) -> list[JsonObject]:
@@ -261,8 +261,8 @@ class _InJson:
     def remove(self, number: int) -> None:
         blanks = re.match(r"\[( *)", self._gaps[0])
         del self._parts[number]
-        # Its comma and the space around it.
-        del self._gaps[number or 1]
+        # Its comma and the space around it, which the first one has behind it.
+        del self._gaps[max(number, 1)]
         if self._parts:
             self._joined()
         elif blanks and len(blanks[1]) in REPLACED:
@@ -319,13 +319,13 @@ def _split(literal: str) -> tuple[list[str], list[str]]:
     parts: list[str] = []
     gaps: list[str] = []
     at = 0
-    found = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
-    while found:
-        _value, end = decoder.raw_decode(literal, found.end())
-        gaps.append(literal[at : found.end()])
-        parts.append(literal[found.end() : end])
+    match = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
+    while match:
+        _value, end = decoder.raw_decode(literal, match.end())
+        gaps.append(literal[at : match.end()])
+        parts.append(literal[match.end() : end])
         at = end
-        found = re.compile(r"\s*,\s*").match(literal, at)
+        match = re.compile(r"\s*,\s*").match(literal, at)
     return parts, [*gaps, literal[at:]]
 
 
@@ -381,5 +381,5 @@ class Extender:
     def policy_entry(self) -> JsonObject:
         """Return the extender as a Policy has it, and a KubeSchedulerConfiguration of v1alpha2."""
         names = {"enableHTTPS": "enableHttps"}
-        found = {names.get(key, key): value for key, value in self.entry().items()}
-        return {**found, "httpTimeout": self.timeout_seconds * NANOSECONDS}
+        entry = {names.get(key, key): value for key, value in self.entry().items()}
+        return {**entry, "httpTimeout": self.timeout_seconds * NANOSECONDS}

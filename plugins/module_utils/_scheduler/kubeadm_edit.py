@@ -131,7 +131,8 @@ def cluster_configuration(text: str, present: bool, wanted: str = "auto", machin
             return Result(document.checked(), False, Reason.MIXED_FORMS)
         fields = {"machines": ", ".join(foreign), "machine_flag": known[foreign[0]].flag}
         return Result(document.checked(), False, Reason.UNKNOWN_FLAG, fields)
-    form = FORMS[next((file.form for file in known.values()), None) or config.form_of(minor, wanted)]
+    forms = [file.form for file in known.values()]
+    form = FORMS[forms[0] if forms else config.form_of(minor, wanted)]
     _remove(document, form.flag)
     _add(document, form.flag, form.path, version in LISTED)
     return Result(document.checked(), True, *_outlived(form.name, minor))
@@ -152,10 +153,10 @@ def _outlived(form: FormName, minor: int) -> tuple[Reason | None, JsonObject]:
     """Return which upgrade the file that we write doesn't survive."""
     if form == "policy":
         return Reason.POLICY_ENDS, {"lost": config.NO_POLICY_SINCE, "better": config.CONFIG_SINCE}
-    found = config.outlived(minor)
-    if found is None:
+    outlived = config.outlived(minor)
+    if outlived is None:
         return None, {}
-    version, better, lost = found
+    version, better, lost = outlived
     return Reason.VERSION_ENDS, {"version": version, "minor": minor, "better": better, "lost": lost}
 
 

@@ -140,11 +140,11 @@ def changed(files: t.Sequence[File]) -> tuple[File, ...]:
 
     :raises BadInput: one of them isn't in UTF-8, so it couldn't be restored byte for byte.
     """
-    found = tuple(file for file in files if file.before != file.after)
-    for file in found:
+    changed_files = tuple(file for file in files if file.before != file.after)
+    for file in changed_files:
         if file.after is not None and "\ufffd" in file.after:
             raise BadInput(f"{file.path} isn't in UTF-8; it is left as it is")
-    return found
+    return changed_files
 
 
 def changes_of(files: t.Sequence[File], reason: str) -> Plan:
@@ -180,10 +180,10 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     minor = config.minor_of(manifest.image, options.version) if options.present else 0
     if options.present:
         _refuse_second_pod(observed)
-    found, loads = (
+    wanted_files, loads = (
         _present(options, observed, manifest, minor) if options.present else (_absent(options, observed, manifest), {})
     )
-    files = changed(found)
+    files = changed(wanted_files)
     if files:
         _refuse_unsafe(options, observed)
     after = manifest.flags()
@@ -234,7 +234,7 @@ def extender_file(options: Options, observed: ControlPlane) -> ExtenderFile:
 def _touched(observed: ControlPlane, manifest: str) -> bool:
     """Return whether anything on the machine is ours."""
     ours = [observed["ours"], observed["ours_policy"], observed["merged"]]
-    return observed["pending"] or ours != [None] * 3 or "kubegpu" in manifest
+    return observed["pending"] or any(text is not None for text in ours) or "kubegpu" in manifest
 
 
 def _may_be_merged(observed: ControlPlane) -> bool:
@@ -319,8 +319,8 @@ def refuse_half_upgraded(options: Options) -> None:
 
 
 def _minor(version: str) -> int | None:
-    found = re.match(r"v?1\.([0-9]+)(?:\D|$)", version)
-    return int(found.group(1)) if found else None
+    match = re.match(r"v?1\.([0-9]+)(?:\D|$)", version)
+    return int(match.group(1)) if match else None
 
 
 # --------------------------------------------------------------------------- files
@@ -413,18 +413,18 @@ def _merged_paths(manifest: StaticPod, note: merged_file.Note | None) -> list[tu
     if note is not None:
         return [(note.form, note.path)]
     flags = manifest.flags()
-    found = []
+    paths = []
     for form in FORMS.values():
         named = flags.get(form.flag, "")
         if not named or named in OWN_PATHS:
             continue
         try:
-            found.append((form.name, manifest.host_path(named)))
+            paths.append((form.name, manifest.host_path(named)))
         except BadInput:
             if manifest.annotated():
                 raise
             # Not a file that we could have changed.
-    return found
+    return paths
 
 
 def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
@@ -527,10 +527,10 @@ def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[
     :param minor: of kube-scheduler 1.``minor``.
     """
     try:
-        found = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
+        configured = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
     except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
-        found = None
-    election = dict(found) if isinstance(found, dict) else {}
+        configured = None
+    election = dict(configured) if isinstance(configured, dict) else {}
     if text is None or minor >= FLAGS_LEAD_SINCE:
         by_flags = config.from_flags(flags)["leaderElection"]
         election.update({key: value for key, value in by_flags.items() if set(_FLAGS_OF.get(key, ())) & set(flags)})

@@ -130,15 +130,15 @@ class StaticPod:
     def flags(self) -> dict[str, str]:
         """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
         words = cp.words_of(self._get())
-        found: dict[str, str] = {}
+        flags: dict[str, str] = {}
         for number, word in enumerate(words):
             if not word.startswith("--"):
                 continue
             name, equals, value = word[2:].partition("=")
             following = words[number + 1] if number + 1 < len(words) else "--"
             # kube-scheduler accepts both characters.
-            found[name.replace("_", "-")] = value if equals or following.startswith("-") else following
-        return found
+            flags[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        return flags
 
     def host_path(self, path: str) -> str:
         """Return the path on the machine of a path in the container.

@@ -83,14 +83,14 @@ def node(answer: str) -> Node:
     version, newer, release = _sections(answer)
     fields = os_release(release)
     words = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
-    found = re.search(r"^Python (\d+(?:\.\d+)+)", version, re.MULTILINE)
+    match = re.search(r"^Python (\d+(?:\.\d+)+)", version, re.MULTILINE)
     major = re.match(r"\d+", fields.get("VERSION_ID", ""))
     return Node(
         name=fields.get("PRETTY_NAME", ""),
         id=words[0],
         family=next((FAMILIES[word] for word in words if word in FAMILIES), ""),
         major=int(major.group()) if major else 0,
-        version=found.group(1) if found else "",
+        version=match.group(1) if match else "",
         newer=next((line for line in newer.split() if line.startswith("/")), ""),
     )
 

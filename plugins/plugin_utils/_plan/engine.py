@@ -72,9 +72,9 @@ class TaskPredictions:
         observed = _observed(module, variables)
         if observed is not None:
             return {**observed, "changed": False}
-        found = self._cluster.predict(module, options)
-        if found is not None or not module.startswith(COLLECTION):
-            return found
+        predicted = self._cluster.predict(module, options)
+        if predicted is not None or not module.startswith(COLLECTION):
+            return predicted
         plugin = self._plugin(module, options)
         if not isinstance(plugin, ShareAction) or type(plugin).predict is ShareAction.predict:
             return None

@@ -88,7 +88,7 @@ def summary(
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     others = _others(nodes)
     units = {node_unit(cards) for cards in sharing}
-    found = Summary(
+    announced = Summary(
         nodes=len(sharing),
         cards=sum(map(len, sharing)),
         units=sum(card.units for cards in sharing for card in cards),
@@ -97,22 +97,22 @@ def summary(
         check=check,
         others=others,
     )
-    return found if slices is None else _with_slices(found, slices)
+    return announced if slices is None else _with_slices(announced, slices)
 
 
 def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
     """Return what nodes of other back ends than gpushare announce."""
-    found: dict[str, JsonObject] = {}
+    others: dict[str, JsonObject] = {}
     for node in nodes:
         name = str((node["metadata"].get("labels") or {}).get(LABEL_BACKEND))
         if name not in ALLOCATORS:
             continue
-        summed = found.setdefault(name, {"nodes": 0, "resources": {}})
+        summed = others.setdefault(name, {"nodes": 0, "resources": {}})
         summed["nodes"] += 1
         for resource, text in ((node.get("status") or {}).get("allocatable") or {}).items():
             if any(fnmatch.fnmatchcase(resource, pattern) for pattern in ALLOCATORS[name].resources):
                 summed["resources"][resource] = summed["resources"].get(resource, 0) + contract.quantity(text)
-    return found
+    return others
 
 
 def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:

@@ -377,7 +377,9 @@ class Walk:
 
 def listed(value: t.Any) -> list[t.Any]:
     """Return a keyword's value as a list."""
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def action_of(task: t.Mapping[str, t.Any]) -> str:
