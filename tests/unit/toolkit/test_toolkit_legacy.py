@@ -9,13 +9,13 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit import legacy, legacy_apply
-from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_apply import (
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy import (
     clean,
-    installed,
     named_nowhere,
     observe_record,
     observe_sources,
 )
+from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.legacy_apply import installed
 from ansible_collections.kubegpu.share.plugins.module_utils._toolkit.module import reconcile
 from hypothesis import given
 from hypothesis import strategies as st
