@@ -78,11 +78,8 @@ class Kind:
 
         An agent with its settings and its state elsewhere has only its unit.
         """
-        return (
-            posixpath.dirname(self.config),
-            self.data,
-            *(f"{folder}/{name}" for folder in UNITS for name in self.units),
-        )
+        files = (f"{folder}/{name}" for folder in UNITS for name in self.units)
+        return (posixpath.dirname(self.config), self.data, *files)
 
     @property
     def config(self) -> str:
@@ -305,8 +302,7 @@ def replaced(settings: Settings, path: str, wanted: t.Mapping[str, t.Sequence[st
         for key, words in wanted.items()
     ]
     files = {file["path"]: file for file in settings["files"]} | {path: SettingsFile(path=path, entries=entries)}
-    main = settings["path"]
-    order = sorted(files, key=lambda name: (name != main, _bytes(name)))
+    order = sorted(files, key=lambda name: (name != settings["path"], _bytes(name)))
     return {**settings, "files": [files[file] for file in order]}
 
 
@@ -318,12 +314,12 @@ def after(settings: Settings, path: str, key: str) -> list[str]:
 
 def setters(settings: Settings, key: str) -> dict[str, list[str]]:
     """Return each file that sets a key, with its values, in the order in which they are read."""
-    words_by_file = {}
+    by_file = {}
     for file in settings["files"]:
-        words = [word for entry in file["entries"] if entry["key"] == key for word in entry["values"]]
-        if any(entry["key"] == key for entry in file["entries"]):
-            words_by_file[file["path"]] = words
-    return words_by_file
+        values = [entry["values"] for entry in file["entries"] if entry["key"] == key]
+        if values:
+            by_file[file["path"]] = [word for words in values for word in words]
+    return by_file
 
 
 def explain(title: str, problem: Problem) -> str:
