@@ -22,7 +22,8 @@ _BREAKS = "\r\n\x85\u2028\u2029"
 _BLANKS = re.compile("[ \t]*")
 _COMMENT_LINES = re.compile(r"(?m)^[ \t]*#[^\r\n]*")
 # What may precede a token on its line, and a comment; tabs only where they don't indent a block.
-_BETWEEN = {tabs: re.compile(rf"[ {tabs * chr(9)}]*(?:#[^\0{_BREAKS}]*)?") for tabs in (False, True)}
+_BETWEEN = re.compile(rf"[ \t]*(?:#[^\0{_BREAKS}]*)?")
+_BETWEEN_WITHOUT_TABS = re.compile(rf"[ ]*(?:#[^\0{_BREAKS}]*)?")
 
 
 class Repeated(Exception):
@@ -150,10 +151,14 @@ class Loader(yaml.SafeLoader):
         untyped: t.Any = self
         if self.index == 0 and self.peek() == "\ufeff":
             self.forward()
-        self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+        self._skip_between()
         while untyped.scan_line_break():
             self.allow_simple_key = self.allow_simple_key or not self.flow_level
-            self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+            self._skip_between()
+
+    def _skip_between(self) -> None:
+        begins_block = self.allow_simple_key and not self.flow_level
+        self._skip(_BETWEEN_WITHOUT_TABS if begins_block else _BETWEEN)
 
     def scan_plain_spaces(self, indent: int, start_mark: t.Any) -> t.Any:
         """Return the blanks within a plain scalar, or its folded line breaks; None at the end of the document."""

@@ -228,7 +228,9 @@ class _Edit:
             drop_in = ours.text
         else:
             self._unimport(theirs.get(self._main))
-            target = self._section_file(theirs)
+            sections = self._sections(theirs)
+            # The file whose section counts, or that gets one.
+            target = sections[-1][0] if sections else self._main
             if target == self._main:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
             self._edit_in_place(theirs, target, version, seen, settings)
@@ -488,10 +490,6 @@ class _Edit:
                 )
 
     # ----------------------------------------------------------------- before 2.0
-
-    def _section_file(self, documents: Documents) -> str:
-        """Return the file whose CRI section counts, or that gets one."""
-        return self._sections(documents)[-1][0] if self._sections(documents) else self._main
 
     def _edit_in_place(
         self, documents: Documents, target: str, version: int, seen: EffectiveConfig, settings: containerd.Flat

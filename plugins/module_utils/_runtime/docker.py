@@ -126,7 +126,10 @@ class Flags:
 
 def flags(default_runtime: t.Sequence[str], add_runtime: t.Sequence[str]) -> Flags:
     """Convert the values of the two flags."""
-    added = dict(runtime.partition("=")[::2] for runtime in add_runtime)
+    added = {}
+    for runtime in add_runtime:
+        name, _equals, program = runtime.partition("=")
+        added[name] = program
     return Flags(default_runtime[-1] if default_runtime else "", added.get(RUNTIME_NAME))
 
 

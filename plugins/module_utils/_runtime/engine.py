@@ -134,9 +134,11 @@ class Engine:
         # systemd's start limit counts earlier failures, and would refuse this start.
         self._system.run(["systemctl", "reset-failed", self.unit])
         done = self._system.run(["systemctl", "restart", self.unit], timeout=timeout)
+        if done.rc == 0:
+            return ""
         # systemctl itself says why nothing was started, as of a masked unit, of which no journal tells.
         reason = " ".join(done.err.split())
-        return "" if done.rc == 0 else f"systemctl restart ended with {done.rc}{reason and f': {reason}'}"
+        return f"systemctl restart ended with {done.rc}" + (f": {reason}" if reason else "")
 
     def journal(self, *options: str) -> str:
         """Read the journal of the unit's current start.

@@ -132,8 +132,9 @@ def flag(manifest: str, name: str) -> str:
     numbers = scheduler_containers(containers)
     if len(numbers) == 1:
         return _value(words_of(containers[numbers[0]]), f"--{name}")
-    value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    return next(reversed(re.findall(value, uncommented(manifest))), "")
+    pattern = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
+    values = re.findall(pattern, uncommented(manifest))
+    return str(values[-1]) if values else ""
 
 
 def scheduler_containers(containers: t.Sequence[t.Mapping[str, t.Any]]) -> list[int]:

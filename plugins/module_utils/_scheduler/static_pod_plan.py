@@ -103,7 +103,8 @@ class StaticPod:
 
     def _refused(self, path: Path, reason: str, way_out: str = "") -> BadInput:
         line = self._document.line(path)
-        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{way_out and f', and {way_out}'}")
+        advice = f", and {way_out}" if way_out else ""
+        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{advice}")
 
     @property
     def image(self) -> str:

@@ -120,7 +120,8 @@ def refusing(text: str) -> str:
     if re.match(r"[^=]*=\s*false\b", old):
         return bare
     end = lines[at][len(old) :]
-    lines[at] = f"{ACCEPT_MARKER} {old}{end or chr(10)}{ACCEPT} = false{end}"
+    marker = f"{ACCEPT_MARKER} {old}" + (end or "\n")
+    lines[at] = f"{marker}{ACCEPT} = false{end}"
     return "".join(lines)
 
 
