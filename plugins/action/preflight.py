@@ -108,14 +108,14 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
             yield Finding("image-archive", PROBLEM, "gpushare_{reason}", action, fields={"reason": str(error)})
 
 
-def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+def _helm(backends: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
     """Report a helm that isn't there; a run that neither deploys nor removes a chart needs none.
 
-    :param found: the back ends as they were resolved.
+    :param backends: the back ends as they were resolved.
     :param operators: what the GPU Operator was told, where it runs: it deploys NVIDIA's device plugin without a chart.
     :param variables: those of localhost.
     """
-    parts, there, leaving = (t.cast(JsonObject, found[key]) for key in ("parts", "there", "leaving"))
+    parts, there, leaving = (t.cast(JsonObject, backends[key]) for key in ("parts", "there", "leaving"))
     for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
         program = str(variables.get(variable) or "helm")
         if name == "nvidia" and any(operator["kind"] == "ClusterPolicy" for operator in operators):

@@ -447,14 +447,14 @@ class Style:
         return [dash + lines[0][len(dash) :], *lines[1:]]
 
 
-def _measure(text: str, node: Node, found: dict[str, collections.Counter[int]]) -> None:
+def _measure(text: str, node: Node, counts: dict[str, collections.Counter[int]]) -> None:
     """Measure the indentation of block collections."""
     for entry in node.entries:
         value = entry.value
         if node.kind == MAP and value.kind in (MAP, LIST) and value.entries and not value.flow and not node.flow:
-            found[value.kind][value.column - node.column] += 1
+            counts[value.kind][value.column - node.column] += 1
         if node.kind == LIST and not node.flow and value.start < value.end:
             between = text[entry.start + 1 : value.start]
             if between and not between.strip(" "):
-                found["gap"][len(between) + 1] += 1
-        _measure(text, value, found)
+                counts["gap"][len(between) + 1] += 1
+        _measure(text, value, counts)

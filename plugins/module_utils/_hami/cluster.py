@@ -47,10 +47,10 @@ class DryRun(Kube, t.Protocol):
 
 def workloads(kube: Kube, release: str, namespace: str) -> list[JsonObject]:
     """Return the release's Deployments and DaemonSets."""
-    found = []
+    listed = []
     for api_version, kind in WORKLOADS:
-        found += kube.list_all(api_version, kind, namespace, label_selector=f"{INSTANCE}={release}")
-    return found
+        listed += kube.list_all(api_version, kind, namespace, label_selector=f"{INSTANCE}={release}")
+    return listed
 
 
 def unready(kube: DryRun, params: JsonObject) -> list[str]:

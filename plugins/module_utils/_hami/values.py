@@ -52,7 +52,7 @@ def node_runtime(name: str, gpu_node: JsonObject) -> NodeRuntime | None:
     if not state:
         return None
     named = default_runtime(state)
-    found = state.get("runtimes") or {}
+    runtimes = state.get("runtimes") or {}
     text = str(state.get("dump") or "")
     binaries = (gpu_node.get("toolkit") or {}).get("binaries") or []
     hooks = [path for wanted in HOOKS for path in binaries if str(path).rpartition("/")[2] == wanted]
@@ -60,7 +60,7 @@ def node_runtime(name: str, gpu_node: JsonObject) -> NodeRuntime | None:
         name,
         default=named == HANDLER,
         # Docker has no RuntimeClass.
-        handler=used != "docker" and (HANDLER in found or bool(_TABLE.search(text))),
+        handler=used != "docker" and (HANDLER in runtimes or bool(_TABLE.search(text))),
         # CRI-O has CDI enabled; k3s and RKE2 run a containerd whose configuration isn't in the facts.
         cdi=used == "crio" or (used == "containerd" and injects_cdi(state)),
         hook=str(hooks[0]) if hooks else "",

@@ -98,14 +98,14 @@ def parse_config(text: str) -> CrioConfig:
     return CrioConfig(flat, builtin)
 
 
-def unmet_requirements(found: CrioConfig, wanted: Options) -> list[str]:
+def unmet_requirements(config: CrioConfig, wanted: Options) -> list[str]:
     """List how a printed configuration differs from the requested state."""
     if not wanted.present:
         return []
     wrong = []
-    if wanted.default and found.default_runtime != RUNTIME_NAME:
-        wrong.append(f"default_runtime is {found.default_runtime!r}")
-    ours = found.runtime(RUNTIME_NAME)
+    if wanted.default and config.default_runtime != RUNTIME_NAME:
+        wrong.append(f"default_runtime is {config.default_runtime!r}")
+    ours = config.runtime(RUNTIME_NAME)
     if ours.get("runtime_path", "").replace("'", '"') != f'"{wanted.binary}"':
         wrong.append(f"runtimes.{RUNTIME_NAME}.runtime_path is {ours.get('runtime_path', 'missing')}")
     return wrong

@@ -102,17 +102,17 @@ def read_info(text: str) -> Info | None:
         return None
 
 
-def unmet_requirements(found: Info, wanted: Options) -> list[str]:
+def unmet_requirements(running: Info, wanted: Options) -> list[str]:
     """List how a running Docker differs from the requested state."""
     if not wanted.present:
         return []
     wrong = []
-    if wanted.default and found.default_runtime != RUNTIME_NAME:
-        wrong.append(f"its default runtime is {found.default_runtime!r}")
-    if RUNTIME_NAME not in found.runtimes:
+    if wanted.default and running.default_runtime != RUNTIME_NAME:
+        wrong.append(f"its default runtime is {running.default_runtime!r}")
+    if RUNTIME_NAME not in running.runtimes:
         wrong.append(f"it has no runtime {RUNTIME_NAME!r}")
-    elif found.runtimes[RUNTIME_NAME] != wanted.binary:
-        wrong.append(f"its runtime {RUNTIME_NAME!r} runs {found.runtimes[RUNTIME_NAME]!r}")
+    elif running.runtimes[RUNTIME_NAME] != wanted.binary:
+        wrong.append(f"its runtime {RUNTIME_NAME!r} runs {running.runtimes[RUNTIME_NAME]!r}")
     return wrong
 
 
@@ -140,12 +140,12 @@ class FileRuntimes:
     default: str | None
     runtimes: t.Mapping[str, str]
 
-    def match(self, found: Info, flags: Flags) -> bool:
+    def match(self, daemon: Info, flags: Flags) -> bool:
         """Return whether the daemon runs with this file."""
         default = self.default or flags.default or STOCK_RUNTIME
         ours = self.runtimes.get(RUNTIME_NAME)
-        running = found.runtimes.get(RUNTIME_NAME)
-        return found.default_runtime == default and (running == ours if ours is not None else running == flags.ours)
+        running = daemon.runtimes.get(RUNTIME_NAME)
+        return daemon.default_runtime == default and (running == ours if ours is not None else running == flags.ours)
 
 
 def _tree(text: str | None) -> t.Any:

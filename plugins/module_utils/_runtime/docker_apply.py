@@ -153,8 +153,8 @@ class DockerEngine(Engine):
     def _info(self) -> docker.Info | None:
         return info(self._system, self._daemon())
 
-    def _matches(self, found: docker.Info, text: str | None) -> bool:
-        return docker.runtimes_in(text).match(found, self._flags)
+    def _matches(self, running: docker.Info, text: str | None) -> bool:
+        return docker.runtimes_in(text).match(running, self._flags)
 
     def _reload(self, transaction: FileTransaction, text: str | None) -> bool:
         """Reload the file; return whether the daemon runs with it."""

@@ -124,28 +124,28 @@ def settings_of(system: System, kind: Kind, daemon: Unit) -> Settings:
     return settings.read(kind.name, next_arguments(daemon, variables), variables, system.read, system.names)
 
 
-def data_folder(kind: Kind, found: Settings) -> str:
+def data_folder(kind: Kind, configured: Settings) -> str:
     """Return the directory of its state; the default one where the settings can't be read.
 
-    :param found: its settings.
+    :param configured: its settings.
     """
-    return posixpath.normpath(settings.value(found, "data-dir") or kind.data)
+    return posixpath.normpath(settings.value(configured, "data-dir") or kind.data)
 
 
-def drop_in(kind: Kind, found: Settings, name: str = DROP_IN_NAME) -> str:
+def drop_in(kind: Kind, configured: Settings, name: str = DROP_IN_NAME) -> str:
     """Return the path of a drop-in of ours, beside the settings' file that it reads."""
-    path = found["path"] if found["path"].startswith("/") else kind.config
+    path = configured["path"] if configured["path"].startswith("/") else kind.config
     return posixpath.join(settings.folder_of(path), name)
 
 
-def uses_docker(kind: Kind, found: Settings) -> bool:
+def uses_docker(kind: Kind, configured: Settings) -> bool:
     """Return whether its kubelet uses Docker, of which RKE2 knows nothing."""
-    return kind is K3S and settings.on(found, "docker")
+    return kind is K3S and settings.on(configured, "docker")
 
 
-def own_containerd(kind: Kind, found: Settings) -> bool:
+def own_containerd(kind: Kind, configured: Settings) -> bool:
     """Return whether it runs a containerd of its own, whose configuration it writes at each start."""
-    return not uses_docker(kind, found) and not settings.value(found, "container-runtime-endpoint")
+    return not uses_docker(kind, configured) and not settings.value(configured, "container-runtime-endpoint")
 
 
 def effective(system: System, data: str) -> containerd.EffectiveConfig:

@@ -70,13 +70,13 @@ def runtime_of(endpoint: str) -> str:
     return ""
 
 
-def _arguments(system: System, found: Unit) -> list[str]:
+def _arguments(system: System, daemon: Unit) -> list[str]:
     """Return the running kubelet's arguments, else those of its unit and environment files."""
-    running = command_line(system, found.pid) if found.pid else ()
+    running = command_line(system, daemon.pid) if daemon.pid else ()
     if running:
         return list(running[1:])
-    text = " ".join(found.arguments)
-    for path in dict.fromkeys([*found.files, FLAGS]):
+    text = " ".join(daemon.arguments)
+    for path in dict.fromkeys([*daemon.files, FLAGS]):
         # Only variables: the unit's own ExecStart is included already.
         for line in (system.read(path) or "").splitlines():
             value = re.match(r'^\s*(?:Environment=)?"?\w+=(.*)$', line)

@@ -61,10 +61,10 @@ def problem(answer: Answer) -> tuple[str, str]:
     if not isinstance(result, dict):
         return "not_an_extender", ""
     # Go reads keys in any case, and older releases write them in lower case.
-    found = {str(key).lower(): value for key, value in result.items()}
-    if found.get("error"):
-        return "not_ready", str(found["error"])
-    return ("", "") if found.get("nodenames", "") in ([], None) else ("not_an_extender", "")
+    fields = {str(key).lower(): value for key, value in result.items()}
+    if fields.get("error"):
+        return "not_ready", str(fields["error"])
+    return ("", "") if fields.get("nodenames", "") in ([], None) else ("not_an_extender", "")
 
 
 def parsed(text: str) -> Answer:

@@ -30,7 +30,7 @@ _QUOTED_OR_COMMENT = re.compile(
 
 def uncommented(text: str) -> str:
     """Return the text with the same lines, without comments."""
-    return "\n".join(_QUOTED_OR_COMMENT.sub(lambda found: found.group(1) or "", line) for line in text.splitlines())
+    return "\n".join(_QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", line) for line in text.splitlines())
 
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
@@ -327,9 +327,9 @@ def observe(
     if path not in pods:
         path = next(iter(pods), path)
     manifest = pods.pop(path, None)
-    found = distribution(system)
-    server = embedded.observe(system, found) if manifest is None else None
-    own = embedded.PLACES[found] if server is not None else None
+    distro = distribution(system)
+    server = embedded.observe(system, distro) if manifest is None else None
+    own = embedded.PLACES[distro] if server is not None else None
     if config_path is None:
         config_path = server["named"] if server is not None else flag(manifest or "", "config")
     if policy_path is None:
@@ -340,7 +340,7 @@ def observe(
         kind = "static_pod"
         urls = (health_url(manifest),) if manifest else ()
     elif own is not None:
-        kind, urls = found, own.health
+        kind, urls = distro, own.health
     return {
         "kind": kind,
         "version": server["version"] if server is not None else image_version(manifest or ""),
@@ -358,11 +358,11 @@ def observe(
         "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
-        "running": _in_server(system, server) if found == "k3s" and server else _in_pods(system, server),
+        "running": _in_server(system, server) if distro == "k3s" and server else _in_pods(system, server),
         "health": next((status for url in urls if (status := ask(url))), 0),
         "pending": system.exists(own.record if own is not None else PENDING),
         "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": found or ("" if manifest is not None else _elsewhere(system)),
+        "embedded": distro or ("" if manifest is not None else _elsewhere(system)),
         "server": server,
     }
 

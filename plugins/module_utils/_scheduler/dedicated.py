@@ -98,7 +98,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
     on_openshift = options["mode"] == OPENSHIFT
     version = str(cluster["version"])
     release, server = ("", openshift.kubernetes_minor(version)) if on_openshift else _server(version)
-    found: DedicatedScheduler = {
+    result: DedicatedScheduler = {
         "image": "",
         "minor": 0,
         "config": "",
@@ -112,7 +112,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
     }
     if options["state"] == "absent":
         # Removal only needs names; an option that has become invalid must not prevent it.
-        return found
+        return result
     _check_name("scheduler_name", str(options["name"]))
     if options["name"] == "default-scheduler":
         raise BadInput("scheduler_name: default-scheduler is the name of the cluster's own scheduler")
@@ -140,15 +140,15 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
             },
             **config.insecure_addresses(minor, {"port": "0"}),
         }
-        found["nodes"], found["control_plane"] = _nodes(cluster["nodes"], options)
+        result["nodes"], result["control_plane"] = _nodes(cluster["nodes"], options)
     _check_server(minor, server, "scheduler_openshift_image" if on_openshift else "scheduler_dedicated_image")
     extender = Extender(url, int(options["timeout"]), bool(options["preemption"]), tls)
     # Without a kubeconfig, kube-scheduler uses its pod's service account.
     text = config.generate(minor, {**fields, "profiles": [{"schedulerName": str(options["name"])}]}, extender)
-    found["image"], found["minor"], found["config"] = image, minor, text
-    found["config_name"] = digest(text)[:10]
-    found["live"], found["ready"] = config.health_paths(minor)[0], config.health_paths(minor)[-1]
-    return found
+    result["image"], result["minor"], result["config"] = image, minor, text
+    result["config_name"] = digest(text)[:10]
+    result["live"], result["ready"] = config.health_paths(minor)[0], config.health_paths(minor)[-1]
+    return result
 
 
 def _server(version: str) -> tuple[str, int]:

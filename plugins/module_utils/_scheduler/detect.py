@@ -327,13 +327,13 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     pods = bool(params.get("sharing_pods")) or by_claims
     # Who takes the nodes as they are, as verify does, may not read others' objects.
     as_it_is = wanted is not None and wanted["wanted"] is None
-    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
-    found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
-    found |= {"releases": {}, "server": kube.server}
+    state: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
+    state |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
+    state |= {"releases": {}, "server": kube.server}
     if wanted is not None:
-        made = _backends(kube, wanted, found, options)
-        found |= {"backends": made, "given": wanted["values"]}
-        found["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
+        made = _backends(kube, wanted, state, options)
+        state |= {"backends": made, "given": wanted["values"]}
+        state["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
             there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}
             options = {**options, "hosts": there}
@@ -341,24 +341,24 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
     scheduler = detect(kube, options, nodes, version) if options is not None else None
-    return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
+    return {"changed": False, **state, "scheduler": scheduler, "requests": dict(kube.requests)}
 
 
-def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonObject | None) -> backends.Backends:
+def _backends(kube: Kube, wanted: JsonObject, collected: JsonObject, options: JsonObject | None) -> backends.Backends:
     """Decide each node's back end.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
-    :param found: what was read of the cluster.
+    :param collected: what was read of the cluster.
     :param options: as ``SCHEDULER_OPTIONS``.
     """
-    state = t.cast(cluster.ClusterState, found)
+    state = t.cast(cluster.ClusterState, collected)
     if wanted["wanted"] is None:
         return backends.as_it_is(state)
     namespaces = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     there, dedicated, selecting = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
     made = backends.resolve(
-        wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
+        wanted["wanted"], state, collected["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
     )
     # Machines of the control plane join, too.
     hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]

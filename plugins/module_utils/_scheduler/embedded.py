@@ -108,17 +108,17 @@ def observe(system: System, name: str) -> Server | None:
         return None
     kind = places.kind
     version = k3s.version_of(system.run([daemon.binary, "--version"], timeout=20).out)
-    found = settings_of(system, kind, daemon)
-    ours = drop_in(kind, found, DROP_IN_NAME)
-    configs = named(settings.values(found, ARG))
+    configured = settings_of(system, kind, daemon)
+    ours = drop_in(kind, configured, DROP_IN_NAME)
+    configs = named(settings.values(configured, ARG))
     newer = [path for path in (ours, *configs) if system.exists(path)]
     return {
         "version": version,
         "unit": daemon.name,
         "active": daemon.active,
         "pid": daemon.pid,
-        "data": data_folder(kind, found),
-        "settings": settings.only(found, KEYS, names=(ENV,)),
+        "data": data_folder(kind, configured),
+        "settings": settings.only(configured, KEYS, names=(ENV,)),
         "drop_in_path": ours,
         "drop_in": system.read(ours),
         "unread": system.read(places.drop_in) if places.drop_in != ours else None,

@@ -147,7 +147,9 @@ class StaticPod:
         :raises BadInput: it isn't on the machine.
         """
         volumes = {volume.get("name"): volume for volume in self._document.get(("spec", "volumes")) or []}
-        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
+        mounts = sorted(
+            self._get("volumeMounts") or [], key=lambda mount: len(str(mount.get("mountPath"))), reverse=True
+        )
         path = posixpath.normpath(path)
         for mount in mounts:
             folder = posixpath.normpath(str(mount.get("mountPath")))

@@ -115,20 +115,20 @@ def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
     return others
 
 
-def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
+def _with_slices(announced: Summary, slices: t.Iterable[JsonObject]) -> Summary:
     """Return a summary with what the DRA driver announces, too."""
     ours = [slice_["spec"] for slice_ in slices if slice_["spec"].get("driver") == claims.DRIVER]
     devices = [device for spec in ours for device in spec.get("devices") or []]
     sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
     nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
-    unit = "MiB" if found.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
+    unit = "MiB" if announced.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
     shared = sum(sizes) // (GIB // 1024 if unit == "MiB" else GIB)
     return dataclasses.replace(
-        found,
-        nodes=found.nodes + len(nodes),
-        cards=found.cards + len(devices),
-        units=found.units + shared,
-        unit=unit if devices else found.unit,
+        announced,
+        nodes=announced.nodes + len(nodes),
+        cards=announced.cards + len(devices),
+        units=announced.units + shared,
+        unit=unit if devices else announced.unit,
         # Acceptance runs by the extender.
-        next=NEXT_CLAIMS if devices and not found.nodes else found.next,
+        next=NEXT_CLAIMS if devices and not announced.nodes else announced.next,
     )
