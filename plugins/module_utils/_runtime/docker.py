@@ -126,10 +126,8 @@ class Flags:
 
 def flags(default_runtime: t.Sequence[str], add_runtime: t.Sequence[str]) -> Flags:
     """Convert the values of the two flags."""
-    added = {}
-    for runtime in add_runtime:
-        name, _equals, program = runtime.partition("=")
-        added[name] = program
+    pairs = (runtime.partition("=") for runtime in add_runtime)
+    added = {name: program for name, _equals, program in pairs}
     return Flags(default_runtime[-1] if default_runtime else "", added.get(RUNTIME_NAME))
 
 

@@ -26,8 +26,6 @@ from .types import Loss
 POLL_SECONDS = 0.5
 # Settings that a message names.
 SHOWN = 5
-# Part of the name of every drop-in of this collection.
-DROP_IN_MARK = "kubegpu"
 
 
 class ConfigOnDisk(t.NamedTuple):
@@ -212,7 +210,8 @@ class ConfigUpdate:
         self._activate(backups, ran_with)
         self._transaction.commit()
         for change in changes:
-            if change.after is None and DROP_IN_MARK in posixpath.basename(change.path):
+            # Every drop-in of this collection has its name.
+            if change.after is None and "kubegpu" in posixpath.basename(change.path):
                 # rmdir refuses a directory that holds other files.
                 self._system.run(["rmdir", posixpath.dirname(change.path)])
         return engine.result()
@@ -314,7 +313,7 @@ def require_binary(system: System, binary: str, consequence: str) -> None:
 
 
 def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -> str:
-    """Explain to the user which of his settings a change would have altered, in the words of his files.
+    """Explain which of the user's settings a change would have altered, in the words of his files.
 
     :param name: of the daemon.
     :param lost: at least one.
@@ -322,7 +321,10 @@ def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -
     """
     lines = []
     for loss in lost[:SHOWN]:
-        *table, key = map(_key, loss.path)
+        *table, key = (
+            part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
+            for part in loss.path
+        )
         where = " in " + redact(f"[{'.'.join(table)}]") if table else ""
         before, after = (
             "nothing" if value is None else redact(f"{key} = {value}").removeprefix(f"{key} = ")
@@ -336,10 +338,6 @@ def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -
         f"this collection doesn't write these, {name} reads them differently beside the new settings: write the values "
         "that you want into your own files, and run again"
     )
-
-
-def _key(part: str) -> str:
-    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
 
 
 # containerd logs a plugin that fails only as a warning.

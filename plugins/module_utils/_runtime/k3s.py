@@ -124,28 +124,28 @@ def settings_of(system: System, kind: Kind, daemon: Unit) -> Settings:
     return settings.read(kind.name, next_arguments(daemon, variables), variables, system.read, system.names)
 
 
-def data_folder(kind: Kind, configured: Settings) -> str:
+def data_folder(kind: Kind, given: Settings) -> str:
     """Return the directory of its state; the default one where the settings can't be read.
 
-    :param configured: its settings.
+    :param given: its settings.
     """
-    return posixpath.normpath(settings.value(configured, "data-dir") or kind.data)
+    return posixpath.normpath(settings.value(given, "data-dir") or kind.data)
 
 
-def drop_in(kind: Kind, configured: Settings, name: str = DROP_IN_NAME) -> str:
+def drop_in(kind: Kind, given: Settings, name: str = DROP_IN_NAME) -> str:
     """Return the path of a drop-in of ours, beside the settings' file that it reads."""
-    path = configured["path"] if configured["path"].startswith("/") else kind.config
+    path = given["path"] if given["path"].startswith("/") else kind.config
     return posixpath.join(settings.folder_of(path), name)
 
 
-def uses_docker(kind: Kind, configured: Settings) -> bool:
+def uses_docker(kind: Kind, given: Settings) -> bool:
     """Return whether its kubelet uses Docker, of which RKE2 knows nothing."""
-    return kind is K3S and settings.on(configured, "docker")
+    return kind is K3S and settings.on(given, "docker")
 
 
-def own_containerd(kind: Kind, configured: Settings) -> bool:
+def own_containerd(kind: Kind, given: Settings) -> bool:
     """Return whether it runs a containerd of its own, whose configuration it writes at each start."""
-    return not uses_docker(kind, configured) and not settings.value(configured, "container-runtime-endpoint")
+    return not uses_docker(kind, given) and not settings.value(given, "container-runtime-endpoint")
 
 
 def effective(system: System, data: str) -> containerd.EffectiveConfig:

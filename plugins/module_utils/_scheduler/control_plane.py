@@ -120,8 +120,8 @@ class Process(t.NamedTuple):
 def flag(manifest: str, name: str) -> str:
     """Return a flag's value in a manifest; empty where kube-scheduler's container hasn't it.
 
-    Both ``--config=FILE`` and the two list items ``--config`` and ``FILE`` are read, of several the last. Where one
-    can't tell the container, or the manifest isn't in the YAML that nodes can read, the whole text is searched.
+    Reads ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last. Where the container
+    isn't certain, or the YAML isn't what ``yaml_reader`` knows, it searches the whole text.
     """
     try:
         spec = dict(yaml_reader.read(manifest)).get("spec")
@@ -292,18 +292,14 @@ def watched_folder(system: System) -> str:
     return posixpath.normpath(path) if path.startswith("/") else posixpath.dirname(MANIFEST)
 
 
-def _may_be_scheduler(text: str) -> bool:
-    """Return whether it may be a kube-scheduler pod; the controller, which can read YAML, decides."""
-    return bool(re.search(r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler", text))
-
-
 def _manifests(system: System, folder: str) -> dict[str, str]:
     """Return the files that may be kube-scheduler pods: kubelet reads all but those with a leading dot."""
+    names_it = r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler"
     manifests = {}
     for name in system.names(folder):
         path = posixpath.join(folder, name)
         text = None if name.startswith(".") else system.read(path)
-        if text is not None and (name == posixpath.basename(MANIFEST) or _may_be_scheduler(text)):
+        if text is not None and (name == posixpath.basename(MANIFEST) or re.search(names_it, text)):
             manifests[path] = text
     return manifests
 

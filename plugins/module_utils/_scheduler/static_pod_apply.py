@@ -91,18 +91,18 @@ class Apply:
         if done.rc != 0:
             raise ShareError(f"{FOLDER} can't be created: {done.err.strip()}")
         backups = self._files.backup(changes)
-        old_process_seconds: float | None = None if replaced else STABLE_SECONDS
+        old_seconds: float | None = None if replaced else STABLE_SECONDS
         for backup in backups:
             if backup.path == self._manifest:
                 ending |= self._running_with(backup.text)
                 if digest(backup.text) == backup.replaced_by:
                     # It returns to its state before an earlier run, which kubelet may not have noticed.
-                    old_process_seconds = NOTICED_SECONDS
+                    old_seconds = NOTICED_SECONDS
         try:
             self._files.replace(changes, backups)
         except ShareError as error:
             self._undo(backups, error)
-        failure = self._wait(proof, old_process_seconds, pods, ending)
+        failure = self._wait(proof, old_seconds, pods, ending)
         if failure:
             self._roll_back(backups, proof, failure, pods)
         self._commit()
@@ -202,11 +202,10 @@ class Apply:
 
     # ----------------------------------------------------------------- proof
 
-    def _wait(self, proof: Proof, old_process_seconds: float | None, pods: set[str], ending: set[int]) -> str:
+    def _wait(self, proof: Proof, old_seconds: float | None, pods: set[str], ending: set[int]) -> str:
         """Wait for the proof; why it failed, or nothing.
 
-        :param old_process_seconds: for how long a process has to be healthy that started before the manifest was
-            written; None where such a process doesn't count at all.
+        :param old_seconds: how long a process older than the manifest has to be healthy; None where it doesn't count.
         :param pods: pods that kubelet had started before.
         :param ending: the processes that have to end when a new one runs, by PID.
         """
@@ -217,18 +216,19 @@ class Apply:
             waited = self._now() - begun
             processes = cp.running(self._system)
             new = {process.pid for process in processes if manifest_age is None or process.age <= manifest_age + waited}
-            counting = {process.pid for process in processes} if old_process_seconds is not None else new
+            pids = {process.pid for process in processes}
+            counting = new if old_seconds is None else pids
             matching = {process.pid for process in processes if process.pid in counting and proof.matches(process)}
             # Those that see other files than the machine has, each with the reason.
             unseeing = {pid: reason for pid in matching if (reason := cp.unseen(self._system, pid, proof.loads))}
             proven = matching - set(unseeing)
-            remaining = ending & {process.pid for process in processes} - new - proven
+            remaining = (ending & pids) - new - proven
             if proven and not remaining and all(self._ask(url) == 200 for url in proof.urls):
                 healthy_since = {pid: healthy_since.get(pid, self._now()) for pid in proven}
                 for pid, since in healthy_since.items():
                     required = STABLE_SECONDS
-                    if pid not in new and old_process_seconds is not None:
-                        required = min(old_process_seconds, self._timeout / 2)
+                    if pid not in new and old_seconds is not None:
+                        required = min(old_seconds, self._timeout / 2)
                     if self._now() - since >= required:
                         return ""
             else:

@@ -294,10 +294,7 @@ class ConfigReconciler:
                 self._system.run(["rmdir", posixpath.dirname(change.step.path)])
 
     def _configure(self, step: Configure) -> None:
-        """Write the configuration and have nvidia-ctk parse it; each new container reads it.
-
-        :raises NotInEffect: it rejects the configuration, which was rolled back.
-        """
+        """Write the configuration, which each new container reads, and roll it back where nvidia-ctk rejects it."""
         replace_text(self._system, CONFIG, (ROOT_PENDING if step.regenerate else "") + step.text)
         if self._system.exists(CTK):
             done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
