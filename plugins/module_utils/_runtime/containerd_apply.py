@@ -42,6 +42,7 @@ SETTINGS = (
     ("containerd", DEFAULT_RUNTIME, "runtime_type"),
     ("enable_cdi",),
 )
+CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
 # Distributions whose containerd only their own file can configure.
 ELSEWHERE = {
     "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
@@ -145,7 +146,7 @@ def losses(
     was_off, is_off = (cri_disabled(config) or not config.plugin for config in (before, after))
     if (wanted.enable_cri and was_off) or (not wanted.present and is_off and not was_off):
         # The CRI plugin is enabled, or disabled again; a dump leaves out disabled plugins.
-        hidden += [("plugins", name) for name in (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")]
+        hidden += [("plugins", name) for name in CRI_PARTS]
         ours.add(("disabled_plugins",))
 
     def theirs(flat: Flat) -> Flat:
