@@ -69,8 +69,8 @@ def _require(path: str, sha256: str) -> None:
     """
     try:
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BadInput(f"file: {path} can't be read: {error.strerror}") from error
-    if found != sha256:
-        raise BadInput(f"file: {path} has SHA-256 {found}, and sha256 is {sha256}")
+    if actual != sha256:
+        raise BadInput(f"file: {path} has SHA-256 {actual}, and sha256 is {sha256}")

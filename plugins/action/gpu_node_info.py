@@ -25,7 +25,7 @@ NOT_FOUND = re.compile(r"interpreter .* was not found|python\S*: (?:No such file
 # Options that the module doesn't get.
 OWN = ("report_trouble", "control_plane", "patches_dir")
 
-# Of a reason in the words of others.
+# In a reason in the words of others.
 MOST_CHARACTERS = 300
 
 

@@ -39,11 +39,12 @@ class ActionModule(GuardedAction):
                 # Before the files, so that it is printed even if one of them can't be written.
                 show(self._display, rendered.text.rstrip("\n"))
             planned = files.plan(rendered.targets)
-            result["changed"] = any(one.changed for one in planned)
+            result["changed"] = any(file.changed for file in planned)
             result["files"] = [
-                {"argument": one.target.argument, "path": one.target.path, "changed": one.changed} for one in planned
+                {"argument": file.target.argument, "path": file.target.path, "changed": file.changed}
+                for file in planned
             ]
-            result["diff"] = [one.diff() for one in planned if one.changed]
+            result["diff"] = [file.diff() for file in planned if file.changed]
             if self._task.check_mode:
                 if result["changed"]:
                     result["msg"] = "Check mode: no file was written."

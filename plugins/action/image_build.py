@@ -51,10 +51,16 @@ def _with_own_names(params: JsonObject, result: JsonObject) -> JsonObject:
     """
     if result.get("failed"):
         return result
-    archives = {one: posixpath.basename(archive_of(params, one)) for one in params["platforms"]}
-    for key, names in (("archives", archives), ("bills", {one: bill_of(path) for one, path in archives.items()})):
-        found = result.get(key)
-        known = isinstance(found, dict) and {one: posixpath.basename(str(path)) for one, path in found.items()} == names
+    archives = {platform: posixpath.basename(archive_of(params, platform)) for platform in params["platforms"]}
+    for key, names in (
+        ("archives", archives),
+        ("bills", {archive: bill_of(path) for archive, path in archives.items()}),
+    ):
+        paths = result.get(key)
+        known = (
+            isinstance(paths, dict)
+            and {platform: posixpath.basename(str(path)) for platform, path in paths.items()} == names
+        )
         if not known:
             raise NotInEffect(f"The machine that builds doesn't return the {key} that it was told to make")
     return result

@@ -18,10 +18,10 @@ BINDING = "pynvml"
 def binding() -> str | None:
     """Return the path of the controller's nvidia-ml-py; None if there is none."""
     try:
-        found = importlib.util.find_spec(BINDING)
+        spec = importlib.util.find_spec(BINDING)
     except (ImportError, ValueError):
         return None
-    path = found.origin if found else None
+    path = spec.origin if spec else None
     return path if path and os.path.basename(path) == f"{BINDING}.py" and os.path.isfile(path) else None
 
 

@@ -26,10 +26,10 @@ class ActionModule(ControllerPlan):
         return super().ensure(params, task_vars)
 
     def make_plan(self, params: JsonObject, task_vars: JsonObject | None) -> tuple[Plan, JsonObject]:
-        found = self.execute_module(dict(self._task.args), task_vars)
-        if found.get("failed"):
-            raise BadInput(str(found.get("msg")))
-        state = found["observed"]
+        answer = self.execute_module(dict(self._task.args), task_vars)
+        if answer.get("failed"):
+            raise BadInput(str(answer.get("msg")))
+        state = answer["observed"]
         present = params["state"] == "present"
         policy.require_policy_support(state, present)
         merged, text = "", None

@@ -75,17 +75,17 @@ class ActionModule(ShareAction):
         )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
-        found = examine(options, params["cluster"], hosts, params["ignore"])
+        findings = examine(options, params["cluster"], hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
         if params["cluster"] is not None and needed and params["image_delivery"] == build.IMPORT:
-            found += _archive(params["image_archive"], params["image"])
+            findings += _archive(params["image_archive"], params["image"])
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
-            found += _helm(claims.backends, known["operators"], local)
+            findings += _helm(claims.backends, known["operators"], local)
         if params["image_delivery"] == build.BUILD:
-            found += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
-        return listing.report(self._display, found)
+            findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
+        return listing.report(self._display, findings)
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:
@@ -108,17 +108,17 @@ def _archive(archive: str, image: str) -> t.Iterator[Finding]:
             yield Finding("image-archive", PROBLEM, "gpushare_{reason}", action, fields={"reason": str(error)})
 
 
-def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
+def _helm(backends: Backends, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]) -> t.Iterator[Finding]:
     """Report a helm that isn't there; a run that neither deploys nor removes a chart needs none.
 
-    :param found: the back ends as they were resolved.
+    :param backends: the back ends as they were resolved.
     :param operators: what the GPU Operator was told, where it runs: it deploys NVIDIA's device plugin without a chart.
     :param variables: those of localhost.
     """
-    parts, there, leaving = (t.cast(JsonObject, found[key]) for key in ("parts", "there", "leaving"))
+    parts, there, leaving = (t.cast(JsonObject, backends[key]) for key in ("parts", "there", "leaving"))
     for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
         program = str(variables.get(variable) or "helm")
-        if name == "nvidia" and any(one["kind"] == "ClusterPolicy" for one in operators):
+        if name == "nvidia" and any(operator["kind"] == "ClusterPolicy" for operator in operators):
             continue
         if (parts[name] or leaving[name]) and not shutil.which(program):
             # Without it, a node that is switched would be left without a back end.
@@ -130,7 +130,7 @@ def _helm(found: Backends, operators: t.Sequence[Operator], variables: t.Mapping
 
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
     """Report that the servers' image can't be built; there is no prediction where no machine lacks the image."""
-    predicted = next((one for one in predictions if one and not one.get("skipped")), None)
+    predicted = next((prediction for prediction in predictions if prediction and not prediction.get("skipped")), None)
     # Only a build that can be done names its archives.
     if predicted and "archives" not in predicted:
         yield Finding(
@@ -160,9 +160,9 @@ def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
     """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
     for reason in validated["driver_choice"]["refusals"]:
         yield _plan_finding("driver-refused", PROBLEM, host, reason)
-    for one in validated["driver_choice"]["lists"]:
-        fields = {name: value for name, value in one.items() if name not in ("id", "severity")}
-        yield Finding(one["id"], one["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)
+    for finding in validated["driver_choice"]["lists"]:
+        fields = {name: value for name, value in finding.items() if name not in ("id", "severity")}
+        yield Finding(finding["id"], finding["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)
     for reason in validated["toolkit_refused"]:
         yield _plan_finding("toolkit-refused", PROBLEM, host, reason)
     for reason in validated["runtime_refused"]:

@@ -55,9 +55,9 @@ class ActionModule(ShareAction):
             )
             for name in names
         ]
-        found = examine(options, specifications.prefixes(), hosts, params["cluster"])
-        found.ignore(params["ignore"], described())
-        return listing.report(self._display, found)
+        findings = examine(options, specifications.prefixes(), hosts, params["cluster"])
+        findings.ignore(params["ignore"], described())
+        return listing.report(self._display, findings)
 
     def _of_play(self, options: t.Iterable[str], known: JsonObject) -> JsonObject:
         """Return the variables of a play that imports site.yml, which hostvars doesn't have."""

@@ -58,7 +58,9 @@ class ActionModule(ShareAction):
             show(self._display, f"The plan is in {result['output']}.")
         if plan.refusals:
             # Without the data, which Ansible would print.
-            refused = "; ".join(dict.fromkeys(f"{one['role']}: {one['reason']}" for _name, one in plan.refusals))
+            refused = "; ".join(
+                dict.fromkeys(f"{refusal['role']}: {refusal['reason']}" for _name, refusal in plan.refusals)
+            )
             return {"changed": False, "failed": True, "msg": f"The run would be refused, as listed above: {refused}"}
         if plan.beyond:
             what = "; ".join(told(name, step) for name, step in plan.beyond)
@@ -83,17 +85,17 @@ def _nodes(params: JsonObject, variables: JsonObject) -> dict[str, str]:
     :raises BadInput: one is no GPU node of this run.
     """
     hostvars, machines = variables.get("hostvars", {}), variables.get("groups", {}).get("gpu_nodes", [])
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in params["alone"]:
-        found[name] = node_name(name, hostvars[name] if name in machines else {})
+        names[name] = node_name(name, hostvars[name] if name in machines else {})
         if name in machines and name not in params["machines"]:
             raise BadInput(f"Host {name} isn't in this run: leave --limit out, or name it there, with localhost")
-        wanted = [one["node"] for one in hostvars["localhost"]["gpu_backends"]["nodes"]]
-        if found[name] not in wanted:
+        wanted = [node["node"] for node in hostvars["localhost"]["gpu_backends"]["nodes"]]
+        if names[name] not in wanted:
             raise BadInput(
                 f"{name} is neither a host of the group gpu_nodes nor in gpushare_nodes: add it to the inventory"
             )
-    return found
+    return names
 
 
 def _write(given: str, data: JsonObject) -> str:

@@ -88,10 +88,10 @@ def ensure(system: System, params: JsonObject) -> JsonObject:
     folder = made.out.strip()
     try:
         _pull(system, params, folder)
-        found = [one for one in system.names(folder) if one.endswith(".tgz")]
-        if len(found) != 1:
-            raise ShareError(f"helm pull {chart} made {len(found)} archives")
-        archive = posixpath.join(folder, found[0])
+        archives = [name for name in system.names(folder) if name.endswith(".tgz")]
+        if len(archives) != 1:
+            raise ShareError(f"helm pull {chart} made {len(archives)} archives")
+        archive = posixpath.join(folder, archives[0])
         _compare(params, params["repository"] if "/" not in chart else chart, digest_of(archive), want)
         system.run(["mkdir", "-p", params["folder"]])
         # On another file system mv copies: a copy that is cut short has another digest, and is fetched again.

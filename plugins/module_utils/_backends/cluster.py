@@ -36,15 +36,15 @@ def recorded_objects(secrets: t.Iterable[JsonObject], name: str, namespace: str)
     :param secrets: those of the release.
     :param namespace: the release's; objects that name none are in it.
     """
-    found = helm.release(secrets)
+    release = helm.release(secrets)
     # helm itself completes an unfinished revision.
-    if found is None or found["status"] != helm.DEPLOYED:
+    if release is None or release["status"] != helm.DEPLOYED:
         return []
     return objects.parse(
         [
-            _marked(one, name, namespace)
-            for one in yaml_load_all(found["manifest"])
-            if isinstance(one, dict) and (one.get("apiVersion"), one.get("kind")) in KINDS
+            _marked(document, name, namespace)
+            for document in yaml_load_all(release["manifest"])
+            if isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) in KINDS
         ]
     )
 
@@ -54,19 +54,19 @@ def chart_objects(rendered: str, name: str, namespace: str) -> dict[Ref, JsonObj
 
     :param rendered: as ``helm template`` prints it.
     """
-    found = [
-        _marked(one, name, namespace)
-        for one in yaml_load_all(rendered)
-        if isinstance(one, dict) and (one.get("apiVersion"), one.get("kind")) in KINDS
+    manifests = [
+        _marked(document, name, namespace)
+        for document in yaml_load_all(rendered)
+        if isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) in KINDS
     ]
-    own = [one for one in found if HOOK not in one["metadata"]["annotations"]]
-    return {ref_of(one): one for one in objects.parse(own)}
+    own = [marked for marked in manifests if HOOK not in marked["metadata"]["annotations"]]
+    return {ref_of(parsed): parsed for parsed in objects.parse(own)}
 
 
-def _marked(one: JsonObject, name: str, namespace: str) -> JsonObject:
-    metadata = one["metadata"]
+def _marked(manifest: JsonObject, name: str, namespace: str) -> JsonObject:
+    metadata = manifest["metadata"]
     return {
-        **one,
+        **manifest,
         "metadata": {
             **metadata,
             "namespace": metadata.get("namespace") or namespace,
@@ -95,14 +95,16 @@ class ReleaseReconciler:
     def observe(self) -> list[JsonObject]:
         secrets = self._kube.list_all("v1", "Secret", self._namespace, label_selector=helm.selector(self._name))
         recorded = recorded_objects(secrets, self._name, self._namespace)
-        missing = [one for one in recorded if self._kube.get(ref_of(one)) is None]
+        missing = [manifest for manifest in recorded if self._kube.get(ref_of(manifest)) is None]
         if not self._rendered:
             return missing
         chart = chart_objects(self._rendered, self._name, self._namespace)
-        return [chart[ref_of(one)] for one in missing if ref_of(one) in chart]
+        return [chart[ref_of(manifest)] for manifest in missing if ref_of(manifest) in chart]
 
     def plan(self, missing: list[JsonObject]) -> Plan:
-        return Plan(tuple(Change(str(ref_of(one)), *objects.diff_texts(None, one), one) for one in missing))
+        return Plan(
+            tuple(Change(str(ref_of(manifest)), *objects.diff_texts(None, manifest), manifest) for manifest in missing)
+        )
 
     def apply(self, missing: list[JsonObject], plan: Plan) -> None:
         if not self._rendered:
@@ -162,7 +164,7 @@ def ensure(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
     """
     backend, state = params["backend"], params["state"]
     if (backend, state) not in TABLE:
-        known = [one for one in STATES if (backend, one) in TABLE]
+        known = [known_state for known_state in STATES if (backend, known_state) in TABLE]
         raise BadInput(f"state: {state} isn't one of {backend}'s, which are {', '.join(known)}")
     scope = "cluster" if state == ABSENT else "nodes"
     return TABLE[backend, state](kube, {**params, "scope": scope, "plugin_timeout": params["wait_timeout"]}, check)

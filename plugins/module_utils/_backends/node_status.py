@@ -39,7 +39,7 @@ class Resources:
     def _names(self, node: JsonObject) -> list[str]:
         status = node.get("status") or {}
         names = {name for field in STATUS_FIELDS for name in status.get(field) or {}}
-        return [name for name in sorted(names) if any(fnmatch.fnmatchcase(name, one) for one in self._patterns)]
+        return [name for name in sorted(names) if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)]
 
     def plan(self, state: dict[Ref, JsonObject]) -> Plan:
         changes = []
@@ -55,11 +55,11 @@ class Resources:
 
     def announced(self, field: str) -> dict[str, dict[str, int]]:
         """Return the nodes that still have the resources in a field, with the numbers."""
-        found = {}
+        counts = {}
         for ref, node in self.observe().items():
             numbers = {name: node_resource(node, name, field) for name in self._names(node)}
-            found[ref.name] = {name: number for name, number in numbers.items() if number}
-        return {name: resources for name, resources in found.items() if resources}
+            counts[ref.name] = {name: number for name, number in numbers.items() if number}
+        return {name: resources for name, resources in counts.items() if resources}
 
 
 def remove(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
@@ -137,13 +137,13 @@ class Announcements:
 
 def _stale_values(node: JsonObject) -> dict[str, str]:
     annotations = (node.get("metadata") or {}).get("annotations") or {}
-    found = {f"annotation {key}": str(annotations[key]) for key in ANNOTATIONS if key in annotations}
+    stale = {f"annotation {key}": str(annotations[key]) for key in ANNOTATIONS if key in annotations}
     for name in RESOURCES:
         values = {field: contract.node_resource(node, name, field) for field in contract.STATUS_FIELDS}
         # What kubelet announces stays; see contract.left_behind.
         if name != contract.RESOURCE_MEMORY or values["allocatable"]:
-            found.update({f"{field} {name}": str(value) for field, value in values.items() if value})
-    return found
+            stale.update({f"{field} {name}": str(value) for field, value in values.items() if value})
+    return stale
 
 
 def remove_stale(kube: Kube, params: JsonObject, check: bool) -> JsonObject:

@@ -169,8 +169,8 @@ class Document:
 
     def _between(self, above: Node) -> str:
         """Return the text between the last comma and the last key."""
-        *_others, one, last = (above.members or {}).values()
-        return self._text[one.value.end : last.start].split(",", 1)[1]
+        *_others, before_last, last = (above.members or {}).values()
+        return self._text[before_last.value.end : last.start].split(",", 1)[1]
 
     def _breaks(self, depth: int) -> tuple[str, str]:
         """Return the text before the keys of an object, and before its closing brace."""
@@ -184,7 +184,7 @@ class Document:
         if not value:
             return "{}"
         inner, outer = self._breaks(depth + 1)
-        items = [f"{json.dumps(key)}: {self._render(one, depth + 1)}" for key, one in value.items()]
+        items = [f"{json.dumps(key)}: {self._render(member, depth + 1)}" for key, member in value.items()]
         return "{" + inner + ("," + (inner or " ")).join(items) + outer + "}"
 
     def _splice(self, start: int, end: int, new: str) -> None:
@@ -194,8 +194,8 @@ class Document:
     def _unit(self) -> str:
         """Return one step of the file's indentation."""
         for member in (self._root.members or {}).values():
-            found = re.search(r"\n([ \t]+)$", self._text[: member.start])
-            return found[1] if found else DEFAULT_INDENT
+            match = re.search(r"\n([ \t]+)$", self._text[: member.start])
+            return match[1] if match else DEFAULT_INDENT
         return DEFAULT_INDENT
 
     def _node(self, path: Path) -> Node | None:
@@ -217,8 +217,8 @@ class Document:
         return root
 
     def _skip(self, text: str, at: int) -> int:
-        found = _BLANK.match(text, at)
-        return found.end() if found else at
+        match = _BLANK.match(text, at)
+        return match.end() if match else at
 
     def _value(self, text: str, at: int, depth: int = 0) -> Node:
         sign = text[at : at + 1]
@@ -256,7 +256,7 @@ class Document:
             at = self._skip(text, value.end)
             sign = text[at : at + 1]
             if sign == "}":
-                return Node(start, at + 1, {one: member.value.plain for one, member in members.items()}, members)
+                return Node(start, at + 1, {item: member.value.plain for item, member in members.items()}, members)
             if sign != ",":
                 raise self._broken(text, at, self._reason(text, at, "a comma or a closing brace was expected"))
             at = self._after_comma(text, at, "}")

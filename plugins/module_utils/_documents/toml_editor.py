@@ -95,9 +95,9 @@ class Document:
         except (toml_tree.Unexpected, RecursionError) as error:
             raise self.unsafe(str(error)) from error
         self._places: dict[Path, Statement] = {}
-        for one in self._statements:
-            if one.path:
-                self._places.setdefault(one.path, one)
+        for statement in self._statements:
+            if statement.path:
+                self._places.setdefault(statement.path, statement)
 
     @property
     def text(self) -> str:
@@ -111,7 +111,7 @@ class Document:
 
     def places(self) -> list[Place]:
         """List everything that is written, in its order; tables without a header of their own are left out."""
-        return [Place(path, one.kind == HEADER) for path, one in self._places.items()]
+        return [Place(path, place.kind == HEADER) for path, place in self._places.items()]
 
     def find(self, path: Path) -> Literal | None:
         """Return a key's value as it is written, or None."""
@@ -128,16 +128,16 @@ class Document:
     def mark(self, path: Path) -> Mark | None:
         """Return this collection's mark beside a key, or None."""
         there = self._places.get(path)
-        found = _MARKED.fullmatch(self._comment(there)) if there else None
+        match = _MARKED.fullmatch(self._comment(there)) if there else None
         try:
-            keys, at = _keys(found[2]) if found else ((), 0)
+            keys, at = _keys(match[2]) if match else ((), 0)
         except toml_tree.Unexpected:
             return None
-        rest = _WAS.fullmatch(found[2], at) if found else None
-        if found is None or rest is None:
+        rest = _WAS.fullmatch(match[2], at) if match else None
+        if match is None or rest is None:
             return None
         was = re.sub(r"\\(.)", lambda one: {"n": "\n", "r": "\r"}.get(one[1], one[1]), rest[1] or "")
-        return Mark(found[1], was or None, keys)
+        return Mark(match[1], was or None, keys)
 
     def put(self, path: Path, value: t.Any) -> None:
         """Set a key and note its old value beside it."""
@@ -172,21 +172,21 @@ class Document:
 
         :param roots: the first parts of the keys' paths to restore; None for all.
         """
-        for one in reversed(self.places() if MARK in self.text else []):
-            if one.header and self.comment(one.path) == MARK:
-                self.delete(one.path)
-            elif not one.header and (roots is None or one.path[0] in roots):
-                self.restore(one.path)
+        for place in reversed(self.places() if MARK in self.text else []):
+            if place.header and self.comment(place.path) == MARK:
+                self.delete(place.path)
+            elif not place.header and (roots is None or place.path[0] in roots):
+                self.restore(place.path)
 
     def item(self, literal: str) -> Literal:
         """Parse a value as it was written."""
         try:
-            found = tomllib.loads(f"x = {literal}")
+            value = tomllib.loads(f"x = {literal}")
         except (ValueError, RecursionError):
-            found = {}
-        if list(found) != ["x"]:
+            value = {}
+        if list(value) != ["x"]:
             raise self.unsafe(f"{literal} isn't a value")
-        return Literal(literal, found["x"])
+        return Literal(literal, value["x"])
 
     def set(self, path: Path, value: t.Any, comment: str | None = None) -> None:
         """Set a key, and the comment beside it if one is given.
@@ -255,10 +255,10 @@ class Document:
             return
         number = self._statements.index(there)
         above = self._statements[number - 1] if number else None
-        pairs = [one for one in self._statements if one.kind == PAIR and one.table == path]
-        for one in reversed(pairs):
-            self._asked(one.path[:-1]).pop(one.path[-1])
-            self._splice(one.start, one.end, "")
+        pairs = [statement for statement in self._statements if statement.kind == PAIR and statement.table == path]
+        for pair in reversed(pairs):
+            self._asked(pair.path[:-1]).pop(pair.path[-1])
+            self._splice(pair.start, pair.end, "")
         blank = above and above.kind == BLANK and self._text[above.start : above.end] == self._line_end
         self._splice(above.start if above and blank else there.start, there.end, "")
 
@@ -302,7 +302,7 @@ class Document:
         """
         there = self._places.get(table)
         if not table or (there and there.kind == HEADER):
-            pairs = [one for one in self._statements if one.kind == PAIR and one.table == table]
+            pairs = [statement for statement in self._statements if statement.kind == PAIR and statement.table == table]
             if pairs:
                 return pairs[-1].end, self._text[pairs[-1].start : pairs[-1].key_start], len(table)
             if there is None:
@@ -319,11 +319,11 @@ class Document:
     def _dotted(self, table: Path) -> Statement | None:
         """Return the last pair whose dotted key defines a table or the nearest one above; None where a header does."""
         best, found = 0, None
-        for one in self._statements:
-            shared = common(one.path[:-1] if one.kind == PAIR else one.path, table)
-            dotted = one.kind == PAIR and one.table is not None and shared > len(one.table)
+        for statement in self._statements:
+            shared = common(statement.path[:-1] if statement.kind == PAIR else statement.path, table)
+            dotted = statement.kind == PAIR and statement.table is not None and shared > len(statement.table)
             if shared > best or (dotted and shared == best):
-                best, found = shared, one if dotted else None
+                best, found = shared, statement if dotted else None
         return found
 
     # ----------------------------------------------------------------- inline tables
@@ -331,7 +331,7 @@ class Document:
     def _inline(self, path: Path) -> Statement | None:
         """Return the pair whose value holds a key, if any."""
         above = (self._places.get(path[:length]) for length in range(len(path) - 1, 0, -1))
-        return next((one for one in above if one and one.value), None)
+        return next((statement for statement in above if statement and statement.value), None)
 
     def _set_inline(self, there: Statement, path: Path, new: Literal, ours: bool) -> None:
         """Set a value within a pair's inline table.
@@ -345,7 +345,7 @@ class Document:
         mark, comment = self.mark(there.path), None
         if ours and mark is None:
             comment = Mark(self._comment(there), was, (key,)).text
-        elif ours and mark and mark.keys and not any(key[: len(one)] == one for one in mark.keys):
+        elif ours and mark and mark.keys and not any(key[: len(noted)] == noted for noted in mark.keys):
             comment = mark._replace(keys=(*mark.keys, key)).text
         self._replace(there, self._edited(there, was, key, new.text), comment)
 
@@ -409,10 +409,10 @@ def parse(path: str, text: str) -> JsonObject:
     except RecursionError as error:
         raise Unparsable(too_deep) from error
     except ValueError as error:
-        # Of a number that is too long there is no line.
-        found = re.search(r" \(?at line ([0-9]+).*$", str(error))
-        reason = str(error)[: found.start()] if found else str(error)
-        number = getattr(error, "lineno", None) or (found[1] if found else text.count("\n") + 1)
+        # The error of a number that is too long has no line.
+        match = re.search(r" \(?at line ([0-9]+).*$", str(error))
+        reason = str(error)[: match.start()] if match else str(error)
+        number = getattr(error, "lineno", None) or (match[1] if match else text.count("\n") + 1)
         raise Unparsable(f"{path}, line {number}, can't be parsed ({reason}); it is left as it is") from error
     # The parser of dotted keys isn't recursive, and what follows is.
     if not _is_shallow(tree):
@@ -423,7 +423,7 @@ def parse(path: str, text: str) -> JsonObject:
 def _is_shallow(tree: t.Any) -> bool:
     level = [tree]
     for _depth in range(DEEPEST):
-        inside = [one.values() if isinstance(one, dict) else one for one in level]
+        inside = [container.values() if isinstance(container, dict) else container for container in level]
         level = [value for values in inside for value in values if isinstance(value, (dict, list))]
         if not level:
             return True
@@ -444,8 +444,8 @@ def _keys(text: str) -> tuple[tuple[Path, ...], int]:
 def _comparable(value: t.Any) -> t.Any:
     """Remove empty tables, which come and go with their content, and make equal what is written alike, as nan."""
     if isinstance(value, list):
-        return [_comparable(one) for one in value]
+        return [_comparable(item) for item in value]
     if not isinstance(value, dict):
         return type(value).__name__, str(value)
-    inner = {key: _comparable(one) for key, one in value.items()}
-    return {key: one for key, one in inner.items() if one != {}}
+    inner = {key: _comparable(item) for key, item in value.items()}
+    return {key: item for key, item in inner.items() if item != {}}

@@ -177,10 +177,10 @@ def _key(text: str, at: int) -> tuple[Path, tuple[int, ...], int]:
 
 
 def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    if found is None:
+    match = pattern.match(text, at)
+    if match is None:
         raise Unexpected(f"something unexpected is at {at}")
-    return found.end()
+    return match.end()
 
 
 def _sign(text: str, at: int, sign: str) -> int:
@@ -206,7 +206,7 @@ def written(value: t.Any) -> str:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, dict):
-        pairs = ", ".join(f"{written_key((key,))} = {written(one)}" for key, one in value.items())
+        pairs = ", ".join(f"{written_key((key,))} = {written(item)}" for key, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(written, value))}]"
@@ -225,11 +225,11 @@ def inline_get(text: str, path: Path) -> str | None:
 
     :param text: of the whole inline table.
     """
-    found: Value | None = scan_value(text, 0)
-    while path and found is not None:
-        item = _nearest(found, path)
-        found, path = (item.value, path[len(item.key) :]) if item else (None, path)
-    return text[found.start : found.end] if found is not None else None
+    literal: Value | None = scan_value(text, 0)
+    while path and literal is not None:
+        item = _nearest(literal, path)
+        literal, path = (item.value, path[len(item.key) :]) if item else (None, path)
+    return text[literal.start : literal.end] if literal is not None else None
 
 
 def inline_set(text: str, path: Path, new: str | None) -> str:
@@ -260,7 +260,7 @@ def inline_set(text: str, path: Path, new: str | None) -> str:
     if new is None:
         return text
     # The part of the key that other pairs write dotted has to be dotted here too.
-    dotted = max((common(one.key[:-1], rest[:-1]) for one in table.items), default=0) + 1
+    dotted = max((common(item.key[:-1], rest[:-1]) for item in table.items), default=0) + 1
     for part in reversed(rest[dotted:]):
         new = f"{{ {written_key((part,))} = {new} }}"
     pair = f"{written_key(rest[:dotted])} = {new}"
@@ -272,13 +272,13 @@ def inline_set(text: str, path: Path, new: str | None) -> str:
 
 def _nearest(table: Value, path: Path) -> Item | None:
     """Return the pair that has a key, or holds it."""
-    return next((one for one in table.items if one.key and one.key == path[: len(one.key)]), None)
+    return next((item for item in table.items if item.key and item.key == path[: len(item.key)]), None)
 
 
-def common(one: Path, other: Path) -> int:
+def common(path: Path, other: Path) -> int:
     """Return the number of parts with which both begin."""
     number = 0
-    for mine, theirs in zip(one, other, strict=False):
+    for mine, theirs in zip(path, other, strict=False):
         if mine != theirs:
             break
         number += 1

@@ -28,7 +28,6 @@ from .yaml_tree import (
     Loader,
     Node,
     Repeated,
-    Style,
     comments,
     fault,
     line_end,
@@ -40,6 +39,7 @@ from .yaml_tree import (
 Step = str | int
 Path = tuple[Step, ...]
 
+WIDTH = 1 << 20
 # The original of a filled pair of brackets, by the blanks after the opening one.
 WAS = {1: "", 2: "null", 3: "~", 4: None, 5: "Null", 6: "NULL"}
 
@@ -207,7 +207,9 @@ class Document:
             self._splice(node.start - 1, node.end, "")
         else:
             self._splice(node.start, node.end, was)
-        left: t.Any = ({} if node.kind == MAP else []) if was == "" else None
+        left: t.Any = None
+        if was == "":
+            left = {} if node.kind == MAP else []
         if path:
             self.get(path[:-1])[path[-1]] = left
         else:
@@ -240,7 +242,7 @@ class Document:
             self._splice(entry.start, following.start, "")
             return
         # Comments on lines of their own stay.
-        kept = "".join(self._style.newline + one for one in comments(self._text, self._tree, start, end))
+        kept = "".join(self._style.newline + comment for comment in comments(self._text, self._tree, start, end))
         if start:
             before = start - (2 if self._text[:start].endswith("\r\n") else 1)
             self._splice(before, end, kept)
@@ -297,7 +299,7 @@ class Document:
         if self._json:
             return json.loads(text)
         first, *others = [*yaml.load_all(text, Loader=Loader), None]
-        if any(one is not None for one in others):
+        if any(other is not None for other in others):
             second = re.search(r"(?m)^---(?=\s).*(?:\r?\n)+(?!\s*$)", text[1:])
             raise self._unparsable(_line_of(text, 1 + second.start()) if second else 1, "it holds several documents")
         if not isinstance(first, dict):
@@ -328,7 +330,7 @@ def _is_json(text: str) -> bool:
 
 
 def _comments(text: str, tree: Node) -> collections.Counter[str]:
-    return collections.Counter(one.strip() for one in comments(text, tree))
+    return collections.Counter(comment.strip() for comment in comments(text, tree))
 
 
 def _line_of(text: str, at: int) -> int:
@@ -337,3 +339,122 @@ def _line_of(text: str, at: int) -> int:
 
 def _written(path: Path) -> str:
     return ".".join(str(step) for step in path) or "it"
+
+
+class Style:
+    """The style of a file: its line breaks, its indentation, JSON or YAML."""
+
+    def __init__(self, text: str, tree: Node, is_json: bool) -> None:
+        self.newline = "\r\n" if "\r\n" in text else "\n"
+        self._json = is_json
+        found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+        _measure(text, tree, found)
+
+        def usual(what: str, otherwise: int) -> int:
+            return found[what].most_common(1)[0][0] if found[what] else otherwise
+
+        self._map, self._dash, self._gap = usual(MAP, 2), usual(LIST, 0), usual("gap", 2)
+        wide = re.match(r"\s*\{\r?\n([ \t]*)", text)
+        self._unit = wide[1] if wide else ""
+
+    # ----------------------------------------------------------------- in brackets
+
+    def flow(self, value: t.Any) -> str:
+        if self._json:
+            return json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str) and "\n" in value:
+            return json.dumps(value, ensure_ascii=False)
+        written = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=WIDTH, allow_unicode=True)
+        return str(written).rstrip("\n")[1:-1]
+
+    def separator(self, text: str, node: Node) -> str:
+        """Return the text between two entries."""
+        if len(node.entries) > 1:
+            *_others, before_last, last = node.entries
+            between = text[before_last.end : last.start]
+            return between if re.fullmatch(r"\s*,\s*", between) else ", "
+        lead = text[node.start + 1 : node.entries[0].start]
+        return f",{lead}" if "\n" in lead and not lead.strip() else ", "
+
+    def flow_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> str:
+        """Return the text of a new entry of a node in braces or brackets.
+
+        :param text: the document.
+        :param node: has an entry already, whose spelling the new one takes.
+        :param key: the entry's key; None in a list.
+        """
+        last = node.entries[-1]
+        prefix = text[line_start(text, last.start) : last.start]
+        if self._json and self._unit and not prefix.strip():
+            written = json.dumps(value, ensure_ascii=False, indent=self._unit)
+            written = written.replace("\n", self.newline + prefix)
+        else:
+            written = self.flow(value)
+        if key is None:
+            return written
+        colon = text[last.key_end - 1 : last.value.start] if self._json else ": "
+        return self.flow(key) + (colon if re.fullmatch(r":[ \t]*", colon) else ": ") + written
+
+    def scalar_like(self, old: Node, value: t.Any) -> str:
+        """Return a value's text in the quotes of the value that it replaces."""
+        if isinstance(value, str) and not self._json and value.isprintable():
+            if old.style == "'":
+                return "'" + value.replace("'", "''") + "'"
+            if old.style == '"':
+                return json.dumps(value, ensure_ascii=False)
+        return self.flow(value)
+
+    # ----------------------------------------------------------------- in lines
+
+    def block_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> list[str]:
+        """Return the lines of a new entry of a node without braces.
+
+        :param text: the document.
+        :param node: has an entry already, whose indentation the new one takes.
+        :param key: the entry's key; None in a list.
+        """
+        last = node.entries[-1]
+        if key is not None:
+            return self._keyed(" " * node.column, key, value)
+        same_line = "\n" not in text[last.start : last.value.start] and last.value.start < last.value.end
+        gap = last.value.start - last.start if same_line else self._gap
+        return self._item(" " * node.column, gap, value)
+
+    def block_value(self, node: Node, value: t.Any) -> str:
+        """Return the text after a key's colon."""
+        first, *more = self._keyed(" " * node.column, "k", value)
+        return first.strip()[2:] + "".join(self.newline + line for line in more)
+
+    def _keyed(self, indent: str, key: str, value: t.Any) -> list[str]:
+        name = f"{indent}{self.flow(key)}:"
+        if isinstance(value, dict) and value:
+            inner = indent + " " * self._map
+            return [name, *(line for item, what in value.items() for line in self._keyed(inner, str(item), what))]
+        if isinstance(value, list) and value:
+            inner = indent + " " * self._dash
+            return [name, *(line for item in value for line in self._item(inner, self._gap, item))]
+        return [f"{name} {self.flow(value)}"]
+
+    def _item(self, indent: str, gap: int, value: t.Any) -> list[str]:
+        dash = indent + "-".ljust(gap)
+        inner = " " * len(dash)
+        if isinstance(value, dict) and value:
+            lines = [line for key, what in value.items() for line in self._keyed(inner, str(key), what)]
+        elif isinstance(value, list) and value:
+            lines = [line for item in value for line in self._item(inner, self._gap, item)]
+        else:
+            lines = [inner + self.flow(value)]
+        return [dash + lines[0][len(dash) :], *lines[1:]]
+
+
+def _measure(text: str, node: Node, counts: dict[str, collections.Counter[int]]) -> None:
+    """Measure the indentation of block collections."""
+    for entry in node.entries:
+        value = entry.value
+        if node.kind == MAP and value.kind in (MAP, LIST) and value.entries and not value.flow and not node.flow:
+            counts[value.kind][value.column - node.column] += 1
+        if node.kind == LIST and not node.flow and value.start < value.end:
+            between = text[entry.start + 1 : value.start]
+            if between and not between.strip(" "):
+                counts["gap"][len(between) + 1] += 1
+        _measure(text, value, counts)

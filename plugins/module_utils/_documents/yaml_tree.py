@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import bisect
-import collections
 import dataclasses
-import json
 import re
 import typing as t
 
@@ -17,7 +15,6 @@ import yaml
 from .._core.errors import BadInput
 
 MAP, LIST, SCALAR, ALIAS = "map", "list", "scalar", "alias"
-WIDTH = 1 << 20
 # In characters without lines of comments. An edit parses a text seven times, each some 3 microseconds a character, so
 # the largest takes seconds; the largest of 1,000 real ones has 25 KiB. Comments cost next to nothing.
 LARGEST, LARGEST_WITH_COMMENTS = 1 << 17, 1 << 20
@@ -25,7 +22,8 @@ _BREAKS = "\r\n\x85\u2028\u2029"
 _BLANKS = re.compile("[ \t]*")
 _COMMENT_LINES = re.compile(r"(?m)^[ \t]*#[^\r\n]*")
 # What may precede a token on its line, and a comment; tabs only where they don't indent a block.
-_BETWEEN = {tabs: re.compile(rf"[ {tabs * chr(9)}]*(?:#[^\0{_BREAKS}]*)?") for tabs in (False, True)}
+_BETWEEN = re.compile(rf"[ \t]*(?:#[^\0{_BREAKS}]*)?")
+_BETWEEN_WITHOUT_TABS = re.compile(rf"[ ]*(?:#[^\0{_BREAKS}]*)?")
 
 
 class Repeated(Exception):
@@ -90,7 +88,7 @@ class Node:
     def entry(self, step: str | int) -> Entry | None:
         if self.kind == LIST and isinstance(step, int):
             return self.entries[step] if step < len(self.entries) else None
-        return next((one for one in self.entries if self.kind == MAP and one.key == step), None)
+        return next((entry for entry in self.entries if self.kind == MAP and entry.key == step), None)
 
 
 def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
@@ -109,9 +107,9 @@ def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> l
     # In the order of their positions, as entries are.
     inside = [(-1, -1), *texts(tree)]
     return [
-        found[0]
-        for found in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
-        if found.start() >= inside[bisect.bisect_left(inside, (found.start(),)) - 1][1]
+        match[0]
+        for match in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
+        if match.start() >= inside[bisect.bisect_left(inside, (match.start(),)) - 1][1]
     ]
 
 
@@ -153,10 +151,14 @@ class Loader(yaml.SafeLoader):
         untyped: t.Any = self
         if self.index == 0 and self.peek() == "\ufeff":
             self.forward()
-        self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+        self._skip_between()
         while untyped.scan_line_break():
             self.allow_simple_key = self.allow_simple_key or not self.flow_level
-            self._skip(_BETWEEN[bool(self.flow_level or not self.allow_simple_key)])
+            self._skip_between()
+
+    def _skip_between(self) -> None:
+        begins_block = self.allow_simple_key and not self.flow_level
+        self._skip(_BETWEEN_WITHOUT_TABS if begins_block else _BETWEEN)
 
     def scan_plain_spaces(self, indent: int, start_mark: t.Any) -> t.Any:
         """Return the blanks within a plain scalar, or its folded line breaks; None at the end of the document."""
@@ -170,13 +172,13 @@ class Loader(yaml.SafeLoader):
             if self.peek() in _BREAKS:
                 # The line had nothing but tabs.
                 more = untyped.scan_plain_spaces(indent, start_mark)
-                folded = [*(one for one in (*folded, "\n", *more) if one != " ")] if more is not None else None
+                folded = [*(piece for piece in (*folded, "\n", *more) if piece != " ")] if more is not None else None
         return folded
 
     def _skip(self, pattern: re.Pattern[str]) -> str:
         """Skip a part of a line; PyYAML's own methods take each character by itself."""
-        found = pattern.match(self.buffer, self.pointer)
-        skipped = found[0] if found else ""
+        match = pattern.match(self.buffer, self.pointer)
+        skipped = match[0] if match else ""
         self.pointer += len(skipped)
         self.index += len(skipped)
         self.column += len(skipped)
@@ -185,7 +187,7 @@ class Loader(yaml.SafeLoader):
 
 # As for Kubernetes, a date is a string, and so is an equals sign.
 Loader.yaml_implicit_resolvers = {
-    first: [one for one in found if one[0].rpartition(":")[2] not in ("timestamp", "value")]
+    first: [resolver for resolver in found if resolver[0].rpartition(":")[2] not in ("timestamp", "value")]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -226,8 +228,8 @@ class _Builder:
             style = event.style or ""
             if style in ("|", ">"):
                 # Exclude its final line break.
-                found = re.search(r"\r?\n\Z", self._text[start:end])
-                end -= len(found[0]) if found else 0
+                match = re.search(r"\r?\n\Z", self._text[start:end])
+                end -= len(match[0]) if match else 0
             return Node(SCALAR, start, end, style=style)
         if isinstance(event, yaml.MappingStartEvent):
             return self._map(event)
@@ -266,122 +268,3 @@ class _Builder:
     @staticmethod
     def _close(node: Node, event: t.Any) -> None:
         node.end = event.end_mark.index if node.flow else node.entries[-1].end
-
-
-class Style:
-    """The style of a file: its line breaks, its indentation, JSON or YAML."""
-
-    def __init__(self, text: str, tree: Node, is_json: bool) -> None:
-        self.newline = "\r\n" if "\r\n" in text else "\n"
-        self._json = is_json
-        found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
-        _measure(text, tree, found)
-
-        def usual(what: str, otherwise: int) -> int:
-            return found[what].most_common(1)[0][0] if found[what] else otherwise
-
-        self._map, self._dash, self._gap = usual(MAP, 2), usual(LIST, 0), usual("gap", 2)
-        wide = re.match(r"\s*\{\r?\n([ \t]*)", text)
-        self._unit = wide[1] if wide else ""
-
-    # ----------------------------------------------------------------- in brackets
-
-    def flow(self, value: t.Any) -> str:
-        if self._json:
-            return json.dumps(value, ensure_ascii=False)
-        if isinstance(value, str) and "\n" in value:
-            return json.dumps(value, ensure_ascii=False)
-        written = yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=WIDTH, allow_unicode=True)
-        return str(written).rstrip("\n")[1:-1]
-
-    def separator(self, text: str, node: Node) -> str:
-        """Return the text between two entries."""
-        if len(node.entries) > 1:
-            *_others, one, last = node.entries
-            between = text[one.end : last.start]
-            return between if re.fullmatch(r"\s*,\s*", between) else ", "
-        lead = text[node.start + 1 : node.entries[0].start]
-        return f",{lead}" if "\n" in lead and not lead.strip() else ", "
-
-    def flow_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> str:
-        """Return the text of a new entry of a node in braces or brackets.
-
-        :param text: the document.
-        :param node: has an entry already, whose spelling the new one takes.
-        :param key: the entry's key; None in a list.
-        """
-        last = node.entries[-1]
-        prefix = text[line_start(text, last.start) : last.start]
-        if self._json and self._unit and not prefix.strip():
-            written = json.dumps(value, ensure_ascii=False, indent=self._unit)
-            written = written.replace("\n", self.newline + prefix)
-        else:
-            written = self.flow(value)
-        if key is None:
-            return written
-        colon = text[last.key_end - 1 : last.value.start] if self._json else ": "
-        return self.flow(key) + (colon if re.fullmatch(r":[ \t]*", colon) else ": ") + written
-
-    def scalar_like(self, old: Node, value: t.Any) -> str:
-        """Return a value's text in the quotes of the value that it replaces."""
-        if isinstance(value, str) and not self._json and value.isprintable():
-            if old.style == "'":
-                return "'" + value.replace("'", "''") + "'"
-            if old.style == '"':
-                return json.dumps(value, ensure_ascii=False)
-        return self.flow(value)
-
-    # ----------------------------------------------------------------- in lines
-
-    def block_entry(self, text: str, node: Node, key: str | None, value: t.Any) -> list[str]:
-        """Return the lines of a new entry of a node without braces.
-
-        :param text: the document.
-        :param node: has an entry already, whose indentation the new one takes.
-        :param key: the entry's key; None in a list.
-        """
-        last = node.entries[-1]
-        if key is not None:
-            return self._keyed(" " * node.column, key, value)
-        same_line = "\n" not in text[last.start : last.value.start] and last.value.start < last.value.end
-        gap = last.value.start - last.start if same_line else self._gap
-        return self._item(" " * node.column, gap, value)
-
-    def block_value(self, node: Node, value: t.Any) -> str:
-        """Return the text after a key's colon."""
-        first, *more = self._keyed(" " * node.column, "k", value)
-        return first.strip()[2:] + "".join(self.newline + line for line in more)
-
-    def _keyed(self, indent: str, key: str, value: t.Any) -> list[str]:
-        name = f"{indent}{self.flow(key)}:"
-        if isinstance(value, dict) and value:
-            inner = indent + " " * self._map
-            return [name, *(line for one, what in value.items() for line in self._keyed(inner, str(one), what))]
-        if isinstance(value, list) and value:
-            inner = indent + " " * self._dash
-            return [name, *(line for one in value for line in self._item(inner, self._gap, one))]
-        return [f"{name} {self.flow(value)}"]
-
-    def _item(self, indent: str, gap: int, value: t.Any) -> list[str]:
-        dash = indent + "-".ljust(gap)
-        inner = " " * len(dash)
-        if isinstance(value, dict) and value:
-            lines = [line for key, what in value.items() for line in self._keyed(inner, str(key), what)]
-        elif isinstance(value, list) and value:
-            lines = [line for one in value for line in self._item(inner, self._gap, one)]
-        else:
-            lines = [inner + self.flow(value)]
-        return [dash + lines[0][len(dash) :], *lines[1:]]
-
-
-def _measure(text: str, node: Node, found: dict[str, collections.Counter[int]]) -> None:
-    """Measure the indentation of block collections."""
-    for entry in node.entries:
-        value = entry.value
-        if node.kind == MAP and value.kind in (MAP, LIST) and value.entries and not value.flow and not node.flow:
-            found[value.kind][value.column - node.column] += 1
-        if node.kind == LIST and not node.flow and value.start < value.end:
-            between = text[entry.start + 1 : value.start]
-            if between and not between.strip(" "):
-                found["gap"][len(between) + 1] += 1
-        _measure(text, value, found)

@@ -98,7 +98,7 @@ def unknown(values: JsonObject, known: JsonObject, open_maps: t.Collection[str])
     :param known: the chart's own values.
     :param open_maps: paths below which every key is allowed, such as selectors.
     """
-    found = []
+    findings = []
     names = [path for path, _value in leaves(known)]
     for path, _value in leaves(values):
         parts = path.split(".")
@@ -111,9 +111,9 @@ def unknown(values: JsonObject, known: JsonObject, open_maps: t.Collection[str])
                 close = difflib.get_close_matches(path, names, 1)
                 hint = f"; it has {close[0]}" if close else ""
                 message = f"the chart has no value {path}, and helm would ignore it{hint}"
-                found.append(finding("unknown_value", path, message))
+                findings.append(finding("unknown_value", path, message))
                 break
-    return found
+    return findings
 
 
 DEVICE_CONFIG = "device-config.yaml"
@@ -176,7 +176,9 @@ def deployed(recorded: JsonObject, values: JsonObject, defaults: t.Mapping[str, 
     """
     if (recorded.get("status"), recorded.get("chart_version")) != ("deployed", version):
         return False
-    config = _device_config(one for one in yaml.safe_load_all(recorded["manifest"]) if isinstance(one, dict))
+    config = _device_config(
+        document for document in yaml.safe_load_all(recorded["manifest"]) if isinstance(document, dict)
+    )
     section = (config or {}).get("nvidia") or {}
     if any(section.get(key) != value for key, value in defaults.items()):
         return False
@@ -192,7 +194,7 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
 
     :param rendered: the chart rendered with the planned values.
     """
-    objects = [one for one in yaml.safe_load_all(rendered) if isinstance(one, dict)]
+    objects = [document for document in yaml.safe_load_all(rendered) if isinstance(document, dict)]
     values = copy.deepcopy(planned["release_values"])
     problems: list[Finding] = []
     config = _device_config(objects)
@@ -200,9 +202,11 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
         problems.append(finding("no_device_config", "", f"the chart renders no ConfigMap with {DEVICE_CONFIG}"))
         return {"release_values": values, "problems": problems}
     section = config.get("nvidia") or {}
-    found = sorted({version for one in objects for version in [_chart_version(one)] if version}, key=natural)
-    if found != [planned["chart_version"]]:
-        message = f"the chart is version {' and '.join(found) or 'unknown'}, and hami_chart_version is"
+    versions = sorted(
+        {version for manifest in objects for version in [_chart_version(manifest)] if version}, key=natural
+    )
+    if versions != [planned["chart_version"]]:
+        message = f"the chart is version {' and '.join(versions) or 'unknown'}, and hami_chart_version is"
         problems.append(finding("chart_version", "", f"{message} {planned['chart_version']}"))
     problems += _differences(values, section, _arguments(objects), _webhook(objects))
     wanted = {key: value for key, value in planned["defaults"].items() if value != section.get(key)}
@@ -214,32 +218,32 @@ def release(rendered: str, planned: ReleasePlan) -> Release:
 
 
 def _device_config(objects: t.Iterable[JsonObject]) -> JsonObject | None:
-    for one in objects:
-        text = (one.get("data") or {}).get(DEVICE_CONFIG) if one.get("kind") == "ConfigMap" else None
+    for manifest in objects:
+        text = (manifest.get("data") or {}).get(DEVICE_CONFIG) if manifest.get("kind") == "ConfigMap" else None
         if text:
-            found = yaml.safe_load(text)
-            return found if isinstance(found, dict) else None
+            config = yaml.safe_load(text)
+            return config if isinstance(config, dict) else None
     return None
 
 
-def _chart_version(one: JsonObject) -> str:
+def _chart_version(manifest: JsonObject) -> str:
     """Return the version in the label that charts set by convention, ``<name>-<version>``."""
-    return str((one["metadata"].get("labels") or {}).get("helm.sh/chart") or "").partition("-")[2]
+    return str((manifest["metadata"].get("labels") or {}).get("helm.sh/chart") or "").partition("-")[2]
 
 
 def _arguments(objects: t.Iterable[JsonObject]) -> list[str]:
     """Return the arguments of all containers of the workloads."""
-    found: list[str] = []
-    for one in objects:
-        if one.get("kind") in ("DaemonSet", "Deployment"):
-            for container in one["spec"]["template"]["spec"]["containers"]:
-                found += [str(part) for part in (container.get("command") or []) + (container.get("args") or [])]
-    return found
+    arguments: list[str] = []
+    for manifest in objects:
+        if manifest.get("kind") in ("DaemonSet", "Deployment"):
+            for container in manifest["spec"]["template"]["spec"]["containers"]:
+                arguments += [str(part) for part in (container.get("command") or []) + (container.get("args") or [])]
+    return arguments
 
 
 def _webhook(objects: t.Iterable[JsonObject]) -> JsonObject:
-    found = [one for one in objects if one.get("kind") == "MutatingWebhookConfiguration"]
-    return t.cast(JsonObject, found[0]["webhooks"][0]) if found else {}
+    webhooks = [manifest for manifest in objects if manifest.get("kind") == "MutatingWebhookConfiguration"]
+    return t.cast(JsonObject, webhooks[0]["webhooks"][0]) if webhooks else {}
 
 
 def _differences(
@@ -255,24 +259,28 @@ def _differences(
         (path, get(values, path), section.get(key)) for path, key in CONFIGURED.items()
     ]
     for path, flag in ARGUMENTS.items():
-        found = [one.partition("=")[2] for one in arguments if one.startswith(f"{flag}=")]
+        rendered = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{flag}=")]
         value = get(values, path)
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        carried.append((path, text if value is not MISSING else MISSING, found[0] if found else None))
+        carried.append((path, text if value is not MISSING else MISSING, rendered[0] if rendered else None))
     policy = "scheduler.admissionWebhook.failurePolicy"
     if get(values, "scheduler.admissionWebhook.enabled") is not False:
         carried.append((policy, get(values, policy), webhook.get("failurePolicy")))
         path = "scheduler.admissionWebhook.whitelistNamespaces"
         carried.append((path, get(values, path), _exempt(webhook)))
     return [
-        finding("value_ignored", path, f"this version of the chart ignores {path}: it renders {found!r}, not {value!r}")
-        for path, value, found in carried
-        if value is not MISSING and value != found
+        finding(
+            "value_ignored",
+            path,
+            f"this version of the chart ignores {path}: it renders {used!r}, not {value!r}",
+        )
+        for path, value, used in carried
+        if value is not MISSING and value != used
     ]
 
 
 def _exempt(webhook: JsonObject) -> list[str] | None:
-    for one in ((webhook.get("namespaceSelector") or {}).get("matchExpressions")) or []:
-        if one.get("key") == "kubernetes.io/metadata.name" and one.get("operator") == "NotIn":
-            return list(one.get("values") or [])
+    for expression in ((webhook.get("namespaceSelector") or {}).get("matchExpressions")) or []:
+        if expression.get("key") == "kubernetes.io/metadata.name" and expression.get("operator") == "NotIn":
+            return list(expression.get("values") or [])
     return None

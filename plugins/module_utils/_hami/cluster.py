@@ -47,10 +47,10 @@ class DryRun(Kube, t.Protocol):
 
 def workloads(kube: Kube, release: str, namespace: str) -> list[JsonObject]:
     """Return the release's Deployments and DaemonSets."""
-    found = []
+    listed = []
     for api_version, kind in WORKLOADS:
-        found += kube.list_all(api_version, kind, namespace, label_selector=f"{INSTANCE}={release}")
-    return found
+        listed += kube.list_all(api_version, kind, namespace, label_selector=f"{INSTANCE}={release}")
+    return listed
 
 
 def unready(kube: DryRun, params: JsonObject) -> list[str]:
@@ -59,11 +59,11 @@ def unready(kube: DryRun, params: JsonObject) -> list[str]:
     :param params: the module's options.
     """
     there = workloads(kube, params["release"], params["namespace"])
-    found = [not_ready_reason(one, min_nodes=0) or "" for one in there] or [_none(params)]
-    found.append(not_on_nodes(there, params["nodes"]))
+    reasons = [not_ready_reason(workload, min_nodes=0) or "" for workload in there] or [_none(params)]
+    reasons.append(not_on_nodes(there, params["nodes"]))
     if params["proof_namespace"]:
-        found.append(webhook_problem(kube, params))
-    return [reason for reason in (*found, unregistered(kube, params["nodes"])) if reason]
+        reasons.append(webhook_problem(kube, params))
+    return [reason for reason in (*reasons, unregistered(kube, params["nodes"])) if reason]
 
 
 def _none(params: JsonObject) -> str:
@@ -80,11 +80,12 @@ def not_on_nodes(there: t.Sequence[JsonObject], nodes: t.Sequence[str]) -> str:
         return ""
     key, value = PLUGIN_LABEL
     plugins = [
-        one
-        for one in there
-        if one["kind"] == "DaemonSet" and (one["spec"]["template"]["metadata"].get("labels") or {}).get(key) == value
+        workload
+        for workload in there
+        if workload["kind"] == "DaemonSet"
+        and (workload["spec"]["template"]["metadata"].get("labels") or {}).get(key) == value
     ]
-    reasons = [not_ready_reason(one, min_nodes=1) or "" for one in plugins]
+    reasons = [not_ready_reason(plugin, min_nodes=1) or "" for plugin in plugins]
     return "; ".join(filter(None, reasons)) if plugins else "the release has no DaemonSet of HAMi's device plugin"
 
 
@@ -94,17 +95,17 @@ def wait_rolled_out(kube: Kube, params: JsonObject, waiting: Waiting) -> None:
     :param params: the module's options.
     :raises NotInEffect: they aren't at the timeout; with the reasons of the pods, their events and logs.
     """
-    found = workloads(kube, params["release"], params["namespace"])
-    if not found:
+    there = workloads(kube, params["release"], params["namespace"])
+    if not there:
         raise NotInEffect(_none(params))
-    watched = ClusterObjects(kube, [_name_only(one) for one in found], "present", min_nodes=0)
+    watched = ClusterObjects(kube, [_name_only(workload) for workload in there], "present", min_nodes=0)
     watched.observe()
     watched.wait(waiting)
 
 
-def _name_only(one: JsonObject) -> JsonObject:
-    metadata = {key: one["metadata"][key] for key in ("name", "namespace")}
-    return {"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": metadata}
+def _name_only(workload: JsonObject) -> JsonObject:
+    metadata = {key: workload["metadata"][key] for key in ("name", "namespace")}
+    return {"apiVersion": workload["apiVersion"], "kind": workload["kind"], "metadata": metadata}
 
 
 def webhook_problem(kube: DryRun, params: JsonObject) -> str:
@@ -222,8 +223,8 @@ class Leftovers:
         if self._whole:
             nodes, pods = self._kube.list_all("v1", "Node"), self._kube.list_all("v1", "Pod")
         else:
-            found = [self._kube.get(Ref("v1", "Node", "", name)) for name in self._params["nodes"]]
-            nodes = [one for one in found if one is not None]
+            answers = [self._kube.get(Ref("v1", "Node", "", name)) for name in self._params["nodes"]]
+            nodes = [node for node in answers if node is not None]
             pods = []
             for node in nodes:
                 selector = f"spec.nodeName={node['metadata']['name']}"
@@ -234,14 +235,14 @@ class Leftovers:
         """Yield what is left of the release, whatever state helm believes it to be in."""
         release, namespace = self._params["release"], self._params["namespace"]
         for api_version, kind, namespaced in KINDS:
-            for one in self._kube.list_all(api_version, kind, namespace if namespaced else ""):
-                if self._of_release(one["metadata"]):
-                    yield _ref(api_version, kind, one)
-        for one in self._kube.list_all("v1", "Secret", namespace):
-            name, labels = str(one["metadata"]["name"]), one["metadata"].get("labels") or {}
+            for listed in self._kube.list_all(api_version, kind, namespace if namespaced else ""):
+                if self._of_release(listed["metadata"]):
+                    yield _ref(api_version, kind, listed)
+        for secret in self._kube.list_all("v1", "Secret", namespace):
+            name, labels = str(secret["metadata"]["name"]), secret["metadata"].get("labels") or {}
             helms = labels.get("owner") == "helm" and labels.get("name") == release
-            if helms or self._of_release(one["metadata"]) or name == tls_secret(release):
-                yield _ref("v1", "Secret", one)
+            if helms or self._of_release(secret["metadata"]) or name == tls_secret(release):
+                yield _ref("v1", "Secret", secret)
         lease = Ref("coordination.k8s.io/v1", "Lease", namespace, self._params["scheduler_name"])
         if self._kube.get(lease):
             yield lease
@@ -285,8 +286,8 @@ def tls_secret(release: str) -> str:
     return f"{release if 'hami' in release else f'{release}-hami'}-scheduler-tls"
 
 
-def _ref(api_version: str, kind: str, one: JsonObject) -> Ref:
-    metadata = one["metadata"]
+def _ref(api_version: str, kind: str, listed: JsonObject) -> Ref:
+    metadata = listed["metadata"]
     return Ref(api_version, kind, str(metadata.get("namespace") or ""), str(metadata["name"]))
 
 
@@ -306,7 +307,7 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
     labelled = hami_marks.NODE_LABEL in labels
     if labels and not whole:
         patch = {"metadata": {**patch.get("metadata", {}), "labels": {name: None for name, _value in labels}}}
-        lines += ["label {}={}".format(*one) for one in labels]
+        lines += ["label {}={}".format(*label) for label in labels]
     there = [] if whole or labelled else left_behind(node, [hami.RESOURCE_COUNT]).get(hami.RESOURCE_COUNT, [])
     lines += [f"{field} {hami.RESOURCE_COUNT}: 0" for field in there]
     status = {"status": {field: {hami.RESOURCE_COUNT: None} for field in there}} if there else {}
@@ -314,8 +315,8 @@ def _node_patches(node: JsonObject, whole: bool) -> tuple[JsonObject, JsonObject
 
 
 def _labels(node: JsonObject) -> list[tuple[str, str]]:
-    found = node["metadata"].get("labels") or {}
-    return [one for one in LABELS if found.get(one[0]) == one[1]]
+    labels = node["metadata"].get("labels") or {}
+    return [label for label in LABELS if labels.get(label[0]) == label[1]]
 
 
 # --------------------------------------------------------------------------- nodes
@@ -323,20 +324,20 @@ def _labels(node: JsonObject) -> list[tuple[str, str]]:
 
 def holders(pods: t.Iterable[JsonObject]) -> list[str]:
     """Return the pods that hold, or are about to get, a part of a card by HAMi."""
-    found = []
+    holding = []
     for pod in pods:
         phase = str((pod.get("status") or {}).get("phase") or "")
         annotations = pod["metadata"].get("annotations") or {}
         bound = bool(pod["spec"].get("nodeName"))
         if bound and phase not in ("Succeeded", "Failed") and hami.POD_ALLOCATED in annotations:
-            found.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
-    return sorted(found)
+            holding.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
+    return sorted(holding)
 
 
 def _plugins(kube: Kube, node: str) -> list[str]:
     key, value = hami_marks.PLUGIN_LABEL
-    found = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
-    return [f"{one['metadata'].get('namespace')}/{one['metadata']['name']}" for one in found]
+    pods = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
+    return [f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}" for pod in pods]
 
 
 class _Labels:
@@ -347,13 +348,13 @@ class _Labels:
         self._refs = [Ref("v1", "Node", "", name) for name in nodes]
 
     def observe(self) -> dict[Ref, list[tuple[str, str]]]:
-        found = [(ref, self._kube.get(ref)) for ref in self._refs]
-        return {ref: _labels(one) for ref, one in found if one and _labels(one)}
+        answers = [(ref, self._kube.get(ref)) for ref in self._refs]
+        return {ref: _labels(node) for ref, node in answers if node and _labels(node)}
 
     def plan(self, labelled: dict[Ref, list[tuple[str, str]]]) -> Plan:
         return Plan(
             tuple(
-                Change(str(ref), "".join("label {}={}\n".format(*one) for one in labels), "", (ref, labels))
+                Change(str(ref), "".join("label {}={}\n".format(*label) for label in labels), "", (ref, labels))
                 for ref, labels in labelled.items()
             )
         )
@@ -417,16 +418,16 @@ def ensure_removed(kube: Kube, params: JsonObject, check: bool, waiting: Waiting
     if params["scope"] == "cluster":
         key, value = hami_marks.NODE_LABEL
         labelled = [
-            str(one["metadata"]["name"])
-            for one in observed.nodes
-            if hami.NODE_REGISTER in (one["metadata"].get("annotations") or {})
-            and (one["metadata"].get("labels") or {}).get(key) == value
+            str(node["metadata"]["name"])
+            for node in observed.nodes
+            if hami.NODE_REGISTER in (node["metadata"].get("annotations") or {})
+            and (node["metadata"].get("labels") or {}).get(key) == value
         ]
         if labelled:
             message = f"HAMi's device plugin is still on {', '.join(labelled)}; remove it from the nodes first"
             raise BadInput(f"{message} (hami_step: remove_nodes)", code="nodes_left", nodes=labelled)
         return {**run(leftovers, check), "requests": dict(kube.requests)}
-    nodes = [str(one["metadata"]["name"]) for one in observed.nodes]
+    nodes = [str(node["metadata"]["name"]) for node in observed.nodes]
     if check:
         return {**run(leftovers, check), "requests": dict(kube.requests)}
     first = run(_Labels(kube, nodes), check)

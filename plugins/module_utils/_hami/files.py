@@ -111,14 +111,15 @@ class Files:
     def plan(self, observed: Observed) -> Plan:
         if observed.containers:
             shown = [
-                f"pid {one.pid} ({one.command}{f', pod {one.pod}' if one.pod else ''})" for one in observed.containers
+                f"pid {container.pid} ({container.command}{f', pod {container.pod}' if container.pod else ''})"
+                for container in observed.containers
             ]
             listed = f"{', '.join(shown[:5])}{f' and {len(shown) - 5} more' if len(shown) > 5 else ''}"
             raise BadInput(
                 f"containers on this node have HAMi's library mounted, and couldn't be restarted without it: {listed}; "
                 "delete their pods first",
                 code="preloaded",
-                containers=[dataclasses.asdict(one) for one in observed.containers],
+                containers=[dataclasses.asdict(container) for container in observed.containers],
             )
         paths = observed.paths + (() if observed.plugin else observed.shared)
         return Plan(tuple(Change(path, f"{path}\n", "", path) for path in paths))

@@ -148,7 +148,11 @@ def translate(given: JsonObject) -> Translation:
             notes.append(finding("value_moved", path, f"{path} is {' and '.join(places)} now"))
     if "imagePullSecrets" in values:
         secrets = values.pop("imagePullSecrets") or []
-        _put_new(values, "global.imagePullSecrets", [one["name"] if isinstance(one, dict) else one for one in secrets])
+        _put_new(
+            values,
+            "global.imagePullSecrets",
+            [secret["name"] if isinstance(secret, dict) else secret for secret in secrets],
+        )
         notes.append(finding("value_moved", "imagePullSecrets", "imagePullSecrets is global.imagePullSecrets now"))
     return Translation(values, variables, notes, problems)
 

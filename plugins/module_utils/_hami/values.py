@@ -52,7 +52,7 @@ def node_runtime(name: str, gpu_node: JsonObject) -> NodeRuntime | None:
     if not state:
         return None
     named = default_runtime(state)
-    found = state.get("runtimes") or {}
+    runtimes = state.get("runtimes") or {}
     text = str(state.get("dump") or "")
     binaries = (gpu_node.get("toolkit") or {}).get("binaries") or []
     hooks = [path for wanted in HOOKS for path in binaries if str(path).rpartition("/")[2] == wanted]
@@ -60,7 +60,7 @@ def node_runtime(name: str, gpu_node: JsonObject) -> NodeRuntime | None:
         name,
         default=named == HANDLER,
         # Docker has no RuntimeClass.
-        handler=used != "docker" and (HANDLER in found or bool(_TABLE.search(text))),
+        handler=used != "docker" and (HANDLER in runtimes or bool(_TABLE.search(text))),
         # CRI-O has CDI enabled; k3s and RKE2 run a containerd whose configuration isn't in the facts.
         cdi=used == "crio" or (used == "containerd" and injects_cdi(state)),
         hook=str(hooks[0]) if hooks else "",
@@ -98,8 +98,8 @@ def choose(
     """
     named = runtime_class or next((name for name, handler in sorted(classes.items()) if handler == HANDLER), HANDLER)
     observed = [node_runtime(name, facts[name]) for name in nodes if name in facts]
-    known = [one for one in observed if one]
-    hook = next((one.hook for one in known if one.hook), "")
+    known = [runtime for runtime in observed if runtime]
+    hook = next((runtime.hook for runtime in known if runtime.hook), "")
     if wanted == "class" or (wanted == "auto" and runtime_class):
         return Choice("class", named)
     if wanted == "default":
@@ -107,32 +107,36 @@ def choose(
     if wanted == "cdi":
         return Choice("cdi", "", hook)
     if len(known) < len(nodes):
-        if former == "default" and all(one.default for one in known):
+        if former == "default" and all(runtime.default for runtime in known):
             return Choice("default")
-        if former == "class" and all(one.handler for one in known):
+        if former == "class" and all(runtime.handler for runtime in known):
             return Choice("class", named)
     if known and len(known) == len(nodes):
-        if all(one.default for one in known):
+        if all(runtime.default for runtime in known):
             return Choice("default")
-        if all(one.handler for one in known):
+        if all(runtime.handler for runtime in known):
             return Choice("class", named)
-        hooks = {one.hook for one in known}
-        if all(one.cdi for one in known) and len(hooks) == 1 and hook:
+        hooks = {runtime.hook for runtime in known}
+        if all(runtime.cdi for runtime in known) and len(hooks) == 1 and hook:
             return Choice("cdi", "", hook)
-        parts = [f"{one.name} ({_text(one)})" for one in known]
+        parts = [f"{runtime.name} ({_text(runtime)})" for runtime in known]
         message = f"the nodes have no way in common in which containers get the cards: {', '.join(parts)}"
         do = "run role runtime on them, or split them into groups and set hami_injection"
         return finding("runtimes_differ", "hami_injection", f"{message}; {do}")
     if named in classes:
         return Choice("class", named)
-    unknown = sorted(set(nodes) - {one.name for one in known})
+    unknown = sorted(set(nodes) - {runtime.name for runtime in known})
     message = f"how containers get the cards is unknown for {', '.join(unknown) or 'every node'}: it wasn't observed"
     do = f"and the cluster has no RuntimeClass with handler {HANDLER}; set hami_injection"
     return finding("runtime_unknown", "hami_injection", f"{message}, {do}")
 
 
-def _text(one: NodeRuntime) -> str:
-    parts = [("nvidia by default", one.default), ("runtime nvidia", one.handler), ("CDI", one.cdi and one.hook)]
+def _text(runtime: NodeRuntime) -> str:
+    parts = [
+        ("nvidia by default", runtime.default),
+        ("runtime nvidia", runtime.handler),
+        ("CDI", runtime.cdi and runtime.hook),
+    ]
     return ", ".join(text for text, there in parts if there) or "none of nvidia by default, runtime nvidia and CDI"
 
 
@@ -224,7 +228,10 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
     moved = translate(options["values"])
     notes, problems = list(moved.notes), list(moved.problems)
     own: JsonObject = t.cast(JsonObject, {**options, **moved.variables})
-    classes = {str(one["metadata"]["name"]): str(one.get("handler", "")) for one in cluster["runtime_classes"]}
+    classes = {
+        str(runtime_class["metadata"]["name"]): str(runtime_class.get("handler", ""))
+        for runtime_class in cluster["runtime_classes"]
+    }
     former = _former(cluster["release"].get("values"))
     way = choose(options["nodes"], cluster["facts"], classes, options["injection"], options["runtime_class"], former)
     if isinstance(way, dict):
@@ -278,14 +285,14 @@ def _driver_root(options: Options, cluster: Cluster) -> str | Finding:
     """Return the one root of the nodes' drivers, or why there is none; the release's of nodes that weren't observed."""
     if options["driver_root"]:
         return options["driver_root"]
-    found = {root_of(cluster["facts"][name]) for name in options["nodes"] if name in cluster["facts"]}
+    roots = {root_of(cluster["facts"][name]) for name in options["nodes"] if name in cluster["facts"]}
     former = get(cluster["release"].get("values") or {}, "devicePlugin.nvidiaDriverRoot")
     if former not in (MISSING, "", None) and not cluster["facts"].keys() >= set(options["nodes"]):
-        found.add(str(former))
-    if len(found) > 1:
+        roots.add(str(former))
+    if len(roots) > 1:
         text = "the chart has one nvidiaDriverRoot, and the nodes' drivers are below {}; give some another gpu_backend"
-        return finding("driver_roots", "hami_nodes", text.format(" and ".join(sorted(found))))
-    return found.pop() if found else "/"
+        return finding("driver_roots", "hami_nodes", text.format(" and ".join(sorted(roots))))
+    return roots.pop() if roots else "/"
 
 
 def _own_values(options: Options, version: str, way: Choice, overwrites: bool) -> JsonObject:
@@ -363,10 +370,10 @@ def _overwrites(
     :param known: nodes that announce it, or will.
     """
     announcing = {
-        str(one["metadata"]["name"])
-        for one in nodes
-        if (one["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
-        and str(((one.get("status") or {}).get("allocatable") or {}).get(hami.RESOURCE_COUNT, "0")) != "0"
+        str(node["metadata"]["name"])
+        for node in nodes
+        if (node["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
+        and str(((node.get("status") or {}).get("allocatable") or {}).get(hami.RESOURCE_COUNT, "0")) != "0"
     }
     others = sorted((announcing | set(known)) - set(options["nodes"]))
     wanted = options["overwrite_default_scheduler"]
@@ -388,8 +395,8 @@ def _overwrites(
 
 
 def _version_notes(version: str) -> list[Finding]:
-    found = _MINOR.match(version)
-    if not found or int(found.group(1)) <= NEWEST_MINOR:
+    match = _MINOR.match(version)
+    if not match or int(match.group(1)) <= NEWEST_MINOR:
         return []
     message = (
         f"the cluster is Kubernetes {version}, and HAMi's webhook encodes every new pod of its namespaces with the "

@@ -43,7 +43,7 @@ ENTRY_KEYS = frozenset(("devices", "device-filter", "mig-enabled", "mig-devices"
 PROFILE = re.compile(
     r"(?:(?P<compute>[1-7])c\.)?(?P<slices>[1-7])g\.(?P<memory>[1-9][0-9]{0,2})gb(?P<engines>[+-][a-z.]+)?"
 )
-# Of every card that supports MIG.
+# Each card that supports MIG has as many.
 SLICES = 7
 
 
@@ -71,17 +71,17 @@ class Layout:
     @property
     def profiles(self) -> tuple[str, ...]:
         """The profiles of all cards, sorted."""
-        return tuple(sorted({name for one in self.entries for name, count in one.profiles.items() if count}))
+        return tuple(sorted({name for entry in self.entries for name, count in entry.profiles.items() if count}))
 
     @property
     def whole_cards(self) -> bool:
         """Whether a card may stay undivided."""
-        return not all(one.enabled for one in self.entries)
+        return not all(entry.enabled for entry in self.entries)
 
     def resources(self) -> tuple[str, ...]:
         """Return the resources that the plugin announces for it by the strategy ``mixed``."""
         whole = (contract.RESOURCE,) if self.whole_cards else ()
-        return (*whole, *(resource_of(one) for one in self.profiles))
+        return (*whole, *(resource_of(profile) for profile in self.profiles))
 
 
 def resource_of(profile: str) -> str:
@@ -105,23 +105,23 @@ def layouts(document: t.Any, where: str) -> dict[str, Layout]:
     configs = document["mig-configs"]
     if not isinstance(configs, dict) or not configs:
         raise Problem("geometry_document", f"{where}.mig-configs", "it needs at least one named layout")
-    return {str(name): _layout(str(name), one, f"{where}.mig-configs.{name}") for name, one in configs.items()}
+    return {str(name): _layout(str(name), config, f"{where}.mig-configs.{name}") for name, config in configs.items()}
 
 
 def _layout(name: str, entries: t.Any, where: str) -> Layout:
     if not isinstance(entries, list) or not entries:
         raise Problem("geometry_entry", where, "it needs a list of entries")
-    found = tuple(_entry(one, f"{where}[{number}]") for number, one in enumerate(entries))
-    for number, one in enumerate(found):
-        if any(_overlap(one, other) for other in found[:number]):
+    parsed = tuple(_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries))
+    for number, entry in enumerate(parsed):
+        if any(_overlap(entry, other) for other in parsed[:number]):
             raise Problem("geometry_overlap", where, "two entries are for the same cards; name other devices in one")
-    return Layout(name, found)
+    return Layout(name, parsed)
 
 
-def _overlap(one: Entry, other: Entry) -> bool:
+def _overlap(entry: Entry, other: Entry) -> bool:
     """Return whether two entries can be for one card; entries of different kinds of cards can't."""
-    kinds = not one.filter or not other.filter or set(one.filter) & set(other.filter)
-    return bool(kinds) and (one.devices is None or other.devices is None or bool({*one.devices} & {*other.devices}))
+    kinds = not entry.filter or not other.filter or set(entry.filter) & set(other.filter)
+    return bool(kinds) and (entry.devices is None or other.devices is None or bool({*entry.devices} & {*other.devices}))
 
 
 def _entry(given: t.Any, where: str) -> Entry:
@@ -134,12 +134,18 @@ def _entry(given: t.Any, where: str) -> Entry:
         raise Problem("geometry_entry", f"{where}.mig-enabled", "it is true or false")
     if profiles and not enabled:
         raise Problem("geometry_entry", f"{where}.mig-devices", "a card without MIG has none; set mig-enabled to true")
-    pci = given.get("device-filter") or ()
-    pci = (pci,) if isinstance(pci, str) else tuple(pci) if isinstance(pci, (list, tuple)) else (None,)
-    if not all(isinstance(one, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", one) for one in pci):
+    pci_ids = given.get("device-filter") or ()
+    if isinstance(pci_ids, str):
+        pci_ids = (pci_ids,)
+    if not isinstance(pci_ids, (list, tuple)) or not all(
+        isinstance(pci_id, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", pci_id) for pci_id in pci_ids
+    ):
         raise Problem("geometry_entry", f"{where}.device-filter", "it has PCI ids, as 0x20B010DE: device, then vendor")
     return Entry(
-        _devices(given["devices"], where), tuple(one.upper() for one in pci), enabled, _profiles(profiles, where)
+        _devices(given["devices"], where),
+        tuple(pci_id.upper() for pci_id in pci_ids),
+        enabled,
+        _profiles(profiles, where),
     )
 
 
@@ -163,13 +169,14 @@ def _profiles(given: t.Any, where: str) -> dict[str, int]:
         raise Problem("geometry_entry", where, "it has the number of instances by profile, as 1g.5gb: 7")
     slices = media = 0
     for name, count in given.items():
-        found = PROFILE.fullmatch(str(name))
-        if found is None or not whole(count):
+        match = PROFILE.fullmatch(str(name))
+        if match is None or not whole(count):
             raise Problem("geometry_profile", f"{where}.{name}", "it is a profile and a number, as 1g.5gb: 7")
-        if found["compute"] and found["compute"] != found["slices"]:
+        if match["compute"] and match["compute"] != match["slices"]:
             raise Problem("geometry_profile", f"{where}.{name}", "the plugin announces no part of a GPU instance")
-        slices += int(found["slices"]) * count
-        media += count * (found["engines"] == "+me")
+        slices += int(match["slices"]) * count
+        if match["engines"] == "+me":
+            media += count
     if slices > SLICES:
         raise Problem(
             "geometry_too_large", where, f"its instances need {slices} compute slices, and a card has {SLICES}"
@@ -181,7 +188,7 @@ def _profiles(given: t.Any, where: str) -> dict[str, int]:
 
 def single_profile(layout: Layout) -> bool:
     """Return whether the plugin's strategy ``single`` can serve a layout: every card divided into one profile."""
-    return len(layout.profiles) == 1 and all(one.enabled and any(one.profiles.values()) for one in layout.entries)
+    return len(layout.profiles) == 1 and all(entry.enabled and any(entry.profiles.values()) for entry in layout.entries)
 
 
 NONE, TIME_SLICING, MPS = "none", "time-slicing", "mps"
@@ -227,14 +234,15 @@ class Configuration:
         :param cards: of the node; 0 if unknown.
         """
         whole = self.layout.resources() if self.layout and self.mig_strategy == "mixed" else (contract.RESOURCE,)
-        found = self.announces or whole
+        resources = self.announces or whole
         shared = self.resources if self.sharing != NONE and self.rename and not self.announces else ()
         whole_cards = 0 if self.layout or self.announces or self.mig_strategy != NONE else cards
         shares = self.resources if self.sharing != NONE else ()
-        return {
-            one + contract.SHARED if one in shared else one: whole_cards * (self.replicas if one in shares else 1)
-            for one in found
-        }
+        announced = {}
+        for resource in resources:
+            name = resource + contract.SHARED if resource in shared else resource
+            announced[name] = whole_cards * (self.replicas if resource in shares else 1)
+        return announced
 
     def document(self, list_strategy: str) -> JsonObject:
         """Return the plugin's configuration file.
@@ -248,22 +256,22 @@ class Configuration:
                 {TIME_SLICING: "timeSlicing", MPS: "mps"}[self.sharing]: {
                     "renameByDefault": self.rename,
                     "failRequestsGreaterThanOne": self.fail_requests_greater_than_one,
-                    "resources": [{"name": one, "replicas": self.replicas} for one in self.resources],
+                    "resources": [{"name": resource, "replicas": self.replicas} for resource in self.resources],
                 }
             }
         return document
 
     def labels(self) -> dict[str, str]:
         """Return NVIDIA's labels that follow from the configuration alone, as GPU feature discovery sets them."""
-        found = {
+        labels = {
             contract.LABEL_REPLICAS: "1",
             contract.LABEL_STRATEGY: NONE,
             contract.LABEL_MIG_STRATEGY: self.mig_strategy,
         }
-        for one in self.resources if self.sharing != NONE else ():
-            found.update({f"{one}.replicas": str(self.replicas), f"{one}.sharing-strategy": self.sharing})
+        for resource in self.resources if self.sharing != NONE else ():
+            labels.update({f"{resource}.replicas": str(self.replicas), f"{resource}.sharing-strategy": self.sharing})
         # The DaemonSet of the MPS control daemon selects it.
-        return {**found, contract.LABEL_MPS: "true"} if self.sharing == MPS else found
+        return {**labels, contract.LABEL_MPS: "true"} if self.sharing == MPS else labels
 
 
 # Each option, with its type.
@@ -295,7 +303,10 @@ def configurations(given: t.Any, layouts: t.Mapping[str, Layout], where: str) ->
     """
     if not isinstance(given, dict) or not given:
         raise Problem("configuration_missing", where, "it needs at least one named configuration")
-    return {str(name): _configuration(str(name), one or {}, layouts, f"{where}.{name}") for name, one in given.items()}
+    return {
+        str(name): _configuration(str(name), configuration or {}, layouts, f"{where}.{name}")
+        for name, configuration in given.items()
+    }
 
 
 def _configuration(name: str, given: t.Any, layouts: t.Mapping[str, Layout], where: str) -> Configuration:
@@ -314,7 +325,7 @@ def _configuration(name: str, given: t.Any, layouts: t.Mapping[str, Layout], whe
                 "option_value", f"{where}.{option}", f"it isn't one of {', '.join(filter(None, CHOICES[option]))}"
             )
     for option in ("resources", "announces"):
-        if not all(contract.is_gpu_resource(one) for one in given.get(option) or ()):
+        if not all(contract.is_gpu_resource(resource) for resource in given.get(option) or ()):
             raise Problem("option_value", f"{where}.{option}", "it has other resources than NVIDIA's")
     values: dict[str, t.Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if value != []
@@ -322,37 +333,41 @@ def _configuration(name: str, given: t.Any, layouts: t.Mapping[str, Layout], whe
     chosen = values.pop("mig_layout", "")
     if chosen and chosen not in layouts:
         raise Problem("layout_unknown", f"{where}.mig_layout", f"nvidia_device_plugin_mig_layouts has no {chosen}")
-    found = Configuration(name, layout=layouts.get(chosen), **values)
-    if found.sharing == MPS and "fail_requests_greater_than_one" not in values:
+    configuration = Configuration(name, layout=layouts.get(chosen), **values)
+    if configuration.sharing == MPS and "fail_requests_greater_than_one" not in values:
         # Two replicas of MPS are two parts of one card, of which a program can use one.
-        found = dataclasses.replace(found, fail_requests_greater_than_one=True)
-    _check(found, where)
-    return found
+        configuration = dataclasses.replace(configuration, fail_requests_greater_than_one=True)
+    _check(configuration, where)
+    return configuration
 
 
-def _check(one: Configuration, where: str) -> None:
-    if one.sharing == NONE and one.replicas != 1:
+def _check(configuration: Configuration, where: str) -> None:
+    if configuration.sharing == NONE and configuration.replicas != 1:
         raise Problem("replicas_unused", f"{where}.replicas", "without sharing a card has one; set sharing")
-    if one.sharing != NONE and one.replicas < 2:
+    if configuration.sharing != NONE and configuration.replicas < 2:
         raise Problem("replicas_missing", f"{where}.replicas", "a shared card has 2 or more")
-    if one.sharing == MPS:
-        if one.replicas > MOST_MPS:
+    if configuration.sharing == MPS:
+        if configuration.replicas > MOST_MPS:
             raise Problem("replicas_too_many", f"{where}.replicas", f"an MPS server has at most {MOST_MPS} clients")
-        if one.mig_strategy != NONE or one.resources != (contract.RESOURCE,):
+        if configuration.mig_strategy != NONE or configuration.resources != (contract.RESOURCE,):
             raise Problem("mps_with_mig", where, "the plugin doesn't share MIG devices by MPS; use time-slicing")
-    if one.layout is not None and one.mig_strategy == NONE:
+    if configuration.layout is not None and configuration.mig_strategy == NONE:
         raise Problem("layout_unused", where, "its MIG devices aren't announced; set mig_strategy to single or mixed")
-    if one.layout is not None and one.mig_strategy == "single" and not single_profile(one.layout):
+    if (
+        configuration.layout is not None
+        and configuration.mig_strategy == "single"
+        and not single_profile(configuration.layout)
+    ):
         raise Problem(
             "layout_not_single", where, "the strategy single needs all cards divided, into one profile; use mixed"
         )
-    if one.mig_strategy == "mixed" and one.layout is None and not one.announces:
+    if configuration.mig_strategy == "mixed" and configuration.layout is None and not configuration.announces:
         raise Problem(
             "announces_missing",
             where,
             "set mig_layout, or name the profiles of the cards in announces: they are waited for",
         )
-    if one.layout is not None and one.mig_strategy == "mixed" and one.sharing != NONE:
-        unknown = [name for name in one.resources if name not in one.layout.resources()]
+    if configuration.layout is not None and configuration.mig_strategy == "mixed" and configuration.sharing != NONE:
+        unknown = [name for name in configuration.resources if name not in configuration.layout.resources()]
         if unknown:
             raise Problem("resource_unknown", f"{where}.resources", f"the layout has no {', '.join(unknown)}")

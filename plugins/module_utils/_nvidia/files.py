@@ -19,7 +19,7 @@ from .._core.types import JsonObject
 from .._host.system import System
 
 SOCKETS = "device-plugins"
-# Of the plugin: nvidia-gpu.sock, nvidia-gpu.shared.sock, nvidia-mig-1g.5gb.sock.
+# The plugin's: nvidia-gpu.sock, nvidia-gpu.shared.sock, nvidia-mig-1g.5gb.sock.
 SOCKET = re.compile(r"nvidia-(?:gpu|mig-).*\.sock")
 CDI = "/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json"
 # The beginnings that the kernel keeps of the names of programs, by what they are. HAMi's plugin has the name, too.
@@ -87,11 +87,11 @@ class Leftovers:
 
     def plan(self, state: Left) -> Plan:
         changes = [
-            Change(f"compute mode of {one}", f"{EXCLUSIVE}\n", "Default\n", ("mode", one)) for one in state["modes"]
+            Change(f"compute mode of {mode}", f"{EXCLUSIVE}\n", "Default\n", ("mode", mode)) for mode in state["modes"]
         ]
-        changes += [Change(f"mount {one}", "mounted\n", "", ("mount", one)) for one in state["mounts"]]
+        changes += [Change(f"mount {mount}", "mounted\n", "", ("mount", mount)) for mount in state["mounts"]]
         # The folder is last: as long as it is there, the next run looks at the modes, too.
-        changes += [Change(one, "there\n", "", ("file", one)) for one in state["files"]]
+        changes += [Change(file, "there\n", "", ("file", file)) for file in state["files"]]
         if state["folder"]:
             changes.append(Change(self._root, "there\n", "", ("folder", self._root)))
         if changes:
@@ -105,7 +105,7 @@ class Leftovers:
             if name in PROGRAMS:
                 running.append({"pid": int(pid), "program": name})
         if running:
-            shown = ", ".join(f"{PROGRAMS[str(one['program'])]} (process {one['pid']})" for one in running)
+            shown = ", ".join(f"{PROGRAMS[str(process['program'])]} (process {process['pid']})" for process in running)
             raise ShareError(
                 f"{shown} still runs on this machine: take the plugin off the node first, by its labels",
                 running=running,

@@ -113,7 +113,7 @@ def injection_of(facts: t.Any) -> Injection | None:
     runtimes = facts.get("runtimes") or {}
     # k3s may run with Docker, or with a containerd that isn't its own.
     used = (facts.get("kubelet") or {}).get("runtime")
-    name = used or next((one for one in ("k3s", "rke2") if runtimes.get(one)), None)
+    name = used or next((kind for kind in ("k3s", "rke2") if runtimes.get(kind)), None)
     state = runtimes.get(str(name))
     if not state:
         return Injection(ENVVAR, by_class=False)
@@ -121,8 +121,8 @@ def injection_of(facts: t.Any) -> Injection | None:
         dump = state.get("dump") or ""
         if not dump:
             return Injection(ENVVAR, by_class=False)
-        found = _DEFAULT_RUNTIME.search(dump)
-        default, handler, cdi = found[1] if found else "", bool(_HANDLER.search(dump)), injects_cdi(state)
+        match = _DEFAULT_RUNTIME.search(dump)
+        default, handler, cdi = match[1] if match else "", bool(_HANDLER.search(dump)), injects_cdi(state)
     else:
         # CRI-O always knows CDI; dockershim and cri-dockerd don't, and k3s' containerd isn't asked.
         default, handler, cdi = state["default_runtime"], RUNTIME in state["runtimes"], name == "crio"
@@ -170,20 +170,20 @@ def _plan(options: Options) -> Result:
         elif name in injections:
             nodes.append(_node(name, known[chosen], injections[name], options))
     strategies = {
-        known[one].mig_strategy for one in {_configuration(name, options) for name in options["nodes"]} & set(known)
+        known[used].mig_strategy for used in {_configuration(name, options) for name in options["nodes"]} & set(known)
     }
     if options["operator"] and {"single", "mixed"} <= strategies:
         text = "nodes of the GPU Operator have one MIG strategy, spec.mig.strategy; use mixed for all of them"
         problems.append(Problem("operator_mig_strategies", f"{PREFIX}node_configurations", text))
-    by_cdi = {name for name, one in injections.items() if one.strategy == CDI_CRI}
+    by_cdi = {name for name, injection in injections.items() if injection.strategy == CDI_CRI}
     roots = {root_of(options["facts"].get(name)) for name in by_cdi}
     if len(roots) > 1:
         where = " and ".join(sorted(roots))
         text = f"the driver of nodes with CDI is below {where}, and the chart has one nvidiaDriverRoot"
         problems.append(Problem("driver_roots", f"{PREFIX}nodes", text))
     if problems:
-        return _result(problems=[one.result() for one in problems])
-    by_class = any(one.by_class for one in injections.values())
+        return _result(problems=[problem.result() for problem in problems])
+    by_class = any(injection.by_class for injection in injections.values())
     runtime_class = options["runtime_class"] or (RUNTIME if by_class else "")
     documents = _documents(known)
     return _result(
@@ -192,7 +192,7 @@ def _plan(options: Options) -> Result:
         groups=_groups(nodes, operator=False),
         operator_groups=_groups(nodes, operator=True),
         config_maps=_config_maps(documents, options["mig_layouts"]),
-        mig_strategy="mixed" if "mixed" in strategies else "single" if "single" in strategies else "none",
+        mig_strategy=next((name for name in ("mixed", "single") if name in strategies), "none"),
         default=options["default"],
         runtime_class=runtime_class,
     )
@@ -203,7 +203,7 @@ def _configuration(node: str, options: Options) -> str:
 
 
 def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
-    found: dict[str, Injection] = {}
+    injections: dict[str, Injection] = {}
     problems = []
     for name in options["nodes"]:
         seen = injection_of(options["facts"].get(name)) if options["injection"] == "auto" else None
@@ -221,33 +221,41 @@ def _injections(options: Options) -> tuple[dict[str, Injection], list[Problem]]:
             )
             problems.append(Problem("no_injection", f"{PREFIX}injection", text))
         else:
-            found[name] = seen
-    return found, problems
+            injections[name] = seen
+    return injections, problems
 
 
-def variant(one: Configuration, strategy: str) -> str:
+def variant(configuration: Configuration, strategy: str) -> str:
     """Return the name of a configuration for nodes whose containers get their cards in one way."""
-    return one.name if one.device_list_strategy or strategy == ENVVAR else f"{one.name}-{strategy}"
+    return (
+        configuration.name
+        if configuration.device_list_strategy or strategy == ENVVAR
+        else f"{configuration.name}-{strategy}"
+    )
 
 
 def _documents(known: t.Mapping[str, Configuration]) -> dict[str, JsonObject]:
     """Return every configuration in every variant, so that another node alone doesn't restart all plugins."""
-    return {variant(one, strategy): one.document(strategy) for one in known.values() for strategy in (ENVVAR, CDI_CRI)}
+    return {
+        variant(configuration, strategy): configuration.document(strategy)
+        for configuration in known.values()
+        for strategy in (ENVVAR, CDI_CRI)
+    }
 
 
-def _node(name: str, one: Configuration, injection: Injection, options: Options) -> NodePlan:
+def _node(name: str, configuration: Configuration, injection: Injection, options: Options) -> NodePlan:
     labels = {
         backends.LABEL: backends.NVIDIA,
         contract.LABEL_PRESENT: "true",
-        contract.LABEL_CONFIG: variant(one, injection.strategy),
+        contract.LABEL_CONFIG: variant(configuration, injection.strategy),
     }
     if not options["gfd"]:
-        labels.update({**one.labels(), **_card_labels(options["facts"].get(name), one)})
+        labels.update({**configuration.labels(), **_card_labels(options["facts"].get(name), configuration)})
     return {
         "name": name,
         "labels": labels,
-        "mig_layout": one.layout.name if one.layout else "",
-        "resources": one.announced(len(_cards(options["facts"].get(name)))),
+        "mig_layout": configuration.layout.name if configuration.layout else "",
+        "resources": configuration.announced(len(_cards(options["facts"].get(name)))),
     }
 
 
@@ -256,7 +264,7 @@ def _cards(facts: t.Any) -> list[JsonObject]:
     return ((facts or {}).get("driver") or {}).get("cards") or []
 
 
-def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
+def _card_labels(facts: t.Any, configuration: Configuration) -> dict[str, str]:
     """Return NVIDIA's labels of the cards, where they were observed and are of one kind."""
     cards = _cards(facts)
     kinds = {(card.get("name"), card.get("memory_mib")) for card in cards}
@@ -265,7 +273,7 @@ def _card_labels(facts: t.Any, one: Configuration) -> dict[str, str]:
     [(product, memory)] = kinds
     labels = {contract.LABEL_COUNT: str(len(cards))}
     if product:
-        shared = "-SHARED" if one.replicas > 1 and not one.rename else ""
+        shared = "-SHARED" if configuration.replicas > 1 and not configuration.rename else ""
         text = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(product)).strip("-_.")[: 63 - len(shared)]
         labels[contract.LABEL_PRODUCT] = text + shared
     return {**labels, contract.LABEL_MEMORY: str(memory)} if memory else labels
@@ -276,7 +284,7 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
 
     :param operator: with the labels that the GPU Operator needs; it sets NVIDIA's others itself.
     """
-    found: dict[tuple[tuple[str, int], ...], Group] = {}
+    groups: dict[tuple[tuple[str, int], ...], Group] = {}
     for node in nodes:
         labels = node["labels"]
         if operator:
@@ -285,11 +293,11 @@ def _groups(nodes: t.Sequence[NodePlan], operator: bool) -> list[Group]:
             if node["mig_layout"]:
                 labels[contract.LABEL_MIG_CONFIG] = node["mig_layout"]
         empty = Group(resources=node["resources"], nodes=[], definitions=[])
-        group = found.setdefault(tuple(node["resources"].items()), empty)
+        group = groups.setdefault(tuple(node["resources"].items()), empty)
         group["nodes"].append(node["name"])
         metadata = {"name": node["name"], "labels": labels}
         group["definitions"].append({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
-    return list(found.values())
+    return list(groups.values())
 
 
 def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str, options: Options) -> JsonObject:
@@ -307,7 +315,10 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
     required = {"nodeSelectorTerms": [{"matchExpressions": wanted}]}
     # JSON is YAML.
     ours: JsonObject = {
-        "config": {"map": {name: _text(one) for name, one in documents.items()}, "default": options["default"]},
+        "config": {
+            "map": {name: _text(document) for name, document in documents.items()},
+            "default": options["default"],
+        },
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
         "gfd": {"enabled": options["gfd"]},
         "tolerations": options["tolerations"],
@@ -340,12 +351,12 @@ def merged(ours: t.Any, theirs: t.Any) -> t.Any:
 
 
 def _config_maps(documents: t.Mapping[str, JsonObject], mig_layouts: JsonObject) -> JsonObject:
-    plugin = {name: _text(one) for name, one in documents.items()}
-    found = {"device_plugin": {"name": _named("kubegpu-device-plugin", plugin), "data": plugin}}
+    plugin = {name: _text(document) for name, document in documents.items()}
+    maps = {"device_plugin": {"name": _named("kubegpu-device-plugin", plugin), "data": plugin}}
     if mig_layouts:
         mig = {"config.yaml": _text(mig_layouts)}
-        found["mig_manager"] = {"name": _named("kubegpu-mig-parted", mig), "data": mig}
-    return found
+        maps["mig_manager"] = {"name": _named("kubegpu-mig-parted", mig), "data": mig}
+    return maps
 
 
 def _named(prefix: str, data: t.Mapping[str, str]) -> str:

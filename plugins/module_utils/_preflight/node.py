@@ -25,7 +25,7 @@ from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
 from .._node.types import GpuNode
 from .._openshift import coreos
-from .._runtime.common import cgroup_driver
+from .._runtime.plan import cgroup_driver
 from .._toolkit import memory_limit
 from .._toolkit.facts import takes_cards_on_reload
 from .findings import NOTE, PROBLEM, WARNING, Finding

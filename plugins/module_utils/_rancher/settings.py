@@ -78,7 +78,8 @@ class Kind:
 
         An agent with its settings and its state elsewhere has only its unit.
         """
-        return (posixpath.dirname(self.config), self.data, *(f"{one}/{name}" for one in UNITS for name in self.units))
+        files = (f"{folder}/{name}" for folder in UNITS for name in self.units)
+        return (posixpath.dirname(self.config), self.data, *files)
 
     @property
     def config(self) -> str:
@@ -190,25 +191,25 @@ def read(
         # An empty variable is none.
         if value and key in keys:
             found["environment"][key] = [value]
-    for one in [path, *(f"{folder_of(path)}/{name}" for name in drop_ins(names(folder_of(path))))]:
-        text = content(one)
+    for file in [path, *(f"{folder_of(path)}/{name}" for name in drop_ins(names(folder_of(path))))]:
+        text = content(file)
         if text is None:
             continue
         try:
             entries, used = _entries(text, keys)
         except Unreadable as error:
-            found["problem"] = {"path": one, "line": error.line, "code": error.code}
+            found["problem"] = {"path": file, "line": error.line, "code": error.code}
             return found
         for key, words in used.items():
             seen.setdefault(key, set()).update(words)
-        found["files"].append({"path": one, "entries": entries})
+        found["files"].append({"path": file, "entries": entries})
     twice = sorted(key for key, words in seen.items() if len(words) > 1)
     # It refuses each value that is neither, also one before the last, or of a variable beside a flag.
     wrong = twice or [
         key for key in SWITCHES if {*values(found, key), *found["environment"].get(key, ())}.difference((*TRUE, *FALSE))
     ]
     if wrong:
-        having = [one["path"] for one in found["files"] if any(entry["key"] == wrong[0] for entry in one["entries"])]
+        having = [file["path"] for file in found["files"] if any(entry["key"] == wrong[0] for entry in file["entries"])]
         found["problem"] = {"path": (having or [path])[-1], "line": 0, "code": "two-names" if twice else "switch"}
     return found
 
@@ -236,8 +237,8 @@ def values(settings: Settings, key: str, without: t.Container[str] = (), flags: 
     """
     found: list[str] = []
     there = single = False
-    for one in settings["files"]:
-        for entry in one["entries"] if one["path"] not in without else ():
+    for file in settings["files"]:
+        for entry in file["entries"] if file["path"] not in without else ():
             if entry["key"] != key:
                 continue
             if entry["add"] and there:
@@ -277,10 +278,10 @@ def only(settings: Settings, keys: t.Container[str], names: t.Container[str] = (
         return [word.partition("=")[0] for word in words] if key in names else list(words)
 
     files: list[SettingsFile] = []
-    for one in settings["files"]:
-        entries = [entry for entry in one["entries"] if entry["key"] in keys]
+    for file in settings["files"]:
+        entries = [entry for entry in file["entries"] if entry["key"] in keys]
         kept: list[Entry] = [{**entry, "values": shown(entry["key"], entry["values"])} for entry in entries]
-        files.append({"path": one["path"], "entries": kept})
+        files.append({"path": file["path"], "entries": kept})
     return {
         "path": settings["path"],
         "files": files,
@@ -300,26 +301,25 @@ def replaced(settings: Settings, path: str, wanted: t.Mapping[str, t.Sequence[st
         {"key": key.rstrip("+"), "add": key.endswith("+"), "single": False, "values": list(words)}
         for key, words in wanted.items()
     ]
-    files = {one["path"]: one for one in settings["files"]} | {path: SettingsFile(path=path, entries=entries)}
-    main = settings["path"]
-    order = sorted(files, key=lambda one: (one != main, _bytes(one)))
-    return {**settings, "files": [files[one] for one in order]}
+    files = {file["path"]: file for file in settings["files"]} | {path: SettingsFile(path=path, entries=entries)}
+    order = sorted(files, key=lambda name: (name != settings["path"], _bytes(name)))
+    return {**settings, "files": [files[file] for file in order]}
 
 
 def after(settings: Settings, path: str, key: str) -> list[str]:
     """Return the files that are read after a drop-in and set a key."""
-    paths = [one["path"] for one in settings["files"]]
-    return [one for one in setters(settings, key) if path in paths and paths.index(one) > paths.index(path)]
+    paths = [file["path"] for file in settings["files"]]
+    return [setter for setter in setters(settings, key) if path in paths and paths.index(setter) > paths.index(path)]
 
 
 def setters(settings: Settings, key: str) -> dict[str, list[str]]:
     """Return each file that sets a key, with its values, in the order in which they are read."""
-    found = {}
-    for one in settings["files"]:
-        words = [word for entry in one["entries"] if entry["key"] == key for word in entry["values"]]
-        if any(entry["key"] == key for entry in one["entries"]):
-            found[one["path"]] = words
-    return found
+    by_file = {}
+    for file in settings["files"]:
+        values = [entry["values"] for entry in file["entries"] if entry["key"] == key]
+        if values:
+            by_file[file["path"]] = [word for words in values for word in words]
+    return by_file
 
 
 def explain(title: str, problem: Problem) -> str:
@@ -337,8 +337,8 @@ def _last(words: t.Sequence[str]) -> str | None:
 
 def _named(arguments: t.Sequence[str]) -> str:
     """Return the first --config of a command line."""
-    for number, one in enumerate(arguments):
-        name, equals, path = one.partition("=")
+    for number, argument in enumerate(arguments):
+        name, equals, path = argument.partition("=")
         if name in ("--config", "-c"):
             return path if equals else "".join(arguments[number + 1 : number + 2])
     return ""
@@ -351,12 +351,12 @@ def _flags(arguments: t.Sequence[str]) -> t.Iterator[tuple[str, str | None]]:
     """
     rest = list(arguments)
     while rest:
-        one = rest.pop(0)
-        if not one.startswith("-"):
+        word = rest.pop(0)
+        if not word.startswith("-"):
             continue
-        if one == "--":
+        if word == "--":
             return
-        name, equals, text = one.lstrip("-").partition("=")
+        name, equals, text = word.lstrip("-").partition("=")
         if equals:
             yield name, text
         elif name not in SWITCHES and rest and (name.endswith("-arg") or not rest[0].startswith("-")):
@@ -371,12 +371,14 @@ def _take(
     key = ALIASES.get(word, word)
     if key in keys:
         seen.setdefault(key, set()).add(word)
-        flags.setdefault(key, []).append(("true" if key in SWITCHES else "") if given is None else given)
+        if given is None:
+            given = "true" if key in SWITCHES else ""
+        flags.setdefault(key, []).append(given)
 
 
 def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, set[str]]]:
     """Return a file's entries of these keys, and the names by which it has them."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     used: dict[str, set[str]] = {}
     pairs, left = yaml_reader.read(text), MOST_VALUES
     for (word, given), line in zip(pairs, pairs.lines):
@@ -391,9 +393,9 @@ def _entries(text: str, keys: t.Container[str]) -> tuple[list[Entry], dict[str, 
         left -= len(items)
         if left < 0:
             raise Unreadable("size", line)
-        if any(isinstance(one, list) for one in items):
+        if any(isinstance(item, list) for item in items):
             # Go prints its own form of them.
             raise Unreadable("value", line)
-        words = [] if given is None else [str(one or "").strip() for one in items]
-        found.append({"key": key, "add": word.endswith("+"), "single": single, "values": words})
-    return found, used
+        words = [] if given is None else [str(item or "").strip() for item in items]
+        entries.append({"key": key, "add": word.endswith("+"), "single": single, "values": words})
+    return entries, used

@@ -73,10 +73,10 @@ _ESCAPES = {
 }
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _BOOLS = {
-    one: value
+    spelling: value
     for words, value in (("y yes true on", "true"), ("n no false off", "false"))
     for word in words.split()
-    for one in (word, word.capitalize(), word.upper())
+    for spelling in (word, word.capitalize(), word.upper())
 }
 _NULLS = ("", "~", "null", "Null", "NULL")
 _INTEGER = re.compile(r"([-+]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)$")
@@ -151,16 +151,16 @@ class _Reader:
         self._next_line()
         if self._ends():
             return Pairs()
-        found = self._content(0, first=True)
+        value = self._content(0, first=True)
         self._next_line()
         if not self._ends():
             raise self._wrong("end" if self._column() == 0 else "indent")
-        if found is None:
+        if value is None:
             return Pairs()
-        if not isinstance(found, Pairs):
+        if not isinstance(value, Pairs):
             self._at = 0
             raise self._wrong("mapping")
-        return found
+        return value
 
     # ----------------------------------------------------------------- places
 
@@ -246,7 +246,7 @@ class _Reader:
             if not self._blanks() and self._peek() != "\n":
                 raise self._wrong("end")
         if self._peek() != "\n" and not self._comment():
-            found = self._content(least, first=False, text_only=text_only, compact=not properties and sequence_at < 0)
+            value = self._content(least, first=False, text_only=text_only, compact=not properties and sequence_at < 0)
         else:
             back = self._at
             self._rest_of_line()
@@ -255,20 +255,20 @@ class _Reader:
             if self._ends() or not (column >= least or (column == sequence_at and self._dash())):
                 self._at = back
                 self._rest_of_line()
-                found = "" if text_only else None
+                value = "" if text_only else None
             else:
-                found = self._content(least, first=True, text_only=text_only)
+                value = self._content(least, first=True, text_only=text_only)
         if anchor:
-            self._anchors[anchor] = found
-        return found
+            self._anchors[anchor] = value
+        return value
 
     def _name(self) -> str:
         """Read the name of an anchor or alias, behind its mark."""
-        found = _NAME.match(self._text, self._at + 1)
-        if not found:
+        match = _NAME.match(self._text, self._at + 1)
+        if not match:
             raise self._wrong("alias")
-        self._at = found.end()
-        return found.group()
+        self._at = match.end()
+        return match.group()
 
     def _alias(self) -> Value:
         name = self._name()
@@ -294,7 +294,7 @@ class _Reader:
             if here == "?" and self._blank_follows():
                 raise self._wrong("key")
             if here in "&!" and first:
-                # Of a value on lines of its own, or of its first key.
+                # These belong to a value on lines of its own, or to its first key.
                 back = self._at
                 if self._is_key():
                     raise self._wrong("key")
@@ -305,12 +305,12 @@ class _Reader:
             if here in "|>":
                 return self._block_scalar(least)
             if here in STARTS:
-                found = self._started(here)
+                value = self._started(here)
             else:
                 text = self._plain(least, flow=False)
-                found = text if text_only else plain(text)
+                value = text if text_only else plain(text)
             self._rest_of_line()
-            return found
+            return value
         finally:
             self._depth -= 1
 
@@ -354,7 +354,7 @@ class _Reader:
         """Add a pair to a mapping, but not a merge key, which go-yaml loses where it keeps the order of keys."""
         if key == "<<" and self._text[start] == "<":
             merged = [value] if isinstance(value, Pairs) or not isinstance(value, list) else value
-            if not all(isinstance(one, Pairs) for one in merged):
+            if not all(isinstance(item, Pairs) for item in merged):
                 self._at = start
                 raise self._wrong("merge")
             return
@@ -362,25 +362,25 @@ class _Reader:
         pairs.lines.append(line)
 
     def _mapping(self, column: int) -> Pairs:
-        found = Pairs()
+        pairs = Pairs()
         while True:
             line, start = self._line(), self._at
             key = self._key()
-            self._add(found, key, self._value(column + 1, sequence_at=column), start, line)
+            self._add(pairs, key, self._value(column + 1, sequence_at=column), start, line)
             self._next_line()
             if self._ends() or self._column() < column:
-                return found
+                return pairs
             if self._column() > column:
                 raise self._wrong("indent")
 
     def _sequence(self, column: int) -> list[t.Any]:
-        found: list[t.Any] = []
+        items: list[t.Any] = []
         while True:
             self._at += 1
-            found.append(self._value(column + 1))
+            items.append(self._value(column + 1))
             self._next_line()
             if self._ends() or self._column() < column or (self._column() == column and not self._dash()):
-                return found
+                return items
             if self._column() > column:
                 raise self._wrong("indent")
 
@@ -455,34 +455,34 @@ class _Reader:
                 # Releases of YAML differ here.
                 raise self._wrong("flow")
             self._at += 1
-        found = self._text[start : self._at].rstrip(" \t")
-        self._at = start + len(found)
-        return found
+        line = self._text[start : self._at].rstrip(" \t")
+        self._at = start + len(line)
+        return line
 
     def _quoted(self) -> str:
         """Read a quoted scalar, which may have several lines."""
         quote, start = self._peek(), self._at
         self._at += 1
-        found: list[str] = []
+        parts: list[str] = []
         while True:
             if self._at >= len(self._text):
                 self._at = start
                 raise self._wrong("quote")
             here = self._peek()
             if here == quote and quote == "'" and self._peek(2) == "''":
-                found.append("'")
+                parts.append("'")
                 self._at += 2
             elif here == quote:
                 self._at += 1
-                return "".join(found)
+                return "".join(parts)
             elif here == "\\" and quote == '"':
-                found.append(self._escape())
+                parts.append(self._escape())
             elif here in " \t\n":
-                found.append(self._space())
+                parts.append(self._space())
                 if self._column() == 0 and (self._marker("---") or self._marker("...")):
                     raise self._wrong("quote")
             else:
-                found.append(here)
+                parts.append(here)
                 self._at += 1
 
     def _escape(self) -> str:
@@ -569,10 +569,10 @@ class _Reader:
             anchor = self._name()
             self._flow_space(start)
             here = self._peek()
-        found = self._started(here) if here in STARTS else plain(self._plain(0, flow=True))
+        value = self._started(here) if here in STARTS else plain(self._plain(0, flow=True))
         if anchor:
-            self._anchors[anchor] = found
-        return found
+            self._anchors[anchor] = value
+        return value
 
     def _flow_space(self, start: int) -> None:
         """Skip white space and comments within brackets or braces."""

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the plans of all container runtimes share: files, refusals, the user's own default, cgroups, CDI. Pure."""
+"""What the plans of all container runtimes share: files, refusals, the user's own default, CDI. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .._core.digest import digest
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
-from .containerd import RUNTIME_NAME, TOOLKIT_CONFIG, Options, effective, release
-from .types import Kubelet, Runtimes, state_of
+from .containerd import RUNTIME_NAME, TOOLKIT_CONFIG, Options, release
 
 # Where the GPU Operator installs its toolkit.
 OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
@@ -86,11 +85,11 @@ def plan_of(
     :param others: further changes, shown after the files.
     :param on_disk: ``files``, or ``file`` for a daemon with a single one.
     """
-    changed = [one for one in files if one.before != one.after]
-    changes = [*(one.change for one in changed), *others]
+    changed = [file for file in files if file.before != file.after]
+    changes = [*(file.change for file in changed), *others]
     if reason:
         changes.append(Change(unit, f"running {reason}\n", f"running with the {on_disk} on disk\n"))
-    return RuntimePlan(Plan(tuple(changes)), tuple(one.row for one in changed))
+    return RuntimePlan(Plan(tuple(changes)), tuple(file.row for file in changed))
 
 
 def refuse_missing(title: str, wanted: Options) -> RuntimePlan:
@@ -180,53 +179,25 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
     kind = runtime_type or (name if name.startswith("io.containerd.") else "")
     binary = posixpath.basename(program)
     runc_shim = _RUNC_SHIM.match(kind) is not None
-    # A shim of another type has a program of its own; without a type the name is the program's.
-    words = [binary] if runc_shim else [binary or name] if kind in ("", "oci") else [kind, binary]
+    other_shim = kind not in ("", "oci") and not runc_shim
+    if other_shim:
+        # It has a program of its own.
+        words = [kind, binary]
+    elif runc_shim:
+        words = [binary]
+    else:
+        # Without a type the name is the program's.
+        words = [binary or name]
     for word in words:
         for pattern, title in _KNOWN:
             if pattern.search(word):
                 return title
-    if runc_shim or name in ("", RUNTIME_NAME) or (len(words) == 1 and _RUNC.search(words[0])):
+    if runc_shim or name in ("", RUNTIME_NAME):
         return ""
-    # A shim of another kind is what is lost, whatever its runtime is called.
-    return kind if kind not in ("", "oci") and not runc_shim else name
-
-
-# From 1.34 on every kubelet asks the runtime, and its own setting counts only where that doesn't answer
-# (KubeletCgroupDriverFromCRI: https://kubernetes.io/docs/setup/production-environment/container-runtimes/).
-ASKS_SINCE = (1, 34)
-# The first releases that answer RuntimeConfig.
-ANSWERS_SINCE = {"containerd": (2, 0), "crio": (1, 28)}
-
-
-def asks_runtime(kubelet: Kubelet, runtimes: Runtimes) -> bool:
-    """Return whether the kubelet takes the cgroup driver from its runtime."""
-    state = state_of(kubelet["runtime"], runtimes)
-    first = ANSWERS_SINCE.get(kubelet["runtime"])
-    asks = bool(kubelet["version"]) and release(kubelet["version"]) >= ASKS_SINCE
-    return asks and first is not None and state is not None and release(str(state.get("version") or "")) >= first
-
-
-def runtime_driver(name: str, runtimes: Runtimes) -> str:
-    """Return a runtime's driver, ``systemd`` or ``cgroupfs``; nothing where it is unknown."""
-    state = state_of(name, runtimes)
-    if name != "containerd" or not state:
-        return str(state.get("cgroup_driver") or "") if state else ""
-    return effective(str(state.get("dump") or "")).cgroup_driver
-
-
-def kubelet_driver(kubelet: Kubelet, runtimes: Runtimes) -> str:
-    """Return the driver that the kubelet uses; nothing where it is unknown."""
-    if asks_runtime(kubelet, runtimes):
-        return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
-    return kubelet["cgroup_driver"]
-
-
-def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
-    """Return the driver of the node's containers: the runtime's, else the kubelet's; nothing where it is unknown."""
-    if not kubelet:
-        return ""
-    return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
+    if other_shim:
+        # This is what is lost, whatever the runtime is called.
+        return kind
+    return "" if _RUNC.search(words[0]) else name
 
 
 # From this release on CDI is always on, and there is no setting for it any more: containerd's RELEASES.md.
@@ -239,5 +210,5 @@ def injects_cdi(state: t.Mapping[str, t.Any]) -> bool:
 
     :param state: its facts, of which ``dump`` and ``version`` are read.
     """
-    found = _SETTING.search(str(state.get("dump") or ""))
-    return found[1] == "true" if found else release(str(state.get("version") or "")) >= ALWAYS_SINCE
+    match = _SETTING.search(str(state.get("dump") or ""))
+    return match[1] == "true" if match else release(str(state.get("version") or "")) >= ALWAYS_SINCE

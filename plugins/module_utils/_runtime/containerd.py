@@ -45,11 +45,6 @@ CRI_PLUGIN = {
     4: "io.containerd.cri.v1.runtime",
 }
 
-# Distributions whose containerd only their own file can configure.
-ELSEWHERE = {
-    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
-    "k0s": "/etc/k0s/containerd.d",
-}
 # containerd ignores the case of these names; "systemdCgroup" is common.
 OPTIONS = {"binaryname": "BinaryName", "systemdcgroup": "SystemdCgroup"}
 # Shims that run the program of BinaryName.
@@ -68,14 +63,15 @@ _PROXY = re.compile(r"^(?:[a-z0-9]+://)?(?P<secret>[^\s/]+)@", re.IGNORECASE)
 
 def credentials(text: str) -> list[Span]:
     """Find the credentials of a configuration file, valid or not: strings below a secret key, and those of URLs."""
-    found: list[Span] = []
-    # Of each open bracket the character; a string is a value behind a "=" only.
+    ranges: list[Span] = []
+    # The open brackets.
     nested: list[str] = []
+    # A string is a value only behind a "=".
     word, key, value = "", "", False
-    for one in _PIECE.finditer(text):
-        piece, start = one.group(), one.start()
+    for token in _PIECE.finditer(text):
+        piece, start = token.group(), token.start()
         if piece[0] == "#":
-            found += [(start + a, start + b) for a, b in in_words(piece)]
+            ranges += [(start + a, start + b) for a, b in in_words(piece)]
         elif piece[0] in "\"'":
             width = 3 if piece[:3] in ('"""', "'''") else 1
             word = piece[width:-width]
@@ -84,7 +80,7 @@ def credentials(text: str) -> list[Span]:
             else:
                 patterns = [URL, _PROXY] if value and "proxy" in key.lower() else [URL]
                 spans = [hit.span("secret") for pattern in patterns for hit in pattern.finditer(word)]
-            found += [(start + width + a, start + width + b) for a, b in spans]
+            ranges += [(start + width + a, start + width + b) for a, b in spans]
         elif piece == "=":
             if nested[-1:] == ["["]:
                 # A list that nothing closes: what follows is a key of the file again.
@@ -102,7 +98,7 @@ def credentials(text: str) -> list[Span]:
             value = False
         elif piece not in ("\n", ","):
             word = piece.rpartition(".")[2]
-    return without_overlap(found)
+    return without_overlap(ranges)
 
 
 _MASKING = Masking(credentials)
@@ -119,24 +115,14 @@ def version_of(text: str) -> str:
 
     ``containerd github.com/containerd/containerd/v2 v2.2.9 <commit>``; Debian's has ``1.6.20~ds1`` in its place.
     """
-    found = re.search(r"(?:^|\s)v?([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:^|\s)v?([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
+    return match.group(1) if match else ""
 
 
 def release(version: str) -> tuple[int, int]:
     """Return a version's major and minor number; (0, 0) for an unknown one."""
-    found = re.match(r"([0-9]+)\.([0-9]+)", version)
-    return (int(found.group(1)), int(found.group(2))) if found else (0, 0)
-
-
-def belongs_to(name: str) -> str:
-    """Explain why the containerd of a distribution isn't configured itself, and what is instead."""
-    if name in ELSEWHERE:
-        return (
-            f"runtime_name: this node's containerd belongs to {name}, which generates its configuration; "
-            f"set the default runtime in {ELSEWHERE[name]}"
-        )
-    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
+    match = re.match(r"([0-9]+)\.([0-9]+)", version)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
 
 
 def imports_of(text: str) -> list[str]:
@@ -169,8 +155,8 @@ def resolve(parent: str, imports: t.Sequence[str], names: t.Callable[[str], list
     :param names: lists a directory.
     """
     paths: list[str] = []
-    for one in imports:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), one))
+    for pattern in imports:
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(parent), pattern))
         paths.extend(_glob(path, names) if "*" in path else [path])
     return paths
 
@@ -180,9 +166,9 @@ def _glob(path: str, names: t.Callable[[str], list[str]]) -> list[str]:
     folders = _glob(folder, names) if "*" in folder else [folder]
     # Go's Glob: a star matches a leading dot too.
     return [
-        posixpath.join(one, name)
-        for one in folders
-        for name in sorted(names(one))
+        posixpath.join(folder, name)
+        for folder in folders
+        for name in sorted(names(folder))
         if fnmatch.fnmatchcase(name, pattern)
     ]
 
@@ -217,16 +203,16 @@ def read_dump(text: str) -> Flat:
 def path_of(text: str) -> tuple[str, ...]:
     """Return the names in a table's header, without its brackets."""
     parts: list[str] = []
-    for found in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
-        parts.append(next(group for group in found.groups() if group is not None))
+    for match in re.finditer(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([A-Za-z0-9_-]+)", text):
+        parts.append(next(group for group in match.groups() if group is not None))
     return tuple(parts)
 
 
 def _first_key(line: str) -> tuple[str, str]:
-    found = re.match(r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[A-Za-z0-9_-]+)\s*=\s*(.*)$", line)
-    if not found:
+    match = re.match(r"(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[A-Za-z0-9_-]+)\s*=\s*(.*)$", line)
+    if not match:
         return line, ""
-    return found.group(1).strip("\"'"), found.group(2)
+    return match.group(1).strip("\"'"), match.group(2)
 
 
 def _value(text: str) -> t.Any:
@@ -239,7 +225,7 @@ def _value(text: str) -> t.Any:
     if text[:1] == "'" and text[-1:] == "'":
         return text[1:-1]
     if text[:1] == "[" and text[-1:] == "]":
-        return [found.group()[1:-1] for found in re.finditer(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', text[1:-1])]
+        return [match.group()[1:-1] for match in re.finditer(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'', text[1:-1])]
     return text
 
 
@@ -286,20 +272,14 @@ class EffectiveConfig:
 
     @property
     def socket(self) -> str:
-        """Return the path of containerd's socket."""
         moved = ("plugins", "io.containerd.server.v1.grpc", "address")
         return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
-
-    def shows_options(self) -> bool:
-        """Return whether the dump has the runtimes' options; containerd 1.4 prints such tables empty."""
-        base = (*self.base, "containerd", "runtimes")
-        return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in self.flat)
 
     @property
     def cdi(self) -> bool | None:
         """Return whether CDI is enabled; None where this containerd doesn't support it."""
-        found = self.value("enable_cdi")
-        return found if isinstance(found, bool) else None
+        enabled = self.value("enable_cdi")
+        return enabled if isinstance(enabled, bool) else None
 
     def runtimes(self) -> list[str]:
         base = (*self.base, "containerd", "runtimes")
@@ -308,8 +288,14 @@ class EffectiveConfig:
     def runtime(self, name: str) -> Flat:
         """Return one runtime's settings without empty strings, zeros and empty lists."""
         base = (*self.base, "containerd", *((DEFAULT_RUNTIME,) if self.is_table(name) else ("runtimes", name)))
-        found = {_spelled(path[len(base) :]): value for path, value in self.flat.items() if path[: len(base)] == base}
-        return {path: value for path, value in found.items() if path and value not in ("", 0, [], {})}
+        settings: Flat = {}
+        for full, value in self.flat.items():
+            path = full[len(base) :]
+            if full[: len(base)] == base and path:
+                if len(path) == 2 and path[0] == "options":
+                    path = ("options", OPTIONS.get(path[1].lower(), path[1]))
+                settings[path] = value
+        return {path: value for path, value in settings.items() if value not in ("", 0, [], {})}
 
     def is_table(self, name: str) -> bool:
         """Return whether a runtime is the default one as a table, which has no type where ours replaces it."""
@@ -329,7 +315,7 @@ class EffectiveConfig:
         :param default: the default runtime without ours.
         """
         fitting = self.models()
-        return default if default in fitting else (fitting[0] if fitting else "")
+        return default if default in fitting else next(iter(fitting), "")
 
     @property
     def cgroup_driver(self) -> str:
@@ -338,14 +324,6 @@ class EffectiveConfig:
         if not name:
             return ""
         return "systemd" if self.runtime(name).get(("options", "SystemdCgroup")) else "cgroupfs"
-
-    def bare_runc(self) -> bool:
-        """Return whether runc has built-in settings alone."""
-        return set(self.runtime("runc")) <= {("runtime_type",), ("sandboxer",)}
-
-
-def _spelled(path: tuple[str, ...]) -> tuple[str, ...]:
-    return ("options", OPTIONS.get(path[1].lower(), path[1])) if len(path) == 2 and path[0] == "options" else path
 
 
 def effective(dump: str) -> EffectiveConfig:
@@ -361,7 +339,7 @@ UNIT = "containerd.service"
 # Kubernetes distributions with a containerd of their own, by paths that only they create. Data alone may be left of an
 # earlier installation.
 EMBEDDED: dict[str, tuple[str, ...]] = {
-    **{kind.name: tuple(one for one in kind.marks if one != kind.data) for kind in (K3S, RKE2)},
+    **{kind.name: tuple(path for path in kind.marks if path != kind.data) for kind in (K3S, RKE2)},
     "microk8s": ("/var/snap/microk8s",),
     "k0s": ("/etc/k0s",),
 }
@@ -421,7 +399,7 @@ def observe(system: System) -> ContainerdState | None:
     return {
         "version": version,
         "config_path": config,
-        "files": {path: mask(one) for path, one in texts.items()},
+        "files": {path: mask(text) for path, text in texts.items()},
         "drop_in": None if drop_in is None else mask(drop_in),
         "dump": mask(text),
         "error": error,

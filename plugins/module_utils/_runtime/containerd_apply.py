@@ -13,11 +13,12 @@ from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
 from .._host.system import System
 from .._host.systemd import stale, unit
-from . import containerd, cri
+from . import cri
 from .containerd import (
     CRI_PLUGIN,
     DEFAULT_RUNTIME,
     DEFAULT_TABLE,
+    PENDING_PATH,
     RUNC_SHIMS,
     RUNTIME_NAME,
     UNIT,
@@ -25,19 +26,44 @@ from .containerd import (
     Flat,
     Options,
     config_path,
+    drop_in_path,
     dump,
+    effective,
+    mask,
     read_files,
+    unmask,
 )
 from .engine import ConfigOnDisk, Engine, require_binary
 from .types import Loss
 
-# Of the CRI plugin's, those that this collection sets beside its runtime.
+# The settings of the CRI plugin that this collection sets beside its runtime.
 SETTINGS = (
     ("containerd", "default_runtime_name"),
     ("containerd", DEFAULT_RUNTIME, "runtime_type"),
     ("enable_cdi",),
 )
 CRI_PARTS = (CRI_PLUGIN[2], CRI_PLUGIN[3], "io.containerd.cri.v1.images")
+# Distributions whose containerd only their own file can configure.
+ELSEWHERE = {
+    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+    "k0s": "/etc/k0s/containerd.d",
+}
+
+
+def belongs_to(name: str) -> str:
+    """Explain why the containerd of a distribution isn't configured itself, and what is instead."""
+    if name in ELSEWHERE:
+        return (
+            f"runtime_name: this node's containerd belongs to {name}, which generates its configuration; "
+            f"set the default runtime in {ELSEWHERE[name]}"
+        )
+    return f"runtime_name: this node's containerd belongs to {name}; set runtime_name: {name} (or auto)"
+
+
+def shows_options(seen: EffectiveConfig) -> bool:
+    """Return whether a dump has the runtimes' options; containerd 1.4 prints such tables empty."""
+    base = (*seen.base, "containerd", "runtimes")
+    return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in seen.flat)
 
 
 def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
@@ -66,29 +92,34 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
         return []
     if not seen.plugin:
         return ["the CRI plugin isn't in containerd's configuration"]
-    found = []
+    unmet = []
     if wanted.default and seen.default_runtime != RUNTIME_NAME:
-        found.append(f"default_runtime_name is {seen.default_runtime!r}")
+        unmet.append(f"default_runtime_name is {seen.default_runtime!r}")
     if not wanted.default and users_default not in (None, RUNTIME_NAME) and seen.default_runtime == RUNTIME_NAME:
-        found.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
-    # A copy of any runtime; of itself, where no other is configured, or where it is the user's default.
-    models = seen.models() + ([RUNTIME_NAME] if seen.bare_runc() or users_default == RUNTIME_NAME else [])
-    models += [users_default] if users_default == DEFAULT_TABLE and seen.is_table(users_default) else []
-    found += sorted([_differences(seen, wanted.binary, model) for model in models or [""]], key=len)[0]
-    if wanted.cdi and seen.cdi is False:
-        found.append("enable_cdi is false")
-    if cri_disabled(seen):
-        found.append('disabled_plugins holds "cri"')
-    return found
-
-
-def _differences(seen: EffectiveConfig, binary: str, model: str) -> list[str]:
-    ours = seen.runtime(RUNTIME_NAME)
-    return [
-        f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
-        for path, value in sorted(runtime_settings(seen, binary, model).items())
-        if ours.get(path, False if value is False else None) != value and (path[0] != "options" or seen.shows_options())
+        unmet.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
+    # A copy of any runtime; of itself, where runc has built-in settings alone, or where it is the user's default.
+    models = seen.models()
+    if set(seen.runtime("runc")) <= {("runtime_type",), ("sandboxer",)} or users_default == RUNTIME_NAME:
+        models.append(RUNTIME_NAME)
+    if users_default == DEFAULT_TABLE and seen.is_table(users_default):
+        models.append(users_default)
+    ours, has_options = seen.runtime(RUNTIME_NAME), shows_options(seen)
+    differences = [
+        [
+            f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"
+            for path, value in sorted(runtime_settings(seen, wanted.binary, model).items())
+            # A setting that isn't there is false.
+            if ours.get(path, False) != value and (path[0] != "options" or has_options)
+        ]
+        for model in models or [""]
     ]
+    nearest = min(differences, key=len)
+    unmet += nearest
+    if wanted.cdi and seen.cdi is False:
+        unmet.append("enable_cdi is false")
+    if cri_disabled(seen):
+        unmet.append('disabled_plugins holds "cri"')
+    return unmet
 
 
 def cri_disabled(seen: EffectiveConfig) -> bool:
@@ -112,7 +143,7 @@ def losses(
     for plugin in plugins:
         ours |= {("plugins", plugin, *key) for key in SETTINGS}
         hidden.append(("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME))
-    was_off, is_off = (cri_disabled(one) or not one.plugin for one in (before, after))
+    was_off, is_off = (cri_disabled(config) or not config.plugin for config in (before, after))
     if (wanted.enable_cri and was_off) or (not wanted.present and is_off and not was_off):
         # The CRI plugin is enabled, or disabled again; a dump leaves out disabled plugins.
         hidden += [("plugins", name) for name in CRI_PARTS]
@@ -122,7 +153,9 @@ def losses(
         return {
             path: value
             for path, value in flat.items()
-            if path not in ours and not any(path[: len(one)] == one for one in hidden) and value not in ("", 0, [], {})
+            if path not in ours
+            and not any(path[: len(prefix)] == prefix for prefix in hidden)
+            and value not in ("", 0, [], {})
         }
 
     old, new = theirs(before.flat), theirs(after.flat)
@@ -147,18 +180,19 @@ class ContainerdEngine(Engine):
 
     name = "containerd"
     unit = UNIT
-    record = containerd.PENDING_PATH
+    record = PENDING_PATH
+    redact, unredact = staticmethod(mask), staticmethod(unmask)
 
     def __init__(
         self,
         system: System,
-        wanted: containerd.Options,
+        wanted: Options,
         expected: t.Iterable[JsonObject] = (),
         users_default: str | None = None,
     ) -> None:
         super().__init__(system)
         self._wanted = wanted
-        self._expected = {tuple(one["path"]): one["value"] for one in expected}
+        self._expected = {tuple(setting["path"]): setting["value"] for setting in expected}
         self._users_default = users_default
         daemon = unit(system, UNIT)
         self._binary = daemon.binary or "containerd"
@@ -168,17 +202,11 @@ class ContainerdEngine(Engine):
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which containerd couldn't start any pod")
         daemon = unit(self._system, UNIT)
-        text, _error = dump(self._system, self._binary, self._config)
+        text = self.config_on_disk().value
         paths = list(read_files(self._system, self._config))
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
         if fresh and text and not self._system.exists(self.record):
             self._active = text
-
-    def redact(self, text: str) -> str:
-        return containerd.mask(text)
-
-    def unredact(self, text: str, real: str) -> str:
-        return containerd.unmask(text, real)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         if not changes:
@@ -190,17 +218,23 @@ class ContainerdEngine(Engine):
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
 
     def own_files(self) -> list[str]:
-        return [containerd.drop_in_path(self._config)]
+        return [drop_in_path(self._config)]
 
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        return unmet_requirements(containerd.effective(after.value), self._wanted, self._users_default)
+        return unmet_requirements(effective(after.value), self._wanted, self._users_default)
 
     def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
-        old, new = containerd.effective(before.value), containerd.effective(after.value)
+        old, new = effective(before.value), effective(after.value)
         return losses(old, new, self._wanted, self._expected)
 
     def health_error(self) -> tuple[str, bool]:
-        state = self._cri()
+        ctr = posixpath.join(posixpath.dirname(self._binary), "ctr")
+        command = [ctr, "--address", self._socket(), "--connect-timeout", "2s", "plugins", "ls"]
+        done = self._system.run(command, timeout=10)
+        state = cri_state(done.out) if done.rc == 0 else ""
+        if state == "missing" and cri_disabled(effective(self.config_on_disk().value or "")):
+            # It is disabled on purpose, and only our settings were removed.
+            state = "ok"
         if state == "ok" and unit(self._system, UNIT).active:
             return "", True
         return ("its CRI plugin failed to load", True) if state == "error" else ("its CRI plugin didn't answer", False)
@@ -212,20 +246,10 @@ class ContainerdEngine(Engine):
         return cri.differences(cri.query(self._system, self._socket()), self._wanted)
 
     def result(self) -> JsonObject:
-        return {"effective": containerd.mask(self.config_on_disk().value), "restarted": self.restarted}
+        return {"effective": mask(self.config_on_disk().value), "restarted": self.restarted}
 
     def _socket(self) -> str:
-        return containerd.effective(self.config_on_disk().value or "").socket
-
-    def _cri(self) -> str:
-        """Query the state of the running daemon's CRI plugin: ok, error, or empty while it doesn't answer."""
-        ctr = posixpath.join(posixpath.dirname(self._binary), "ctr")
-        command = [ctr, "--address", self._socket(), "--connect-timeout", "2s", "plugins", "ls"]
-        done = self._system.run(command, timeout=10)
-        state = cri_state(done.out) if done.rc == 0 else ""
-        # With the CRI plugin disabled on purpose (and only our settings removed), its absence is healthy.
-        off = state == "missing" and cri_disabled(containerd.effective(self.config_on_disk().value or ""))
-        return "ok" if off else state
+        return effective(self.config_on_disk().value or "").socket
 
 
 def cri_state(listing: str) -> str:

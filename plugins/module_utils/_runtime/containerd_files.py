@@ -31,9 +31,9 @@ def reads_one_format(release: tuple[int, int]) -> bool:
 
 def own_format(tree: JsonObject) -> int:
     """Return the version that a file names; 0 for none, which means 1."""
-    found = tree.get("version", 0)
+    version = tree.get("version", 0)
     # To Python, true and false are numbers.
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    return version if isinstance(version, int) and not isinstance(version, bool) else 0
 
 
 def merged_format(release: tuple[int, int], trees: t.Iterable[JsonObject]) -> int:
@@ -45,7 +45,7 @@ def merged_format(release: tuple[int, int], trees: t.Iterable[JsonObject]) -> in
     :param trees: the files in the order in which they are merged.
     """
     lowest, default = (2, 3) if release >= DEEP_MERGE_SINCE else (1, 1)
-    named = [number for one in trees if (number := own_format(one)) >= lowest]
+    named = [number for tree in trees if (number := own_format(tree)) >= lowest]
     return named[-1] if named else default
 
 
@@ -55,7 +55,7 @@ def cri_sections(release: tuple[int, int], trees: t.Mapping[str, JsonObject]) ->
     :param trees: the files in the order in which they are merged.
     """
     merged = merged_format(release, trees.values())
-    found = []
+    sections = []
     for path, tree in trees.items():
         own = own_format(tree)
         if release < DEEP_MERGE_SINCE:
@@ -65,11 +65,13 @@ def cri_sections(release: tuple[int, int], trees: t.Mapping[str, JsonObject]) ->
             old = (merged if reads_one_format(release) else own) < newest_format(release)
             names = [*([CRI_PLUGIN[1]] if old and own < 2 else []), *([CRI_PLUGIN[2]] if old else []), CRI_PLUGIN[3]]
         plugins = tree.get("plugins")
-        found += [(path, name) for name in names if isinstance(plugins, dict) and isinstance(plugins.get(name), dict)]
+        sections += [
+            (path, name) for name in names if isinstance(plugins, dict) and isinstance(plugins.get(name), dict)
+        ]
     if release < DEEP_MERGE_SINCE:
-        return found[-1:]
+        return sections[-1:]
     # Where all files are migrated together, a setting under the new name wins wherever it is.
-    return sorted(found, key=lambda one: one[1] == CRI_PLUGIN[3]) if reads_one_format(release) else found
+    return sorted(sections, key=lambda section: section[1] == CRI_PLUGIN[3]) if reads_one_format(release) else sections
 
 
 def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
@@ -95,8 +97,12 @@ def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, st
 
     containerd doesn't start with them, and since 2.0 its dump doesn't report them.
     """
-    found = []
+    missing = []
     for path in load_order(main, texts):
-        exact = [one for one in containerd.imports_of(texts[path]) if "*" not in one]
-        found += [(path, one) for one in containerd.resolve(path, exact, lambda _folder: []) if one not in texts]
-    return found
+        exact = [pattern for pattern in containerd.imports_of(texts[path]) if "*" not in pattern]
+        missing += [
+            (path, imported)
+            for imported in containerd.resolve(path, exact, lambda _folder: [])
+            if imported not in texts
+        ]
+    return missing

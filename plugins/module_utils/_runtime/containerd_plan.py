@@ -33,7 +33,7 @@ from .common import (
     restart_reason,
 )
 from .containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
-from .containerd_apply import runtime_settings, unmet_requirements
+from .containerd_apply import belongs_to, runtime_settings, shows_options, unmet_requirements
 from .containerd_files import (
     DEEP_MERGE_SINCE,
     cri_sections,
@@ -68,7 +68,7 @@ OF_THE_SERVER = {
     "enable_tls_streaming",
     "x509_key_pair_streaming",
 }
-# Of the default runtime as a table of 1.x, its type, below "containerd".
+# The type of a default runtime that is a table, below "containerd": 1.x knows it beside the name.
 DEFAULT_TYPE = (containerd.DEFAULT_RUNTIME, "runtime_type")
 # Shim of 1.0, for which some settings of 1.x are.
 LINUX_SHIM = "io.containerd.runtime.v1.linux"
@@ -92,7 +92,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
         return refuse_missing("containerd", options)
     if observed["embedded"]:
         if options.present:
-            raise BadInput(containerd.belongs_to(observed["embedded"]))
+            raise BadInput(belongs_to(observed["embedded"]))
         return RuntimePlan()
     if options.present:
         refuse_operator("containerd", observed["operator"])
@@ -103,7 +103,7 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
         before[edit.drop_in] = observed["drop_in"]
     # An empty main file is none.
     files = [FileChange(path, before.get(path), text) for path, text in texts.items() if text or path in before]
-    changed = any(one.before != one.after for one in files)
+    changed = any(file.before != file.after for file in files)
     wrong = [] if changed or not options.present else unmet_requirements(edit.effective, options, edit.users_default)
     if wrong:
         others = [
@@ -170,7 +170,7 @@ class _Edit:
             self.effective = self._with_options()
 
     def _order(self, documents: Documents) -> list[str]:
-        return load_order(self._main, {path: one.text for path, one in documents.items()})
+        return load_order(self._main, {path: document.text for path, document in documents.items()})
 
     def _trees(self, documents: Documents) -> dict[str, JsonObject]:
         """Return the files' values, in the order in which containerd merges them."""
@@ -193,7 +193,7 @@ class _Edit:
     def _with_options(self) -> EffectiveConfig:
         """Add the runtimes' options from the files to a dump that leaves them out."""
         seen = self.effective
-        if not seen.plugin or seen.shows_options():
+        if not seen.plugin or shows_options(seen):
             return seen
         flat = dict(seen.flat)
         runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
@@ -228,12 +228,14 @@ class _Edit:
             drop_in = ours.text
         else:
             self._unimport(theirs.get(self._main))
-            target = self._section_file(theirs)
+            sections = self._sections(theirs)
+            # The file whose section counts, or that gets one.
+            target = sections[-1][0] if sections else self._main
             if target == self._main:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
             self._edit_in_place(theirs, target, version, seen, settings)
             _set_misspelled_options(theirs[target], CRI_PLUGIN[version], settings)
-        return {self.drop_in: drop_in, **{path: one.checked() for path, one in theirs.items()}}
+        return {self.drop_in: drop_in, **{path: document.checked() for path, document in theirs.items()}}
 
     def _format(self, documents: Documents) -> int:
         """Return the format of our settings: that of the other files."""
@@ -249,14 +251,14 @@ class _Edit:
     def _enable_cri(self, documents: Documents) -> None:
         for path, document in documents.items():
             disabled = document.get(("disabled_plugins",)) or []
-            if not isinstance(disabled, list) or not CRI_NAMES & {str(one) for one in disabled}:
+            if not isinstance(disabled, list) or not CRI_NAMES & {str(plugin) for plugin in disabled}:
                 continue
             if not self._options.enable_cri:
                 raise BadInput(
                     f"runtime_enable_cri: {path} disables containerd's CRI plugin (disabled_plugins), so Kubernetes "
                     "can't use this containerd; set runtime_enable_cri: true to enable it"
                 )
-            document.put(("disabled_plugins",), [one for one in disabled if one not in CRI_NAMES])
+            document.put(("disabled_plugins",), [plugin for plugin in disabled if plugin not in CRI_NAMES])
 
     def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
         """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
@@ -279,15 +281,15 @@ class _Edit:
         flat: containerd.Flat = {}
         for path, name in self._sections(documents):
             flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
-        found = EffectiveConfig(flat, CRI_PLUGIN[3])
-        runc = ("plugins", found.plugin, "containerd", "runtimes", "runc")
-        if release == (1, 7) and "runc" not in found.runtimes():
+        config = EffectiveConfig(flat, CRI_PLUGIN[3])
+        runc = ("plugins", config.plugin, "containerd", "runtimes", "runc")
+        if release == (1, 7) and "runc" not in config.runtimes():
             # The built-in one of this release, which a table of ours in the file has to equal.
             flat[(*runc, "sandbox_mode")] = "podsandbox"
         flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
         if (1, 7) <= release < (2, 3):
-            flat.setdefault(("plugins", found.plugin, "enable_cdi"), release >= (2, 0))
-        return found
+            flat.setdefault(("plugins", config.plugin, "enable_cdi"), release >= (2, 0))
+        return config
 
     def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
         """Return the default runtime of the user's files and the runtimes that they name.
@@ -321,16 +323,16 @@ class _Edit:
         for key, option in LINUX_SETTINGS.items():
             if not seen.value(*key) or self._release >= DEEP_MERGE_SINCE:
                 continue
-            found = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
+            conflict = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
             instead = (
                 f"take it out, and give each runtime the type {containerd.RUNC_SHIMS[0]} and the option {option} = true"
             )
             if kind != LINUX_SHIM:
-                raise BadInput(f"{found} doesn't load beside a default runtime of the type {kind!r}: {instead}")
+                raise BadInput(f"{conflict} doesn't load beside a default runtime of the type {kind!r}: {instead}")
             if self._options.default:
                 raise BadInput(
-                    f"runtime_set_default: {found} only loads beside a default runtime of the type {LINUX_SHIM}, which "
-                    f"NVIDIA's can't be: {instead}"
+                    f"runtime_set_default: {conflict} only loads beside a default runtime of the type {LINUX_SHIM}, "
+                    f"which NVIDIA's can't be: {instead}"
                 )
 
     def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
@@ -366,15 +368,15 @@ class _Edit:
 
     def _by_systemd(self, plain: Documents) -> bool:
         """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
-        found = [
+        tables = [
             plain[path].get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
             for path, name in self._sections(plain)
         ]
         return any(
             key.lower() == "systemdcgroup" and value is True
-            for one in found
-            if isinstance(one, dict)
-            for key, value in one.items()
+            for table in tables
+            if isinstance(table, dict)
+            for key, value in table.items()
         )
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
@@ -387,8 +389,8 @@ class _Edit:
         """Change the keys of files that are merged after our drop-in and would override it."""
         order = self._order({**documents, self.drop_in: ours})
         later = order[order.index(self.drop_in) + 1 :]
-        values = {key: value for one in ours.tree["plugins"].values() for key, value in _flatten(one, ()).items()}
-        for path, name in [one for one in self._sections(documents) if one[0] in later]:
+        values = {key: value for plugin in ours.tree["plugins"].values() for key, value in _flatten(plugin, ()).items()}
+        for path, name in [section for section in self._sections(documents) if section[0] in later]:
             for key, value in values.items():
                 full = ("plugins", name, *key)
                 if documents[path].get(full) not in (None, value):
@@ -398,7 +400,7 @@ class _Edit:
         imports = document.get(("imports",))
         if imports is None:
             document.set(("imports",), [self._pattern], toml.MARK)
-        elif not any(self._matches(one) for one in imports):
+        elif not any(self._matches(pattern) for pattern in imports):
             trial = toml.Document(self._main, document.text)
             trial.listed(("imports",), self._pattern, present=True)
             trial = toml.Document(self._main, trial.text)
@@ -426,7 +428,7 @@ class _Edit:
         def key(*path: str) -> toml.Path:
             # In a file of version 2 a setting under version 3's name overrides the same one under its own.
             newer = ("plugins", CRI_PLUGIN[3], *path)
-            named = version < 3 and any(one.get(newer) is not None for one in plain.values())
+            named = version < 3 and any(document.get(newer) is not None for document in plain.values())
             return newer if named else ("plugins", CRI_PLUGIN[version], *path)
 
         document = toml.Document("", f"{HEADER}version = {version}\n")
@@ -445,11 +447,11 @@ class _Edit:
 
         :param trees: the user's files in the order in which containerd merges them.
         """
-        found: dict[str, tuple[t.Any, str]] = {}
+        settings: dict[str, tuple[t.Any, str]] = {}
         for path, name in cri_sections(self._release, trees):
             table = trees[path]["plugins"][name].get("containerd") if name != CRI_PLUGIN[3] else {}
-            found |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
-        for key, (value, path) in found.items():
+            settings |= {key: (table[key], path) for key in MOVED if isinstance(table, dict) and key in table}
+        for key, (value, path) in settings.items():
             moved = ("plugins", IMAGES_PLUGIN, key)
             now = self.effective.flat.get(moved)
             if now is None or (self._options.present and now == value):
@@ -475,8 +477,8 @@ class _Edit:
                 if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
                     continue
                 own = own_format(tree)
-                number = merged if any(own_format(one) > 1 for one in trees.values()) else 2
-                table, newer = (f"[plugins.{written_key((one,))}]" for one in (name, CRI_PLUGIN[2]))
+                number = merged if any(own_format(tree) > 1 for tree in trees.values()) else 2
+                table, newer = (f"[plugins.{written_key((plugin,))}]" for plugin in (name, CRI_PLUGIN[2]))
                 names = (
                     f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
                 )
@@ -488,10 +490,6 @@ class _Edit:
                 )
 
     # ----------------------------------------------------------------- before 2.0
-
-    def _section_file(self, documents: Documents) -> str:
-        """Return the file whose CRI section counts, or that gets one."""
-        return self._sections(documents)[-1][0] if self._sections(documents) else self._main
 
     def _edit_in_place(
         self, documents: Documents, target: str, version: int, seen: EffectiveConfig, settings: containerd.Flat
@@ -524,7 +522,7 @@ class _Edit:
                 document.put(type_key, "")
         runtimes = (*plugin, "containerd", "runtimes")
         # Before 2.0 the first runtime in a file removes the built-in ones.
-        for name in [one for one in seen.runtimes() if one != RUNTIME_NAME]:
+        for name in [runtime for runtime in seen.runtimes() if runtime != RUNTIME_NAME]:
             if document.get((*runtimes, name)) is None:
                 builtin = seen.runtime(name)
                 for sub in _tables(builtin):
@@ -543,7 +541,9 @@ class _Edit:
                 for key, value in values.items():
                     if document.get((*path, key)) != value:
                         document.set((*path, key), value)
-                for key in [one.path[-1] for one in document.places() if one.path[:-1] == path and not one.header]:
+                for key in [
+                    place.path[-1] for place in document.places() if place.path[:-1] == path and not place.header
+                ]:
                     if key not in values:
                         document.delete((*path, key))
 
@@ -560,7 +560,7 @@ class _Edit:
             self._disable_cri(path, document)
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
-            sections = {one.path[0] for one in document.places() if one.path} & set(SECTIONS)
+            sections = {place.path[0] for place in document.places() if place.path} & set(SECTIONS)
             if mark in (toml.MARK, NEW_FILE) and not sections:
                 document.delete(("version",))
             text = document.checked()
@@ -577,9 +577,9 @@ class _Edit:
         was, now = document.item(mark.was).value, document.get(key)
         if not self._serves_kubelet:
             document.restore(key)
-            if now != [one for one in was if one not in CRI_NAMES]:
+            if now != [plugin for plugin in was if plugin not in CRI_NAMES]:
                 # Somebody else has changed the list since.
-                document.set(key, [*now, *(one for one in was if one in CRI_NAMES)])
+                document.set(key, [*now, *(plugin for plugin in was if plugin in CRI_NAMES)])
             return
         document.set(key, document.find(key), mark.comment)
         self.warnings.append(
@@ -619,7 +619,7 @@ def _parse(path: str, text: str) -> toml.Document:
         raise
     for key in ("imports", "disabled_plugins"):
         listed = document.get((key,))
-        if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+        if listed is not None and not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
             raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
     return document
 

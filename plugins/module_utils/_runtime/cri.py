@@ -39,27 +39,29 @@ def parse_info(text: str) -> CriInfo | None:
     https://github.com/kubernetes-sigs/cri-tools/blob/v1.36.0/docs/crictl.md
     """
     try:
-        found = json.loads(text)
-        conditions = {one["type"]: one["status"] for one in found.get("status", {}).get("conditions") or []}
-        containerd = (found.get("config") or {}).get("containerd") or {}
+        info = json.loads(text)
+        conditions = {
+            condition["type"]: condition["status"] for condition in info.get("status", {}).get("conditions") or []
+        }
+        containerd = (info.get("config") or {}).get("containerd") or {}
         binaries = {
-            name: str((one.get("options") or {}).get("BinaryName") or "")
-            for name, one in (containerd.get("runtimes") or {}).items()
+            name: str((runtime.get("options") or {}).get("BinaryName") or "")
+            for name, runtime in (containerd.get("runtimes") or {}).items()
         }
         return CriInfo(conditions.get("RuntimeReady"), str(containerd.get("defaultRuntimeName") or ""), binaries)
     except (ValueError, AttributeError, KeyError, TypeError):
         return None
 
 
-def differences(found: CriInfo | None, wanted: Options) -> list[str]:
+def differences(info: CriInfo | None, wanted: Options) -> list[str]:
     """List how the running runtime differs from the requested state; empty where it doesn't report its runtimes."""
-    if found is None or not found.default_runtime or not wanted.present:
+    if info is None or not info.default_runtime or not wanted.present:
         return []
     wrong = []
-    if wanted.default and found.default_runtime != RUNTIME_NAME:
-        wrong.append(f"its default runtime is {found.default_runtime!r}")
-    if found.binaries and found.binaries.get(RUNTIME_NAME) != wanted.binary:
-        binary = found.binaries.get(RUNTIME_NAME)
+    if wanted.default and info.default_runtime != RUNTIME_NAME:
+        wrong.append(f"its default runtime is {info.default_runtime!r}")
+    if info.binaries and info.binaries.get(RUNTIME_NAME) != wanted.binary:
+        binary = info.binaries.get(RUNTIME_NAME)
         wrong.append(
             f"it has no runtime {RUNTIME_NAME!r}" if binary is None else f"its runtime {RUNTIME_NAME!r} runs {binary!r}"
         )

@@ -98,14 +98,14 @@ def parse_config(text: str) -> CrioConfig:
     return CrioConfig(flat, builtin)
 
 
-def unmet_requirements(found: CrioConfig, wanted: Options) -> list[str]:
+def unmet_requirements(config: CrioConfig, wanted: Options) -> list[str]:
     """List how a printed configuration differs from the requested state."""
     if not wanted.present:
         return []
     wrong = []
-    if wanted.default and found.default_runtime != RUNTIME_NAME:
-        wrong.append(f"default_runtime is {found.default_runtime!r}")
-    ours = found.runtime(RUNTIME_NAME)
+    if wanted.default and config.default_runtime != RUNTIME_NAME:
+        wrong.append(f"default_runtime is {config.default_runtime!r}")
+    ours = config.runtime(RUNTIME_NAME)
     if ours.get("runtime_path", "").replace("'", '"') != f'"{wanted.binary}"':
         wrong.append(f"runtimes.{RUNTIME_NAME}.runtime_path is {ours.get('runtime_path', 'missing')}")
     return wrong
@@ -223,8 +223,8 @@ def observe(system: System) -> CrioState | None:
     """Collect CRI-O's facts; None where it isn't installed."""
     daemon = unit(system, UNIT)
     done = system.run([daemon.binary or "crio", "--version"], timeout=10)
-    found = re.search(r"(?:version|Version:)\s+v?([0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
-    if found is None:
+    match = re.search(r"(?:version|Version:)\s+v?([0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
+    if match is None:
         return None
     main, folder = paths_of(daemon)
     texts = read_files(system, main, folder)
@@ -234,7 +234,7 @@ def observe(system: System) -> CrioState | None:
     hide = masks(system, daemon).mask
     drop_in = posixpath.join(folder, DROP_IN_NAME)
     return {
-        "version": found.group(1),
+        "version": match.group(1),
         "config_path": main,
         "folder": folder,
         "files": {path: hide(text) for path, text in texts.items()},

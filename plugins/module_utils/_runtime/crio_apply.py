@@ -52,7 +52,7 @@ class CrioEngine(Engine):
         return self._masks.unmask(text)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
-        if not changes or any(one.path == containerd.TOOLKIT_CONFIG for one in changes):
+        if not changes or any(change.path == containerd.TOOLKIT_CONFIG for change in changes):
             self._active = None
         return changes
 
@@ -73,8 +73,8 @@ class CrioEngine(Engine):
         if config_of_daemon(self._system, daemon):
             return "", True
         # A CRI-O that can't print its configuration still reports over the CRI that it is ready.
-        found = cri.query(self._system, crio.SOCKET)
-        return ("", True) if found is not None and found.ready else ("it didn't answer in time", False)
+        info = cri.query(self._system, crio.SOCKET)
+        return ("", True) if info is not None and info.ready else ("it didn't answer in time", False)
 
     def running_config(self) -> t.Any:
         text = config_of_daemon(self._system, self._daemon())
@@ -84,12 +84,14 @@ class CrioEngine(Engine):
         text = config_of_daemon(self._system, self._daemon())
         if not text:
             return []
-        found = crio.parse_config(text)
+        config = crio.parse_config(text)
         if not self._wanted.present:
             files = crio.parse_config(self.config_on_disk().value or "")
             named = files.default_runtime
-            return [f"default_runtime is {found.default_runtime!r}"] if named and named != found.default_runtime else []
-        return crio.unmet_requirements(found, self._wanted)
+            return (
+                [f"default_runtime is {config.default_runtime!r}"] if named and named != config.default_runtime else []
+            )
+        return crio.unmet_requirements(config, self._wanted)
 
     def journal_errors(self, journal: str) -> str:
         return super().journal_errors(self._masks.mask(journal))
@@ -97,12 +99,12 @@ class CrioEngine(Engine):
     def result(self) -> JsonObject:
         # A killed run may have left it.
         self._system.remove(self._staged())
-        found = crio.parse_config(config_of_daemon(self._system, self._daemon()))
+        config = crio.parse_config(config_of_daemon(self._system, self._daemon()))
         effective = {
-            "default_runtime": found.default_runtime,
+            "default_runtime": config.default_runtime,
             "runtimes": {
-                name: {key: self._masks.mask(value) for key, value in found.runtime(name).items()}
-                for name in found.runtimes()
+                name: {key: self._masks.mask(value) for key, value in config.runtime(name).items()}
+                for name in config.runtimes()
             },
         }
         return {"effective": effective, "restarted": self.restarted}

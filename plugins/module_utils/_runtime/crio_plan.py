@@ -68,7 +68,7 @@ def make_plan(wanted: Options, observed: CrioState | None) -> RuntimePlan:
     texts, warnings = _present(wanted, observed, *ours) if wanted.present else (_absent(observed, *ours), ())
     before = {**observed["files"], containerd.TOOLKIT_CONFIG: observed["toolkit_config"]}
     files = [FileChange(path, before.get(path), text) for path, text in texts.items()]
-    changed = observed["pending"] or any(one.before != one.after for one in files)
+    changed = observed["pending"] or any(file.before != file.after for file in files)
     outdated = observed["stale"] or bool(_mismatch(wanted, observed))
     reason = restart_reason(wanted.present, observed["service_active"], changed, outdated)
     return dataclasses.replace(plan_of(files, crio.UNIT, reason), warnings=warnings)
@@ -104,7 +104,7 @@ def _merge(done: JsonObject, tree: JsonObject, above: tuple[str, ...]) -> None:
             continue
         elif path == APPENDED and isinstance(value, list):
             before = done.get(key)
-            older = [one for one in before if one not in value] if isinstance(before, list) else []
+            older = [item for item in before if item not in value] if isinstance(before, list) else []
             done[key] = [*older, *value]
         else:
             done[key] = value
@@ -117,8 +117,10 @@ def default_runtime(tree: JsonObject) -> str:
 
 def runtimes(tree: JsonObject) -> dict[str, JsonObject]:
     """Return the runtimes' tables of merged files."""
-    found = tree.get("crio", {}).get("runtime", {}).get("runtimes")
-    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+    tables = tree.get("crio", {}).get("runtime", {}).get("runtimes")
+    return (
+        {name: table for name, table in tables.items() if isinstance(table, dict)} if isinstance(tables, dict) else {}
+    )
 
 
 def known(tree: JsonObject, observed: CrioState) -> dict[str, JsonObject]:
@@ -236,10 +238,10 @@ def _shaped(path: str, tree: JsonObject) -> JsonObject:
     default = runtime.get("default_runtime", "")
     if not isinstance(default, str):
         raise BadInput(f"{path}: crio.runtime.default_runtime isn't a text; correct it, it is left as it is")
-    for name, one in table("crio.runtime.runtimes", runtime.get("runtimes", {})).items():
+    for name, options in table("crio.runtime.runtimes", runtime.get("runtimes", {})).items():
         if not name:
             raise BadInput(f"{path}: a table of crio.runtime.runtimes has an empty name; give it one")
-        for key, value in table(f"crio.runtime.runtimes.{name}", one).items():
+        for key, value in table(f"crio.runtime.runtimes.{name}", options).items():
             if key in ("runtime_path", "runtime_type") and not isinstance(value, str):
                 raise BadInput(f"{path}: {key} of runtime {name} isn't a text; correct it, it is left as it is")
     return tree
@@ -263,7 +265,7 @@ def _refuse(wanted: Options, observed: CrioState, theirs: JsonObject, done: bool
             "overrides all files; remove the flag"
         )
     flag = observed["flags"].get("runtimes")
-    if flag and any(one.startswith(f"{RUNTIME_NAME}:") for one in flag["values"]):
+    if flag and any(value.startswith(f"{RUNTIME_NAME}:") for value in flag["values"]):
         raise BadInput(
             f"runtime_name: {flag['file']} starts CRI-O with --runtimes={RUNTIME_NAME}:…, which overrides all files; "
             "remove the flag"
@@ -290,7 +292,7 @@ def _deleted_runc(observed: CrioState, trees: t.Sequence[JsonObject], mine: Json
 
 
 def _patch(version: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall("[0-9]+", version)[:3])
+    return tuple(int(number) for number in re.findall("[0-9]+", version)[:3])
 
 
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
@@ -323,9 +325,11 @@ def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:
     text = observed["toolkit_config"]
     original = _without_low_level(text)
     named = toml.Document(containerd.TOOLKIT_CONFIG, original or "").get(LOW_LEVEL)
-    candidates = [str(one) for one in named] if isinstance(named, list) else list(containerd.LOW_LEVEL)
+    candidates = [str(program) for program in named] if isinstance(named, list) else list(containerd.LOW_LEVEL)
     # A user's absolute path is taken as it is.
-    first = next((one for one in candidates if one.startswith("/") or one in observed["on_path"]), "")
+    first = next(
+        (candidate for candidate in candidates if candidate.startswith("/") or candidate in observed["on_path"]), ""
+    )
     if not program.startswith("/") and program not in observed["on_path"]:
         return {}
     if first.startswith("/") or first == posixpath.basename(program):

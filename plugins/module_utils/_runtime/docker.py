@@ -46,9 +46,9 @@ _SECRET = re.compile(
 
 
 def _credentials(text: str) -> t.Iterator[tuple[int, int]]:
-    for found in _SECRET.finditer(text):
+    for match in _SECRET.finditer(text):
         # The two groups that matched are the text before a credential and the credential.
-        yield found.span(found.lastindex or 0)
+        yield match.span(match.lastindex or 0)
 
 
 _MASKING = Masking(_credentials)
@@ -86,33 +86,33 @@ class Info:
 def read_info(text: str) -> Info | None:
     """Parse ``docker info --format '{{json .}}'``; None where no daemon answered."""
     try:
-        found = json.loads(text)
-        if not found.get("ServerVersion"):
+        data = json.loads(text)
+        if not data.get("ServerVersion"):
             return None
         return Info(
-            version=str(found["ServerVersion"]),
-            default_runtime=str(found.get("DefaultRuntime") or ""),
-            runtimes={name: str(one.get("path") or "") for name, one in (found.get("Runtimes") or {}).items()},
-            cgroup_driver=str(found.get("CgroupDriver") or ""),
-            live_restore=bool(found.get("LiveRestoreEnabled")),
-            containers=int(found.get("ContainersRunning") or 0),
-            rootless=any("rootless" in str(one) for one in found.get("SecurityOptions") or []),
+            version=str(data["ServerVersion"]),
+            default_runtime=str(data.get("DefaultRuntime") or ""),
+            runtimes={name: str(runtime.get("path") or "") for name, runtime in (data.get("Runtimes") or {}).items()},
+            cgroup_driver=str(data.get("CgroupDriver") or ""),
+            live_restore=bool(data.get("LiveRestoreEnabled")),
+            containers=int(data.get("ContainersRunning") or 0),
+            rootless=any("rootless" in str(option) for option in data.get("SecurityOptions") or []),
         )
     except (ValueError, AttributeError, TypeError):
         return None
 
 
-def unmet_requirements(found: Info, wanted: Options) -> list[str]:
+def unmet_requirements(running: Info, wanted: Options) -> list[str]:
     """List how a running Docker differs from the requested state."""
     if not wanted.present:
         return []
     wrong = []
-    if wanted.default and found.default_runtime != RUNTIME_NAME:
-        wrong.append(f"its default runtime is {found.default_runtime!r}")
-    if RUNTIME_NAME not in found.runtimes:
+    if wanted.default and running.default_runtime != RUNTIME_NAME:
+        wrong.append(f"its default runtime is {running.default_runtime!r}")
+    if RUNTIME_NAME not in running.runtimes:
         wrong.append(f"it has no runtime {RUNTIME_NAME!r}")
-    elif found.runtimes[RUNTIME_NAME] != wanted.binary:
-        wrong.append(f"its runtime {RUNTIME_NAME!r} runs {found.runtimes[RUNTIME_NAME]!r}")
+    elif running.runtimes[RUNTIME_NAME] != wanted.binary:
+        wrong.append(f"its runtime {RUNTIME_NAME!r} runs {running.runtimes[RUNTIME_NAME]!r}")
     return wrong
 
 
@@ -126,7 +126,8 @@ class Flags:
 
 def flags(default_runtime: t.Sequence[str], add_runtime: t.Sequence[str]) -> Flags:
     """Convert the values of the two flags."""
-    added = dict(one.partition("=")[::2] for one in add_runtime)
+    pairs = (runtime.partition("=") for runtime in add_runtime)
+    added = {name: program for name, _equals, program in pairs}
     return Flags(default_runtime[-1] if default_runtime else "", added.get(RUNTIME_NAME))
 
 
@@ -137,12 +138,12 @@ class FileRuntimes:
     default: str | None
     runtimes: t.Mapping[str, str]
 
-    def match(self, found: Info, flags: Flags) -> bool:
+    def match(self, daemon: Info, flags: Flags) -> bool:
         """Return whether the daemon runs with this file."""
         default = self.default or flags.default or STOCK_RUNTIME
         ours = self.runtimes.get(RUNTIME_NAME)
-        running = found.runtimes.get(RUNTIME_NAME)
-        return found.default_runtime == default and (running == ours if ours is not None else running == flags.ours)
+        running = daemon.runtimes.get(RUNTIME_NAME)
+        return daemon.default_runtime == default and (running == ours if ours is not None else running == flags.ours)
 
 
 def _tree(text: str | None) -> t.Any:
@@ -164,7 +165,7 @@ def runtimes_in(text: str | None) -> FileRuntimes:
             runtimes = {}
         return FileRuntimes(
             tree.get("default-runtime") or None,
-            {name: str(setting(one or {}, "path") or "") for name, one in runtimes.items()},
+            {name: str(setting(runtime or {}, "path") or "") for name, runtime in runtimes.items()},
         )
     except (ValueError, AttributeError, TypeError):
         return FileRuntimes(None, {})
@@ -173,15 +174,15 @@ def runtimes_in(text: str | None) -> FileRuntimes:
 def hosts_in(text: str | None) -> list[str]:
     """Return the daemon's addresses in a daemon.json; empty where it can't be read."""
     try:
-        return [str(one) for one in _tree(text).get("hosts") or []]
+        return [str(host) for host in _tree(text).get("hosts") or []]
     except (ValueError, AttributeError, TypeError):
         return []
 
 
 def reload_keeps_runtime(text: str | None, flags: Flags) -> bool:
     """Return whether a reload of this file would keep an old runtime, because the file lacks the key."""
-    found = runtimes_in(text)
-    return (found.default is None and not flags.default) or not found.runtimes
+    configured = runtimes_in(text)
+    return (configured.default is None and not flags.default) or not configured.runtimes
 
 
 def with_stock_runtime(text: str | None, flags: Flags) -> str:
@@ -215,8 +216,8 @@ class DaemonJsonBackup:
 def parse_backup(text: str | None) -> DaemonJsonBackup | None:
     """Parse a backup; None for a missing or incomplete one."""
     try:
-        found = json.loads(text or "")
-        return DaemonJsonBackup(str(found["path"]), found["text"], tuple(found["written"]))
+        data = json.loads(text or "")
+        return DaemonJsonBackup(str(data["path"]), data["text"], tuple(data["written"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -233,7 +234,7 @@ def config_path(daemon: Unit) -> str:
 def socket(system: System, daemon: Unit) -> str:
     """Return the daemon's first local socket, of its flags or its file."""
     hosts = daemon.values("-H", "--host") or hosts_in(system.read(config_path(daemon)))
-    local = [one for one in hosts if one.startswith("unix://")]
+    local = [host for host in hosts if host.startswith("unix://")]
     return local[0] if local else DEFAULT_SOCKET
 
 
@@ -260,11 +261,11 @@ def observe(system: System) -> DockerState | None:
     """Collect Docker's facts; None where it isn't installed."""
     daemon = unit(system, UNIT)
     done = system.run([daemon.binary or "dockerd", "--version"], timeout=10)
-    found = re.search(r"version v?([0-9][^\s,]*)", done.out) if done.rc == 0 else None
+    match = re.search(r"version v?([0-9][^\s,]*)", done.out) if done.rc == 0 else None
     rootless = "" if daemon.active else _rootless_socket(system)
-    if found is None and not rootless:
+    if match is None and not rootless:
         return None
-    version = found.group(1) if found else ""
+    version = match.group(1) if match else ""
     path = config_path(daemon)
     text = system.read(path)
     running = info(system, daemon)

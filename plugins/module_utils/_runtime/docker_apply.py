@@ -38,6 +38,7 @@ class DockerEngine(Engine):
     name = "Docker"
     unit = docker.UNIT
     record = docker.PENDING_PATH
+    redact, unredact = staticmethod(docker.mask), staticmethod(docker.unmask)
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class DockerEngine(Engine):
         daemon = self._daemon()
         self._config = config_path(daemon)
         self._flags = docker.flags(daemon.values("--default-runtime"), daemon.values("--add-runtime"))
-        found = info(system, daemon)
-        self._version = found.version if found else ""
+        running = info(system, daemon)
+        self._version = running.version if running else ""
 
     def check_preconditions(self) -> None:
         if self._wanted.present:
@@ -68,12 +69,6 @@ class DockerEngine(Engine):
             self._system.write(path, text, 0o600 if path == docker.BACKUP_PATH else mode)
 
         return write
-
-    def redact(self, text: str) -> str:
-        return docker.mask(text)
-
-    def unredact(self, text: str, real: str) -> str:
-        return docker.unmask(text, real)
 
     def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
         """Add the backup of the original daemon.json."""
@@ -103,28 +98,28 @@ class DockerEngine(Engine):
     def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
         if not self._wanted.present:
             return []
-        found: docker.FileRuntimes = after.value
-        named = found.default or self._flags.default
+        runtimes: docker.FileRuntimes = after.value
+        named = runtimes.default or self._flags.default
         wrong = []
         if self._wanted.default and named != RUNTIME_NAME:
             wrong.append(f"default-runtime is {named!r}")
-        if found.runtimes.get(RUNTIME_NAME) != self._wanted.binary:
+        if runtimes.runtimes.get(RUNTIME_NAME) != self._wanted.binary:
             wrong.append(f"runtimes.{RUNTIME_NAME} isn't in it")
         return wrong
 
     def activate(self, transaction: FileTransaction, timeout: float) -> str:
         text = self._system.read(self._config)
-        found = self._info()
+        running = self._info()
         must, self._must_restart = self._must_restart, False
-        if found is None and self._daemon().active and not self.restarted:
+        if running is None and self._daemon().active and not self.restarted:
             return "it doesn't answer, and a restart would stop all its containers"
         # Containers may have started since the plan was made.
-        stops = found is not None and bool(found.containers) and not found.live_restore
-        if found is not None and (stops or not must):
-            if self._matches(found, text) or self._reload(transaction, text):
+        stops = running is not None and bool(running.containers) and not running.live_restore
+        if running is not None and (stops or not must):
+            if self._matches(running, text) or self._reload(transaction, text):
                 return ""
             if stops:
-                return f"the reload had no effect, and a restart would stop {found.containers} running container(s)"
+                return f"the reload had no effect, and a restart would stop {running.containers} running container(s)"
         return self.restart(timeout)
 
     def health_error(self) -> tuple[str, bool]:
@@ -134,22 +129,22 @@ class DockerEngine(Engine):
         return ("", True) if info(self._system, daemon) is not None else ("it didn't answer in time", False)
 
     def running_config(self) -> t.Any:
-        found = self._info()
-        return found.state if found is not None else None
+        running = self._info()
+        return running.state if running is not None else None
 
     def unmet_requirements(self) -> list[str]:
-        found = self._info()
-        if found is None:
+        running = self._info()
+        if running is None:
             return ["it doesn't answer"]
-        if not self._wanted.present and not self._matches(found, self._system.read(self._config)):
-            return [f"it still runs with the default runtime {found.default_runtime!r}"]
-        return docker.unmet_requirements(found, self._wanted)
+        if not self._wanted.present and not self._matches(running, self._system.read(self._config)):
+            return [f"it still runs with the default runtime {running.default_runtime!r}"]
+        return docker.unmet_requirements(running, self._wanted)
 
     def result(self) -> JsonObject:
-        found = self._info()
-        if self._wanted.present and found is None:
+        running = self._info()
+        if self._wanted.present and running is None:
             return {"restarted": self.restarted}
-        effective = {"default_runtime": found.default_runtime, "runtimes": dict(found.runtimes)} if found else {}
+        effective = {"default_runtime": running.default_runtime, "runtimes": dict(running.runtimes)} if running else {}
         return {"effective": effective, "restarted": self.restarted}
 
     def _daemon(self) -> Unit:
@@ -158,8 +153,8 @@ class DockerEngine(Engine):
     def _info(self) -> docker.Info | None:
         return info(self._system, self._daemon())
 
-    def _matches(self, found: docker.Info, text: str | None) -> bool:
-        return docker.runtimes_in(text).match(found, self._flags)
+    def _matches(self, running: docker.Info, text: str | None) -> bool:
+        return docker.runtimes_in(text).match(running, self._flags)
 
     def _reload(self, transaction: FileTransaction, text: str | None) -> bool:
         """Reload the file; return whether the daemon runs with it."""
@@ -187,7 +182,7 @@ class DockerEngine(Engine):
         if not pid or self._system.run(["kill", "-HUP", str(pid)]).rc != 0:
             return False
         for _attempt in Waiting(RELOAD_SECONDS, POLL_SECONDS, self._sleep, self._now).attempts():
-            found = self._info()
-            if found is not None and self._matches(found, text):
+            running = self._info()
+            if running is not None and self._matches(running, text):
                 return True
         return False

@@ -69,10 +69,10 @@ def make_plan(wanted: Options, observed: DockerState | None) -> RuntimePlan:
 
 def _outdated(wanted: Options, observed: DockerState, after: str | None) -> bool:
     """Return whether the running daemon differs from the requested state."""
-    found = docker.Info("", observed["default_runtime"], observed["runtimes"], "", False, 0, False)
+    running = docker.Info("", observed["default_runtime"], observed["runtimes"], "", False, 0, False)
     if wanted.present:
-        return bool(docker.unmet_requirements(found, wanted))
-    return observed["ours"] and not docker.runtimes_in(after).match(found, _flags(observed))
+        return bool(docker.unmet_requirements(running, wanted))
+    return observed["ours"] and not docker.runtimes_in(after).match(running, _flags(observed))
 
 
 def _flags(observed: DockerState) -> docker.Flags:

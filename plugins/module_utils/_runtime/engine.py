@@ -26,8 +26,6 @@ from .types import Loss
 POLL_SECONDS = 0.5
 # Settings that a message names.
 SHOWN = 5
-# Part of the name of every drop-in of this collection.
-DROP_IN_MARK = "kubegpu"
 
 
 class ConfigOnDisk(t.NamedTuple):
@@ -134,9 +132,11 @@ class Engine:
         # systemd's start limit counts earlier failures, and would refuse this start.
         self._system.run(["systemctl", "reset-failed", self.unit])
         done = self._system.run(["systemctl", "restart", self.unit], timeout=timeout)
+        if done.rc == 0:
+            return ""
         # systemctl itself says why nothing was started, as of a masked unit, of which no journal tells.
         reason = " ".join(done.err.split())
-        return "" if done.rc == 0 else f"systemctl restart ended with {done.rc}{reason and f': {reason}'}"
+        return f"systemctl restart ended with {done.rc}" + (f": {reason}" if reason else "")
 
     def journal(self, *options: str) -> str:
         """Read the journal of the unit's current start.
@@ -182,33 +182,44 @@ class ConfigUpdate:
         engine.check_preconditions()
         check_unchanged(changes, self._redacted)
         before, ran_with = engine.config_on_disk(), engine.running_config()
-        new = engine.add_managed_files([self._unredacted(one) for one in changes])
-        backups = self._write(new)
+        files = []
+        for change in changes:
+            real = self._system.read(change.path)
+            text = None if change.after is None else engine.unredact(change.after, real or "")
+            files.append(Replacement(change.path, digest(real), text))
+        files = engine.add_managed_files(files)
+        backups = self._write(files)
         after = engine.config_on_disk()
-        wrong = [after.error] if after.error else engine.validate_new_config(before, after) if changes else []
-        lost = engine.losses(before, after) if changes and not wrong and before.value else []
-        if lost:
-            # What an earlier file of ours made of the user's settings isn't what he wrote.
+        reasons = []
+        if after.error:
+            reasons = [after.error]
+        elif changes:
+            reasons = engine.validate_new_config(before, after)
+        if reasons:
+            self._undo(backups)
+            raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(reasons)}")
+        if changes and before.value and engine.losses(before, after):
+            # An earlier file of ours may have hidden what the user wrote: compare with his files alone.
             self._transaction.restore(backups)
-            lost = engine.losses(self._users_config(before), after)
-            if not lost:
-                backups = self._write(new)
-        if wrong or lost:
-            # No daemon has read the new files yet, so restoring the old ones is enough.
-            self._transaction.restore(backups)
-            self._transaction.commit()
-        if wrong:
-            raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(wrong)}")
-        if lost:
-            paths = [mask_words(".".join(one.path)) for one in lost]
-            raise NotInEffect(explain(engine.name, lost, engine.redact), losses=paths)
+            losses = engine.losses(self._users_config(before), after)
+            if losses:
+                self._undo(backups)
+                paths = [mask_words(".".join(loss.path)) for loss in losses]
+                raise NotInEffect(explain(engine.name, losses, engine.redact), losses=paths)
+            backups = self._write(files)
         self._activate(backups, ran_with)
         self._transaction.commit()
-        for one in changes:
-            if one.after is None and DROP_IN_MARK in posixpath.basename(one.path):
+        for change in changes:
+            # Every drop-in of this collection has its name.
+            if change.after is None and "kubegpu" in posixpath.basename(change.path):
                 # rmdir refuses a directory that holds other files.
-                self._system.run(["rmdir", posixpath.dirname(one.path)])
+                self._system.run(["rmdir", posixpath.dirname(change.path)])
         return engine.result()
+
+    def _undo(self, backups: t.Sequence[Backup]) -> None:
+        """Restore the old files, which is enough while no daemon has read the new ones."""
+        self._transaction.restore(backups)
+        self._transaction.commit()
 
     def _users_config(self, now: ConfigOnDisk) -> ConfigOnDisk:
         """Query the effective configuration of the user's files alone, while ours are empty.
@@ -229,11 +240,6 @@ class ConfigUpdate:
     def _redacted(self, path: str) -> str | None:
         text = self._system.read(path)
         return None if text is None else self._engine.redact(text)
-
-    def _unredacted(self, change: Replacement) -> Replacement:
-        real = self._system.read(change.path)
-        after = None if change.after is None else self._engine.unredact(change.after, real or "")
-        return Replacement(change.path, digest(real), after)
 
     def _write(self, changes: t.Sequence[Replacement]) -> list[Backup]:
         """Write all files, or none."""
@@ -261,7 +267,7 @@ class ConfigUpdate:
         if not failure:
             return
         errors = self._journal_errors()
-        if all(digest(one.text) == one.replaced_by for one in backups):
+        if all(digest(backup.text) == backup.replaced_by for backup in backups):
             # No file was changed, so there is nothing to roll back to.
             raise NotInEffect(f"{engine.name} doesn't become healthy ({failure}): {errors}")
         self._transaction.restore(backups)
@@ -307,32 +313,31 @@ def require_binary(system: System, binary: str, consequence: str) -> None:
 
 
 def explain(name: str, lost: t.Sequence[Loss], redact: t.Callable[[str], str]) -> str:
-    """Explain to the user which of his settings a change would have altered, in the words of his files.
+    """Explain which of the user's settings a change would have altered, in the words of his files.
 
     :param name: of the daemon.
     :param lost: at least one.
     :param redact: masks the credentials of a line as in a file.
     """
-    found = []
-    for one in lost[:SHOWN]:
-        *table, key = map(_key, one.path)
+    lines = []
+    for loss in lost[:SHOWN]:
+        *table, key = (
+            part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
+            for part in loss.path
+        )
         where = " in " + redact(f"[{'.'.join(table)}]") if table else ""
         before, after = (
             "nothing" if value is None else redact(f"{key} = {value}").removeprefix(f"{key} = ")
-            for value in (one.before, one.after)
+            for value in (loss.before, loss.after)
         )
-        found.append(f"your `{key}`{where} would be {after} instead of {before}")
+        lines.append(f"your `{key}`{where} would be {after} instead of {before}")
     if len(lost) > SHOWN:
-        found.append(f"and {len(lost) - SHOWN} more")
+        lines.append(f"and {len(lost) - SHOWN} more")
     return (
-        f"{name}'s configuration was rolled back, because more than NVIDIA's runtime would change: {'; '.join(found)}; "
+        f"{name}'s configuration was rolled back, because more than NVIDIA's runtime would change: {'; '.join(lines)}; "
         f"this collection doesn't write these, {name} reads them differently beside the new settings: write the values "
         "that you want into your own files, and run again"
     )
-
-
-def _key(part: str) -> str:
-    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
 
 
 # containerd logs a plugin that fails only as a warning.

@@ -40,8 +40,8 @@ _VERSION = re.compile(r"(?m)^\s*version\s*=\s*[2-9]")
 
 def version_of(text: str) -> str:
     """Parse ``k3s version v1.30.4+k3s1 (98262b5d)``."""
-    found = re.search(r"version v([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
-    return found.group(1) if found else ""
+    match = re.search(r"version v([0-9]+\.[0-9]+\.[0-9]+\S*)", text)
+    return match.group(1) if match else ""
 
 
 def since(version: str, first: dict[tuple[int, int], int]) -> bool:
@@ -49,8 +49,8 @@ def since(version: str, first: dict[tuple[int, int], int]) -> bool:
 
     :param first: by minor release its first patch release that has it; the last one stands for all that follow.
     """
-    found = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
-    major, minor, patch = map(int, found.groups()) if found else (0, 0, 0)
+    match = re.match(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
+    major, minor, patch = map(int, match.groups()) if match else (0, 0, 0)
     return (major, minor) > max(first) or patch >= first.get((major, minor), math.inf)
 
 
@@ -103,19 +103,19 @@ class Template:
         """Return whether it has a runtime's table that the base template has too, once the runtime is installed."""
         plugin = CRI_PLUGIN[TEMPLATES[posixpath.basename(self.path)]]
         table = ("plugins", plugin, "containerd", "runtimes", runtime)
-        return self.has_base and any(path_of(found) == table for found in _HEADER.findall(self.text))
+        return self.has_base and any(path_of(header) == table for header in _HEADER.findall(self.text))
 
 
 def own_default(text: str) -> str:
     """Return the default runtime that a file of containerd's or a template sets by itself; a comment doesn't count."""
-    found = _DEFAULT.findall(text)
-    return found[-1][1] if found else ""
+    names = _DEFAULT.findall(text)
+    return names[-1][1] if names else ""
 
 
 def daemon_of(system: System, kind: Kind) -> Unit:
     """Return the node's unit, of a server or an agent; the running one where it has both."""
-    found = [unit(system, name) for name in kind.units]
-    return max(found, key=lambda one: (one.active, bool(one.binary)))
+    units = [unit(system, name) for name in kind.units]
+    return max(units, key=lambda daemon: (daemon.active, bool(daemon.binary)))
 
 
 def settings_of(system: System, kind: Kind, daemon: Unit) -> Settings:
@@ -124,40 +124,40 @@ def settings_of(system: System, kind: Kind, daemon: Unit) -> Settings:
     return settings.read(kind.name, next_arguments(daemon, variables), variables, system.read, system.names)
 
 
-def data_folder(kind: Kind, found: Settings) -> str:
+def data_folder(kind: Kind, given: Settings) -> str:
     """Return the directory of its state; the default one where the settings can't be read.
 
-    :param found: its settings.
+    :param given: its settings.
     """
-    return posixpath.normpath(settings.value(found, "data-dir") or kind.data)
+    return posixpath.normpath(settings.value(given, "data-dir") or kind.data)
 
 
-def drop_in(kind: Kind, found: Settings, name: str = DROP_IN_NAME) -> str:
+def drop_in(kind: Kind, given: Settings, name: str = DROP_IN_NAME) -> str:
     """Return the path of a drop-in of ours, beside the settings' file that it reads."""
-    path = found["path"] if found["path"].startswith("/") else kind.config
+    path = given["path"] if given["path"].startswith("/") else kind.config
     return posixpath.join(settings.folder_of(path), name)
 
 
-def uses_docker(kind: Kind, found: Settings) -> bool:
+def uses_docker(kind: Kind, given: Settings) -> bool:
     """Return whether its kubelet uses Docker, of which RKE2 knows nothing."""
-    return kind is K3S and settings.on(found, "docker")
+    return kind is K3S and settings.on(given, "docker")
 
 
-def own_containerd(kind: Kind, found: Settings) -> bool:
+def own_containerd(kind: Kind, given: Settings) -> bool:
     """Return whether it runs a containerd of its own, whose configuration it writes at each start."""
-    return not uses_docker(kind, found) and not settings.value(found, "container-runtime-endpoint")
+    return not uses_docker(kind, given) and not settings.value(given, "container-runtime-endpoint")
 
 
 def effective(system: System, data: str) -> containerd.EffectiveConfig:
     """Return the configuration that containerd was started with, of imported files only the default runtime."""
-    found = containerd.effective(system.read(rendered(data)) or "")
+    config = containerd.effective(system.read(rendered(data)) or "")
     old = ("plugins", containerd.CRI_PLUGIN[1])
-    if not found.plugin and any(path[:2] == old for path in found.flat):
+    if not config.plugin and any(path[:2] == old for path in config.flat):
         # A template of version 1, which is valid with containerd 1.
-        found = containerd.EffectiveConfig(found.flat, old[1])
+        config = containerd.EffectiveConfig(config.flat, old[1])
     defaults = _own_defaults(_imported(system, data)).values()
-    default = {(*found.base, "containerd", "default_runtime_name"): name for name in defaults}
-    return containerd.EffectiveConfig({**found.flat, **default}, found.plugin) if found.plugin else found
+    default = {(*config.base, "containerd", "default_runtime_name"): name for name in defaults}
+    return containerd.EffectiveConfig({**config.flat, **default}, config.plugin) if config.plugin else config
 
 
 def _own_defaults(texts: dict[str, str]) -> dict[str, str]:
@@ -180,13 +180,13 @@ def observe(system: System, kind: Kind) -> K3sState | None:
         return None
     configured = settings_of(system, kind, daemon)
     data, ours = data_folder(kind, configured), drop_in(kind, configured)
-    found = effective(system, data)
-    programs = {name: str(found.runtime(name).get(("options", "BinaryName"), "")) for name in found.runtimes()}
+    config = effective(system, data)
+    programs = {name: str(config.runtime(name).get(("options", "BinaryName"), "")) for name in config.runtimes()}
     gone = [name for name, path in programs.items() if path.startswith("/") and not system.exists(path)]
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
     imported = _imported(system, data)
-    read = [*(one["path"] for one in configured["files"]), *([template.path] if template else []), *imported]
+    read = [*(file["path"] for file in configured["files"]), *([template.path] if template else []), *imported]
     return {
         "version": version,
         "unit": daemon.name,
@@ -197,12 +197,12 @@ def observe(system: System, kind: Kind) -> K3sState | None:
         "flag_file": naming(system, daemon, f"-{KEY}"),
         "containerd_defaults": {**own, **_own_defaults(imported)},
         "template": _facts(template) if template else None,
-        "default_runtime": found.default_runtime,
+        "default_runtime": config.default_runtime,
         "runtimes": programs,
         "gone": sorted(gone) if own_containerd(kind, configured) else [],
-        "types": {name: str(found.runtime(name).get(("runtime_type",), "")) for name in found.runtimes()},
+        "types": {name: str(config.runtime(name).get(("runtime_type",), "")) for name in config.runtimes()},
         "low_level": low_level(system),
-        "cgroup_driver": found.cgroup_driver,
+        "cgroup_driver": config.cgroup_driver,
         "service_active": daemon.active,
         "stale": daemon.active and stale(system, daemon.pid, read),
         "ours": system.exists(ours) or system.exists(kind.drop_in),

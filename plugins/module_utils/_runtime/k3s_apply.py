@@ -40,30 +40,30 @@ class K3sEngine(Engine):
     def health_error(self) -> tuple[str, bool]:
         if not daemon_of(self._system, self._kind).active:
             return "it isn't running", False
-        found = self._info()
-        return ("", True) if found is not None and found.ready is not False else ("its containerd didn't answer", False)
+        info = self._info()
+        return ("", True) if info is not None and info.ready is not False else ("its containerd didn't answer", False)
 
     def running_config(self) -> t.Any:
-        found = effective(self._system, self._data)
-        return (found.default_runtime, found.runtimes()) if found.plugin else None
+        config = effective(self._system, self._data)
+        return (config.default_runtime, config.runtimes()) if config.plugin else None
 
     def unmet_requirements(self) -> list[str]:
-        found = effective(self._system, self._data)
+        config = effective(self._system, self._data)
         if not self._wanted.present:
             return []
         wrong = []
-        if self._wanted.default and found.default_runtime != RUNTIME_NAME:
-            wrong.append(f"in {k3s.rendered(self._data)} default_runtime_name is {found.default_runtime!r}")
-        binary = found.runtime(RUNTIME_NAME).get(("options", "BinaryName"))
+        if self._wanted.default and config.default_runtime != RUNTIME_NAME:
+            wrong.append(f"in {k3s.rendered(self._data)} default_runtime_name is {config.default_runtime!r}")
+        binary = config.runtime(RUNTIME_NAME).get(("options", "BinaryName"))
         if binary != self._wanted.binary:
             wrong.append(f"it uses NVIDIA's runtime at {binary!r} and not at {self._wanted.binary!r}")
         return wrong or cri.differences(self._info(), self._wanted)
 
     def result(self) -> JsonObject:
-        found = effective(self._system, self._data)
-        runtimes = {name: found.runtime(name).get(("options", "BinaryName"), "") for name in found.runtimes()}
+        config = effective(self._system, self._data)
+        runtimes = {name: config.runtime(name).get(("options", "BinaryName"), "") for name in config.runtimes()}
         return {
-            "effective": {"default_runtime": found.default_runtime, "runtimes": runtimes},
+            "effective": {"default_runtime": config.default_runtime, "runtimes": runtimes},
             "restarted": self.restarted,
         }
 

@@ -48,7 +48,7 @@ def make_plan(kind: Kind, wanted: Options, observed: K3sState | None) -> Runtime
     set_already = RUNTIME_NAME in (_users_default(observed), _containerd_default(observed)[1])
     after = TEXT if wanted.present and wanted.default and not set_already else None
     change = FileChange(observed["drop_in_path"], observed["drop_in"], after)
-    # Of a time in which its settings were elsewhere.
+    # Ours at the default place, where the settings were before.
     unread = FileChange(kind.drop_in, observed["unread"], None)
     differs = (wanted.default and observed["default_runtime"] != RUNTIME_NAME) or (
         observed["runtimes"].get(RUNTIME_NAME) != wanted.binary

@@ -27,21 +27,21 @@ DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 
 def observe(system: System) -> Kubelet | None:
     """Collect section ``kubelet`` of ``gpu_node``; None without a kubelet."""
-    found = unit(system, UNIT)
-    if not (found.loaded or found.binary or system.exists(CONFIG)):
+    daemon = unit(system, UNIT)
+    if not (daemon.loaded or daemon.binary or system.exists(CONFIG)):
         return _rancher(system)
-    arguments = _arguments(system, found)
+    arguments = _arguments(system, daemon)
     config = system.read(_last(arguments, "--config") or CONFIG) or ""
     folder = _last(arguments, "--config-dir")
     for name in system.names(folder) if folder else []:
         # Later files win; a key of the top level replaces the one before.
         if name.endswith(".conf"):
             config = (system.read(posixpath.join(folder, name)) or "") + "\n" + config
-    version = _version(system, found.binary)
+    version = _version(system, daemon.binary)
     endpoint = _last(arguments, "--container-runtime-endpoint") or _key(config, "containerRuntimeEndpoint")
     remote = _last(arguments, "--container-runtime") == "remote" or bool(endpoint)
     runtime = runtime_of(endpoint)
-    if not endpoint and not remote and not (found.pid or system.exists(CONFIG)):
+    if not endpoint and not remote and not (daemon.pid or system.exists(CONFIG)):
         # Installed and never joined to a cluster: its runtime isn't configured yet.
         runtime = ""
     elif not endpoint and not remote:
@@ -70,13 +70,13 @@ def runtime_of(endpoint: str) -> str:
     return ""
 
 
-def _arguments(system: System, found: Unit) -> list[str]:
+def _arguments(system: System, daemon: Unit) -> list[str]:
     """Return the running kubelet's arguments, else those of its unit and environment files."""
-    running = command_line(system, found.pid) if found.pid else ()
+    running = command_line(system, daemon.pid) if daemon.pid else ()
     if running:
         return list(running[1:])
-    text = " ".join(found.arguments)
-    for path in dict.fromkeys([*found.files, FLAGS]):
+    text = " ".join(daemon.arguments)
+    for path in dict.fromkeys([*daemon.files, FLAGS]):
         # Only variables: the unit's own ExecStart is included already.
         for line in (system.read(path) or "").splitlines():
             value = re.match(r'^\s*(?:Environment=)?"?\w+=(.*)$', line)
@@ -86,27 +86,27 @@ def _arguments(system: System, found: Unit) -> list[str]:
 
 
 def _last(arguments: t.Sequence[str], flag: str) -> str:
-    found = ""
-    for number, one in enumerate(arguments):
-        if one.startswith(f"{flag}="):
-            found = one.partition("=")[2]
-        elif one == flag and number + 1 < len(arguments):
-            found = arguments[number + 1]
-    return found.strip("\"'")
+    value = ""
+    for number, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            value = argument.partition("=")[2]
+        elif argument == flag and number + 1 < len(arguments):
+            value = arguments[number + 1]
+    return value.strip("\"'")
 
 
 def _key(config: str, name: str) -> str:
     """Read a top-level scalar of a YAML (or one-line JSON) file; nodes have no YAML library."""
-    found = re.search(rf"(?m)^{name}:[ \t]*(.*?)[ \t]*(?:#.*)?$", config) or re.search(
+    match = re.search(rf"(?m)^{name}:[ \t]*(.*?)[ \t]*(?:#.*)?$", config) or re.search(
         rf'"{name}"\s*:\s*"([^"]*)"', config
     )
-    return found.group(1).strip("\"'") if found else ""
+    return match.group(1).strip("\"'") if match else ""
 
 
 def _version(system: System, binary: str) -> str:
     done = system.run([binary or "kubelet", "--version"], timeout=10)
-    found = re.search(r"v([0-9]+\.[0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
-    return found.group(1) if found else ""
+    match = re.search(r"v([0-9]+\.[0-9]+\.[0-9]+\S*)", done.out) if done.rc == 0 else None
+    return match.group(1) if match else ""
 
 
 def _rancher(system: System) -> Kubelet | None:
@@ -120,7 +120,9 @@ def _rancher(system: System) -> Kubelet | None:
         configured = k3s.settings_of(system, kind, daemon)
         docker = k3s.uses_docker(kind, configured)
         endpoint = "" if docker else settings.value(configured, "container-runtime-endpoint")
-        runtime = runtime_of(endpoint) if endpoint else "docker" if docker else kind.name
+        runtime = "docker" if docker else kind.name
+        if endpoint:
+            runtime = runtime_of(endpoint)
         return {
             "version": "",
             "endpoint": endpoint or ("" if docker else f"unix://{k3s.SOCKET}"),

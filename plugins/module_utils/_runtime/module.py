@@ -10,8 +10,8 @@ from .._core.types import JsonObject
 from .._host.file_transaction import replacements
 from .._host.system import System
 from .._rancher.settings import K3S, RKE2
-from .containerd import ELSEWHERE, Options, belongs_to, effective
-from .containerd_apply import ContainerdEngine, cri_disabled
+from .containerd import Options, effective
+from .containerd_apply import ELSEWHERE, ContainerdEngine, belongs_to, cri_disabled
 from .crio_apply import CrioEngine
 from .docker_apply import DockerEngine
 from .engine import ConfigUpdate, Engine
@@ -99,7 +99,7 @@ def choose(requested: str, present: bool, runtimes: Runtimes, kubelet: Kubelet |
             f"runtime_name: the kubelet uses {kubelet['endpoint']}, which belongs to no supported runtime; set "
             f"runtime_name to one of {', '.join(RUNTIMES)}"
         )
-    installed = [name for name in RUNTIMES if (found := state_of(name, runtimes)) and found["version"]]
+    installed = [name for name in RUNTIMES if (state := state_of(name, runtimes)) and state["version"]]
     if containerd and "docker" in installed and cri_disabled(effective(containerd.get("dump", ""))):
         # The containerd of Docker's package serves Docker alone.
         installed = [name for name in installed if name != "containerd"]
@@ -117,10 +117,10 @@ def choose(requested: str, present: bool, runtimes: Runtimes, kubelet: Kubelet |
 
 def has_our_settings(name: str, runtimes: Runtimes) -> bool:
     """Return whether a runtime's configuration still holds settings of this module."""
-    found = state_of(name, runtimes)
-    if not found:
+    state = state_of(name, runtimes)
+    if not state:
         return False
-    if found.get("pending") or found.get("ours"):
+    if state.get("pending") or state.get("ours"):
         return True
     containerd = runtimes.get("containerd") if name == "containerd" else None
     if not containerd:

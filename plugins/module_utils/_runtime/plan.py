@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of ``container_runtime``: for the runtime that the kubelet uses, or the requested one."""
+"""The plan of ``container_runtime``: for the runtime that the kubelet uses, or the requested one; its cgroup driver."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import dataclasses
 
 from .._rancher.settings import K3S, RKE2
 from . import containerd_plan, crio_plan, docker_plan, k3s_plan
-from .common import RuntimePlan, kubelet_driver, runtime_driver
-from .containerd import Options
+from .common import RuntimePlan
+from .containerd import Options, effective, release
 from .module import choose
-from .types import Kubelet, Runtimes
+from .types import Kubelet, Runtimes, state_of
 
 TITLES = {"containerd": "containerd", "docker": "Docker", "crio": "CRI-O", "k3s": "k3s", "rke2": "RKE2"}
 # The setting that selects each runtime's cgroup driver.
@@ -21,6 +21,11 @@ CGROUP_SETTINGS = {
     "containerd": "SystemdCgroup of runc's options in containerd's config.toml",
     "crio": "cgroup_manager in crio.conf",
 }
+# From 1.34 on every kubelet asks the runtime, and its own setting counts only where that doesn't answer
+# (KubeletCgroupDriverFromCRI: https://kubernetes.io/docs/setup/production-environment/container-runtimes/).
+ASKS_SINCE = (1, 34)
+# The first releases that answer RuntimeConfig.
+ANSWERS_SINCE = {"containerd": (2, 0), "crio": (1, 28)}
 
 
 def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kubelet | None) -> RuntimePlan:
@@ -62,3 +67,28 @@ def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> l
         f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
         f"both to the same ({setting})"
     ]
+
+
+def runtime_driver(name: str, runtimes: Runtimes) -> str:
+    """Return a runtime's driver, ``systemd`` or ``cgroupfs``; nothing where it is unknown."""
+    state = state_of(name, runtimes)
+    if name != "containerd" or not state:
+        return str(state.get("cgroup_driver") or "") if state else ""
+    return effective(str(state.get("dump") or "")).cgroup_driver
+
+
+def kubelet_driver(kubelet: Kubelet, runtimes: Runtimes) -> str:
+    """Return the driver that the kubelet uses: where it takes that from its runtime, the runtime's."""
+    state = state_of(kubelet["runtime"], runtimes)
+    first = ANSWERS_SINCE.get(kubelet["runtime"])
+    asks = bool(kubelet["version"]) and release(kubelet["version"]) >= ASKS_SINCE
+    if asks and first is not None and state is not None and release(str(state.get("version") or "")) >= first:
+        return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
+    return kubelet["cgroup_driver"]
+
+
+def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
+    """Return the driver of the node's containers: the runtime's, else the kubelet's; nothing where it is unknown."""
+    if not kubelet:
+        return ""
+    return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]

@@ -61,17 +61,17 @@ def problem(answer: Answer) -> tuple[str, str]:
     if not isinstance(result, dict):
         return "not_an_extender", ""
     # Go reads keys in any case, and older releases write them in lower case.
-    found = {str(key).lower(): value for key, value in result.items()}
-    if found.get("error"):
-        return "not_ready", str(found["error"])
-    return ("", "") if found.get("nodenames", "") in ([], None) else ("not_an_extender", "")
+    fields = {str(key).lower(): value for key, value in result.items()}
+    if fields.get("error"):
+        return "not_ready", str(fields["error"])
+    return ("", "") if fields.get("nodenames", "") in ([], None) else ("not_an_extender", "")
 
 
 def parsed(text: str) -> Answer:
     """Return an answer that a pod has received and written as JSON; one of its own where it wrote something else."""
     try:
-        found = json.loads(text)
-        answer = Answer(int(found["status"]), str(found["failure"]), str(found["text"]))
+        fields = json.loads(text)
+        answer = Answer(int(fields["status"]), str(fields["failure"]), str(fields["text"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return Answer(0, "unreachable", text or "the pod that asked has written nothing")
     return answer if answer.failure in ("", *REASONS) else Answer(0, "unreachable", answer.text)
@@ -236,15 +236,19 @@ class Server(Engine):
         named, stamp = (server["named"], embedded.stamp_of(server["drop_in"] or "")) if server else ("", "")
         if self._places.kind.name == "rke2":
             there = cp.running(self._system)
-            mine = [one for one in there if one.config == named and embedded.stamp(self._system, one.pid) == stamp]
+            mine = [
+                process
+                for process in there
+                if process.config == named and embedded.stamp(self._system, process.pid) == stamp
+            ]
             if not mine:
                 return f"it hasn't started kube-scheduler {f'with {named}' if named else 'without a configuration'}"
-            unseen = [cp.unseen(self._system, one.pid, self._plan["loads"]) for one in mine]
+            unseen = [cp.unseen(self._system, process.pid, self._plan["loads"]) for process in mine]
             if all(unseen):
                 return unseen[0]
         elif stale(self._system, daemon.pid, [path for path in (named,) if path]):
             return "its process is older than kube-scheduler's configuration"
-        if not all(any(self._ask(one) == 200 for one in cp.loopbacks(url)) for url in self._plan["urls"]):
+        if not all(any(self._ask(address) == 200 for address in cp.loopbacks(url)) for url in self._plan["urls"]):
             return "its kube-scheduler isn't healthy"
         return ""
 

@@ -62,12 +62,12 @@ def fitting(secrets: t.Sequence[JsonObject], names: t.Sequence[str], now: dateti
     """
     if MISSING:
         raise BadInput(f"certificates need the Python package cryptography on the controller: {MISSING}")
-    found = {str(one["metadata"]["name"]): _texts(one) for one in secrets}
-    if not found:
+    texts = {str(secret["metadata"]["name"]): _texts(secret) for secret in secrets}
+    if not texts:
         return _new(names, now)
-    server, client = found.get(SERVER, {}), found.get(CLIENT, {})
+    server, client = texts.get(SERVER, {}), texts.get(CLIENT, {})
     reason = _reason(server, client, names, now)
-    ours = all(_ours(side) for side in found.values())
+    ours = all(_ours(side) for side in texts.values())
     if not reason and not (ours and _ends_soon((server, client), now)):
         return {"ours": ours, "server": server, "client": client}
     if not ours:
@@ -142,7 +142,7 @@ def _ours(side: Side) -> bool:
     except (KeyError, ValueError):
         # An empty Secret is ours to fill.
         return not any(side.values())
-    return [one.value for one in issuer.get_attributes_for_oid(NameOID.COMMON_NAME)] == [AUTHORITY]
+    return [attribute.value for attribute in issuer.get_attributes_for_oid(NameOID.COMMON_NAME)] == [AUTHORITY]
 
 
 # --------------------------------------------------------------------------- reading
@@ -170,8 +170,10 @@ def _names(certificate: x509.Certificate) -> list[str]:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    found = extension.value
-    return found.get_values_for_type(x509.DNSName) + [str(one) for one in found.get_values_for_type(x509.IPAddress)]
+    names = extension.value
+    return names.get_values_for_type(x509.DNSName) + [
+        str(address) for address in names.get_values_for_type(x509.IPAddress)
+    ]
 
 
 def _begins(certificate: x509.Certificate) -> datetime.datetime:
@@ -236,7 +238,7 @@ def _signed_by(
     if usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=False)
     if alternatives:
-        wanted = x509.SubjectAlternativeName([_general_name(one) for one in alternatives])
+        wanted = x509.SubjectAlternativeName([_general_name(alternative) for alternative in alternatives])
         builder = builder.add_extension(wanted, critical=False)
     return builder.sign(authority, hashes.SHA256())
 

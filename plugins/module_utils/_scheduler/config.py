@@ -14,6 +14,7 @@ restores the extender that ours replaced.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 import re
@@ -28,10 +29,11 @@ from .constants import CONFIG
 from .constants import POLICY as PATH
 from .control_plane import INSECURE_PORT
 from .decode import Decoded, Source
-from .extenders import BESIDE, AnotherBinds, Extender, Form, FormName
+from .extenders import BESIDE, AnotherBinds, Extender, Extenders
 from .schema import ALPHA_CONFIGURATION, CONFIGURATION, KNOWN_UP_TO, POLICY
 from .validate import validate, validate_extenders
 
+FormName = t.Literal["config", "policy"]
 GROUP = "kubescheduler.config.k8s.io"
 KIND = "KubeSchedulerConfiguration"
 
@@ -81,14 +83,14 @@ def minor_of(image: str, version: str | None) -> int:
     :raises BadInput: neither has one.
     """
     tag = version or image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    found = re.match(r"^v?1\.([0-9]+)(?:[.+-].*)?$", tag)
-    if not found:
+    match = re.match(r"^v?1\.([0-9]+)(?:[.+-].*)?$", tag)
+    if not match:
         if version:
             raise BadInput(f"scheduler_version: {version!r} isn't a Kubernetes version such as 1.36.3")
         raise BadInput(
             f"scheduler_version: the tag of kube-scheduler's image {image!r} has no version; set this variable"
         )
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def form_of(minor: int, wanted: str) -> FormName:
@@ -128,9 +130,9 @@ def outlived(minor: int) -> tuple[str, int, int] | None:
         None where no such version is known.
     """
     write, _reads = api_versions(minor)
-    later = [(one, *api_versions(one)) for one in range(minor + 1, API_VERSIONS[0][0] + 1)]
-    better = next((one for one, written, _reads in later if written != write), 0)
-    lost = next((one for one, _written, reads in later if write not in reads), 0)
+    later = [(number, *api_versions(number)) for number in range(minor + 1, API_VERSIONS[0][0] + 1)]
+    better = next((number for number, written, _reads in later if written != write), 0)
+    lost = next((number for number, _written, reads in later if write not in reads), 0)
     return (write, better, lost) if lost else None
 
 
@@ -191,6 +193,101 @@ def _typed(field: str, flag: str, text: str) -> t.Any:
         return float(text) if field == "qps" else text
     except ValueError:
         raise BadInput(f"kube-scheduler's --{flag}={text} isn't a number") from None
+
+
+class Form(abc.ABC):
+    """One form: its names, its rules, and how the extender gets into a file and out of it.
+
+    ``flag`` is kube-scheduler's flag without dashes, and ``path`` the collection's own file.
+    """
+
+    name: FormName
+    flag: str
+    path: str
+    kind: str
+
+    @abc.abstractmethod
+    def like_policy(self, text: str) -> bool:
+        """Return whether a file has extenders as a Policy has them: their keys may be written in any case."""
+
+    @abc.abstractmethod
+    def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
+        """Return a complete file for kube-scheduler 1.``minor``, which had none."""
+
+    @abc.abstractmethod
+    def decode(self, path: str, text: str, minor: int | None) -> Decoded | None:
+        """Decode a file as kube-scheduler 1.``minor`` does; None where that may know more fields than are known here.
+
+        :raises BadInput: kube-scheduler would refuse it.
+        """
+
+    @abc.abstractmethod
+    def validate(self, decoded: Decoded, minor: int | None) -> None:
+        """Refuse values that kube-scheduler would refuse.
+
+        :raises BadInput: with the line and the path of the field.
+        """
+
+    def check(self, path: str, text: str, minor: int | None) -> None:
+        """Refuse a file that kube-scheduler 1.``minor`` would refuse.
+
+        :raises BadInput: with the line and the path of the field.
+        """
+        decoded = self.decode(path, text, minor)
+        if decoded is not None:
+            self.validate(decoded, minor)
+
+    def merged(self, path: str, text: str, minor: int | None, extender: Extender) -> str:
+        """Return the user's file with our extender in it; all else, comments included, stays byte for byte.
+
+        :param path: of the file, for messages.
+        :param minor: of kube-scheduler 1.``minor``; None where it is unknown, for a Policy only.
+        :raises BadInput: another extender binds pods, or kube-scheduler would refuse the file.
+        """
+        self.decode(path, text, minor)
+        edited = self._extenders(path, text)
+        edited.put_in(self._entry(text, extender))
+        self.check(path, text, minor)
+        after = edited.checked()
+        self.check(path, after, minor)
+        return after
+
+    def without(self, path: str, text: str) -> str:
+        """Return the user's file without our extender."""
+        edited = self._extenders(path, text)
+        edited.remove()
+        return edited.checked()
+
+    def undone(self, path: str, text: str, before: str, extender: Extender) -> str:
+        """Return the user's file without our extender, and with the one that ours replaced.
+
+        :param path: of the file, for messages.
+        :param before: the file before ours was merged; it was edited since then.
+        """
+        edited = self._extenders(path, text)
+        edited.undo(self._extenders(path, before), extender.url)
+        return edited.checked()
+
+    def has(self, path: str, text: str | None, extender: Extender) -> bool:
+        """Return whether the file has an extender that can only be ours."""
+        try:
+            return text is not None and self._extenders(path, text).has(self._entry(text, extender))
+        except BadInput:
+            return False
+
+    def _extenders(self, path: str, text: str) -> Extenders:
+        return Extenders(path, text, fold=self.like_policy(text))
+
+    def _entry(self, text: str, extender: Extender) -> JsonObject:
+        return extender.policy_entry() if self.like_policy(text) else extender.entry()
+
+    def require_kind(self, path: str, kind: t.Any) -> None:
+        """Refuse a file of another kind.
+
+        :raises BadInput: it is one.
+        """
+        if kind != self.kind:
+            raise BadInput(f"{path} isn't a {self.kind}")
 
 
 class Config(Form):
@@ -295,9 +392,9 @@ POLICY_FORM = Policy()
 
 def _priorities(policy: Decoded) -> None:
     seen: dict[str, int] = {}
-    for number, one in enumerate(policy.tree.get("priorities") or []):
+    for number, item in enumerate(policy.tree.get("priorities") or []):
         here = f"priorities[{number}]"
-        priority: JsonObject = one or {}
+        priority: JsonObject = item or {}
         if not 0 < (priority.get("weight") or 0) < HIGHEST_WEIGHT:
             raise policy.fault(f"{here}.weight", "isn't greater than 0, or is too great")
         argument = priority.get("argument")
@@ -311,7 +408,7 @@ def _priorities(policy: Decoded) -> None:
         seen[kind] = priority["weight"]
 
 
-FORMS: dict[str, Form] = {one.name: one for one in (FORM, POLICY_FORM)}
+FORMS: dict[str, Form] = {form.name: form for form in (FORM, POLICY_FORM)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,8 +433,8 @@ class Note:
 def read(text: str | None) -> Note | None:
     """Parse the note; None where there is none, or an incomplete one."""
     try:
-        found = json.loads(text) if text else {}
-        note = Note(**{name: str(value) for name, value in found.items()})  # type: ignore[arg-type]  # checked below
+        data = json.loads(text) if text else {}
+        note = Note(**{name: str(value) for name, value in data.items()})  # type: ignore[arg-type]  # checked below
     except (ValueError, TypeError, AttributeError):
         return None
     return note if note.form in FORMS else None

@@ -16,6 +16,7 @@ from .._core.types import JsonObject
 from .._host.http_probe import Probe, probe
 from .._host.system import System
 from .._host.systemd import changed_since_start, process_age, unit
+from .._rancher import yaml_reader
 from .._runtime.containerd import distribution
 from . import embedded
 from .constants import CONFIG, CONTAINER, FOLDER, POLICY
@@ -29,7 +30,7 @@ _QUOTED_OR_COMMENT = re.compile(
 
 def uncommented(text: str) -> str:
     """Return the text with the same lines, without comments."""
-    return "\n".join(_QUOTED_OR_COMMENT.sub(lambda found: found.group(1) or "", line) for line in text.splitlines())
+    return "\n".join(_QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", line) for line in text.splitlines())
 
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
@@ -116,50 +117,44 @@ class Process(t.NamedTuple):
     policy: str = ""
 
 
-def flag(text: str, name: str) -> str:
-    """Return a flag's value in a manifest, without a YAML library; empty where kube-scheduler's container hasn't it.
+def flag(manifest: str, name: str) -> str:
+    """Return a flag's value in a manifest; empty where kube-scheduler's container hasn't it.
 
-    Reads both ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last.
+    Reads ``--config=FILE`` and the two list items ``--config`` and ``FILE``, of several the last. Where the container
+    isn't certain, or the YAML isn't what ``yaml_reader`` knows, it searches the whole text.
     """
-    value = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
-    return next(reversed(re.findall(value, _own_container(uncommented(text)))), "")
+    try:
+        spec = dict(yaml_reader.read(manifest)).get("spec")
+    except yaml_reader.Unreadable:
+        spec = None
+    items = dict(spec).get("containers") if isinstance(spec, yaml_reader.Pairs) else None
+    containers = [dict(item) for item in items or [] if isinstance(item, yaml_reader.Pairs)]
+    numbers = scheduler_containers(containers)
+    if len(numbers) == 1:
+        return _value(words_of(containers[numbers[0]]), f"--{name}")
+    pattern = rf"--{re.escape(name)}(?:=|[\"']?\s*(?:,|\n\s*-)\s*[\"']?)([^\s\"',\]]+)"
+    values = re.findall(pattern, uncommented(manifest))
+    return str(values[-1]) if values else ""
 
 
-def _own_container(text: str) -> str:
-    """Return the item of kube-scheduler's container; the whole text where the containers aren't a list in block style.
-
-    :param text: a manifest without comments.
-    """
-    lines = [line for line in text.splitlines() if line.strip()]
-    keys = [number for number, line in enumerate(lines) if re.fullmatch(r" *[\"']?containers[\"']?\s*:\s*", line)]
-    if len(keys) != 1:
-        return text
-    items: list[str] = []
-    indent = _indent(lines[keys[0] + 1]) if lines[keys[0] + 1 :] else 0
-    for line in lines[keys[0] + 1 :]:
-        if _indent(line) == indent and re.match(r"-(\s|$)", line[indent:]):
-            items.append(line)
-        elif items and _indent(line) > indent:
-            items[-1] += f"\n{line}"
-        else:
-            break
-    found = [one for one in items if _is_named(one, CONTAINER)]
-    found = found or [one for one in items if _may_be_scheduler(one) or re.search(_PROGRAM, one)]
-    return found[0] if len(found) == 1 else text
+def scheduler_containers(containers: t.Sequence[t.Mapping[str, t.Any]]) -> list[int]:
+    """Return the numbers of kube-scheduler's containers in a pod: those of its name, or else those that run it."""
+    named = [number for number, container in enumerate(containers) if container.get("name") == CONTAINER]
+    return named or [number for number, container in enumerate(containers) if _runs_scheduler(container)]
 
 
-_PROGRAM = rf"\b(?:command|args)[\"']?\s*:\s*(?:\[|-\s)\s*[\"']?(?:[^\s\"',\]]*/)?{CONTAINER}[\"']?\s*(?:[,\]\n]|$)"
+def _runs_scheduler(container: t.Mapping[str, t.Any]) -> bool:
+    """Return whether a container runs kube-scheduler, by its program or its image."""
+    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
+    # Images of one architecture have its name at the end.
+    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
+    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in words_of(container)[:1]]
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
-
-
-def _is_named(item: str, name: str) -> bool:
-    """Return whether a list's item has this name, and not only something in it."""
-    first = re.match(r" *-\s*", item)
-    keys = len(first.group().rpartition("\n")[2]) if first else 0
-    return bool(re.search(rf"(?m)^[ -]{{{keys}}}[\"']?name[\"']?\s*:\s*[\"']?{re.escape(name)}[\"']?\s*$", item))
+def words_of(container: t.Mapping[str, t.Any]) -> list[str]:
+    """Return a container's command and arguments."""
+    lists = [container.get(key) for key in ("command", "args")]
+    return [str(word) for words in lists if isinstance(words, list) for word in words]
 
 
 def running(system: System) -> list[Process]:
@@ -168,7 +163,7 @@ def running(system: System) -> list[Process]:
     Processes of other clusters, whose control planes run in pods or containers here, are left out. Where kubelet keeps
     no log of a static kube-scheduler, all processes of that name count.
     """
-    found = []
+    processes = []
     pods = _static_pods(system)
     for name in system.names("/proc"):
         if not name.isdigit():
@@ -178,8 +173,8 @@ def running(system: System) -> list[Process]:
             continue
         age = process_age(system, int(name))
         if age is not None:
-            found.append(Process(int(name), age, _value(argv, "--config"), _value(argv, "--policy-config-file")))
-    return found
+            processes.append(Process(int(name), age, _value(argv, "--config"), _value(argv, "--policy-config-file")))
+    return processes
 
 
 _UID = r"([0-9a-f]{32})"
@@ -201,13 +196,13 @@ def _belongs_to(system: System, pid: int, pods: t.Mapping[str, str]) -> bool:
 
 def _value(argv: t.Sequence[str], name: str) -> str:
     """Return a flag's value; of several the last counts."""
-    found = ""
+    value = ""
     for number, word in enumerate(argv):
         if word.startswith(f"{name}="):
-            found = word[len(name) + 1 :]
+            value = word[len(name) + 1 :]
         elif word == name and number + 1 < len(argv):
-            found = argv[number + 1]
-    return found
+            value = argv[number + 1]
+    return value
 
 
 def running_version(system: System, pid: int) -> str:
@@ -217,9 +212,9 @@ def running_version(system: System, pid: int) -> str:
     for pod in (pods[uid] for uid in uids if uid in pods):
         log = f"{log_folder(system, pod)}/{restarts(system, pod)}.log"
         done = system.run(["grep", "-m", "1", "-F", "Starting Kubernetes Scheduler", log], timeout=20)
-        found = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
-        if found:
-            return found.group(1)
+        match = re.search(r"\bv(1\.[0-9]+\.[0-9]+)", done.out) if done.rc == 0 else None
+        if match:
+            return match.group(1)
     return ""
 
 
@@ -240,9 +235,9 @@ def restarts(system: System, pod: str) -> int:
 
 def health_url(manifest: str) -> str:
     """Return the URL of kube-scheduler's /healthz on this machine, which every version serves."""
-    found = re.match(r"1\.([0-9]+)", image_version(manifest))
+    match = re.match(r"1\.([0-9]+)", image_version(manifest))
     flags = {name: value for name in HEALTH_FLAGS if (value := flag(manifest, name))}
-    return f"{health_base(flags, int(found.group(1)) if found else None)}/healthz"
+    return f"{health_base(flags, int(match.group(1)) if match else None)}/healthz"
 
 
 def health_base(flags: t.Mapping[str, str], minor: int | None) -> str:
@@ -272,11 +267,11 @@ def loopbacks(url: str) -> tuple[str, ...]:
 
 def image_version(manifest: str) -> str:
     """Return the version in the tag of kube-scheduler's image; empty where it has none."""
-    found = re.search(
+    match = re.search(
         r"\bimage[\"']?\s*:\s*[\"']?\S*/?kube-scheduler[^\s:@/\"',]*:v?(1\.[0-9]+\.[0-9]+[^\s@\"',}]*)",
         uncommented(manifest),
     )
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 def watched_folder(system: System) -> str:
@@ -289,28 +284,24 @@ def watched_folder(system: System) -> str:
         # Later files win.
         if name.endswith(".conf"):
             text = (system.read(posixpath.join(folder, name)) or "") + "\n" + text
-    found = re.search(
+    match = re.search(
         r"(?m)^[\"']?staticPodPath[\"']?:[ \t]*[\"']?([^\s\"'#]+)|\"staticPodPath\"\s*:\s*\"([^\"]+)\"", text
     )
     # A flag overrides the file.
-    path = "".join(named[-1:]) or (found.group(1) or found.group(2) if found else "")
+    path = "".join(named[-1:]) or (match.group(1) or match.group(2) if match else "")
     return posixpath.normpath(path) if path.startswith("/") else posixpath.dirname(MANIFEST)
-
-
-def _may_be_scheduler(text: str) -> bool:
-    """Return whether it may be a kube-scheduler pod; the controller, which can read YAML, decides."""
-    return bool(re.search(r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler", text))
 
 
 def _manifests(system: System, folder: str) -> dict[str, str]:
     """Return the files that may be kube-scheduler pods: kubelet reads all but those with a leading dot."""
-    found = {}
+    names_it = r"[\"']?(?:name|image)[\"']?\s*:\s*[\"']?[^\s\"']*kube-scheduler"
+    manifests = {}
     for name in system.names(folder):
         path = posixpath.join(folder, name)
         text = None if name.startswith(".") else system.read(path)
-        if text is not None and (name == posixpath.basename(MANIFEST) or _may_be_scheduler(text)):
-            found[path] = text
-    return found
+        if text is not None and (name == posixpath.basename(MANIFEST) or re.search(names_it, text)):
+            manifests[path] = text
+    return manifests
 
 
 def observe(
@@ -332,16 +323,22 @@ def observe(
     if path not in pods:
         path = next(iter(pods), path)
     manifest = pods.pop(path, None)
-    found = distribution(system)
-    server = embedded.observe(system, found) if manifest is None else None
-    own = embedded.PLACES[found] if server is not None else None
+    distro = distribution(system)
+    server = embedded.observe(system, distro) if manifest is None else None
+    own = embedded.PLACES[distro] if server is not None else None
     if config_path is None:
         config_path = server["named"] if server is not None else flag(manifest or "", "config")
     if policy_path is None:
         policy_path = flag(manifest or "", "policy-config-file")
-    urls = own.health if own is not None else (health_url(manifest),) if manifest else ()
+    kind = ""
+    urls: tuple[str, ...] = ()
+    if manifest is not None:
+        kind = "static_pod"
+        urls = (health_url(manifest),) if manifest else ()
+    elif own is not None:
+        kind, urls = distro, own.health
     return {
-        "kind": "static_pod" if manifest is not None else found if server is not None else "",
+        "kind": kind,
         "version": server["version"] if server is not None else image_version(manifest or ""),
         "folder": folder,
         "manifest_path": path,
@@ -357,11 +354,11 @@ def observe(
         "merged": system.read(own.merged if own is not None else MERGED),
         "patches_dir": patches_dir or "",
         "patches": _patches(system, patches_dir),
-        "running": _in_server(system, server) if found == "k3s" and server else _in_pods(system, server),
+        "running": _in_server(system, server) if distro == "k3s" and server else _in_pods(system, server),
         "health": next((status for url in urls if (status := ask(url))), 0),
         "pending": system.exists(own.record if own is not None else PENDING),
         "hostname": (system.read("/proc/sys/kernel/hostname") or "").strip(),
-        "embedded": found or ("" if manifest is not None else _elsewhere(system)),
+        "embedded": distro or ("" if manifest is not None else _elsewhere(system)),
         "server": server,
     }
 
@@ -370,28 +367,28 @@ def _elsewhere(system: System) -> str:
     """Return what runs kube-scheduler without a manifest; empty for nothing."""
     if unit(system, UNIT).loaded:
         return UNIT
-    found = running(system)
-    return f"kube-scheduler as process {found[0].pid}" if found else ""
+    processes = running(system)
+    return f"kube-scheduler as process {processes[0].pid}" if processes else ""
 
 
 def _in_pods(system: System, server: Server | None) -> list[RunningScheduler]:
-    found: list[RunningScheduler] = []
-    for one in running(system):
-        root = f"/proc/{one.pid}/root"
-        texts = _texts(system, root, one.config, one.policy)
-        changed = changed_since_start(system, one.pid, [root + path for path in texts])
-        found.append(
+    reported: list[RunningScheduler] = []
+    for process in running(system):
+        root = f"/proc/{process.pid}/root"
+        texts = _texts(system, root, process.config, process.policy)
+        changed = changed_since_start(system, process.pid, [root + path for path in texts])
+        reported.append(
             {
-                "pid": one.pid,
-                "config": one.config,
-                "policy": one.policy,
-                "version": running_version(system, one.pid),
-                "stamp": embedded.stamp(system, one.pid) if server is not None else "",
+                "pid": process.pid,
+                "config": process.config,
+                "policy": process.policy,
+                "version": running_version(system, process.pid),
+                "stamp": embedded.stamp(system, process.pid) if server is not None else "",
                 "fresh": None if changed is None else not changed,
-                **_contents(texts, one.config, one.policy),
+                **_contents(texts, process.config, process.policy),
             }
         )
-    return found
+    return reported
 
 
 def _in_server(system: System, server: Server) -> list[RunningScheduler]:
@@ -417,15 +414,15 @@ def _texts(system: System, root: str, *paths: str) -> dict[str, str]:
 
     :param root: of the process's files.
     """
-    found = {}
+    texts = {}
     for path in paths:
         try:
             text = system.read(root + path) if path.startswith("/") else None
         except ShareError:
             continue
         if text is not None:
-            found[path] = text
-    return found
+            texts[path] = text
+    return texts
 
 
 def unseen(system: System, pid: int, files: t.Mapping[str, str]) -> str:

@@ -30,7 +30,6 @@ _WORDS: dict[Kind, str] = {
     "bytes": "base64",
 }
 _DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class _Loader(Loader):
@@ -152,12 +151,6 @@ def is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def seconds(duration: str) -> float:
-    """Return the seconds of a duration in Go's notation."""
-    parts = re.findall(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)", duration)
-    return (-1 if duration.startswith("-") else 1) * sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
 def _float(text: str) -> float:
     word = text.lower().lstrip("+-")
     if word in (".inf", ".nan"):
@@ -189,10 +182,10 @@ class _Reader:
         if isinstance(shape, ListOf):
             if not isinstance(node, yaml.SequenceNode):
                 raise self._source.refusal(node, f"{place} isn't a list")
-            return [self.value(one, shape.item, f"{place}[{number}]") for number, one in enumerate(node.value)]
+            return [self.value(item, shape.item, f"{place}[{number}]") for number, item in enumerate(node.value)]
         if isinstance(shape, MapOf):
             pairs = self._pairs(node, place)
-            return {key: self.value(one, shape.value, f"{place}.{key}") for key, (_key, one) in pairs.items()}
+            return {key: self.value(child, shape.value, f"{place}.{key}") for key, (_key, child) in pairs.items()}
         if shape in ("args", "any"):
             return None
         return self._plain(node, shape, place)
@@ -206,7 +199,7 @@ class _Reader:
     def _struct(self, node: yaml.Node, shape: Struct, place: str) -> JsonObject:
         known = shape.of(self._minor, self._version)
         folded = {name.lower(): name for name in known} if shape.fold else {}
-        found: JsonObject = {}
+        values: JsonObject = {}
         pairs = self._pairs(node, place)
         for key, (key_node, value) in pairs.items():
             here = f"{place}.{key}" if place else key
@@ -218,9 +211,9 @@ class _Reader:
                 continue
             if inner == "args":
                 inner = self._args(pairs, value, here)
-            found[name] = self.value(value, inner, here)
+            values[name] = self.value(value, inner, here)
             self.lines[here] = key_node.start_mark.line + 1
-        return found
+        return values
 
     def _args(self, beside: t.Mapping[str, tuple[yaml.Node, yaml.Node]], node: yaml.Node, place: str) -> Shape:
         """Return the shape of a plugin's arguments, which may have a version of their own."""

@@ -98,7 +98,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
     on_openshift = options["mode"] == OPENSHIFT
     version = str(cluster["version"])
     release, server = ("", openshift.kubernetes_minor(version)) if on_openshift else _server(version)
-    found: DedicatedScheduler = {
+    result: DedicatedScheduler = {
         "image": "",
         "minor": 0,
         "config": "",
@@ -112,7 +112,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
     }
     if options["state"] == "absent":
         # Removal only needs names; an option that has become invalid must not prevent it.
-        return found
+        return result
     _check_name("scheduler_name", str(options["name"]))
     if options["name"] == "default-scheduler":
         raise BadInput("scheduler_name: default-scheduler is the name of the cluster's own scheduler")
@@ -140,26 +140,26 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
             },
             **config.insecure_addresses(minor, {"port": "0"}),
         }
-        found["nodes"], found["control_plane"] = _nodes(cluster["nodes"], options)
+        result["nodes"], result["control_plane"] = _nodes(cluster["nodes"], options)
     _check_server(minor, server, "scheduler_openshift_image" if on_openshift else "scheduler_dedicated_image")
     extender = Extender(url, int(options["timeout"]), bool(options["preemption"]), tls)
     # Without a kubeconfig, kube-scheduler uses its pod's service account.
     text = config.generate(minor, {**fields, "profiles": [{"schedulerName": str(options["name"])}]}, extender)
-    found["image"], found["minor"], found["config"] = image, minor, text
-    found["config_name"] = digest(text)[:10]
-    found["live"], found["ready"] = config.health_paths(minor)[0], config.health_paths(minor)[-1]
-    return found
+    result["image"], result["minor"], result["config"] = image, minor, text
+    result["config_name"] = digest(text)[:10]
+    result["live"], result["ready"] = config.health_paths(minor)[0], config.health_paths(minor)[-1]
+    return result
 
 
 def _server(version: str) -> tuple[str, int]:
     """Return the API server's release of Kubernetes, without its distributor's suffix, and its minor version."""
-    found = _VERSION.match(version)
-    if not found:
+    match = _VERSION.match(version)
+    if not match:
         raise BadInput(f"scheduler_mode: the API server's version {version!r} isn't one of Kubernetes 1.x")
-    minor = int(found.group(2))
+    minor = int(match.group(2))
     if minor < OLDEST:
         raise BadInput(f"scheduler_mode: dedicated needs Kubernetes 1.{OLDEST} or newer, and this cluster is {version}")
-    return found.group(1), minor
+    return match.group(1), minor
 
 
 def _check_name(variable: str, value: str) -> None:
@@ -181,17 +181,17 @@ def _image(image: str, version: str, server: str) -> str:
         raise BadInput(f"scheduler_dedicated_image: {image!r} is no image")
     if "@" in image or ":" in image.rpartition("/")[2]:
         return image
-    found = _VERSION.match(version) if version else None
-    if version and not found:
+    match = _VERSION.match(version) if version else None
+    if version and not match:
         raise BadInput(
             f"scheduler_version: {version!r} isn't a complete version such as 1.36.3, which the image's tag needs"
         )
-    return f"{image}:v{found.group(1) if found else _upstream(server)}"
+    return f"{image}:v{match.group(1) if match else _upstream(server)}"
 
 
 def _upstream(release: str) -> str:
     """Return upstream's own release for a distributor's: its last patch where theirs has a number of their own."""
-    major, minor, patch = (int(one) for one in release.partition("-")[0].split("."))
+    major, minor, patch = (int(number) for number in release.partition("-")[0].split("."))
     if patch < OWN_PATCHES_FROM:
         return release
     if minor not in LAST_PATCH:
@@ -222,11 +222,11 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
     The kubelet of a node that somebody took gets the account of each pod there: so these are the control plane's nodes,
     if there are enough, and no node is named.
     """
-    systems = [one for one in nodes if one["labels"].get("kubernetes.io/os", "linux") == "linux"]
-    linux = [one["name"] for one in systems]
+    on_linux = [node for node in nodes if node["labels"].get("kubernetes.io/os", "linux") == "linux"]
+    linux = [node["name"] for node in on_linux]
     imported = options.get("imported")
     if not options["nodes"]:
-        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", systems), imported)
+        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", on_linux), imported)
         if len(control) >= max(int(options["replicas"]), 1):
             return [], True
     wanted = [str(name) for name in options["nodes"] or imported or ()]
@@ -239,9 +239,9 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
         # As the template has it: nodes that were chosen by name may be those of the GPUs.
         tolerated += tolerations.exist(["nvidia.com/gpu"])
     refused = {
-        one["name"]: tolerations.untolerated(tolerations.lasting(one.get("taints") or ()), tolerated)
-        for one in systems
-        if one["name"] in (chosen or linux)
+        node["name"]: tolerations.untolerated(tolerations.lasting(node.get("taints") or ()), tolerated)
+        for node in on_linux
+        if node["name"] in (chosen or linux)
     }
     open_nodes = [name for name, taints in refused.items() if not taints]
     if len(open_nodes) < int(options["replicas"]) <= len(refused):
@@ -284,10 +284,10 @@ def _plugins_image(server: int, version: str) -> str:
 def _plugins_minor(image: str, version: str) -> int:
     """Return the minor version of the kube-scheduler in an image; scheduler-plugins' v0.34 is built from 1.34."""
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
-    found = re.match(r"v?[01]\.(\d+)(?:[.+-]|$)", version or tag)
-    if not found:
+    match = re.match(r"v?[01]\.(\d+)(?:[.+-]|$)", version or tag)
+    if not match:
         raise BadInput(f"scheduler_version: {version or image!r} has no version of kube-scheduler; set this variable")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 # On another owner's namespace: the former values of our labels, null for those that weren't set.

@@ -220,9 +220,9 @@ def select_mode(
     if mode not in ON_MACHINES:
         return Selection(mode, reason)
     running = sorted(state.schedulers) if mode != K3S else []
-    running = running or [one.name for one in state.nodes if one.control_plane]
+    running = running or [node.name for node in state.nodes if node.control_plane]
     _require_every_scheduler(mode, hosts, running, state)
-    machines = {one.name: one.hostnames for one in state.nodes}
+    machines = {node.name: node.hostnames for node in state.nodes}
 
     def last(host: str) -> tuple[bool, bool, bool]:
         return _leads(state, host, hosts[host], *machines.get(hosts[host], ()))
@@ -246,8 +246,8 @@ def _leading_node(state: State) -> str:
 
     Machines of several domains, such as a provider's and its user's, may share a first label.
     """
-    found = [(_leads(state, one.name, *one.hostnames), one.name) for one in state.nodes] if state.leader else []
-    matching = [one for one in found if any(one[0][:2])]
+    leads = [(_leads(state, node.name, *node.hostnames), node.name) for node in state.nodes] if state.leader else []
+    matching = [lead for lead in leads if any(lead[0][:2])]
     return max(matching)[1] if matching else ""
 
 
@@ -255,7 +255,7 @@ def _fitting_mode(state: State) -> tuple[str, str]:
     """Return the mode that fits, and why; no reason for a cluster whose scheduler isn't found."""
     if state.openshift:
         return OPENSHIFT, f"it is OpenShift {state.openshift}"
-    for node in [one for one in state.nodes if one.control_plane][:1]:
+    for node in [node for node in state.nodes if node.control_plane][:1]:
         for mark, (mode, _title) in SERVERS.items():
             if mark in node.kubelet:
                 return mode, f"node {node.name} runs {node.kubelet}"
@@ -272,14 +272,14 @@ def _unsupported(hosts: t.Mapping[str, str], state: State) -> str:
             f"kube-scheduler runs on node {node} in pod kube-system/{state.hosted[node]}, which is no static pod (a "
             "Deployment or DaemonSet, as bootkube's)"
         )
-    distributions = sorted({one.distribution for one in state.nodes} - {""})
+    distributions = sorted({node.distribution for node in state.nodes} - {""})
     leading = _leading_node(state)
     places = [leading] if leading else sorted(set(hosts.values()))
     if not distributions and not places:
         return ""
     where = f" on {', '.join(places)}" if places else ""
     # A server without an agent is no node.
-    servers = [title for mark, (_mode, title) in SERVERS.items() if any(mark in one.kubelet for one in state.nodes)]
+    servers = [title for mark, (_mode, title) in SERVERS.items() if any(mark in node.kubelet for node in state.nodes)]
     how = ", ".join(distributions or servers) or "MicroK8s, k0s, RKE1, or a unit of systemd, as kubeasz installs it"
     return f"kube-scheduler runs{where} outside of a pod ({how})"
 
@@ -293,7 +293,7 @@ def _require_every_scheduler(mode: str, hosts: t.Mapping[str, str], running: t.S
             "gpu_node_name where a host's name differs from its node's); a scheduler that is left out binds pods "
             f"without a card. Add the host, or set scheduler_mode to {DEDICATED}"
         )
-    known = {one.name for one in state.nodes}
+    known = {node.name for node in state.nodes}
     for host, node in hosts.items():
         if node not in known:
             raise BadInput(f"control_plane: the cluster has no node {node}; set gpu_node_name of host {host}")
@@ -321,18 +321,19 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
     by_claims = wanted is not None and any(
-        one["backend"] == backends.GPUSHARE and one["allocation"] != backends.EXTENDER for one in wanted["wanted"] or ()
+        node["backend"] == backends.GPUSHARE and node["allocation"] != backends.EXTENDER
+        for node in wanted["wanted"] or ()
     )
     pods = bool(params.get("sharing_pods")) or by_claims
     # Who takes the nodes as they are, as verify does, may not read others' objects.
     as_it_is = wanted is not None and wanted["wanted"] is None
-    found: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
-    found |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
-    found |= {"releases": {}, "server": kube.server}
+    state: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
+    state |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
+    state |= {"releases": {}, "server": kube.server}
     if wanted is not None:
-        made = _backends(kube, wanted, found, options)
-        found |= {"backends": made, "given": wanted["values"]}
-        found["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
+        made = _backends(kube, wanted, state, options)
+        state |= {"backends": made, "given": wanted["values"]}
+        state["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
             there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}
             options = {**options, "hosts": there}
@@ -340,24 +341,24 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
     scheduler = detect(kube, options, nodes, version) if options is not None else None
-    return {"changed": False, **found, "scheduler": scheduler, "requests": dict(kube.requests)}
+    return {"changed": False, **state, "scheduler": scheduler, "requests": dict(kube.requests)}
 
 
-def _backends(kube: Kube, wanted: JsonObject, found: JsonObject, options: JsonObject | None) -> backends.Backends:
+def _backends(kube: Kube, wanted: JsonObject, collected: JsonObject, options: JsonObject | None) -> backends.Backends:
     """Decide each node's back end.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
-    :param found: what was read of the cluster.
+    :param collected: what was read of the cluster.
     :param options: as ``SCHEDULER_OPTIONS``.
     """
-    state = t.cast(cluster.ClusterState, found)
+    state = t.cast(cluster.ClusterState, collected)
     if wanted["wanted"] is None:
         return backends.as_it_is(state)
-    namespaces = options or {name: one.get("default") for name, one in SCHEDULER_OPTIONS.items()}
+    namespaces = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     there, dedicated, selecting = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
     made = backends.resolve(
-        wanted["wanted"], state, found["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
+        wanted["wanted"], state, collected["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
     )
     # Machines of the control plane join, too.
     hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]
@@ -371,7 +372,7 @@ def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) ->
     named by the release, whatever its namespace.
     """
     parts, there = t.cast(JsonObject, made["parts"]), t.cast(JsonObject, made["there"])
-    found = {}
+    names = {}
     for backend, (variable, _namespace) in backends.RELEASES.items():
         name = values.get(variable)
         if not name or there[backend] or not parts[backend]:
@@ -383,8 +384,8 @@ def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) ->
                 raise
             secrets = []
         if secrets:
-            found[backend] = sorted({f"{one['metadata']['namespace']}/{name}" for one in secrets})
-    return found
+            names[backend] = sorted({f"{secret['metadata']['namespace']}/{name}" for secret in secrets})
+    return names
 
 
 def _keeps_capacity(kube: Kube, version: str) -> bool | None:
@@ -410,31 +411,34 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tupl
     :param options: as ``SCHEDULER_OPTIONS``.
     """
     label = backends.LABEL_BACKEND
-    spaces = kube.list_all("v1", "Namespace", label_selector=label)
-    labelled = {(one["metadata"].get("labels") or {}).get(label) for one in spaces}
+    namespaces = kube.list_all("v1", "Namespace", label_selector=label)
+    labelled = {(item["metadata"].get("labels") or {}).get(label) for item in namespaces}
     labelled |= {node["labels"].get(label) for node in state["nodes"]}
-    labelled |= {backends.NVIDIA for one in state["operators"] if one["changed"]}
+    labelled |= {backends.NVIDIA for operator in state["operators"] if operator["changed"]}
     namespace = str(options["namespace"])
-    sets = {one["metadata"]["name"]: one for one in kube.list_all("apps/v1", "DaemonSet", namespace=namespace)}
-    leases = {one["metadata"]["name"] for one in kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)}
+    daemon_sets = kube.list_all("apps/v1", "DaemonSet", namespace=namespace)
+    sets = {item["metadata"]["name"]: item for item in daemon_sets}
+    leases = kube.list_all("coordination.k8s.io/v1", "Lease", namespace=namespace)
+    lease_names = {item["metadata"]["name"] for item in leases}
     dedicated = _exists(kube, Ref("apps/v1", "Deployment", str(options["dedicated_namespace"]), DEDICATED_NAME))
-    found = {
-        allocation: LEASES[allocation] in leases or not sets.keys().isdisjoint(DAEMON_SETS[allocation])
+    there = {
+        allocation: LEASES[allocation] in lease_names or not sets.keys().isdisjoint(DAEMON_SETS[allocation])
         for allocation in (backends.EXTENDER, backends.DRA)
     }
-    selecting = [
-        allocation
-        for allocation, (server, *_others) in DAEMON_SETS.items()
-        if server in sets and not _is_restricted(sets[server], allocation)
-    ]
-    own = {"extender": found[backends.EXTENDER] or dedicated, "dra": found[backends.DRA]}
-    parts = t.cast(backends.Parts, {**own, **{one: one in labelled for one in (backends.HAMI, backends.NVIDIA)}})
+    selecting = []
+    for allocation, (server, *_others) in DAEMON_SETS.items():
+        key, value = backends.ALLOCATORS[allocation].restricted
+        if server in sets:
+            selector = sets[server]["spec"]["template"]["spec"].get("nodeSelector") or {}
+            if selector.get(key) != value:
+                selecting.append(allocation)
+    parts = backends.Parts(
+        extender=there[backends.EXTENDER] or dedicated,
+        dra=there[backends.DRA],
+        hami=backends.HAMI in labelled,
+        nvidia=backends.NVIDIA in labelled,
+    )
     return parts, dedicated, selecting
-
-
-def _is_restricted(daemon_set: JsonObject, allocation: str) -> bool:
-    key, value = backends.ALLOCATORS[allocation].restricted
-    return bool((daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}).get(key) == value)
 
 
 def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:
@@ -442,14 +446,14 @@ def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:
     if release(version) < CLAIMS_SINCE:
         return None
     try:
-        found = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
+        slices = kube.list_all("resource.k8s.io/v1", "ResourceSlice")
     except KubeError as error:
         if error.status != 403:
             raise
         return None
     return [
-        {"driver": str(one["spec"]["driver"]), "node": str(one["spec"].get("nodeName") or ""), "unit": _unit(one)}
-        for one in found
+        {"driver": str(item["spec"]["driver"]), "node": str(item["spec"].get("nodeName") or ""), "unit": _unit(item)}
+        for item in slices
     ]
 
 
@@ -486,12 +490,12 @@ def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], versi
             f"(kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode={DEDICATED})"
         )
     namespace = str(options["namespace"])
-    places = {hosts[one] for one in selected.hosts}
+    places = {hosts[host] for host in selected.hosts}
     return {
         "mode": selected.mode,
         "reason": selected.reason,
         "hosts": list(selected.hosts),
-        "unlabelled": sorted(one.name for one in state.nodes if not one.labelled and one.name in places),
+        "unlabelled": sorted(node.name for node in state.nodes if not node.labelled and node.name in places),
         "on_machines": on_machines,
         "openshift": state.openshift,
         "takes_policy": policy,
@@ -508,12 +512,13 @@ def _of_other_modes(mode: str, policy: bool, version: str, options: JsonObject) 
         return []
     if mode not in ON_MACHINES:
         return [_extender(options)]
-    found = re.match(r"v?1\.(\d+)", version)
-    minor = int(found.group(1)) if found else ADMISSION_SINCE
-    api = "v1" if minor >= ADMISSION_SINCE else "v1beta1" if minor >= ADMISSION_BETA_SINCE else ""
-    kind = "ValidatingAdmissionPolicy"
-    policies = [Ref(f"admissionregistration.k8s.io/{api}", kind, "", DEDICATED_NAME)] if api else []
-    return [*policies, Ref("apps/v1", "Deployment", options["dedicated_namespace"], DEDICATED_NAME)]
+    match = re.match(r"v?1\.(\d+)", version)
+    minor = int(match.group(1)) if match else ADMISSION_SINCE
+    deployment = Ref("apps/v1", "Deployment", options["dedicated_namespace"], DEDICATED_NAME)
+    if minor < ADMISSION_BETA_SINCE:
+        return [deployment]
+    api = "v1" if minor >= ADMISSION_SINCE else "v1beta1"
+    return [Ref(f"admissionregistration.k8s.io/{api}", "ValidatingAdmissionPolicy", "", DEDICATED_NAME), deployment]
 
 
 def _extender(options: JsonObject) -> Ref:
@@ -543,8 +548,8 @@ def read_state(kube: Kube, nodes: t.Sequence[JsonObject], hosts: t.Iterable[str]
     :param hosts: names of the nodes of group control_plane.
     """
     hosts = frozenset(hosts)
-    known = [_node(one, hosts) for one in nodes]
-    if any(OPENSHIFT_LABEL in one.labels or coreos.is_coreos({"name": one.os}) for one in known):
+    known = [_node(node, hosts) for node in nodes]
+    if any(OPENSHIFT_LABEL in node.labels or coreos.is_coreos({"name": node.os}) for node in known):
         version = kube.get(openshift.CLUSTER_VERSION)
         if version is not None:
             release = openshift.version_of(version)
@@ -568,17 +573,21 @@ def read_state(kube: Kube, nodes: t.Sequence[JsonObject], hosts: t.Iterable[str]
 
 def _unlabelled(state: State, hosts: t.Iterable[str]) -> list[str]:
     """Return the nodes whose pods have to be read, because kube-scheduler's pods have other labels there or none."""
-    expected = {one.name for one in state.nodes if one.control_plane}
+    expected = {node.name for node in state.nodes if node.control_plane}
     if _fitting_mode(state)[0] == K3S or (state.schedulers and expected <= set(state.schedulers)):
         return []
     candidates = expected | {_leading_node(state), *hosts}
-    return [one.name for one in state.nodes if one.name in candidates and one.name not in state.schedulers]
+    return [node.name for node in state.nodes if node.name in candidates and node.name not in state.schedulers]
 
 
 def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
     """Return the image of each kube-scheduler that is a static pod, by its node."""
-    found = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
-    return {str(pod["spec"].get("nodeName")): str(one.get("image", "")) for pod, one in found if one is not None}
+    pairs = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
+    return {
+        str(pod["spec"].get("nodeName")): str(container.get("image", ""))
+        for pod, container in pairs
+        if container is not None
+    }
 
 
 def _is_server(annotations: JsonObject) -> bool:
@@ -596,7 +605,7 @@ def _node(node: JsonObject, hosts: t.Collection[str]) -> Node:
     metadata, status = node["metadata"], node.get("status") or {}
     info = status.get("nodeInfo") or {}
     labels = metadata.get("labels") or {}
-    names = [one.get("address") for one in status.get("addresses") or [] if one.get("type") == "Hostname"]
+    names = [address.get("address") for address in status.get("addresses") or [] if address.get("type") == "Hostname"]
     names.append(labels.get("kubernetes.io/hostname"))
     kubelet = cluster.known_version(info.get("kubeletVersion"))
     annotations = metadata.get("annotations") or {}
@@ -610,7 +619,7 @@ def _node(node: JsonObject, hosts: t.Collection[str]) -> Node:
         labels,
         kubelet,
         line(info.get("osImage", "")),
-        tuple(str(one) for one in names if one),
+        tuple(str(name) for name in names if name),
         next((title for title, marked in marks.items() if marked), ""),
         str(metadata["name"]) in hosts and _is_server(annotations),
     )

@@ -108,17 +108,17 @@ def observe(system: System, name: str) -> Server | None:
         return None
     kind = places.kind
     version = k3s.version_of(system.run([daemon.binary, "--version"], timeout=20).out)
-    found = settings_of(system, kind, daemon)
-    ours = drop_in(kind, found, DROP_IN_NAME)
-    configs = named(settings.values(found, ARG))
-    newer = [one for one in (ours, *configs) if system.exists(one)]
+    configured = settings_of(system, kind, daemon)
+    ours = drop_in(kind, configured, DROP_IN_NAME)
+    configs = named(settings.values(configured, ARG))
+    newer = [path for path in (ours, *configs) if system.exists(path)]
     return {
         "version": version,
         "unit": daemon.name,
         "active": daemon.active,
         "pid": daemon.pid,
-        "data": data_folder(kind, found),
-        "settings": settings.only(found, KEYS, names=(ENV,)),
+        "data": data_folder(kind, configured),
+        "settings": settings.only(configured, KEYS, names=(ENV,)),
         "drop_in_path": ours,
         "drop_in": system.read(ours),
         "unread": system.read(places.drop_in) if places.drop_in != ours else None,
@@ -135,8 +135,8 @@ def named(arguments: t.Iterable[str]) -> list[str]:
 
 def stamp(system: System, pid: int) -> str:
     """Return the configuration's stamp with which RKE2 started a process."""
-    for one in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
-        name, _equals, value = one.partition("=")
+    for variable in (system.read(f"/proc/{pid}/environ") or "").split("\0"):
+        name, _equals, value = variable.partition("=")
         if name == STAMP:
             return value
     return ""
@@ -144,5 +144,5 @@ def stamp(system: System, pid: int) -> str:
 
 def stamp_of(drop_in: str) -> str:
     """Return the stamp that the drop-in passes to RKE2's next pod."""
-    found = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
-    return found.group(1) if found else ""
+    match = re.search(rf"{STAMP}=([0-9a-f]{{64}}(?:-[0-9]+)?)", drop_in)
+    return match.group(1) if match else ""

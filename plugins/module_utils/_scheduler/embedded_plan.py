@@ -49,7 +49,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     """
     server, places = _server(observed), embedded.PLACES[observed["kind"]]
     ours = (server["drop_in"], server["unread"], observed["ours"], observed["merged"])
-    if not options.present and ours == (None,) * len(ours) and not observed["pending"]:
+    if not options.present and all(text is None for text in ours) and not observed["pending"]:
         return SchedulerPlan(Plan(), kind=observed["kind"])
     minor = _minor(options, places, server["version"])
     if server["settings"]["problem"]:
@@ -62,11 +62,11 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         after, on_disk = named or places.config, path or places.config
     else:
         files, stamp, after, on_disk = _absent(options, observed, _UsersFile(named, path)), "", named, path
-    # Of a time in which its settings were elsewhere.
+    # Ours at the default place, where the settings were before.
     files = changed((*files, File(places.drop_in, server["unread"], None)))
     if files:
         refuse_half_upgraded(options)
-    text = {one: text for one, _before, text in files}.get(on_disk, _text(observed, on_disk))
+    text = {file: text for file, _before, text in files}.get(on_disk, _text(observed, on_disk))
     flags = _flags(users)
     return SchedulerPlan(
         plan=changes_of(files, "" if files else _reason(options, observed, after, stamp)),
@@ -127,8 +127,8 @@ def _reason(options: Options, observed: ControlPlane, named: str, stamp: str) ->
     if not server["active"]:
         return f"{server['unit']} isn't running"
     if observed["kind"] == "rke2":
-        found = [(one["config"], one["stamp"]) for one in observed["running"]]
-        if (named, stamp) not in found:
+        running = [(process["config"], process["stamp"]) for process in observed["running"]]
+        if (named, stamp) not in running:
             return "not running with this configuration"
     elif server["stale"]:
         return f"{server['unit']} is older than this configuration"
@@ -151,7 +151,9 @@ class _UsersFile(t.NamedTuple):
 def _host_path(users: _Users, path: str) -> str:
     """Return the path on the machine of a path in RKE2's pod; other files of its arguments have the same path in it."""
     mounts = [word.split(":") for word in users.mounts]
-    for host, folder in sorted((one[:2] for one in mounts if len(one) > 1), key=lambda one: len(one[1]), reverse=True):
+    for host, folder in sorted(
+        (mount[:2] for mount in mounts if len(mount) > 1), key=lambda mount: len(mount[1]), reverse=True
+    ):
         folder = posixpath.normpath(folder)
         if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
             return posixpath.normpath(f"{host}/{path[len(folder) :]}")
@@ -199,7 +201,9 @@ def _absent(options: Options, observed: ControlPlane, theirs: _UsersFile) -> tup
     server, places = _server(observed), embedded.PLACES[observed["kind"]]
     files: list[File] = []
     note = config.read(observed["merged"])
-    path = note.path if note is not None else theirs.path if _records(server, theirs.named) else ""
+    path = theirs.path if _records(server, theirs.named) else ""
+    if note is not None:
+        path = note.path
     if path:
         if observed["config_path"] != path:
             raise ObserveAgain(config_path=path)
@@ -222,14 +226,14 @@ def _noted(observed: ControlPlane, places: embedded.Places, note: config.Note | 
 
 def _added(places: embedded.Places, named: str, stamp: str) -> dict[str, list[str]]:
     """Return the settings of our drop-in."""
-    found: dict[str, list[str]] = {}
+    added: dict[str, list[str]] = {}
     if not named:
-        found[f"{embedded.ARG}+"] = [f"config={places.config}"]
+        added[f"{embedded.ARG}+"] = [f"config={places.config}"]
         if places.kind.name == "rke2":
-            found[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
+            added[f"{embedded.MOUNT}+"] = [f"{places.folder}:{places.folder}:ro"]
     if stamp:
-        found[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
-    return found
+        added[f"{embedded.ENV}+"] = [f"{embedded.STAMP}={stamp}"]
+    return added
 
 
 # --------------------------------------------------------------------------- settings
@@ -237,12 +241,12 @@ def _added(places: embedded.Places, named: str, stamp: str) -> dict[str, list[st
 
 def _flags(users: _Users) -> dict[str, str]:
     """Return kube-scheduler's flags in the settings, except --config."""
-    found = {}
+    flags = {}
     for word in users.arguments:
         name, equals, value = word.lstrip("-").partition("=")
         if name != "config":
-            found[name] = value if equals else "true"
-    return found
+            flags[name] = value if equals else "true"
+    return flags
 
 
 def _named(users: _Users, places: embedded.Places) -> str:
@@ -268,7 +272,7 @@ def _refuse_overridden(server: embedded.Server, places: embedded.Places, added: 
     """Refuse settings that override our drop-in, or that it would override."""
     ours = server["drop_in_path"]
     with_ours = settings.replaced(server["settings"], ours, added)
-    for key in (one.rstrip("+") for one in added):
+    for key in (name.rstrip("+") for name in added):
         variable = settings.variable(server["settings"], key, places.kind.name, (ours,))
         if variable:
             raise BadInput(

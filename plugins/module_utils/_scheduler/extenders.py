@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import abc
 import base64
 import copy
 import dataclasses
@@ -18,7 +17,7 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._documents import json_editor
 from .._documents.yaml_editor import Document
-from .decode import Decoded, is_json
+from .decode import is_json
 
 KEY = "extenders"
 # The way out of refusals: nothing of the cluster's own scheduler is changed then.
@@ -63,7 +62,7 @@ class Extenders:
         """
         items = self._list.items
         mine = self._only(entry["urlPrefix"])
-        binders = [one for number, one in enumerate(items) if number not in mine and self._value(one, "bindVerb")]
+        binders = [item for number, item in enumerate(items) if number not in mine and self._value(item, "bindVerb")]
         if binders:
             raise AnotherBinds(
                 f"scheduler_mode: {self._file} has an extender that binds pods already "
@@ -75,7 +74,7 @@ class Extenders:
         [number] = mine
         for key, value in entry.items():
             there = self._keys(items[number], key)
-            # Of keys that differ in case only, the last one is read.
+            # kube-scheduler reads the last of several keys that differ only in case.
             for extra in there[:-1]:
                 self._list.delete(number, extra)
             name = there[-1] if there else key
@@ -119,7 +118,7 @@ class Extenders:
                 if key.lower() != "httptimeout" and (key.lower(), value) != ("preemptverb", "preempt")
             }
 
-        return compared(entry) in [compared(one) for one in self._list.items]
+        return compared(entry) in [compared(item) for item in self._list.items]
 
     def _rewrite(self, number: int, wanted: JsonObject) -> None:
         there = dict(self._list.items[number])
@@ -150,17 +149,17 @@ class Extenders:
         """Return the numbers of gpushare's extenders: they manage the resource, or have our URL."""
         return [
             number
-            for number, one in enumerate(self._list.items)
-            if any(self._value(held, "name") == RESOURCE_MEMORY for held in self._value(one, RESOURCES) or [])
-            or (url and self._value(one, "urlPrefix") == url)
+            for number, item in enumerate(self._list.items)
+            if any(self._value(held, "name") == RESOURCE_MEMORY for held in self._value(item, RESOURCES) or [])
+            or (url and self._value(item, "urlPrefix") == url)
         ]
 
     def _refresh_resources(self, number: int, key: str, held: list[JsonObject]) -> None:
-        resources = [dict(one) for one in held]
-        for one in resources:
-            if self._value(one, "name") == RESOURCE_MEMORY:
-                for ignored in self._keys(one, "ignoredByScheduler"):
-                    one[ignored] = False
+        resources = [dict(resource) for resource in held]
+        for resource in resources:
+            if self._value(resource, "name") == RESOURCE_MEMORY:
+                for ignored in self._keys(resource, "ignoredByScheduler"):
+                    resource[ignored] = False
                 break
         else:
             resources.append(RESOURCE)
@@ -171,12 +170,12 @@ class Extenders:
         return [key for key in item if key == name or (self._fold and key.lower() == name.lower())]
 
     def _value(self, item: JsonObject, name: str) -> t.Any:
-        found = self._keys(item, name)
-        return item[found[-1]] if found else None
+        keys = self._keys(item, name)
+        return item[keys[-1]] if keys else None
 
 
 def _checked_items(path: str, items: t.Any) -> list[JsonObject]:
-    if items is not None and (not isinstance(items, list) or [one for one in items if not isinstance(one, dict)]):
+    if items is not None and (not isinstance(items, list) or [item for item in items if not isinstance(item, dict)]):
         raise BadInput(f"{path}: {KEY} isn't a list of mappings")
     return items or []
 
@@ -204,17 +203,17 @@ class _InYaml:
     def set_resources(self, number: int, key: str, resources: list[JsonObject]) -> None:
         here = (KEY, number, key)
         held = copy.deepcopy(self._document.get(here) or [])
-        for index, one in reversed(list(enumerate(held))):
+        for index, resource in reversed(list(enumerate(held))):
             if index >= len(resources):
                 self._document.delete((*here, index))
                 continue
-            for name in set(one) - set(resources[index]):
+            for name in set(resource) - set(resources[index]):
                 self._document.delete((*here, index, name))
             for name, value in resources[index].items():
-                if name not in one or one[name] != value:
+                if name not in resource or resource[name] != value:
                     self._document.set((*here, index, name), value)
-        for one in resources[len(held) :]:
-            self._document.append(here, one)
+        for resource in resources[len(held) :]:
+            self._document.append(here, resource)
 
     def written(self) -> str | None:
         return None
@@ -262,8 +261,8 @@ class _InJson:
     def remove(self, number: int) -> None:
         blanks = re.match(r"\[( *)", self._gaps[0])
         del self._parts[number]
-        # Its comma and the space around it.
-        del self._gaps[number or 1]
+        # Its comma and the space around it, which the first one has behind it.
+        del self._gaps[max(number, 1)]
         if self._parts:
             self._joined()
         elif blanks and len(blanks[1]) in REPLACED:
@@ -320,17 +319,16 @@ def _split(literal: str) -> tuple[list[str], list[str]]:
     parts: list[str] = []
     gaps: list[str] = []
     at = 0
-    found = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
-    while found:
-        _value, end = decoder.raw_decode(literal, found.end())
-        gaps.append(literal[at : found.end()])
-        parts.append(literal[found.end() : end])
+    match = re.compile(r"[\[,]\s*(?=[^\s\]])").match(literal, at)
+    while match:
+        _value, end = decoder.raw_decode(literal, match.end())
+        gaps.append(literal[at : match.end()])
+        parts.append(literal[match.end() : end])
         at = end
-        found = re.compile(r"\s*,\s*").match(literal, at)
+        match = re.compile(r"\s*,\s*").match(literal, at)
     return parts, [*gaps, literal[at:]]
 
 
-FormName = t.Literal["config", "policy"]
 NANOSECONDS = 10**9
 
 
@@ -383,100 +381,5 @@ class Extender:
     def policy_entry(self) -> JsonObject:
         """Return the extender as a Policy has it, and a KubeSchedulerConfiguration of v1alpha2."""
         names = {"enableHTTPS": "enableHttps"}
-        found = {names.get(key, key): value for key, value in self.entry().items()}
-        return {**found, "httpTimeout": self.timeout_seconds * NANOSECONDS}
-
-
-class Form(abc.ABC):
-    """One form: its names, its rules, and how the extender gets into a file and out of it.
-
-    ``flag`` is kube-scheduler's flag without dashes, and ``path`` the collection's own file.
-    """
-
-    name: FormName
-    flag: str
-    path: str
-    kind: str
-
-    @abc.abstractmethod
-    def like_policy(self, text: str) -> bool:
-        """Return whether a file has extenders as a Policy has them: their keys may be written in any case."""
-
-    @abc.abstractmethod
-    def new(self, minor: int, flags: t.Mapping[str, str], extender: Extender) -> str:
-        """Return a complete file for kube-scheduler 1.``minor``, which had none."""
-
-    @abc.abstractmethod
-    def decode(self, path: str, text: str, minor: int | None) -> Decoded | None:
-        """Decode a file as kube-scheduler 1.``minor`` does; None where that may know more fields than are known here.
-
-        :raises BadInput: kube-scheduler would refuse it.
-        """
-
-    @abc.abstractmethod
-    def validate(self, decoded: Decoded, minor: int | None) -> None:
-        """Refuse values that kube-scheduler would refuse.
-
-        :raises BadInput: with the line and the path of the field.
-        """
-
-    def check(self, path: str, text: str, minor: int | None) -> None:
-        """Refuse a file that kube-scheduler 1.``minor`` would refuse.
-
-        :raises BadInput: with the line and the path of the field.
-        """
-        decoded = self.decode(path, text, minor)
-        if decoded is not None:
-            self.validate(decoded, minor)
-
-    def merged(self, path: str, text: str, minor: int | None, extender: Extender) -> str:
-        """Return the user's file with our extender in it; all else, comments included, stays byte for byte.
-
-        :param path: of the file, for messages.
-        :param minor: of kube-scheduler 1.``minor``; None where it is unknown, for a Policy only.
-        :raises BadInput: another extender binds pods, or kube-scheduler would refuse the file.
-        """
-        self.decode(path, text, minor)
-        edited = self._extenders(path, text)
-        edited.put_in(self._entry(text, extender))
-        self.check(path, text, minor)
-        after = edited.checked()
-        self.check(path, after, minor)
-        return after
-
-    def without(self, path: str, text: str) -> str:
-        """Return the user's file without our extender."""
-        edited = self._extenders(path, text)
-        edited.remove()
-        return edited.checked()
-
-    def undone(self, path: str, text: str, before: str, extender: Extender) -> str:
-        """Return the user's file without our extender, and with the one that ours replaced.
-
-        :param path: of the file, for messages.
-        :param before: the file before ours was merged; it was edited since then.
-        """
-        edited = self._extenders(path, text)
-        edited.undo(self._extenders(path, before), extender.url)
-        return edited.checked()
-
-    def has(self, path: str, text: str | None, extender: Extender) -> bool:
-        """Return whether the file has an extender that can only be ours."""
-        try:
-            return text is not None and self._extenders(path, text).has(self._entry(text, extender))
-        except BadInput:
-            return False
-
-    def _extenders(self, path: str, text: str) -> Extenders:
-        return Extenders(path, text, fold=self.like_policy(text))
-
-    def _entry(self, text: str, extender: Extender) -> JsonObject:
-        return extender.policy_entry() if self.like_policy(text) else extender.entry()
-
-    def require_kind(self, path: str, kind: t.Any) -> None:
-        """Refuse a file of another kind.
-
-        :raises BadInput: it is one.
-        """
-        if kind != self.kind:
-            raise BadInput(f"{path} isn't a {self.kind}")
+        entry = {names.get(key, key): value for key, value in self.entry().items()}
+        return {**entry, "httpTimeout": self.timeout_seconds * NANOSECONDS}

@@ -29,12 +29,12 @@ ARGUMENTS: JsonObject = {
 
 def read(kube: Kube) -> JsonObject:
     """Return the configuration's text, None where there is none, and its resource version."""
-    found = kube.get(CONFIG_MAP)
-    if found is None:
+    config_map = kube.get(CONFIG_MAP)
+    if config_map is None:
         return {"text": None, "resource_version": ""}
     return {
-        "text": (found.get("data") or {}).get(KEY),
-        "resource_version": str(found["metadata"]["resourceVersion"]),
+        "text": (config_map.get("data") or {}).get(KEY),
+        "resource_version": str(config_map["metadata"]["resourceVersion"]),
     }
 
 

@@ -21,9 +21,8 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._documents.yaml_editor import Document, Path
 from . import config
-from .config import FORMS
+from .config import FORMS, FormName
 from .constants import ANNOTATION, CONTAINER, FOLDER
-from .extenders import FormName
 from .kubeadm import KEY, NAME
 from .static_pod_plan import FLAGS, HOST_FOLDER, MOUNT, VOLUME, VolumeNames, put_ours, remove_ours
 
@@ -132,7 +131,8 @@ def cluster_configuration(text: str, present: bool, wanted: str = "auto", machin
             return Result(document.checked(), False, Reason.MIXED_FORMS)
         fields = {"machines": ", ".join(foreign), "machine_flag": known[foreign[0]].flag}
         return Result(document.checked(), False, Reason.UNKNOWN_FLAG, fields)
-    form = FORMS[next((file.form for file in known.values()), None) or config.form_of(minor, wanted)]
+    forms = [file.form for file in known.values()]
+    form = FORMS[forms[0] if forms else config.form_of(minor, wanted)]
     _remove(document, form.flag)
     _add(document, form.flag, form.path, version in LISTED)
     return Result(document.checked(), True, *_outlived(form.name, minor))
@@ -153,10 +153,10 @@ def _outlived(form: FormName, minor: int) -> tuple[Reason | None, JsonObject]:
     """Return which upgrade the file that we write doesn't survive."""
     if form == "policy":
         return Reason.POLICY_ENDS, {"lost": config.NO_POLICY_SINCE, "better": config.CONFIG_SINCE}
-    found = config.outlived(minor)
-    if found is None:
+    outlived = config.outlived(minor)
+    if outlived is None:
         return None, {}
-    version, better, lost = found
+    version, better, lost = outlived
     return Reason.VERSION_ENDS, {"version": version, "minor": minor, "better": better, "lost": lost}
 
 
@@ -184,7 +184,7 @@ def _require_types(document: Document) -> None:
     for path, kind in kinds.items():
         value = document.get(path)
         items = value if isinstance(value, list) else []
-        if value is not None and not (isinstance(value, kind) and all(isinstance(one, dict) for one in items)):
+        if value is not None and not (isinstance(value, kind) and all(isinstance(item, dict) for item in items)):
             line = document.line(path)
             raise BadInput(
                 f"{NAME}, {KEY}, line {line}: {'.'.join(map(str, path))} has an unexpected type; it is left as it is"
@@ -195,7 +195,7 @@ def _arguments(document: Document) -> list[tuple[str, str]]:
     given = document.get(ARGUMENTS) or []
     if isinstance(given, dict):
         return [(str(name), str(value)) for name, value in given.items()]
-    return [(str(one.get("name")), str(one.get("value") or "")) for one in given]
+    return [(str(argument.get("name")), str(argument.get("value") or "")) for argument in given]
 
 
 def _remove(document: Document, kept: str) -> None:
@@ -213,7 +213,7 @@ def _remove(document: Document, kept: str) -> None:
 
 
 def _add(document: Document, flag: str, value: str, listed: bool) -> None:
-    there = [number for number, one in enumerate(_arguments(document)) if one[0] == flag]
+    there = [number for number, argument in enumerate(_arguments(document)) if argument[0] == flag]
     if not there:
         if listed:
             document.append(ARGUMENTS, {"name": flag, "value": value})
@@ -246,7 +246,7 @@ def patch_files(stamp: str, flag: str | None = None, volume: str = VOLUME) -> di
     pod: JsonObject = {"metadata": {"annotations": {ANNOTATION: stamp}}}
     files: dict[str, str] = {}
     if flag is not None:
-        mount, folder = ({**one, "name": volume} for one in (MOUNT, HOST_FOLDER))
+        mount, folder = ({**item, "name": volume} for item in (MOUNT, HOST_FOLDER))
         pod["spec"] = {"containers": [{"name": CONTAINER, "volumeMounts": [mount]}], "volumes": [folder]}
         # A strategic patch would replace the whole command.
         add = [{"op": "add", "path": "/spec/containers/0/command/-", "value": flag}]

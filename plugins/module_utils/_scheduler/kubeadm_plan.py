@@ -46,12 +46,12 @@ def machines_of(params: JsonObject) -> Machines:
         return None
     # The extender's address makes no difference here.
     options = Options(True, Extender("", 0), params["version"], str(params["configuration"]))
-    found: dict[str, ExtenderFile | None] = {}
+    machines: dict[str, ExtenderFile | None] = {}
     for name, observed in params["machines"].items():
         if not observed:
-            found[name] = None
+            machines[name] = None
         elif "manifest" not in observed:
             raise BadInput("machines: this isn't a result of control_plane_info")
         else:
-            found[name] = extender_file(options, observed) if observed["manifest"] is not None else None
-    return found
+            machines[name] = extender_file(options, observed) if observed["manifest"] is not None else None
+    return machines

@@ -26,10 +26,10 @@ from .._documents.yaml_tree import Loader
 from . import config
 from . import config as merged_file
 from . import control_plane as cp
-from .config import FORMS
+from .config import FORMS, FormName
 from .constants import CONTAINER
 from .control_plane import ControlPlane
-from .extenders import BESIDE, Extender, FormName
+from .extenders import BESIDE, Extender
 from .kubeadm_edit import PATCHES, ExtenderFile, patch_files
 from .static_pod_plan import Stamp, StaticPod
 
@@ -110,7 +110,7 @@ class SchedulerPlan:
     def restarts(self) -> bool:
         """Whether the change replaces the running process."""
         if self.kind == "static_pod":
-            return any(one.path == self.manifest for one in self.files)
+            return any(file.path == self.manifest for file in self.files)
         return self.kind == "k3s" or bool(self.files)
 
     def to_module(self) -> JsonObject:
@@ -140,11 +140,11 @@ def changed(files: t.Sequence[File]) -> tuple[File, ...]:
 
     :raises BadInput: one of them isn't in UTF-8, so it couldn't be restored byte for byte.
     """
-    found = tuple(one for one in files if one.before != one.after)
-    for one in found:
-        if one.after is not None and "\ufffd" in one.after:
-            raise BadInput(f"{one.path} isn't in UTF-8; it is left as it is")
-    return found
+    changed_files = tuple(file for file in files if file.before != file.after)
+    for file in changed_files:
+        if file.after is not None and "\ufffd" in file.after:
+            raise BadInput(f"{file.path} isn't in UTF-8; it is left as it is")
+    return changed_files
 
 
 def changes_of(files: t.Sequence[File], reason: str) -> Plan:
@@ -180,10 +180,10 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     minor = config.minor_of(manifest.image, options.version) if options.present else 0
     if options.present:
         _refuse_second_pod(observed)
-    found, loads = (
+    wanted_files, loads = (
         _present(options, observed, manifest, minor) if options.present else (_absent(options, observed, manifest), {})
     )
-    files = changed(found)
+    files = changed(wanted_files)
     if files:
         _refuse_unsafe(options, observed)
     after = manifest.flags()
@@ -205,7 +205,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
 
 def _kubespray_warnings(options: Options, files: t.Sequence[File]) -> tuple[str, ...]:
     """Name the variable by which kubespray itself keeps the extender in its file, or adds it again."""
-    named = [one.path for one in files if posixpath.basename(one.path) == KUBESPRAY_FILE]
+    named = [file.path for file in files if posixpath.basename(file.path) == KUBESPRAY_FILE]
     if not named:
         return ()
     if not options.present:
@@ -234,7 +234,7 @@ def extender_file(options: Options, observed: ControlPlane) -> ExtenderFile:
 def _touched(observed: ControlPlane, manifest: str) -> bool:
     """Return whether anything on the machine is ours."""
     ours = [observed["ours"], observed["ours_policy"], observed["merged"]]
-    return observed["pending"] or ours != [None] * 3 or "kubegpu" in manifest
+    return observed["pending"] or any(text is not None for text in ours) or "kubegpu" in manifest
 
 
 def _may_be_merged(observed: ControlPlane) -> bool:
@@ -252,7 +252,7 @@ def _unproven(observed: ControlPlane, named: tuple[str, str], present: bool) -> 
         return "an earlier run was interrupted"
     if not present:
         return ""
-    if not any((one["config"], one["policy"]) == named for one in observed["running"]):
+    if not any((process["config"], process["policy"]) == named for process in observed["running"]):
         return "not running with this configuration"
     return "" if observed["health"] == 200 else "not healthy"
 
@@ -272,18 +272,18 @@ def _refuse_second_pod(observed: ControlPlane) -> None:
 
 def _is_scheduler(text: str) -> bool:
     try:
-        return any(_is_scheduler_pod(one) for one in yaml.load_all(text, Loader=Loader))
+        return any(_is_scheduler_pod(document) for document in yaml.load_all(text, Loader=Loader))
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):
         # kubelet can't read it either.
         return False
 
 
-def _is_scheduler_pod(one: t.Any) -> bool:
-    if not isinstance(one, dict) or one.get("kind") != "Pod":
+def _is_scheduler_pod(document: t.Any) -> bool:
+    if not isinstance(document, dict) or document.get("kind") != "Pod":
         return False
-    containers = (one.get("spec") or {}).get("containers") or []
-    named = [each.get("name") for each in containers if isinstance(each, dict)]
-    return (one.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named
+    containers = (document.get("spec") or {}).get("containers") or []
+    named = [container.get("name") for container in containers if isinstance(container, dict)]
+    return (document.get("metadata") or {}).get("name") == CONTAINER or CONTAINER in named
 
 
 def _refuse_unsafe(options: Options, observed: ControlPlane) -> None:
@@ -295,8 +295,8 @@ def _refuse_unsafe(options: Options, observed: ControlPlane) -> None:
             "a file can be replaced in one step"
         )
     wanted = _minor(observed["version"])
-    for one in observed["running"]:
-        runs = _minor(one["version"])
+    for process in observed["running"]:
+        runs = _minor(process["version"])
         if wanted is not None and runs is not None and runs != wanted:
             raise BadInput(
                 f"scheduler_mode: this control plane is half upgraded: {path} asks for kube-scheduler 1.{wanted} and "
@@ -310,7 +310,7 @@ def refuse_half_upgraded(options: Options) -> None:
 
     :raises BadInput: the machines run different minor versions.
     """
-    minors = sorted({minor for one in options.versions if (minor := _minor(one)) is not None})
+    minors = sorted({minor for version in options.versions if (minor := _minor(version)) is not None})
     if len(minors) > 1:
         raise BadInput(
             f"scheduler_mode: this control plane is half upgraded: its kube-schedulers are 1.{minors[0]} to "
@@ -319,8 +319,8 @@ def refuse_half_upgraded(options: Options) -> None:
 
 
 def _minor(version: str) -> int | None:
-    found = re.match(r"v?1\.([0-9]+)(?:\D|$)", version)
-    return int(found.group(1)) if found else None
+    match = re.match(r"v?1\.([0-9]+)(?:\D|$)", version)
+    return int(match.group(1)) if match else None
 
 
 # --------------------------------------------------------------------------- files
@@ -334,7 +334,7 @@ def _present(
     name = _form(options, flags, minor)
     form = FORMS[name]
     named = flags.get(form.flag, "")
-    if any(one in flags.values() and one != named for one in OWN_PATHS):
+    if any(own_path in flags.values() and own_path != named for own_path in OWN_PATHS):
         # Ours in the other form, or where the user now has a file of his own.
         manifest.restore()
     if named and named != form.path:
@@ -352,17 +352,16 @@ def _present(
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
     restart = text != before or outdated(observed, manifest.flags(), name, text)
-    stamp = manifest.stamp().following(digest(text), restart=restart, interrupted=observed["pending"])
-    manifest.annotate(stamp)
+    stamp = manifest.restamp(digest(text), restart=restart, interrupted=observed["pending"])
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(str(stamp), flag, manifest.volume_names().ours))
+    patches = _patches(options, observed, patch_files(stamp, flag, manifest.volume_names().ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     files = [
         *files,
-        *(one for one in own if one.after is not None),
+        *(file for file in own if file.after is not None),
         *patches,
         File(observed["manifest_path"], observed["manifest"], manifest.text()),
-        *(one for one in own if one.after is None),
+        *(file for file in own if file.after is None),
     ]
     return files, {named if flag is None else path: path}
 
@@ -377,9 +376,15 @@ def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName,
     """
     config_path, policy_path = (flags.get(FORMS[name].flag, "") for name in ("config", "policy"))
     path = {"config": config_path, "policy": policy_path}[form]
-    mine = [one for one in observed["running"] if (one["config"], one["policy"]) == (config_path, policy_path)]
+    mine = [
+        process
+        for process in observed["running"]
+        if (process["config"], process["policy"]) == (config_path, policy_path)
+    ]
     sha256 = digest(text)
-    loaded = [one for one in mine if one["fresh"] is not False and one["loaded"].get(path, sha256) == sha256]
+    loaded = [
+        process for process in mine if process["fresh"] is not False and process["loaded"].get(path, sha256) == sha256
+    ]
     return bool(mine) and not loaded
 
 
@@ -392,7 +397,7 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
         if text is None or not (stamp or note or FORMS[form].has(path, text, options.extender)):
             continue
         files.append(File(path, text, merged_file.take_out(path, form, text, options.extender, note)))
-    gone = [digest(one.after or "") for one in files]
+    gone = [digest(file.after or "") for file in files]
     # An annotation with the restored text's own digest stays: an earlier removal set it for the restart.
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
     if changed(files) and manifest.text() == observed["manifest"]:
@@ -408,18 +413,18 @@ def _merged_paths(manifest: StaticPod, note: merged_file.Note | None) -> list[tu
     if note is not None:
         return [(note.form, note.path)]
     flags = manifest.flags()
-    found = []
+    paths = []
     for form in FORMS.values():
         named = flags.get(form.flag, "")
         if not named or named in OWN_PATHS:
             continue
         try:
-            found.append((form.name, manifest.host_path(named)))
+            paths.append((form.name, manifest.host_path(named)))
         except BadInput:
             if manifest.annotated():
                 raise
             # Not a file that we could have changed.
-    return found
+    return paths
 
 
 def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
@@ -432,7 +437,9 @@ def _form(options: Options, flags: t.Mapping[str, str], minor: int) -> FormName:
             "scheduler_configuration: kube-scheduler has --policy-configmap, and a ConfigMap that it reads isn't "
             "changed here; give it a file (--policy-config-file or --config)"
         )
-    users = {one.name: flags[one.flag] for one in FORMS.values() if flags.get(one.flag, one.path) != one.path}
+    users = {
+        known.name: flags[known.flag] for known in FORMS.values() if flags.get(known.flag, known.path) != known.path
+    }
     if "config" in users and minor < config.CONFIG_SINCE:
         # Beside a configuration these releases ignore a policy's flag.
         users.pop("policy", None)
@@ -509,7 +516,7 @@ def _config_after(observed: ControlPlane, files: t.Sequence[File], named: str) -
         return None
     own = named == FORMS["config"].path
     path, before = (named, observed["ours"]) if own else (observed["config_path"], observed["config"])
-    return {one: text for one, _before, text in files}.get(path, before)
+    return {changed_path: text for changed_path, _before, text in files}.get(path, before)
 
 
 def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[str, str] | None:
@@ -520,10 +527,10 @@ def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[
     :param minor: of kube-scheduler 1.``minor``.
     """
     try:
-        found = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
+        configured = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
     except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
-        found = None
-    election = dict(found) if isinstance(found, dict) else {}
+        configured = None
+    election = dict(configured) if isinstance(configured, dict) else {}
     if text is None or minor >= FLAGS_LEAD_SINCE:
         by_flags = config.from_flags(flags)["leaderElection"]
         election.update({key: value for key, value in by_flags.items() if set(_FLAGS_OF.get(key, ())) & set(flags)})

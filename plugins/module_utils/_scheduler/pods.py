@@ -32,12 +32,12 @@ def is_mirror(pod: JsonObject) -> bool:
 def scheduler_container(pod: JsonObject) -> JsonObject | None:
     """Return the container that runs kube-scheduler: by its name, else by its program or its image."""
     containers: list[JsonObject] = (pod.get("spec") or {}).get("containers") or []
-    named = [one for one in containers if one.get("name") == CONTAINER]
-    return next(iter(named or [one for one in containers if _runs(one)]), None)
+    named = [container for container in containers if container.get("name") == CONTAINER]
+    return next(iter(named or [container for container in containers if _runs(container)]), None)
 
 
 def _runs(container: JsonObject) -> bool:
-    words = [str(one) for part in ("command", "args") for one in container.get(part) or []]
+    words = [str(word) for part in ("command", "args") for word in container.get(part) or []]
     program = posixpath.basename(words[0]) if words else ""
     image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
     in_hyperkube = program == _HYPERKUBE and words[1:2] and words[1] in _IN_HYPERKUBE

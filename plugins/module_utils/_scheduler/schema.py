@@ -48,13 +48,13 @@ class Struct:
 
     def of(self, minor: int, version: str) -> dict[str, Shape]:
         """Return the fields that kube-scheduler 1.``minor`` reads in this version of the configuration."""
-        found: dict[str, Shape] = {}
+        fields: dict[str, Shape] = {}
         for name, field in self.fields.items():
             if not isinstance(field, Since):
-                found[name] = field
+                fields[name] = field
             elif minor >= field.minor and (not field.only or version in field.only):
-                found[name] = field.shape
-        return found
+                fields[name] = field.shape
+        return fields
 
 
 def _fields(shape: Shape | Since, *names: str) -> dict[str, Shape | Since]:

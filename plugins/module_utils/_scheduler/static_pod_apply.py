@@ -79,30 +79,30 @@ class Apply:
         :raises NotInEffect: the old files are restored and kube-scheduler runs with them, or the message says why not.
         """
         check_unchanged(changes, self._system.read)
-        if any(one.path == self._manifest for one in changes) and self._system.link(self._manifest) is not None:
+        if any(change.path == self._manifest for change in changes) and self._system.link(self._manifest) is not None:
             raise ShareError(f"{self._manifest} is a symbolic link; nothing was changed")
         self._staged = self._staging()
-        earlier = self._files.pending() and self._written(self._manifest) >= self._written(cp.PENDING)
-        replaced = earlier or any(one.path == self._manifest for one in changes)
+        interrupted = self._files.pending() and self._written(self._manifest) >= self._written(cp.PENDING)
+        replaced = interrupted or any(change.path == self._manifest for change in changes)
         pods = set(self._pods())
-        old = self._running_with(self._system.read(self._manifest))
+        ending = self._running_with(self._system.read(self._manifest))
         # kube-scheduler may run without root, so everybody can read the folder.
         done = self._system.run(["mkdir", "-p", "-m", "0755", FOLDER])
         if done.rc != 0:
             raise ShareError(f"{FOLDER} can't be created: {done.err.strip()}")
         backups = self._files.backup(changes)
-        older: float | None = None if replaced else STABLE_SECONDS
-        for one in backups:
-            if one.path == self._manifest:
-                old |= self._running_with(one.text)
-                if digest(one.text) == one.replaced_by:
+        old_seconds: float | None = None if replaced else STABLE_SECONDS
+        for backup in backups:
+            if backup.path == self._manifest:
+                ending |= self._running_with(backup.text)
+                if digest(backup.text) == backup.replaced_by:
                     # It returns to its state before an earlier run, which kubelet may not have noticed.
-                    older = NOTICED_SECONDS
+                    old_seconds = NOTICED_SECONDS
         try:
             self._files.replace(changes, backups)
         except ShareError as error:
             self._undo(backups, error)
-        failure = self._wait(proof, older, pods, old)
+        failure = self._wait(proof, old_seconds, pods, ending)
         if failure:
             self._roll_back(backups, proof, failure, pods)
         self._commit()
@@ -130,7 +130,7 @@ class Apply:
 
     def _roll_back(self, backups: t.Sequence[Backup], proof: Proof, failure: str, pods: set[str]) -> t.NoReturn:
         log = self._log_errors(pods)
-        if all(digest(one.text) == one.replaced_by for one in backups):
+        if all(digest(backup.text) == backup.replaced_by for backup in backups):
             self._commit()
             raise NotInEffect(f"kube-scheduler isn't healthy ({failure}): {log}")
         known = set(self._pods())
@@ -152,17 +152,18 @@ class Apply:
         :param only_if_replaced: wait only where the manifest itself had been replaced.
         :raises ShareError: a file can't be restored.
         """
-        known, old = set(self._pods()), self._running_with(self._system.read(self._manifest))
+        known, ending = set(self._pods()), self._running_with(self._system.read(self._manifest))
         written = digest(self._system.read(self._manifest))
         self._files.restore(backups)
         manifest = self._system.read(self._manifest)
         if only_if_replaced and digest(manifest) == written:
             return ""
         config, policy = _named(manifest)
-        return self._wait(Proof(config, urls, policy), NOTICED_SECONDS, known, old)
+        return self._wait(Proof(config, urls, policy), NOTICED_SECONDS, known, ending)
 
     def _running_with(self, manifest: str | None) -> set[int]:
-        return {one.pid for one in cp.running(self._system) if (one.config, one.policy) == _named(manifest)}
+        named = _named(manifest)
+        return {process.pid for process in cp.running(self._system) if (process.config, process.policy) == named}
 
     # ----------------------------------------------------------------- files
 
@@ -201,42 +202,48 @@ class Apply:
 
     # ----------------------------------------------------------------- proof
 
-    def _wait(self, proof: Proof, older: float | None, pods: set[str], old: set[int]) -> str:
+    def _wait(self, proof: Proof, old_seconds: float | None, pods: set[str], ending: set[int]) -> str:
         """Wait for the proof; why it failed, or nothing.
 
-        :param older: seconds that a process has to be healthy that started before the manifest was written; None where
-            such a process doesn't count at all.
+        :param old_seconds: how long a process older than the manifest has to be healthy; None where it doesn't count.
         :param pods: pods that kubelet had started before.
-        :param old: processes that have to end when a new one runs.
+        :param ending: the processes that have to end when a new one runs, by PID.
         """
-        settled = STABLE_SECONDS if older is None else min(older, self._timeout / 2)
-        oldest = self._manifest_age()
-        end = self._now() + self._timeout
+        manifest_age = self._manifest_age()
         begun = self._now()
-        since: dict[int, float] = {}
+        healthy_since: dict[int, float] = {}
         while True:
-            limit = None if oldest is None else oldest + (self._now() - begun)
-            there = cp.running(self._system)
-            young = {one.pid for one in there if limit is None or one.age <= limit}
-            good = {one.pid for one in there if proof.matches(one) and (older is not None or one.pid in young)}
-            blind = {pid: why for pid in good if (why := cp.unseen(self._system, pid, proof.loads))}
-            good -= set(blind)
-            two = old & {one.pid for one in there} - young - good
-            if good and not two and all(self._ask(url) == 200 for url in proof.urls):
-                since = {pid: since.get(pid, self._now()) for pid in good}
-                for pid, first in since.items():
-                    if self._now() - first >= (STABLE_SECONDS if pid in young else settled):
+            waited = self._now() - begun
+            processes = cp.running(self._system)
+            new = {process.pid for process in processes if manifest_age is None or process.age <= manifest_age + waited}
+            pids = {process.pid for process in processes}
+            counting = new if old_seconds is None else pids
+            matching = {process.pid for process in processes if process.pid in counting and proof.matches(process)}
+            # Those that see other files than the machine has, each with the reason.
+            unseeing = {pid: reason for pid in matching if (reason := cp.unseen(self._system, pid, proof.loads))}
+            proven = matching - set(unseeing)
+            remaining = (ending & pids) - new - proven
+            if proven and not remaining and all(self._ask(url) == 200 for url in proof.urls):
+                healthy_since = {pid: healthy_since.get(pid, self._now()) for pid in proven}
+                for pid, since in healthy_since.items():
+                    required = STABLE_SECONDS
+                    if pid not in new and old_seconds is not None:
+                        required = min(old_seconds, self._timeout / 2)
+                    if self._now() - since >= required:
                         return ""
             else:
-                since = {}
+                healthy_since = {}
             if self._restarts(pods) >= FAILED_STARTS:
                 return "its container restarts again and again"
-            if self._now() >= end:
-                failure = "no new process with this configuration was started"
-                if blind:
-                    failure = next(iter(blind.values()))
-                elif good:
-                    failure = "its old process is still running" if two else "it isn't healthy"
+            if self._now() - begun >= self._timeout:
+                if unseeing:
+                    failure = next(iter(unseeing.values()))
+                elif not proven:
+                    failure = "no new process with this configuration was started"
+                elif remaining:
+                    failure = "its old process is still running"
+                else:
+                    failure = "it isn't healthy"
                 return f"{failure} after {self._timeout:g} s"
             self._sleep(POLL_SECONDS)
 

@@ -82,13 +82,11 @@ class StaticPod:
 
         :raises BadInput: there is none, or there are several.
         """
-        containers = self._document.get(("spec", "containers")) or []
-        found = [number for number, one in enumerate(containers) if one.get("name") == CONTAINER]
-        found = found or [number for number, one in enumerate(containers) if _runs_scheduler(one)]
-        if len(found) != 1:
-            number = f"{len(found)} containers" if found else "no container"
-            raise self._refused(("spec", "containers"), f"has {number} {CONTAINER}", BESIDE)
-        return found[0]
+        numbers = cp.scheduler_containers(self._document.get(("spec", "containers")) or [])
+        if len(numbers) != 1:
+            count = f"{len(numbers)} containers" if numbers else "no container"
+            raise self._refused(("spec", "containers"), f"has {count} {CONTAINER}", BESIDE)
+        return numbers[0]
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
         for path in paths:
@@ -98,14 +96,15 @@ class StaticPod:
             name = ".".join(str(step) for step in path)
             if not isinstance(value, kind):
                 raise self._refused(path, f"has a {name} that isn't a {'list' if kind is list else 'mapping'}")
-            for number, one in enumerate(value if isinstance(value, list) else []):
-                if not isinstance(one, of):
+            for number, item in enumerate(value if isinstance(value, list) else []):
+                if not isinstance(item, of):
                     what = "mapping" if of is dict else "string"
                     raise self._refused((*path, number), f"has a {name} with an item that isn't a {what}")
 
     def _refused(self, path: Path, reason: str, way_out: str = "") -> BadInput:
         line = self._document.line(path)
-        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{way_out and f', and {way_out}'}")
+        advice = f", and {way_out}" if way_out else ""
+        return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{advice}")
 
     @property
     def image(self) -> str:
@@ -131,24 +130,26 @@ class StaticPod:
 
     def flags(self) -> dict[str, str]:
         """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
-        words = _words(self._get())
-        found: dict[str, str] = {}
+        words = cp.words_of(self._get())
+        flags: dict[str, str] = {}
         for number, word in enumerate(words):
             if not word.startswith("--"):
                 continue
             name, equals, value = word[2:].partition("=")
             following = words[number + 1] if number + 1 < len(words) else "--"
             # kube-scheduler accepts both characters.
-            found[name.replace("_", "-")] = value if equals or following.startswith("-") else following
-        return found
+            flags[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        return flags
 
     def host_path(self, path: str) -> str:
         """Return the path on the machine of a path in the container.
 
         :raises BadInput: it isn't on the machine.
         """
-        volumes = {one.get("name"): one for one in self._document.get(("spec", "volumes")) or []}
-        mounts = sorted(self._get("volumeMounts") or [], key=lambda one: len(str(one.get("mountPath"))), reverse=True)
+        volumes = {volume.get("name"): volume for volume in self._document.get(("spec", "volumes")) or []}
+        mounts = sorted(
+            self._get("volumeMounts") or [], key=lambda mount: len(str(mount.get("mountPath"))), reverse=True
+        )
         path = posixpath.normpath(path)
         for mount in mounts:
             folder = posixpath.normpath(str(mount.get("mountPath")))
@@ -178,6 +179,12 @@ class StaticPod:
         """Return the annotation's stamp; an empty one without the annotation."""
         return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
 
+    def restamp(self, sha256: str, *, restart: bool, interrupted: bool) -> str:
+        """Annotate the pod with the stamp of the next configuration, as ``Stamp.following`` makes it, and return it."""
+        stamp = self.stamp().following(sha256, restart=restart, interrupted=interrupted)
+        self.annotate(stamp)
+        return str(stamp)
+
     def annotate(self, stamp: Stamp) -> None:
         if self.stamp() != stamp:
             self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))
@@ -188,7 +195,7 @@ class StaticPod:
         :raises BadInput: another volume is mounted at that path.
         """
         flags = (*self._container, self._flag_list())
-        if flag not in _words(self._get()):
+        if flag not in cp.words_of(self._get()):
             self._document.append(flags, flag)
         mounts, names = (*self._container, "volumeMounts"), self.volume_names()
         there = self._get("volumeMounts") or []
@@ -237,25 +244,15 @@ class StaticPod:
         asked = self._get("livenessProbe", "httpGet") or {}
         port = asked.get("port")
         if isinstance(port, str) and not port.isdigit():
-            port = {one.get("name"): one.get("containerPort") for one in self._get("ports") or []}.get(port)
+            port = {
+                container_port.get("name"): container_port.get("containerPort")
+                for container_port in self._get("ports") or []
+            }.get(port)
         if not port:
             return ""
         scheme = str(asked.get("scheme") or "HTTP").lower()
         listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
         return cp.server_url(str(asked.get("host") or listens), port, scheme)
-
-
-def _runs_scheduler(container: JsonObject) -> bool:
-    """Whether a container runs kube-scheduler, by its program or its image."""
-    image = str(container.get("image") or "").partition("@")[0].rpartition("/")[2].partition(":")[0]
-    # Images of one architecture have its name at the end.
-    by_image = re.fullmatch(rf"{CONTAINER}(-[a-z0-9]+)?", image)
-    return bool(by_image) or CONTAINER in [posixpath.basename(word) for word in _words(container)[:1]]
-
-
-def _words(container: JsonObject) -> list[str]:
-    lists = [container.get(name) for name in ("command", "args")]
-    return [str(word) for one in lists if isinstance(one, list) for word in one]
 
 
 class VolumeNames(t.NamedTuple):
@@ -272,9 +269,9 @@ class VolumeNames(t.NamedTuple):
     def of(cls, volumes: t.Sequence[JsonObject]) -> VolumeNames:
         """Read them from the volumes of a manifest or of kubeadm's configuration."""
         folders = {}
-        for one in volumes:
-            folder = one.get("hostPath")
-            folders[str(one.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
+        for volume in volumes:
+            folder = volume.get("hostPath")
+            folders[str(volume.get("name"))] = str(folder.get("path") if isinstance(folder, dict) else folder)
         alike = [name for name in folders if _OURS.fullmatch(name)]
         mine = [name for name in alike if posixpath.normpath(folders[name]) == FOLDER]
         free = (name for number in range(len(folders) + 1) if (name := _numbered(number)) not in folders)
@@ -282,7 +279,7 @@ class VolumeNames(t.NamedTuple):
 
     def among(self, items: t.Sequence[JsonObject]) -> list[int]:
         """Return the numbers of our volumes or mounts in a list."""
-        names = [str(one.get("name")) for one in items]
+        names = [str(item.get("name")) for item in items]
         return [number for number, name in enumerate(names) if _OURS.fullmatch(name) and name not in self.foreign]
 
 

@@ -9,7 +9,7 @@ import re
 import typing as t
 
 from .._core.types import JsonObject
-from .decode import Decoded, seconds
+from .decode import Decoded
 from .schema import DEFAULTING_TYPE_SINCE
 
 # Since this minor version the leader is elected by leases only.
@@ -17,6 +17,7 @@ LEASES_SINCE = 29
 STRATEGIES = ("LeastAllocated", "MostAllocated", "RequestedToCapacityRatio")
 # Removed in-tree plugins, with the minor version that removed each.
 GONE = dict.fromkeys(("AzureDiskLimits", "CinderLimits", "EBSLimits", "GCEPDLimits"), 34)
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAME = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
 _PREFIX = r"(?:[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*)"
 _QUALIFIED = re.compile(rf"(?:{_PREFIX}/)?{_NAME}")
@@ -35,7 +36,7 @@ def validate(config: Decoded, minor: int, version: str) -> None:
     burst = (tree.get("clientConnection") or {}).get("burst")
     if burst is not None and burst < 0:
         raise config.fault("clientConnection.burst", "is negative")
-    _profiles(config, [one or {} for one in tree.get("profiles") or []], minor, version)
+    _profiles(config, [profile or {} for profile in tree.get("profiles") or []], minor, version)
     validate_extenders(config)
 
 
@@ -43,8 +44,8 @@ def validate_extenders(config: Decoded) -> None:
     """Refuse extenders that every kube-scheduler would refuse, in a configuration or a Policy."""
     binder = ""
     managed: dict[str, str] = {}
-    for number, one in enumerate(config.tree.get("extenders") or []):
-        extender: JsonObject = one or {}
+    for number, item in enumerate(config.tree.get("extenders") or []):
+        extender: JsonObject = item or {}
         here = f"extenders[{number}]"
         if extender.get("prioritizeVerb") and (extender.get("weight") or 0) <= 0:
             raise config.fault(f"{here}.weight", "isn't greater than 0, as prioritizeVerb asks for")
@@ -105,7 +106,7 @@ def _leader_election(config: Decoded, election: JsonObject, minor: int) -> None:
         return
     defaults = {"leaseDuration": 15.0, "renewDeadline": 10.0, "retryPeriod": 2.0}
     # Zero means the default.
-    times = {name: seconds(str(election.get(name) or "")) or default for name, default in defaults.items()}
+    times = {name: _seconds(str(election.get(name) or "")) or default for name, default in defaults.items()}
     for name, value in times.items():
         if value < 0:
             raise config.fault(f"leaderElection.{name}", "is negative")
@@ -140,22 +141,22 @@ def _profiles(config: Decoded, profiles: list[JsonObject], minor: int, version: 
 
 def _queue_sort(profile: JsonObject, version: str) -> list[str]:
     asked = ((profile.get("plugins") or {}).get("queueSort") or {}).get("enabled") or []
-    names = [str((one or {}).get("name")) for one in asked]
+    names = [str((plugin or {}).get("name")) for plugin in asked]
     # Up to v1beta2 the list contains the default plugin.
     return names or (["PrioritySort"] if version in ("v1alpha2", "v1beta1", "v1beta2") else [])
 
 
 def _plugins(config: Decoded, here: str, profile: JsonObject, minor: int) -> None:
     for point, chosen in (profile.get("plugins") or {}).items():
-        for number, one in enumerate((chosen or {}).get("enabled") or []):
-            name = (one or {}).get("name")
+        for number, plugin in enumerate((chosen or {}).get("enabled") or []):
+            name = (plugin or {}).get("name")
             # kube-scheduler's own check ignores multiPoint and fails later, without the plugin.
             if name in GONE and minor >= GONE[name]:
                 raise config.fault(f"{here}.plugins.{point}.enabled[{number}].name", f"is {name}, which was removed")
     seen: set[str] = set()
-    for number, one in enumerate(profile.get("pluginConfig") or []):
+    for number, arguments in enumerate(profile.get("pluginConfig") or []):
         place = f"{here}.pluginConfig[{number}]"
-        name = str((one or {}).get("name") or "")
+        name = str((arguments or {}).get("name") or "")
         if name in seen:
             raise config.fault(f"{place}.name", f"is {name}, which already has arguments")
         seen.add(name)
@@ -163,7 +164,7 @@ def _plugins(config: Decoded, here: str, profile: JsonObject, minor: int) -> Non
             raise config.fault(f"{place}.name", f"is {name}, which was removed")
         check = _ARGS.get(name)
         if check:
-            check(config, f"{place}.args", (one or {}).get("args") or {}, minor)
+            check(config, f"{place}.args", (arguments or {}).get("args") or {}, minor)
 
 
 def _default_preemption(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
@@ -186,11 +187,11 @@ def _volume_binding(config: Decoded, place: str, args: JsonObject, _minor: int) 
 
 def _balanced_allocation(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
     seen: set[str] = set()
-    for number, one in enumerate(args.get("resources") or []):
+    for number, resource in enumerate(args.get("resources") or []):
         here = f"{place}.resources[{number}]"
-        if (one or {}).get("weight") not in (None, 0, 1):
+        if (resource or {}).get("weight") not in (None, 0, 1):
             raise config.fault(f"{here}.weight", "isn't 1")
-        name = str((one or {}).get("name"))
+        name = str((resource or {}).get("name"))
         if name in seen:
             raise config.fault(f"{here}.name", f"is {name}, which is there twice")
         seen.add(name)
@@ -202,8 +203,8 @@ def _fit(config: Decoded, place: str, args: JsonObject, _minor: int) -> None:
         return
     here = f"{place}.scoringStrategy"
     _one_of(config, f"{here}.type", strategy.get("type") or "", STRATEGIES)
-    for number, one in enumerate(strategy.get("resources") or []):
-        if not 0 <= ((one or {}).get("weight") or 0) <= 100:
+    for number, resource in enumerate(strategy.get("resources") or []):
+        if not 0 <= ((resource or {}).get("weight") or 0) <= 100:
             raise config.fault(f"{here}.resources[{number}].weight", "isn't between 1 and 100")
     ratio = strategy.get("requestedToCapacityRatio")
     if strategy.get("type") != "RequestedToCapacityRatio":
@@ -220,10 +221,10 @@ def _shape(config: Decoded, place: str, points: list[JsonObject]) -> None:
     if not points:
         raise config.fault(place, "has no point")
     last = -1
-    for number, one in enumerate(points):
-        use = (one or {}).get("utilization") or 0
+    for number, point in enumerate(points):
+        use = (point or {}).get("utilization") or 0
         _within(config, f"{place}[{number}].utilization", use)
-        _within(config, f"{place}[{number}].score", (one or {}).get("score") or 0, 10)
+        _within(config, f"{place}[{number}].score", (point or {}).get("score") or 0, 10)
         if use <= last:
             raise config.fault(f"{place}[{number}].utilization", "isn't greater than that of the previous point")
         last = use
@@ -236,9 +237,9 @@ def _topology_spread(config: Decoded, place: str, args: JsonObject, minor: int) 
     if kind == "System" and constraints:
         raise config.fault(f"{place}.defaultingType", "isn't List, and there are defaultConstraints")
     seen: set[tuple[t.Any, t.Any]] = set()
-    for number, one in enumerate(constraints):
+    for number, item in enumerate(constraints):
         here = f"{place}.defaultConstraints[{number}]"
-        constraint: JsonObject = one or {}
+        constraint: JsonObject = item or {}
         if (constraint.get("maxSkew") or 0) <= 0:
             raise config.fault(f"{here}.maxSkew", "isn't greater than 0")
         if not constraint.get("topologyKey"):
@@ -260,3 +261,9 @@ _ARGS: dict[str, t.Callable[[Decoded, str, JsonObject, int], None]] = {
     "PodTopologySpread": _topology_spread,
     "VolumeBinding": _volume_binding,
 }
+
+
+def _seconds(duration: str) -> float:
+    """Return the seconds of a duration in Go's notation."""
+    parts = re.findall(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)", duration)
+    return (-1 if duration.startswith("-") else 1) * sum(float(number) * _UNITS[unit] for number, unit in parts)

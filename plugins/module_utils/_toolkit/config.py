@@ -73,16 +73,18 @@ def with_flag(text: str, marker: str = MARKER) -> str:
     """Return the environment with the flag, set by us or by the user."""
     bare = without_flag(text)
     lines = bare.splitlines(keepends=True)
-    at = _assignment(lines)
-    if at is None or not _flags(lines[at]):
-        # The last assignment wins, so the user's empty one can stay.
+    assignments = [number for number, line in enumerate(lines) if re.match(rf"\s*{VARIABLE}\s*=", line)]
+    # To systemd the last one counts.
+    flags = _flags(lines[assignments[-1]]) if assignments else []
+    if not flags:
+        # The user's empty assignment can stay.
         start = bare if not bare or bare.endswith("\n") else bare + "\n"
         return f"{start}{marker}\n{VARIABLE}={FLAG}\n"
-    if FLAG in _flags(lines[at]):
+    if FLAG in flags:
         return bare
-    end = lines[at][len(lines[at].rstrip("\r\n")) :]
-    flags = [*_flags(lines[at]), FLAG]
-    lines[at] = f"{marker}\n{VARIABLE}={','.join(flags)}{end or chr(10)}"
+    at = assignments[-1]
+    end = lines[at][len(lines[at].rstrip("\r\n")) :] or "\n"
+    lines[at] = f"{marker}\n{VARIABLE}={','.join([*flags, FLAG])}{end}"
     return "".join(lines)
 
 
@@ -98,12 +100,6 @@ def without_flag(text: str) -> str:
             lines[mark + 1 : mark + 2] = [f"{VARIABLE}={','.join(left)}{end}"] if left else []
         del lines[mark]
     return "".join(lines)
-
-
-def _assignment(lines: t.Sequence[str]) -> int | None:
-    """Find the last assignment, which is systemd's choice too."""
-    found = [number for number, line in enumerate(lines) if re.match(rf"\s*{VARIABLE}\s*=", line)]
-    return found[-1] if found else None
 
 
 def _flags(line: str) -> list[str]:
@@ -124,7 +120,8 @@ def refusing(text: str) -> str:
     if re.match(r"[^=]*=\s*false\b", old):
         return bare
     end = lines[at][len(old) :]
-    lines[at] = f"{ACCEPT_MARKER} {old}{end or chr(10)}{ACCEPT} = false{end}"
+    marker = f"{ACCEPT_MARKER} {old}" + (end or "\n")
+    lines[at] = f"{marker}{ACCEPT} = false{end}"
     return "".join(lines)
 
 
@@ -134,9 +131,12 @@ def accepting(text: str) -> str:
     for mark in reversed([number for number, line in enumerate(lines) if line.startswith(ACCEPT_MARKER)]):
         before = lines[mark][len(ACCEPT_MARKER) :].rstrip("\r\n")
         after = lines[mark + 1] if mark + 1 < len(lines) else ""
-        ours = bool(re.match(rf"{ACCEPT} = false\s*$", after))
-        end = after[len(after.rstrip("\r\n")) :] if ours else "\n"
-        lines[mark : mark + 1 + ours] = [before[1:] + end] if before and ours else []
+        if re.match(rf"{ACCEPT} = false\s*$", after):
+            end = after[len(after.rstrip("\r\n")) :]
+            lines[mark : mark + 2] = [before[1:] + end] if before else []
+        else:
+            # Our line was changed since, so only the marker goes.
+            del lines[mark]
     return "".join(lines)
 
 
@@ -173,13 +173,18 @@ def unrooted(text: str) -> str:
     """Undo ``rooted``; a root that the user has set since stays."""
     lines = text.splitlines(keepends=True)
     for at in range(len(lines) - 1, -1, -1):
-        found = re.match(rf"{re.escape(ROOT_MARKER)} (\S+)\. Before: ?(.*)$", lines[at])
-        if not found:
+        marker = re.match(rf"{re.escape(ROOT_MARKER)} (\S+)\. Before: ?(.*)$", lines[at])
+        if not marker:
             continue
+        root, before = marker.groups()
         after = [line.strip() for line in lines[at + 1 : at + 3]]
-        table = after[:1] == [f"[{CLI}]"]
-        ours = after[table : table + 1] == [f'root = "{found[1]}"']
-        lines[at : at + 1 + (table + 1 if ours else 0)] = [f"{found[2]}\n"] if found[2] and ours else []
+        written = [f'root = "{root}"']
+        if after[:1] == [f"[{CLI}]"]:
+            written.insert(0, f"[{CLI}]")
+        if after[: len(written)] == written:
+            lines[at : at + 1 + len(written)] = [f"{before}\n"] if before else []
+        else:
+            del lines[at]
     return "".join(lines)
 
 
@@ -208,9 +213,13 @@ def _configuration(text: str | None, accept: bool, root: str = OWN_ROOT) -> t.It
     want = accepting(have) if accept else refusing(have)
     want = unrooted(want) if root == OWN_ROOT else rooted(want, root)
     if want != have or pending:
-        confirmed = (*(() if accept else (f"{ACCEPT} = false",)), *(() if root == OWN_ROOT else (f'root = "{root}"',)))
+        confirmed = []
+        if not accept:
+            confirmed.append(f"{ACCEPT} = false")
+        if root != OWN_ROOT:
+            confirmed.append(f'root = "{root}"')
         regenerate = pending or _root_line(have) != _root_line(want)
-        yield Change(CONFIG, text or "", want, Configure(text, want, confirmed, regenerate))
+        yield Change(CONFIG, text or "", want, Configure(text, want, tuple(confirmed), regenerate))
 
 
 def make_plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
@@ -224,7 +233,7 @@ def make_plan(params: JsonObject, seen: t.Mapping[str, t.Any]) -> Plan:
         wanted = _configuration(config, params["accept_unprivileged"], params["driver_root"])
         return Plan((*_environment(text, params["old_cdi"]), *wanted))
     existing = {CONFIG: config, ENVIRONMENT: text}
-    if SPECIFICATION in [one["path"] for one in seen["cdi"]["specs"]]:
+    if SPECIFICATION in [spec["path"] for spec in seen["cdi"]["specs"]]:
         existing[SPECIFICATION] = f"generated by {SERVICE}\n"
     changes = [
         Change(path, was, "", RemoveFile(path))
@@ -285,31 +294,23 @@ class ConfigReconciler:
                 self._system.run(["rmdir", posixpath.dirname(change.step.path)])
 
     def _configure(self, step: Configure) -> None:
-        """Write the configuration and have nvidia-ctk parse it; each new container reads it."""
+        """Write the configuration, which each new container reads, and roll it back where nvidia-ctk rejects it."""
         replace_text(self._system, CONFIG, (ROOT_PENDING if step.regenerate else "") + step.text)
         if self._system.exists(CTK):
-            self._confirm(step)
+            done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
+            lines = [line.strip() for line in done.out.splitlines()]
+            missing = [line for line in step.confirmed if line not in lines]
+            if done.rc != 0 or missing:
+                if step.before is None:
+                    self._system.remove(CONFIG)
+                else:
+                    replace_text(self._system, CONFIG, step.before)
+                errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {', '.join(missing)}"]
+                raise NotInEffect(f"nvidia-ctk rejects the new {CONFIG}, which was rolled back: {errors[0]}")
             if step.regenerate:
                 self._refresh()
         if step.regenerate:
             replace_text(self._system, CONFIG, step.text)
-
-    def _confirm(self, step: Configure) -> None:
-        """Have nvidia-ctk parse the configuration, or roll it back.
-
-        :raises NotInEffect: it rejects the configuration.
-        """
-        done = self._system.run([CTK, "config", f"--config-file={CONFIG}"], timeout=30)
-        lines = [line.strip() for line in done.out.splitlines()]
-        missing = [line for line in step.confirmed if line not in lines]
-        if done.rc == 0 and not missing:
-            return
-        if step.before is None:
-            self._system.remove(CONFIG)
-        else:
-            replace_text(self._system, CONFIG, step.before)
-        errors = done.err.strip().splitlines()[-1:] or [f"its output lacks {', '.join(missing)}"]
-        raise NotInEffect(f"nvidia-ctk rejects the new {CONFIG}, which was rolled back: {errors[0]}")
 
     def _refresh(self) -> None:
         """Regenerate the specification; without a running systemd the next boot does that."""

@@ -120,13 +120,13 @@ def mode_in(config: str) -> str:
         header = re.match(r"\s*\[\[?\s*([^\[\]#]+?)\s*\]", line)
         if header:
             table = re.sub(r"[\"'\s]", "", header.group(1))
-        found = re.match(rf"\s*{mode}{value}", line) if table == name else None
+        match = re.match(rf"\s*{mode}{value}", line) if table == name else None
         if not table:
-            found = re.match(rf"\s*{runtime}\s*\.\s*{mode}{value}", line) or re.match(
+            match = re.match(rf"\s*{runtime}\s*\.\s*{mode}{value}", line) or re.match(
                 rf"\s*{runtime}\s*=\s*\{{(?:[^#]*[,\s])?{mode}{value}", line
             )
-        if found:
-            return found.group(1) or "auto"
+        if match:
+            return match.group(1) or "auto"
     return "auto"
 
 
@@ -136,8 +136,8 @@ def takes_cards_on_reload(mode: str, version: str | None) -> bool:
     :param mode: of the configuration.
     :param version: of the toolkit; None where it is unknown.
     """
-    found = re.match(r"([0-9]+)\.([0-9]+)", version or "")
-    auto = found is not None and (int(found.group(1)), int(found.group(2))) < JIT_CDI_SINCE
+    match = re.match(r"([0-9]+)\.([0-9]+)", version or "")
+    auto = match is not None and (int(match.group(1)), int(match.group(2))) < JIT_CDI_SINCE
     return mode == "legacy" or (mode == "auto" and auto)
 
 
@@ -197,6 +197,6 @@ def parse_yaml(content: str) -> SpecSummary | None:
 
 def _items(content: str, key: str) -> int:
     """Count the items of a top-level list: the lines with the indentation of its first dash."""
-    found = re.search(rf"^{key}:\s*\n((?:(?:[ -]|#).*\n?|\n)*)", content + "\n", re.MULTILINE)
-    dashes = re.findall(r"^( *)- ", found.group(1), re.MULTILINE) if found else []
+    match = re.search(rf"^{key}:\s*\n((?:(?:[ -]|#).*\n?|\n)*)", content + "\n", re.MULTILINE)
+    dashes = re.findall(r"^( *)- ", match.group(1), re.MULTILINE) if match else []
     return dashes.count(dashes[0]) if dashes else 0

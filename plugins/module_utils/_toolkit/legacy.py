@@ -78,11 +78,11 @@ def clean(path: str, text: str) -> Cleaned:
 def _one_line(text: str) -> tuple[bool, list[str], set[str]]:
     rest, keyrings = [], set()
     for line in text.splitlines(keepends=True):
-        found = LINE.match(line)
-        if found is None or not STALE.search(found.group("url")):
+        match = LINE.match(line)
+        if match is None or not STALE.search(match.group("url")):
             rest.append(line)
             continue
-        for word in (found.group("options") or "").split():
+        for word in (match.group("options") or "").split():
             if word.startswith("signed-by="):
                 keyrings |= set(word[len("signed-by=") :].split(","))
     return len(rest) < len(text.splitlines()), rest, _paths(keyrings)
@@ -108,14 +108,14 @@ def _deb822(text: str) -> tuple[bool, list[str], set[str]]:
 
 def _stanzas(text: str) -> list[list[str]]:
     """Split a text into stanzas, each with its final empty lines."""
-    found: list[list[str]] = [[]]
+    stanzas: list[list[str]] = [[]]
     ended = False
     for line in text.splitlines(keepends=True):
         if ended and line.strip():
-            found.append([])
+            stanzas.append([])
         ended = not line.strip()
-        found[-1].append(line)
-    return found
+        stanzas[-1].append(line)
+    return stanzas
 
 
 def _fields(stanza: t.Iterable[str]) -> dict[str, list[str]]:
@@ -164,12 +164,12 @@ def _ini(text: str) -> tuple[bool, list[str], set[str]]:
 
 
 def _sections(text: str) -> list[list[str]]:
-    found: list[list[str]] = [[]]
+    sections: list[list[str]] = [[]]
     for line in text.splitlines(keepends=True):
         if line.startswith("["):
-            found.append([])
-        found[-1].append(line)
-    return found
+            sections.append([])
+        sections[-1].append(line)
+    return sections
 
 
 def _values(section: t.Iterable[str]) -> dict[str, str]:

@@ -147,7 +147,9 @@ def is_restorable(path: str, now: str | None, was: str) -> bool:
 def results(seen: t.Mapping[str, t.Any], record: Record | None) -> JsonObject:
     """Return the module's results beside ``changed`` and ``diff``."""
     return {
-        "packages": {name: one["version"] for name, one in record.packages.items()} if record is not None else {},
+        "packages": {name: package["version"] for name, package in record.packages.items()}
+        if record is not None
+        else {},
         "drop_ins": (seen.get("toolkit_legacy") or {}).get("drop_ins", []),
     }
 
@@ -237,8 +239,8 @@ class LegacyReconciler:
             for name in self._system.names(folder)
             if name.endswith((".list", ".sources"))
         }
-        texts.update({path: one.text or "" for path, one in cleaned.items()})
-        candidates = {path for one in cleaned.values() for path in one.keyrings}
+        texts.update({path: source.text or "" for path, source in cleaned.items()})
+        candidates = {path for source in cleaned.values() for path in source.keyrings}
         return [
             path
             for path in sources.named_nowhere(candidates, texts.values())

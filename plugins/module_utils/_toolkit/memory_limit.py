@@ -47,5 +47,5 @@ def conditions(driver: str, toolkit: str, cgroup: int, mig: t.Mapping[int, bool]
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return a version's leading numbers; a release candidate counts as its release."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

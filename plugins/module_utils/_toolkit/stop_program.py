@@ -98,7 +98,7 @@ def plan(seen: t.Iterable[t.Mapping[str, t.Any]]) -> Plan:
         isn't ours stays.
     """
     changes = []
-    for program in (Program(**one) for one in seen):
+    for program in (Program(**program_facts) for program_facts in seen):
         if program.text == "":
             continue
         if program.containers and program.text != TEXT:

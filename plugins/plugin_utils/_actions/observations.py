@@ -27,15 +27,15 @@ OBSERVATIONS: t.Mapping[str, t.Mapping[str, t.Any]] = {
     "nvml_info": {"nvml": NvmlFacts},
     "kubelet_devices_info": {"kubelet": KubeletDevices},
 }
-# Of one observation; a machine with eight cards and a thousand packages has some 300,000 characters.
+# In one observation; that of a machine with eight cards and a thousand packages has some 300,000 characters.
 MOST_CHARACTERS = 16 << 20
 MOST_VALUES = 500_000
-# Of one text; files of configuration and what daemons print have less than 64 Ki.
+# In one text; files of configuration and what daemons print have less than 64 Ki.
 LONGEST_TEXT = 256 << 10
-# Of one number: Python converts no text to or from a longer one. Counters of machines have 64 bits.
+# In one number: Python converts no text to or from a longer one. Counters of machines have 64 bits.
 MOST_DIGITS = 4000
 LARGEST_NUMBER = 1 << 64
-# Of a value without a type of its own, such as a user's JSON.
+# In a value without a type of its own, such as a user's JSON.
 MOST_LEVELS = 30
 SHOWN = 60
 
@@ -83,8 +83,8 @@ def problem(module: str, result: t.Mapping[str, t.Any]) -> str:
 def prepare() -> None:
     """Make all checks, so that processes that are started later have them."""
     for promised in OBSERVATIONS.values():
-        for one in promised.values():
-            _check(one)
+        for shape in promised.values():
+            _check(shape)
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def _check(promised: t.Any) -> Check:
     if t.is_typeddict(promised):
         return _fields(promised)
     if origin in (t.Union, types.UnionType):
-        return _any_of([_check(one) for one in arguments])
+        return _any_of([_check(argument) for argument in arguments])
     if promised is t.Any or promised is JsonObject:
         return _plain
     if origin is list:
@@ -118,10 +118,10 @@ def _fields(promised: t.Any) -> Check:
         for name in required:
             if name not in value:
                 raise _Mistyped(f"{place} has no {name}")
-        for name, one in value.items():
+        for name, item in value.items():
             if name not in checks:
                 raise _Mistyped(f"{place} has the unknown key {_shown(name)}")
-            checks[name](one, f"{place}.{name}", budget)
+            checks[name](item, f"{place}.{name}", budget)
 
     return check
 
@@ -129,9 +129,9 @@ def _fields(promised: t.Any) -> Check:
 def _any_of(checks: t.Sequence[Check]) -> Check:
     def check(value: t.Any, place: str, budget: _Budget) -> None:
         problems = []
-        for one in checks:
+        for check in checks:
             try:
-                return one(value, place, budget)
+                return check(value, place, budget)
             except _Mistyped as error:
                 problems.append(error)
         raise problems[0]
@@ -144,8 +144,8 @@ def _list(item: Check) -> Check:
         if not isinstance(value, list):
             raise _Mistyped(f"{place} is {_named(value)}, not a list")
         budget.take()
-        for number, one in enumerate(value):
-            item(one, f"{place}[{number}]", budget)
+        for number, member in enumerate(value):
+            item(member, f"{place}[{number}]", budget)
 
     return check
 
@@ -155,9 +155,9 @@ def _mapping(item: Check) -> Check:
         if not isinstance(value, dict):
             raise _Mistyped(f"{place} is {_named(value)}, not a dictionary")
         budget.take()
-        for name, one in value.items():
+        for name, member in value.items():
             _text(name, place, budget)
-            item(one, f"{place}.{_shown(name)}", budget)
+            item(member, f"{place}.{_shown(name)}", budget)
 
     return check
 
@@ -182,7 +182,7 @@ def _text(value: t.Any, place: str, budget: _Budget) -> None:
     budget.take(len(value))
     if len(value) > LONGEST_TEXT:
         raise _Mistyped(f"{place} is longer than any machine's")
-    if len(value) > MOST_DIGITS and any(len(one) > MOST_DIGITS for one in _DIGITS.findall(value)):
+    if len(value) > MOST_DIGITS and any(len(digits) > MOST_DIGITS for digits in _DIGITS.findall(value)):
         raise _Mistyped(f"{place} has a number that is longer than any machine's")
     if not value.isascii():
         try:
@@ -217,12 +217,12 @@ def _plain(value: t.Any, place: str, budget: _Budget, levels: int = MOST_LEVELS)
     budget.take()
     _bounded(value, place)
     if isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             _text(name, place, budget)
-            _plain(one, place, budget, levels - 1)
+            _plain(item, place, budget, levels - 1)
     elif isinstance(value, list):
-        for one in value:
-            _plain(one, place, budget, levels - 1)
+        for item in value:
+            _plain(item, place, budget, levels - 1)
     return None
 
 

@@ -83,14 +83,14 @@ def node(answer: str) -> Node:
     version, newer, release = _sections(answer)
     fields = os_release(release)
     words = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
-    found = re.search(r"^Python (\d+(?:\.\d+)+)", version, re.MULTILINE)
+    match = re.search(r"^Python (\d+(?:\.\d+)+)", version, re.MULTILINE)
     major = re.match(r"\d+", fields.get("VERSION_ID", ""))
     return Node(
         name=fields.get("PRETTY_NAME", ""),
         id=words[0],
         family=next((FAMILIES[word] for word in words if word in FAMILIES), ""),
         major=int(major.group()) if major else 0,
-        version=found.group(1) if found else "",
+        version=match.group(1) if match else "",
         newer=next((line for line in newer.split() if line.startswith("/")), ""),
     )
 
@@ -104,7 +104,7 @@ def _sections(answer: str) -> tuple[str, str, str]:
             del headings[0]
         elif sections:
             sections[-1].append(line)
-    version, newer, release = ("", "", "") if headings else ("\n".join(one) for one in sections)
+    version, newer, release = ("", "", "") if headings else ("\n".join(section) for section in sections)
     return version, newer, release
 
 

@@ -35,14 +35,14 @@ def clean_result(result: t.Mapping[str, t.Any]) -> JsonObject:
 
     Whoever took a node chooses what a module returns there.
     """
-    found: JsonObject = {}
+    cleaned: JsonObject = {}
     for key, value in result.items():
         if key in _SENTENCES:
-            found[key] = _clean(value, (), _sentence)
+            cleaned[key] = _clean(value, (), _sentence)
         else:
             # --diff prints the texts of files, too.
-            found[_value(key)] = _clean(value, (), lines) if key in _TEXTS else _clean(value, FILES, _value)
-    return found
+            cleaned[_value(key)] = _clean(value, (), lines) if key in _TEXTS else _clean(value, FILES, _value)
+    return cleaned
 
 
 def clean_sentences(result: t.Mapping[str, t.Any]) -> JsonObject:
@@ -86,12 +86,16 @@ def _clean(value: t.Any, raw: t.Collection[str], clean: t.Callable[[str], str]) 
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):
-        found = {_clean(key, (), clean): one if key in raw else _clean(one, raw, clean) for key, one in value.items()}
-        pairs = zip(value.items(), found.items(), strict=False)
-        same = len(value) == len(found) and all(a is b and one is two for (a, one), (b, two) in pairs)
-        return value if same else found
+        cleaned = {
+            _clean(key, (), clean): item if key in raw else _clean(item, raw, clean) for key, item in value.items()
+        }
+        pairs = zip(value.items(), cleaned.items(), strict=False)
+        same = len(value) == len(cleaned) and all(a is b and c is d for (a, c), (b, d) in pairs)
+        return value if same else cleaned
     if isinstance(value, (list, tuple)):
-        each = [_clean(one, raw, clean) for one in value]
+        each = [_clean(item, raw, clean) for item in value]
         same = all(a is b for a, b in zip(value, each, strict=True))
-        return value if same else tuple(each) if isinstance(value, tuple) else each
+        if same:
+            return value
+        return tuple(each) if isinstance(value, tuple) else each
     return value

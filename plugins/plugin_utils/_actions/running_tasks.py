@@ -44,10 +44,10 @@ class RunningTasks:
     def end(self, host: str, task: str) -> None:
         """Record that a task has ended on a host."""
         with self._lock:
-            found = self._tasks.get(task)
-            if found and host in found.hosts:
-                del found.hosts[host]
-                if not found.hosts:
+            running = self._tasks.get(task)
+            if running and host in running.hosts:
+                del running.hosts[host]
+                if not running.hosts:
                     del self._tasks[task]
 
     def due(self, now: float) -> list[str]:

@@ -138,8 +138,8 @@ class ClusterTasks:
         :param options: a task's, with those of the connection.
         :raises ShareError: they can't be read.
         """
-        found = self.predict(K8S_INFO, {**_auth(options), "api_version": "v1", "kind": "Node"})
-        return found["resources"] if found else None
+        answer = self.predict(K8S_INFO, {**_auth(options), "api_version": "v1", "kind": "Node"})
+        return answer["resources"] if answer else None
 
     def unverified(self, options: JsonObject) -> bool:
         """Return whether the checks haven't passed since a run of site.yml changed something.
@@ -147,8 +147,8 @@ class ClusterTasks:
         :param options: a task's, with those of the connection.
         :raises ShareError: the cluster can't be read.
         """
-        found = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
-        return any("deletionTimestamp" not in one["metadata"] for one in (found or {}).get("resources", []))
+        answer = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
+        return any("deletionTimestamp" not in resource["metadata"] for resource in (answer or {}).get("resources", []))
 
     def slices(self, options: JsonObject) -> list[JsonObject]:
         """Return the cluster's ResourceSlices.
@@ -156,10 +156,10 @@ class ClusterTasks:
         :param options: a task's, with those of the connection.
         :raises ShareError: they can't be read.
         """
-        found = self._with(
+        answer = self._with(
             options, lambda kube: {"resources": kube.list_all(claim_templates.API_VERSION, "ResourceSlice")}
         )
-        return t.cast("list[JsonObject]", (found or {})["resources"])
+        return t.cast("list[JsonObject]", (answer or {})["resources"])
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.
@@ -214,19 +214,19 @@ def _read(kube: Kube, options: JsonObject) -> JsonObject:
     namespace = options.get("namespace") or ""
     labels, fields = (",".join(options.get(name) or []) for name in ("label_selectors", "field_selectors"))
     if options.get("name"):
-        one = kube.get(Ref(api_version, kind, namespace, options["name"]))
-        found = [one] if one else []
+        object_ = kube.get(Ref(api_version, kind, namespace, options["name"]))
+        objects = [object_] if object_ else []
     else:
-        found = kube.list_all(api_version, kind, namespace, field_selector=fields, label_selector=labels)
-    return {"changed": False, "resources": found, "api_found": True}
+        objects = kube.list_all(api_version, kind, namespace, field_selector=fields, label_selector=labels)
+    return {"changed": False, "resources": objects, "api_found": True}
 
 
 def _deleted(kube: Kube, options: JsonObject) -> JsonObject | None:
     """Return the result of k8s that deletes what a selector matches; None for its other uses."""
     if options.get("state") != "absent" or not options.get("delete_all"):
         return None
-    found = _read(kube, options)["resources"]
-    names = [f"{one['kind']} {options.get('namespace')}/{one['metadata']['name']}" for one in found]
+    resources = _read(kube, options)["resources"]
+    names = [f"{resource['kind']} {options.get('namespace')}/{resource['metadata']['name']}" for resource in resources]
     return {"changed": bool(names), "diff": [{"after_header": name} for name in names]}
 
 
@@ -240,11 +240,15 @@ def _helm(kube: Kube, options: JsonObject) -> JsonObject | None:
     subject = f"helm release {namespace}/{name}"
     if options.get("release_state") == "absent":
         return {"changed": bool(secrets), "diff": [{"after_header": subject}] if secrets else []}
-    found = helm.release(secrets)
+    release = helm.release(secrets)
     version = str(options.get("chart_version") or _chart_version(options["chart_ref"]))
     if version and not _VERSION.fullmatch(version):
         return None
-    same = found is not None and (found["status"], found["chart_version"].removeprefix("v"), found["values"]) == (
+    same = release is not None and (
+        release["status"],
+        release["chart_version"].removeprefix("v"),
+        release["values"],
+    ) == (
         *(helm.DEPLOYED, version.removeprefix("v")),
         options.get("release_values") or {},
     )
@@ -261,7 +265,11 @@ def _chart_version(path: str) -> str:
         else:
             with tarfile.open(path) as archive:
                 # The charts that it depends on are in folders below.
-                [found] = [one for one in archive if one.name.count("/") == 1 and one.name.endswith("/Chart.yaml")]
+                [found] = [
+                    member_info
+                    for member_info in archive
+                    if member_info.name.count("/") == 1 and member_info.name.endswith("/Chart.yaml")
+                ]
                 member = archive.extractfile(found) if found.isreg() else None
                 text = member.read(_LARGEST).decode() if member else ""
         return str(yaml.safe_load(text)["version"])

@@ -72,9 +72,9 @@ class TaskPredictions:
         observed = _observed(module, variables)
         if observed is not None:
             return {**observed, "changed": False}
-        found = self._cluster.predict(module, options)
-        if found is not None or not module.startswith(COLLECTION):
-            return found
+        predicted = self._cluster.predict(module, options)
+        if predicted is not None or not module.startswith(COLLECTION):
+            return predicted
         plugin = self._plugin(module, options)
         if not isinstance(plugin, ShareAction) or type(plugin).predict is ShareAction.predict:
             return None
@@ -144,9 +144,9 @@ class Planner:
             # Role runtime has no validation of its own: its plan refuses.
             runtime = self._walk(variables)
             runtime.role("runtime")
-        unknown = [*walk.steps, *(one for one in runtime.steps if one.reason)]
+        unknown = [*walk.steps, *(step for step in runtime.steps if step.reason)]
         if unknown:
-            reasons = "; ".join(f"role {one.role} can't be validated: {one.reason}" for one in unknown)
+            reasons = "; ".join(f"role {step.role} can't be validated: {step.reason}" for step in unknown)
             raise ShareError(f"host {name}: {reasons}")
         return {
             "driver_choice": walk.facts["__driver_choice"],

@@ -24,10 +24,10 @@ def load() -> None:
     """Import them; the plan of the roles needs most of it itself."""
     importlib.import_module(f"{PLUGINS}.plugin_utils._plan.engine")
     observations.prepare()
-    # Of filters of each GPU node's tasks, which import their code when they are called.
+    # Filters in the tasks of each GPU node import it when they are called.
     importlib.import_module(f"{PLUGINS}.module_utils._driver.select")
-    for one in pkgutil.iter_modules(importlib.import_module(f"{PLUGINS}.filter").__path__):
-        importlib.import_module(f"{PLUGINS}.filter.{one.name}")
+    for module in pkgutil.iter_modules(importlib.import_module(f"{PLUGINS}.filter").__path__):
+        importlib.import_module(f"{PLUGINS}.filter.{module.name}")
     for loader in (filter_loader, test_loader):
         # ansible-core's own, which it looks for in every process that uses one.
         list(loader.all())

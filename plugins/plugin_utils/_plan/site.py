@@ -80,19 +80,20 @@ class SitePlan:
     def beyond(self) -> list[tuple[str, JsonObject]]:
         """The steps that would change something else than the nodes of ``alone``, each with those changes only."""
         nodes = {str(Ref("v1", "Node", "", name)) for name in self.alone.values()}
-        found = [(name, step) for name, step in self.steps if self.alone and not _of_nodes(name, step, nodes)]
+        steps = [(name, step) for name, step in self.steps if self.alone and not _of_nodes(name, step, nodes)]
         return [
-            (name, {**step, "changes": [one for one in step["changes"] if one not in nodes]}) for name, step in found
+            (name, {**step, "changes": [change for change in step["changes"] if change not in nodes]})
+            for name, step in steps
         ]
 
     @property
     def restarts(self) -> dict[str, list[str]]:
         """The hosts on which each service is restarted, a host once for each of its restarts."""
-        found: dict[str, list[str]] = {}
+        units: dict[str, list[str]] = {}
         for host, step in self.steps:
             for name in step["restarts"]:
-                found.setdefault(name, []).append(host)
-        return found
+                units.setdefault(name, []).append(host)
+        return units
 
     @property
     def drained(self) -> list[str]:
@@ -113,7 +114,7 @@ class SitePlan:
         Whatever follows a change is entered, too: only the role knows then whether it has something to do. In the
         cluster that is every play after the first change anywhere.
         """
-        found: dict[str, str | list[str]] = {}
+        hosts_by_play: dict[str, str | list[str]] = {}
         for number, stage in enumerate(STAGES):
             until = STAGES[: number + 1]
             if not stage.groups:
@@ -124,10 +125,10 @@ class SitePlan:
                 # An earlier play may have changed machines that aren't in this one's groups.
                 inside = {host: plan for host, plan in self.hosts.items() if set(plan["groups"]) & set(stage.groups)}
                 hosts = [host for host, plan in inside.items() if _of(plan, until)]
-            found[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
-        found["unverified"] = nobody(LOCALHOST) if self.empty else [LOCALHOST]
-        found["verify"] = [LOCALHOST] if self.verify or self.unverified or not self.empty else nobody(LOCALHOST)
-        return found
+            hosts_by_play[stage.name] = hosts or nobody(stage.groups[0] if stage.groups else LOCALHOST)
+        hosts_by_play["unverified"] = nobody(LOCALHOST) if self.empty else [LOCALHOST]
+        hosts_by_play["verify"] = [LOCALHOST] if self.verify or self.unverified or not self.empty else nobody(LOCALHOST)
+        return hosts_by_play
 
     def result(self) -> JsonObject:
         """Return the plan as data."""
@@ -200,7 +201,7 @@ def _of_nodes(name: str, step: JsonObject, nodes: set[str]) -> bool:
     :param nodes: the names of the Node objects, as changes name them.
     """
     if name != CLUSTER:
-        return step["stage"] in {one.name for one in STAGES if {GPU_NODES, MAINTENANCE} & {*one.groups}}
+        return step["stage"] in {stage.name for stage in STAGES if {GPU_NODES, MAINTENANCE} & {*stage.groups}}
     # A step that only waits changes nothing; what can't be planned might change anything.
     waits = step["waits"] and not step["certain"]
     return bool(waits or (step["changes"] and nodes.issuperset(step["changes"])))
@@ -223,7 +224,7 @@ def _lines(name: str, plan: JsonObject) -> list[str]:
     for step in plan["steps"]:
         may = "" if step["certain"] or step["waits"] else " (decided when it runs)"
         lines += _wrapped(f"{step['role']}: {step['task']}{may}", "  ")
-        names = [*step["changes"], *(f"waits for {one}" for one in step["waits"])]
+        names = [*step["changes"], *(f"waits for {wait}" for wait in step["waits"])]
         more = f"; and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         if names:
             lines += _wrapped("; ".join(names[:NAMES_SHOWN]) + more, "      ")

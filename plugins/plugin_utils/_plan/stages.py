@@ -149,12 +149,12 @@ def walk_stages(
     :param cluster: plan the stages of localhost.
     :param trusted: marks a condition as one that may be evaluated.
     """
-    found: list[JsonObject] = []
+    steps: list[JsonObject] = []
     for stage in STAGES:
         if not (cluster if not stage.groups else (set(groups) | walk.groups) & set(stage.groups)):
             continue
         before = len(walk.steps)
         for entry in stage.entries:
             walk.role(entry.role, entry.given, trusted(entry.when) if entry.when else None, entry.tasks)
-        found += [{"stage": stage.name, **step.result()} for step in walk.steps[before:]]
-    return found
+        steps += [{"stage": stage.name, **step.result()} for step in walk.steps[before:]]
+    return steps

@@ -46,26 +46,28 @@ class Summary:
 
     def text(self) -> str:
         """Return the summary for people."""
-        what = "No node shares a card"
+        parts = []
         if self.nodes:
             shared = f"{self.units} {self.unit}" if self.unit else counted(self.units, "unit")
-            what = f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared"
-        others = [
-            f"{ALLOCATORS[name].title}: {counted(one['nodes'], 'node')}, "
-            + (
-                ", ".join(f"{number} {resource}" for resource, number in one["resources"].items())
-                or "nothing announced"
-            )
-            for name, one in self.others.items()
-        ]
-        what = "; ".join([what] * (bool(self.nodes) or not others) + others)
+            parts.append(f"{counted(self.nodes, 'node')}, {counted(self.cards, 'card')}, {shared} shared")
+        elif not self.others:
+            parts.append("No node shares a card")
+        for name, other in self.others.items():
+            announced = ", ".join(f"{number} {resource}" for resource, number in other["resources"].items())
+            nodes = counted(other["nodes"], "node")
+            parts.append(f"{ALLOCATORS[name].title}: {nodes}, {announced or 'nothing announced'}")
         if self.steps is None:
-            return f"{what}; next: {self.next}"
-        if not self.steps:
-            return f"{what}; nothing changed; next: {self.next}"
-        if self.check:
-            return f"{what}; {counted(self.steps, 'step')} would be done; next: the same command without --check"
-        return f"{what}; {counted(self.steps, 'step')} done; next: {self.next}"
+            following = self.next
+        elif not self.steps:
+            parts.append("nothing changed")
+            following = self.next
+        elif self.check:
+            parts.append(f"{counted(self.steps, 'step')} would be done")
+            following = "the same command without --check"
+        else:
+            parts.append(f"{counted(self.steps, 'step')} done")
+            following = self.next
+        return "; ".join([*parts, f"next: {following}"])
 
 
 def summary(
@@ -81,12 +83,12 @@ def summary(
     :param check: the run was in check mode.
     :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
     """
-    steps = None if plan is None else sum(len(one["steps"]) for one in [*plan["hosts"].values(), plan["cluster"]])
+    steps = None if plan is None else sum(len(host["steps"]) for host in [*plan["hosts"].values(), plan["cluster"]])
     nodes = list(nodes)
     sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
     others = _others(nodes)
     units = {node_unit(cards) for cards in sharing}
-    found = Summary(
+    announced = Summary(
         nodes=len(sharing),
         cards=sum(map(len, sharing)),
         units=sum(card.units for cards in sharing for card in cards),
@@ -95,38 +97,38 @@ def summary(
         check=check,
         others=others,
     )
-    return found if slices is None else _with_slices(found, slices)
+    return announced if slices is None else _with_slices(announced, slices)
 
 
 def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
     """Return what nodes of other back ends than gpushare announce."""
-    found: dict[str, JsonObject] = {}
+    others: dict[str, JsonObject] = {}
     for node in nodes:
         name = str((node["metadata"].get("labels") or {}).get(LABEL_BACKEND))
         if name not in ALLOCATORS:
             continue
-        one = found.setdefault(name, {"nodes": 0, "resources": {}})
-        one["nodes"] += 1
+        summed = others.setdefault(name, {"nodes": 0, "resources": {}})
+        summed["nodes"] += 1
         for resource, text in ((node.get("status") or {}).get("allocatable") or {}).items():
             if any(fnmatch.fnmatchcase(resource, pattern) for pattern in ALLOCATORS[name].resources):
-                one["resources"][resource] = one["resources"].get(resource, 0) + contract.quantity(text)
-    return found
+                summed["resources"][resource] = summed["resources"].get(resource, 0) + contract.quantity(text)
+    return others
 
 
-def _with_slices(found: Summary, slices: t.Iterable[JsonObject]) -> Summary:
+def _with_slices(announced: Summary, slices: t.Iterable[JsonObject]) -> Summary:
     """Return a summary with what the DRA driver announces, too."""
-    ours = [one["spec"] for one in slices if one["spec"].get("driver") == claims.DRIVER]
+    ours = [slice_["spec"] for slice_ in slices if slice_["spec"].get("driver") == claims.DRIVER]
     devices = [device for spec in ours for device in spec.get("devices") or []]
     sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
     nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
-    unit = "MiB" if found.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
+    unit = "MiB" if announced.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
     shared = sum(sizes) // (GIB // 1024 if unit == "MiB" else GIB)
     return dataclasses.replace(
-        found,
-        nodes=found.nodes + len(nodes),
-        cards=found.cards + len(devices),
-        units=found.units + shared,
-        unit=unit if devices else found.unit,
+        announced,
+        nodes=announced.nodes + len(nodes),
+        cards=announced.cards + len(devices),
+        units=announced.units + shared,
+        unit=unit if devices else announced.unit,
         # Acceptance runs by the extender.
-        next=NEXT if found.nodes else NEXT_CLAIMS if devices else found.next,
+        next=NEXT_CLAIMS if devices and not announced.nodes else announced.next,
     )

@@ -170,7 +170,7 @@ class Walk:
         self._host = {**host, "ansible_check_mode": True}
         # The modules to which module_defaults of the group apply.
         groups = (engine.load(f"{roles}/../meta/runtime.yml") or {}).get("action_groups") or {}
-        self._grouped = {one for one in groups.get("cluster") or [] if isinstance(one, str)}
+        self._grouped = {module for module in groups.get("cluster") or [] if isinstance(module, str)}
         self.facts: JsonObject = {}
         self.steps: list[Step] = []
         self.refusal: Refusal | None = None
@@ -263,7 +263,7 @@ class Walk:
         if "loop" in task:
             variable = (task.get("loop_control") or {}).get("loop_var", "item")
             results = [self._once(task, action, scope, {variable: item}) for item in self._items(task["loop"], scope)]
-            changed = any(one.get("changed") for one in results)
+            changed = any(result.get("changed") for result in results)
             result: JsonObject = {"results": results, "changed": changed, "skipped": not results}
         else:
             result = self._once(task, action, scope, {})
@@ -316,19 +316,19 @@ class Walk:
             if not reads:
                 self.steps.append(Step(scope.role, name, action, certain=task.get("changed_when") is True))
             return {"changed": not reads}
-        self.notes += [str(one) for one in result.get("warnings") or []]
+        self.notes += [str(warning) for warning in result.get("warnings") or []]
         if reads:
             return {**result, "changed": False}
         waits = tuple(result.get("unready") or ())
         changed = bool(result["changed"])
         diff = result.get("diff") or []
         # Where an earlier step makes the same change, such as a label of two components, this one finds it made.
-        news = [one for one in diff if "after" not in one or tuple(sorted(one.items())) not in self._planned]
+        news = [part for part in diff if "after" not in part or tuple(sorted(part.items())) not in self._planned]
         if diff and not news:
             changed = False
         if changed or waits:
-            self._planned.update(tuple(sorted(one.items())) for one in news)
-            changes = tuple(dict.fromkeys(one["after_header"] for one in news))
+            self._planned.update(tuple(sorted(part.items())) for part in news)
+            changes = tuple(dict.fromkeys(part["after_header"] for part in news))
             restarts = tuple(result.get("restarts") or ()) if changed else ()
             self.steps.append(Step(scope.role, name, action, changes, changed, restarts=restarts, waits=waits))
         return result
@@ -371,13 +371,15 @@ class Walk:
         raise _Refused(Refusal(scope.role, self._name(task, "fail", variables), reason))
 
     def _do_assert(self, given: t.Any, task: t.Any, scope: _Scope, variables: JsonObject) -> None:
-        if not all(self._engine.holds(one, variables) for one in listed(given["that"])):
+        if not all(self._engine.holds(condition, variables) for condition in listed(given["that"])):
             self._do_fail({"msg": given["fail_msg"]}, task, scope, variables)
 
 
 def listed(value: t.Any) -> list[t.Any]:
     """Return a keyword's value as a list."""
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def action_of(task: t.Mapping[str, t.Any]) -> str:

@@ -452,14 +452,19 @@ def test_the_module_needs_a_plan(machine: FakeMachine) -> None:
         ("- --config=/old\n- --config\n- /a/b\n", "/a/b"),
         # Of several containers it is that with the name, or else that with the image or the program.
         (manifests.FULL.replace("busybox", "busybox\n            args: [--config=/old]"), ""),
-        ("containers:\n- {name: kube-scheduler, args: [--config=/a/b]}\n- {name: a, args: [--config=/old]}\n", "/a/b"),
         (
-            "containers:\n- args: [kube-scheduler, --config=/a/b]\n  name: s\n- args: [--config=/old]\n  name: b\n",
+            "spec:\n  containers:\n  - {name: kube-scheduler, args: [--config=/a/b]}\n"
+            "  - {name: a, args: [--config=/old]}\n",
             "/a/b",
         ),
         (
-            "containers:\n-\n  name: kube-scheduler\n  args: [--config=/a/b]\n-\n  name: p\n  image: kube-scheduler\n"
-            "  ports:\n  - name: kube-scheduler\n  args: [--config=/old]\n",
+            "spec:\n  containers:\n  - args: [kube-scheduler, --config=/a/b]\n    name: s\n"
+            "  - args: [--config=/old]\n    name: b\n",
+            "/a/b",
+        ),
+        (
+            "spec:\n  containers:\n  -\n    name: kube-scheduler\n    args: [--config=/a/b]\n  -\n    name: p\n"
+            "    image: kube-scheduler\n    ports:\n    - name: kube-scheduler\n    args: [--config=/old]\n",
             "/a/b",
         ),
     ],
@@ -473,7 +478,7 @@ def test_flag(text: str, value: str) -> None:
     [
         (KUBEADM, "https://127.0.0.1:10259/healthz"),
         (manifests.FULL, "https://127.0.0.1:10260/healthz"),
-        (KUBEADM.replace("--bind-address=127.0.0.1", "--bind-address=::"), "https://[::1]:10259/healthz"),
+        (KUBEADM.replace("--bind-address=127.0.0.1", "'--bind-address=::'"), "https://[::1]:10259/healthz"),
         (KUBEADM.replace("--leader-elect=true", "--secure-port=0"), "http://127.0.0.1:10251/healthz"),
         (KUBEADM.replace(":v1.36.3", ":v1.11.9"), "http://127.0.0.1:10251/healthz"),
         (
