@@ -52,7 +52,7 @@ def options():
 @functools.cache
 def others():
     """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
-    names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
+    names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.yml"))}
     names |= {path.stem for path in ROOT.glob("playbooks/*.yml")} | set(ROLES)
     for path in ROOT.glob("roles/*/tasks/*.yml"):
         text = path.read_text()
