@@ -113,7 +113,7 @@ class ReleaseReconciler:
 
 
 def ensure_release(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
-    """Create what is missing; see module backend_objects.
+    """Create the objects of a release that somebody deleted, as the rendered chart has them.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.
