@@ -19,7 +19,9 @@ options:
   kubelet_root: {description: "kubelet's root directory.", type: path, default: /var/lib/kubelet}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._backends.machine import ARGUMENTS, ensure

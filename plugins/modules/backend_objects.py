@@ -32,7 +32,9 @@ options:
   kubelet_timeout: {description: "Of V(nvidia), seconds that kubelet may take to give up the resources.", type: int, default: 420}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._backends.cluster import ARGUMENTS, ensure

@@ -49,7 +49,9 @@ options:
       alone: {description: Names of the nodes that join in this run., type: list, elements: str, default: []}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module

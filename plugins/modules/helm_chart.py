@@ -22,7 +22,9 @@ options:
   folder: {description: Folder of verified archives., type: path, default: ~/.cache/kubegpu-share/charts}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._backends.chart import ARGUMENTS, ensure

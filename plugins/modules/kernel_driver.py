@@ -17,7 +17,9 @@ options:
   end_pods: {description: Whether processes of pods may be ended. It is meant for a drained node., type: bool, default: false}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module

@@ -22,7 +22,9 @@ options:
   plan: {description: Set by the action plugin., type: dict}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module

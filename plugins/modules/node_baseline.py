@@ -25,7 +25,9 @@ options:
   observed: {description: The node as M(kubegpu.share.gpu_node_info) returned it., type: dict}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module

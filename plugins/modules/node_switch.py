@@ -30,7 +30,9 @@ options:
   timeout: {description: Time limit in seconds., type: int, default: 600}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_switch import ARGUMENTS, ensure

@@ -14,4 +14,6 @@ description: For the roles of this collection only.
 author: The kubegpu.share authors (@kubegpu)
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""

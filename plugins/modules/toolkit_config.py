@@ -27,7 +27,9 @@ options:
   remove_packages: {description: Replaced packages to remove where they are installed., type: list, elements: str, default: []}
 """
 
-EXAMPLES = "# For the roles of this collection only."
+EXAMPLES = r"""
+# For the roles of this collection only.
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
