@@ -44,7 +44,7 @@ lab-test: lab-up  ## run the lab's tests on a lab that is up and that nothing ha
 	@$(PY) -m pytest tests/lab -v -p no:cacheprovider -m "not long"
 
 docs: setup  ## regenerate docs/reference and the pictures
-	@$(PY) docs/generate.py
+	@$(PY) docs/code_tables.py
 	@$(PY) docs/layers.py
 	@$(PY) docs/pictures.py
 

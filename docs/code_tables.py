@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pages of ``docs/reference`` that are made from the code's own tables, so that they can't differ from it."""
+"""Write the pages of ``docs/reference`` from the code's own tables, so that they can't differ from it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import typing as t
 from pathlib import Path
 
+import drawing
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,7 +204,7 @@ TROUBLESHOOTING = """\
 # Troubleshooting by symptom
 
 Find your symptom, follow its first sentence, and then look at its ids. Each id has its meaning here, and findings of
-preflight and verify say what to do. `docs/generate.py` makes this page from the code's own tables.
+preflight and verify say what to do. `docs/code_tables.py` makes this page from the code's own tables.
 
 Three programs report. **preflight** reports before anything changes ([all of its findings](preflight_findings.rst)).
 The **servers** give a
@@ -254,7 +255,7 @@ def troubleshooting() -> str:
 SUPPORT = """\
 # Support matrix
 
-`docs/generate.py` makes this page from the tables that the roles themselves use. What was tested with real
+`docs/code_tables.py` makes this page from the tables that the roles themselves use. What was tested with real
 components, and what from documentation only,
 stands in the [README](../../README.md#what-is-supported-now).
 
@@ -266,7 +267,8 @@ stands in the [README](../../README.md#what-is-supported-now).
 
 `packages` needs the packages of `repository` in a folder. `runfile` works on each of these systems. Container
 runtimes: {runtimes}; k3s and RKE2 by their own
-settings. [role driver](driver_role.rst), [role runtime](runtime_role.rst)
+settings. Variables: [role driver](../../roles/driver/meta/argument_specs.yml),
+[role runtime](../../roles/runtime/meta/argument_specs.yml)
 
 ### What the package repositories hold
 
@@ -364,7 +366,11 @@ def support() -> str:
 
 
 PAGES: dict[str, t.Callable[[], str]] = {
-    "preflight_findings.rst": preflight_findings,
-    "troubleshooting.md": troubleshooting,
-    "support.md": support,
+    "reference/preflight_findings.rst": preflight_findings,
+    "reference/troubleshooting.md": troubleshooting,
+    "reference/support.md": support,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(drawing.main(__doc__, PAGES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the programs that draw pictures share: the SVG around a drawing, and writing or checking its file."""
+"""What the programs that make pictures and pages share: the SVG around a drawing, and writing or checking a file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def svg(size: tuple[int, int], style: str, arrow: str, lines: t.Iterable[str]) -
     return "\n".join([head, f"<style>{style}</style>", f"<defs>{marker}</defs>", ground, *lines, "</svg>"]) + "\n"
 
 
-def main(description: str | None, pictures: t.Mapping[str, t.Callable[[], str]]) -> int:
-    """Write the pictures, or with ``--check`` compare them with their files.
+def main(description: str | None, files: t.Mapping[str, t.Callable[[], str]]) -> int:
+    """Write what is made, or with ``--check`` compare it with the files.
 
-    :param pictures: what draws each file of ``docs``.
+    :param files: what makes each file of ``docs``, as text.
     :returns: the exit status.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a picture isn't current")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file isn't current")
     check = parser.parse_args().check
     stale = False
-    for name, draw in pictures.items():
-        file, picture = DOCS / name, draw()
+    for name, make in files.items():
+        file, text = DOCS / name, make()
         if not check:
-            file.write_text(picture)
+            file.write_text(text)
             continue
-        current = file.exists() and file.read_text() == picture
+        current = file.exists() and file.read_text() == text
         stale |= not current
         print(f"docs/{name}: {'current' if current else 'not current; run `make docs`'}")
     return int(stale)

@@ -11,23 +11,31 @@ import argparse
 import os
 import re
 import shutil
+import subprocess
 import sys
 import zlib
 from pathlib import Path
 
-import generate
 import yaml
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 from sphinx.util.console import nocolor
 
 ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
 BUILD = ROOT / ".cache" / "docs-site"
 COLLECTION = "kubegpu.share"
 GALAXY = yaml.safe_load((ROOT / "galaxy.yml").read_text())
 # What is copied, besides the folder docs.
 OTHERS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md", "lab/README.md")
 INDEX = "docs/README.md"
+REFERENCE = "docs/reference"
+# Pages of the reference that only the site has, by what they are made from, to which the repository's pages link.
+MADE_FROM = (
+    (re.compile(r"plugins"), "index"),
+    (re.compile(r"plugins/modules/(\w+)\.py"), r"\1_module"),
+    (re.compile(r"roles/(\w+)/meta/argument_specs\.yml"), r"\1_role"),
+)
 LINK = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)(#[^)\s]+)?\)")
 # Pages have wide tables.
 STYLE = ".content { width: 62em } .table-wrapper { overflow-y: hidden }\n"
@@ -62,11 +70,22 @@ CONFIGURATION = {
 
 
 def reference(folder: Path) -> None:
-    """Write a page per module, plugin and role."""
+    """Write a page per module, plugin and role from their own documentation, by antsibull-docs."""
     folder.mkdir(parents=True, exist_ok=True)
     # antsibull-docs refuses a folder that others may write to.
     folder.chmod(0o755)
-    generate.antsibull(folder)
+    program = (BIN / "antsibull-docs", f"--config-file={ROOT / 'docs' / 'antsibull.cfg'}", "collection")
+    options = ("--use-current", "--squash-hierarchy", "--fail-on-error", f"--dest-dir={folder}")
+    subprocess.run(
+        [*program, *options, COLLECTION],
+        check=True,
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        },
+        stdin=subprocess.DEVNULL,
+    )
     for page in folder.glob("*.rst"):
         page.write_text(CONTENTS.sub("", page.read_text()))
 
@@ -79,8 +98,17 @@ def pages() -> list[Path]:
     return sorted(path.relative_to(ROOT) for path in found)
 
 
+def on_site(path: str) -> str:
+    """Return the page of the reference that is made from a file, and for another file the file itself."""
+    for source, page in MADE_FROM:
+        match = source.fullmatch(path)
+        if match:
+            return f"{REFERENCE}/{match.expand(page)}.rst"
+    return path
+
+
 def relinked(text: str, page: Path, staged: set[str], home: str) -> str:
-    """Return a page with its links to files that the site doesn't have leading to the repository.
+    """Return a page whose links lead to pages of the reference, and to the repository where the site has no such file.
 
     :param page: where it is, relative to the repository's root.
     :param staged: what the site has.
@@ -93,8 +121,8 @@ def relinked(text: str, page: Path, staged: set[str], home: str) -> str:
             return f"]({os.path.relpath('index.md', page.parent)})"
         if path in staged or not (ROOT / path).exists():
             return match[0]
-        if f"{path}/index.rst" in staged:
-            return f"]({match[1].rstrip('/')}/index.rst)"
+        if on_site(path) in staged:
+            return f"]({os.path.relpath(on_site(path), page.parent)})"
         return f"]({home}/{path}{match[2] or ''})"
 
     return LINK.sub(link, text)
@@ -111,7 +139,7 @@ def index() -> tuple[str, set[str]]:
         title, _newline, body = part.partition("\n")
         entries = []
         for match in TITLED.finditer(body):
-            path = os.path.normpath(Path(INDEX).parent / match[2])
+            path = on_site(os.path.normpath(Path(INDEX).parent / match[2]))
             entries.append(f"{match[1]} <{Path(path).with_suffix('')}>")
             listed.add(path)
         trees.append("\n".join(["```{toctree}", ":hidden:", f":caption: {title}", "", *entries, "```", ""]))

@@ -2,7 +2,11 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Report what would stop a run of site.yml; see the documentation of the module of this name."""
+"""Report what would stop a run of site.yml, from variables, the cluster and the machines' facts together.
+
+It reads each host's facts (``gpu_node``) from its variables, and connects to no machine. It prints the findings and
+doesn't fail; the role does where there is a problem.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,11 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Report variables that would stop a run; see the documentation of the module of this name."""
+"""Report variables that would stop a run: what roles refuse or don't know, and files that aren't there.
+
+Each finding names the file and line where the variable is set. It connects to no machine and doesn't fail; the role
+does where there is a problem.
+"""
 
 from __future__ import annotations
 

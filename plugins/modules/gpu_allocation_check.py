@@ -79,8 +79,8 @@ options:
         default: 0
       running:
         description:
-          - By node, the kube-scheduler processes of the control plane's machines, as RV(kubegpu.share.control_plane_info#module:control_plane.running)
-            has them. Without a node's, the API's pods show with which arguments its kube-scheduler was started.
+          - By node, the kube-scheduler processes of the control plane's machines, as C(control_plane.running) of
+            M(kubegpu.share.control_plane_info) has them. Without a node's, the API's pods show with which arguments its kube-scheduler was started.
         type: dict
         default: {}
       problem:

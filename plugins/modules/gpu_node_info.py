@@ -99,7 +99,7 @@ user:
   returned: success
   type: dict
 control_plane:
-  description: As M(kubegpu.share.control_plane_info) returns it.
+  description: The machine's kube-scheduler, which the role scheduler decides on.
   returned: with O(control_plane)
   type: dict
 trouble:

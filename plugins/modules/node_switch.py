@@ -8,65 +8,30 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_switch
-short_description: Evict a node's pods that have cards, or prove that nothing of another back end is left on it
+short_description: "Evict a node's pods that have cards, or prove that nothing of another back end is left on it"
 version_added: 1.0.0
-description:
-  - "For the roles of this collection only: role P(kubegpu.share.switch#role) uses it."
-  - Pods without a card stay. Cordon the node first.
-  - Pods are evicted, so that disruption budgets hold; where one is exhausted, the eviction is repeated until O(timeout).
-extends_documentation_fragment:
-  - kubegpu.share.attributes
-  - kubegpu.share.attributes.cluster
+description: For the roles of this collection only.
+author: The kubegpu.share authors (@kubegpu)
+extends_documentation_fragment: kubegpu.share.attributes.cluster
 options:
-  node:
-    description: Name of the node.
-    type: str
-    required: true
+  node: {description: Name of the node., type: str, required: true}
   state:
-    description:
-      - V(drained) evicts the pods that have a card, by C(aliyun.com/gpu-mem), a claim or another stack's resource, and waits until they have ended. It evicts
-        none where it may not evict one of them.
-      - V(clean) changes nothing. It waits until nothing of any allocator but O(allocator) is left on the node, neither label, annotation, resource,
-        ResourceSlice, claim nor server, and no pod has a card.
+    description: Evict the pods that have a card, or wait until nothing of another allocator is left.
     type: str
     choices: [drained, clean]
     required: true
-  allocator:
-    description: The one that is to give away the node's cards, for V(clean); of the others nothing may be left.
-    type: str
-    choices: [extender, dra, hami, nvidia]
-  force:
-    description: Whether pods without a controller are evicted too; nothing recreates them.
-    type: bool
-    default: false
+  allocator: {description: "Of V(clean), the one that is to give away the node's cards.", type: str, choices: [extender, dra, hami, nvidia]}
+  force: {description: Whether pods without a controller are evicted too; nothing recreates them., type: bool, default: false}
   delete_emptydir_data:
     description: Whether pods with emptyDir volumes are evicted too; the volumes are deleted with their content.
     type: bool
     default: false
-  grace_period:
-    description: Seconds that a pod gets to end. By default each pod's own.
-    type: int
-  timeout:
-    description: Time limit in seconds.
-    type: int
-    default: 600
-author:
-  - The kubegpu.share authors (@kubegpu)
+  grace_period: {description: Seconds that a pod gets to end., type: int}
+  timeout: {description: Time limit in seconds., type: int, default: 600}
 """
 
 EXAMPLES = r"""
-- name: Evict the pods that have cards of the node
-  kubegpu.share.node_switch:
-    node: gpu1
-    state: drained
-"""
-
-RETURN = r"""
-remains:
-  description: With V(clean), what is left, each with C(code) and C(name). Empty except in check mode, since the module fails otherwise.
-  type: list
-  elements: dict
-  returned: with O(state=clean)
+# For the roles of this collection only.
 """
 
 from ansible.module_utils.basic import AnsibleModule

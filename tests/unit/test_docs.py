@@ -52,7 +52,7 @@ def options():
 @functools.cache
 def others():
     """Names that look like variables and aren't: modules, playbooks, roles, facts, groups, causes, metrics."""
-    names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.py"))}
+    names = {path.stem for path in (*ROOT.glob("plugins/modules/*.py"), *ROOT.glob("plugins/filter/*.yml"))}
     names |= {path.stem for path in ROOT.glob("playbooks/*.yml")} | set(ROLES)
     for path in ROOT.glob("roles/*/tasks/*.yml"):
         text = path.read_text()
@@ -183,12 +183,16 @@ def test_the_picture_of_a_run_has_the_plays_of_site_in_their_order():
     assert all(f"<title>{pictures.escape(play.name)}</title>" in drawn for play in found)
 
 
-def test_links_out_of_the_site_lead_to_the_repository():
-    page, staged = Path("docs/howto/a.md"), {"docs/b.md", "docs/reference/index.rst"}
-    text = "[b](../b.md#x) [r](../reference) [i](../../images/gpushare/alerts.yml#L1) [n](none.md) [w](https://e.org/x)"
+def test_links_lead_to_the_reference_and_out_of_the_site_to_the_repository():
+    page = Path("docs/howto/a.md")
+    staged = {"docs/b.md", "docs/reference/index.rst", "docs/reference/driver_role.rst"}
+    text = (
+        "[b](../b.md#x) [p](../../plugins) [d](../../roles/driver/meta/argument_specs.yml) "
+        "[i](../../images/gpushare/alerts.yml#L1) [n](none.md) [w](https://e.org/x)"
+    )
     assert site_builder.relinked(text, page, staged, "https://example.org/1") == (
-        "[b](../b.md#x) [r](../reference/index.rst) [i](https://example.org/1/images/gpushare/alerts.yml#L1) "
-        "[n](none.md) [w](https://e.org/x)"
+        "[b](../b.md#x) [p](../reference/index.rst) [d](../reference/driver_role.rst) "
+        "[i](https://example.org/1/images/gpushare/alerts.yml#L1) [n](none.md) [w](https://e.org/x)"
     )
 
 

@@ -20,6 +20,7 @@ from .._kube.options import auth_arguments
 from .._kube.refs import Ref, is_ready
 from . import foreign, node_backends
 
+# No pod of the node has a card; nor is anything else of another allocator left there.
 DRAINED, CLEAN = "drained", "clean"
 ARGUMENTS: JsonObject = {
     **auth_arguments(),

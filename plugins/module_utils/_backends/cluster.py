@@ -115,7 +115,7 @@ class ReleaseReconciler:
 
 
 def ensure_release(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
-    """Create what is missing; see module backend_objects.
+    """Create the objects of a release that somebody deleted, as the rendered chart has them.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.
@@ -124,7 +124,8 @@ def ensure_release(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
     return {**result, "requests": dict(kube.requests)}
 
 
-# Its servers answer; its server has left the nodes, with all that it wrote; nothing of it is in the cluster.
+# The release's objects exist; its servers answer; its server has left the nodes, with all that it wrote; nothing of it
+# is in the cluster.
 COMPLETE, READY, OFF_NODES, ABSENT = "complete", "ready", "off_nodes", "absent"
 STATES = (COMPLETE, READY, OFF_NODES, ABSENT)
 ARGUMENTS: JsonObject = {

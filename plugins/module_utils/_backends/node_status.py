@@ -147,5 +147,5 @@ def _stale_values(node: JsonObject) -> dict[str, str]:
 
 
 def remove_stale(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
-    """Remove stale announcements; see module backend_objects."""
+    """Remove what gpushare's device plugin left on nodes, whose server has gone without removing it."""
     return {**run(Announcements(kube, params["nodes"]), check), "requests": dict(kube.requests)}

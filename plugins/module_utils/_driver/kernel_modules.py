@@ -43,7 +43,7 @@ KUBELETS = ("kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of the module ``kernel_driver``."""
+    """The options of the module ``kernel_driver``; kubelet restarts the pods' processes that it ends."""
 
     unloaded: bool
     services: tuple[str, ...]

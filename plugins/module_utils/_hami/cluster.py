@@ -149,7 +149,7 @@ def unregistered(kube: Kube, nodes: t.Sequence[str]) -> str:
 
 
 def ensure_ready(kube: DryRun, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
-    """Wait; see module backend_objects.
+    """Wait until the release's pods are ready, the webhook changes a new pod, and the scheduler knows the nodes' cards.
 
     :param params: the module's options.
     :param check: change and wait for nothing; what isn't ready is in the result.
@@ -401,7 +401,9 @@ def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) 
 
 
 def ensure_removed(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
-    """Remove what is left; see module backend_objects.
+    """Take the device plugin off nodes, with all that it wrote; or remove what the release left in the cluster.
+
+    The latter is found by itself, whatever helm believes.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.

@@ -132,7 +132,7 @@ class Files:
 
 
 def ensure(system: System, params: JsonObject, check: bool) -> JsonObject:
-    """Remove HAMi's files; see module backend_files.
+    """Remove HAMi's files; a container with a part of the library's folder mounted couldn't be restarted without it.
 
     :param params: the module's options.
     :param check: predict the changes without applying them.

@@ -82,7 +82,11 @@ class _Contents(t.TypedDict):
 
 
 class ControlPlane(t.TypedDict):
-    """A control-plane machine's kube-scheduler, as the module ``control_plane_info`` documents it."""
+    """A control-plane machine's kube-scheduler; texts are None without the file.
+
+    ``others`` may be kube-scheduler pods, too. ``ours`` is this collection's file, ``merged`` its note about a user's
+    with the extender. ``pending``: a run was interrupted. ``embedded``: what else runs it.
+    """
 
     kind: str
     version: str

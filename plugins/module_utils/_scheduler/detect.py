@@ -117,7 +117,11 @@ class NamespaceState(t.TypedDict):
 
 
 class DetectedScheduler(t.TypedDict):
-    """How a cluster runs its scheduler, as the module ``cluster_info`` returns it."""
+    """How a cluster runs its scheduler.
+
+    ``hosts`` are the machines to change, the lease's holder last; ``unlabelled`` those of their nodes without a label
+    of a control plane. ``versions`` are the static pods'. ``leftovers`` are of another mode, as kind and name.
+    """
 
     mode: str
     reason: str

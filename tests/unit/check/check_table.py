@@ -31,7 +31,7 @@ BACKENDS = {
 }
 INTRODUCTION = """# What verify.yml checks
 
-The module [gpu_allocation_check](reference/gpu_allocation_check_module.rst) compares three sources: the API, kubelet's
+The module [gpu_allocation_check](../plugins/modules/gpu_allocation_check.py) compares three sources: the API, kubelet's
 allocations, and NVML, as they were at one moment. Each check is for the nodes of its own sharing stack. A finding says
 what to do; [troubleshooting](reference/troubleshooting.md#what-verify-reports) has all of them.
 

@@ -10,11 +10,10 @@ import pytest
 import yaml
 from action_plugins import load
 from ansible.module_utils import basic
-from ansible_collections.kubegpu.share.plugins.action import cluster_info, preflight
+from ansible_collections.kubegpu.share.plugins.action import cluster_info
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import LibraryMissing
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect
-from ansible_collections.kubegpu.share.plugins.modules import preflight as preflight_module
 from fake_kube import FakeKube
 
 MODULES = "ansible_collections.kubegpu.share.plugins.modules."
@@ -110,7 +109,3 @@ def compare(documented, spec):
         assert described["type"] == one.get("type", "str"), option
         for key in ("default", "choices", "elements", "required"):
             assert described.get(key) == one.get(key), (option, key)
-
-
-def test_the_documentation_has_the_action_plugins_options():
-    compare(yaml.safe_load(preflight_module.DOCUMENTATION)["options"], preflight.ARGUMENTS)

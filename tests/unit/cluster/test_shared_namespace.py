@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.filter.shared_namespace import FilterModule
+from ansible_collections.kubegpu.share.plugins.filter.scheduler import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import CREATED, DIGEST
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import BEFORE

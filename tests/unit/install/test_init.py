@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.filter.initial_inventory import initial_inventory
+from ansible_collections.kubegpu.share.plugins.filter.inventory import initial_inventory
 from ansible_runs import ansible
 from real_apiserver import MERGE, own_api_server
 

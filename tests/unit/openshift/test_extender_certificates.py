@@ -9,7 +9,7 @@ import http.client
 import ssl
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.filter.extender_certificates import FilterModule
+from ansible_collections.kubegpu.share.plugins.filter.scheduler import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import certificates as subject
 from gpushare.http.server import Endpoint

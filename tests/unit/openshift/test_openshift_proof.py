@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.filter.extender_answer import extender_answer
+from ansible_collections.kubegpu.share.plugins.filter.scheduler import extender_answer
 from api_double import ApiDouble, make_node
 from extender_kit import eventually
 from gpushare.extender.command import Extender

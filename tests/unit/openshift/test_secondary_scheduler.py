@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import dedicated_scheduler
+from ansible_collections.kubegpu.share.plugins.filter.scheduler import dedicated_scheduler
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler

@@ -8,7 +8,7 @@ import hashlib
 import pytest
 import role_templates
 import yaml
-from ansible_collections.kubegpu.share.plugins.filter.dedicated_scheduler import FilterModule
+from ansible_collections.kubegpu.share.plugins.filter.scheduler import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import server_nodes
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract

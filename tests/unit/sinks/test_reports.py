@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import hostile
 import pytest
 from allocation_snapshots import node, pod
-from ansible_collections.kubegpu.share.plugins.filter.printable import FilterModule
+from ansible_collections.kubegpu.share.plugins.filter.controller import FilterModule
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract

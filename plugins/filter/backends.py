@@ -1,0 +1,50 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the charts of HAMi and of NVIDIA's device plugin get, and what helm has recorded of a release."""
+
+from __future__ import annotations
+
+import typing as t
+
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Result
+
+
+def hami_plan(options: HamiOptions, cluster: Cluster) -> ReleasePlan:
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import plan
+
+    return plan(options, cluster)
+
+
+def hami_release(rendered: str, planned: ReleasePlan) -> Release:
+    from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import release
+
+    return release(rendered, planned)
+
+
+def helm_release(secrets: list[JsonObject]) -> JsonObject:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kube.helm import release
+
+    return dict(release(secrets) or {})
+
+
+def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
+    from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
+
+    return plan(options)
+
+
+class FilterModule:
+    def filters(self) -> dict[str, object]:
+        return {
+            "hami_plan": hami_plan,
+            "hami_release": hami_release,
+            "helm_release": helm_release,
+            "nvidia_plugin_plan": nvidia_plugin_plan,
+        }
