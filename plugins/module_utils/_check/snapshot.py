@@ -92,7 +92,7 @@ def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:
         return pod
     namespace = pod.key.partition("/")[0]
     found = (ours.get(f"{namespace}/{one.claim}") for one in pod.uses)
-    return dataclasses.replace(pod, claims=tuple(one for one in found if one is not None))
+    return pod._replace(claims=tuple(one for one in found if one is not None))
 
 
 def _configmap(raw: JsonObject, reader: Reader) -> tuple[str, JsonObject]:
