@@ -1,17 +1,22 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes whose cards are divided by claims: the cards in slices, and which pod holds what. No I/O."""
+"""Nodes whose cards are divided by claims: the cards in slices, and which pod holds what. No I/O.
+Read what the API has of claims: two lists besides those of nodes and pods."""
 
 from __future__ import annotations
 
 import typing as t
 
+from .._contracts import claim_templates, hami
 from .._contracts import claim_templates as templates
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
-from .._contracts import hami
-from .nodes import Node, Part, card_entry, limit_of_cards
+from .._contracts.gpushare import ContractError
+from .._contracts.model import Pod
+from .._kube.errors import KubeError
+from .._kube.stream import Wanted, listed
+from .nodes import NodeShares, Part, card_entry, limit_of_cards
 from .pods import DRA, GPUSHARE, MOST, Claim, PodReader, Shares
 
 
@@ -28,31 +33,31 @@ class Read(t.NamedTuple):
     unreadable: tuple[str, ...] = ()
 
 
-def may_exist(nodes: t.Iterable[Node], claims: t.Iterable[Claim]) -> bool:
+def may_exist(nodes: t.Iterable[NodeShares], claims: t.Iterable[Claim]) -> bool:
     """Return whether there may be claims: a pod names one, or a node is to share cards and no device plugin does."""
-    return any(one.labelled and not _has_plugin(one) for one in nodes) or any(one.uses for one in claims)
+    return any(node.labelled and not _has_plugin(node) for node in nodes) or any(claim.uses for claim in claims)
 
 
-def _has_plugin(node: Node) -> bool:
+def _has_plugin(shares: NodeShares) -> bool:
     """Return whether a device plugin announces the node's cards; kubelet reports a removed one for five minutes."""
-    part = node.parts.get(GPUSHARE)
-    return part is not None and (bool(part.allocatable) or node.announced)
+    part = shares.parts.get(GPUSHARE)
+    return part is not None and (bool(part.allocatable) or shares.node.announced)
 
 
 # --------------------------------------------------------------------------- nodes
 
 
-def add_cards(nodes: t.Iterable[Node], found: Read) -> None:
+def add_cards(nodes: t.Iterable[NodeShares], in_api: Read) -> None:
     """Add the cards in slices to their nodes."""
-    by_node = dra.newest(found.slices)
-    for node in nodes:
-        if found.problem and node.labelled and not _has_plugin(node):
-            node.problems.append(f"the cards that it may divide by claims are unknown: {found.problem}")
-        if node.name in by_node:
-            _add(node, by_node[node.name])
+    by_node = dra.newest(in_api.slices)
+    for shares in nodes:
+        if in_api.problem and shares.labelled and not _has_plugin(shares):
+            shares.problems.append(f"the cards that it may divide by claims are unknown: {in_api.problem}")
+        if shares.node.name in by_node:
+            _add(shares, by_node[shares.node.name])
 
 
-def _add(node: Node, slices: t.Sequence[dra.Slice]) -> None:
+def _add(node: NodeShares, slices: t.Sequence[dra.Slice]) -> None:
     count = slices[0].count
     if len(slices) != count:
         node.problems.append(
@@ -61,7 +66,7 @@ def _add(node: Node, slices: t.Sequence[dra.Slice]) -> None:
         )
     if not _has_plugin(node):
         node.parts.pop(GPUSHARE, None)
-    devices = [device for one in slices for device in one.devices]
+    devices = [device for of_pool in slices for device in of_pool.devices]
     units = {device.unit for device in devices}
     part = node.parts[DRA] = Part(DRA, units.pop() if len(units) == 1 else "MiB" if units else None)
     for position, device in enumerate(devices):
@@ -86,44 +91,44 @@ def _units(mib: int, unit: str | None) -> int:
 # --------------------------------------------------------------------------- pods
 
 
-def resolve(claims: t.Iterable[Claim], found: Read, nodes: t.Iterable[Node]) -> t.Iterator[Claim]:
+def resolve(claims: t.Iterable[Claim], in_api: Read, nodes: t.Iterable[NodeShares]) -> t.Iterator[Claim]:
     """Return what pods hold, with the cards of their ResourceClaims; and what claims hold that no pod uses.
 
     Of several pods that use one claim, the first has its memory, since they share it.
 
     :param claims: of pods, as they were read.
     """
-    units = {node.name: node.parts[DRA].unit for node in nodes if DRA in node.parts}
+    units = {shares.node.name: shares.parts[DRA].unit for shares in nodes if DRA in shares.parts}
     known = set(units.values()) - {None}
     usual = known.pop() if len(known) == 1 else "GiB"
-    by_name = {(one.namespace, one.name): one for one in found.claims if one.ours}
+    by_name = {(claim.namespace, claim.name): claim for claim in in_api.claims if claim.ours}
     users: dict[str, str] = {}
-    for one in claims:
-        if not one.uses:
-            yield one
+    for pod in claims:
+        if not pod.uses:
+            yield pod
             continue
-        resolved = _resolved(one, by_name, users, units, usual)
+        resolved = _resolved(pod, by_name, users, units, usual)
         if resolved is not None:
             yield resolved
     reader = PodReader()
-    for held in found.claims:
+    for held in in_api.claims:
         if held.parts and held.uid not in users:
             yield _unused(held, reader, units, usual)
 
 
 def _resolved(
-    one: Claim,
+    pod: Claim,
     by_name: t.Mapping[tuple[str, str], dra.Claim],
     users: dict[str, str],
     units: t.Mapping[str, str | None],
     usual: str | None,
 ) -> Claim | None:
     """Return what a pod holds by its claims; None where none of them is for cards of this collection's driver."""
-    entry = one.entry
+    entry = pod.entry
     shares: dict[str, int] = {}
     containers: dict[str, int] = {}
-    node, wanted, problems, ours = one.node, 0, [], False
-    for use in one.uses:
+    node, wanted, problems, ours = pod.node, 0, [], False
+    for use in pod.uses:
         claim = by_name.get((entry["namespace"], use.claim))
         if claim is None:
             ours = ours or bool(use.units())
@@ -137,7 +142,7 @@ def _resolved(
             problems.append(f"its claim {claim.name} isn't reserved for it")
             continue
         node = node or claim.parts[0].pool
-        if one.node and any(part.pool != one.node for part in claim.parts):
+        if pod.node and any(part.pool != pod.node for part in claim.parts):
             problems.append(f"its claim {claim.name} has a card of another node ({claim.parts[0].pool})")
             continue
         first = users.setdefault(claim.uid, entry["name"])
@@ -147,7 +152,9 @@ def _resolved(
         for (_pool, device), mib in claim.mib().items():
             shares[device] = shares.get(device, 0) + (_units(mib, unit) if first == entry["name"] else 0)
         # A container may have a request for each of its cards.
-        for container, request in dict.fromkeys((name, templates.container_of(one)) for name, one in use.containers):
+        for container, request in dict.fromkeys(
+            (name, templates.container_of(request)) for name, request in use.containers
+        ):
             held = _units(sum(claim.mib(request).values()), unit)
             containers[container] = containers.get(container, 0) + held
     if not ours:
@@ -159,15 +166,15 @@ def _resolved(
     if entry["state"] not in ("pending", "terminating"):
         entry["state"] = "assigned" if entry["assigned"] else "unassigned"
     given: Shares = tuple((device, _held(held)) for device, held in shares.items()) or ((None, _held(wanted)),)
-    return one._replace(node=node, shares=given)
+    return pod._replace(node=node, shares=given)
 
 
 def _unused(claim: dra.Claim, reader: PodReader, units: t.Mapping[str, str | None], usual: str | None) -> Claim:
     """Return a row for a claim that holds memory although no pod that hasn't ended uses it."""
     users = ", ".join(user.name for user in claim.users)
     problem = f"this is no pod but a claim, which holds memory although {users or 'no pod'} doesn't use it"
-    plain = {"metadata": {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}}
-    entry = reader.entry({**plain, "spec": {"nodeName": claim.parts[0].pool}}, [], False, False, problem)
+    in_place = Pod(claim.namespace, claim.name, claim.uid, frozenset({claim.uid}), claim.parts[0].pool)
+    entry = reader.entry(in_place, [], False, False, problem)
     unit = units.get(claim.parts[0].pool, usual)
     shares = tuple((device, _held(_units(mib, unit))) for (_pool, device), mib in claim.mib().items())
     return Claim(claim.parts[0].pool, DRA, False, shares, entry)
@@ -175,3 +182,39 @@ def _unused(claim: dra.Claim, reader: PodReader, units: t.Mapping[str, str | Non
 
 def _held(units: int) -> hami.Held:
     return hami.Held(units, 0, 0)
+
+
+if t.TYPE_CHECKING:
+    from .._kube.api import Kube
+    from .._kube.stream import Streams
+
+
+def read(kube: Kube | Streams) -> Read:
+    """List the slices and the claims of the cluster, with one request each."""
+    unreadable: list[str] = []
+
+    def keep(parse: t.Callable[[t.Any], t.Any]) -> t.Callable[[t.Any], list[t.Any]]:
+        def kept(raw: t.Any) -> list[t.Any]:
+            try:
+                return [parse(raw)]
+            except ContractError as error:
+                unreadable.append(str(error))
+                return []
+
+        return kept
+
+    version = claim_templates.API_VERSION
+    wanted = (
+        Wanted("ResourceSlice", keep(dra.slice_of), api_version=version),
+        Wanted("ResourceClaim", keep(dra.claim_of), api_version=version),
+    )
+    try:
+        slices, claims = listed(kube, *wanted)
+    except KubeError as error:
+        if error.status == 404:
+            # The API server doesn't serve this version: no share can be a claim.
+            return Read()
+        if error.status == 403:
+            return Read(problem=str(error))
+        raise
+    return Read(tuple(slices), tuple(claims), "", tuple(unreadable))

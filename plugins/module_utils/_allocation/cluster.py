@@ -9,17 +9,16 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._contracts.claim_templates import templates_of_pod
+from .._contracts.model import UNFINISHED, node_unit
 from .._core import untrusted
 from .._core.types import JsonObject
 from .._core.untrusted import line
 from .._kube.refs import is_ready
 from . import foreign
-from .nodes import node_unit
 
 if t.TYPE_CHECKING:
     from .._kube.api import Kube
 
-UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 # Annotations of GPU sharing stacks; others can be large and are dropped.
 ANNOTATIONS = ("kubegpu.share/", "hami.io/", "4pd.io/")
 

@@ -13,9 +13,8 @@ import typing as t
 
 from .._contracts import claims as dra
 from .._core.natural import natural
-from .._core.untrusted import line
 from .claims import Read, add_cards, resolve
-from .nodes import Node, Part, read_node
+from .nodes import NodeShares, Part, read_node
 from .pods import (
     DRA,
     GPUSHARE,
@@ -42,19 +41,19 @@ def allocation(
     :param claims: the API's ResourceClaims.
     """
     read = PodReader()
-    found = [one for node in nodes for one in read_node(node)]
+    parsed = [shares for node in nodes for shares in read_node(node)]
     in_api = Read(tuple(map(dra.slice_of, slices)), tuple(map(dra.claim_of, claims)))
-    return assemble(found, [one for pod in pods for one in read(pod)], in_api)
+    return assemble(parsed, [claim for pod in pods for claim in read(pod)], in_api)
 
 
-def assemble(nodes: t.Sequence[Node], claims: t.Iterable[Claim], by_claims: Read) -> Allocation:
+def assemble(nodes: t.Sequence[NodeShares], claims: t.Iterable[Claim], by_claims: Read) -> Allocation:
     """Compute the allocation from parsed nodes and pods.
 
     :param by_claims: what the API has of slices and ResourceClaims.
     """
     add_cards(nodes, by_claims)
     claims = resolve(claims, by_claims, nodes)
-    by_name = {node.name: node for node in nodes}
+    by_name = {shares.node.name: shares for shares in nodes}
     waiting = []
     for claim in claims:
         if claim.pending:
@@ -63,7 +62,9 @@ def assemble(nodes: t.Sequence[Node], claims: t.Iterable[Claim], by_claims: Read
         if node:
             _add(node, claim)
     entries = [
-        _node(node) for node in sorted(nodes, key=lambda node: natural(node.name)) if node.parts or node.problems
+        _node(shares)
+        for shares in sorted(nodes, key=lambda shares: natural(shares.node.name))
+        if shares.parts or shares.problems
     ]
     totals = _totals(nodes)
     none: BackendTotals = {"backend": "", "unit": None, "total": 0, "used": 0}
@@ -83,19 +84,7 @@ def percent(used: int, total: int) -> int:
     return used * 100 // total if total > 0 else 0
 
 
-def columns(rows: t.Sequence[t.Sequence[str]], right: t.Container[int] = ()) -> str:
-    """Align the cells of rows, each of which is made one printable line.
-
-    :param right: columns whose cells are aligned to the right.
-    """
-    rows = [[line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    justify = [str.rjust if at in right else str.ljust for at in range(len(widths))]
-    joined = ("  ".join([side(cell, width) for side, cell, width in zip(justify, row, widths)]) for row in rows)
-    return "".join([f"{one.rstrip()}\n" for one in joined])
-
-
-def _add(node: Node, claim: Claim) -> None:
+def _add(node: NodeShares, claim: Claim) -> None:
     """Add a pod to the cards that it holds."""
     backend = claim.backend
     if backend == NVIDIA and NVIDIA not in node.parts and HAMI in node.parts:
@@ -124,8 +113,8 @@ def _add(node: Node, claim: Claim) -> None:
             card["slots_used"] += held.slots
     asked = claim.entry.get("resources")
     if asked:
-        for one in part.resources:
-            one["used"] += asked.get(one["name"], 0)
+        for resource in part.resources:
+            resource["used"] += asked.get(resource["name"], 0)
 
 
 def _waiting(claim: Claim) -> PodEntry:
@@ -134,14 +123,14 @@ def _waiting(claim: Claim) -> PodEntry:
     return entry
 
 
-def _node(node: Node) -> NodeEntry:
+def _node(node: NodeShares) -> NodeEntry:
     """Return a node's entry; of several back ends the first one is the node's own, the others are in ``also``."""
     order = sorted(node.parts, key=lambda name: BACKENDS.index(name) if name in BACKENDS else len(BACKENDS))
     backends = [node.parts[name].backend for name in order if node.parts[name].backend]
     parts = [_part(node.parts[name]) for name in order] or [_part(Part())]
     own = t.cast(NodeEntry, parts[0])
     own["backend"] = "mixed" if len(backends) > 1 else backends[0] if backends else "none"
-    own["name"], own["address"], own["backends"] = node.name, node.address, backends
+    own["name"], own["address"], own["backends"] = node.node.name, node.node.address, backends
     own["problem"], own["memory_limit"], own["also"] = "; ".join(node.problems), node.memory_limit, parts[1:]
     return own
 
@@ -171,7 +160,7 @@ def _by_name(entry: PodEntry) -> tuple[str, list[str | int]]:
     return entry["namespace"], natural(entry["name"])
 
 
-def _totals(nodes: t.Sequence[Node]) -> list[BackendTotals]:
+def _totals(nodes: t.Sequence[NodeShares]) -> list[BackendTotals]:
     """Return the totals of each back end; units of different back ends can't be added."""
     found: list[BackendTotals] = []
     for backend in BACKENDS:

@@ -12,21 +12,15 @@ import typing as t
 from .._contracts import backends, hami
 from .._contracts import gpushare as contract
 from .._contracts import nvidia_plugin as nvidia
+from .._contracts.model import Node, node_of, node_unit
 from .._core.types import JsonObject
-from .._core.untrusted import line
-from .pods import GPUSHARE, HAMI, MALFORMED, MOST, NVIDIA, Card, CardEntry, PodEntry, ResourceEntry
+from .pods import GPUSHARE, HAMI, MOST, NVIDIA, Card, CardEntry, PodEntry, ResourceEntry
 
 
 def mode(value: t.Any) -> str:
     """Return the variable's value; YAML parses a bare ``off`` as false."""
     text = str(value)
     return "off" if text.lower() in ("off", "false", "no") else text
-
-
-def announced_limit(node: JsonObject) -> str:
-    """Return what a node's device plugin announces about limits; empty if nothing, as upstream's."""
-    text = ((node.get("metadata") or {}).get("annotations") or {}).get(contract.NODE_LIMIT)
-    return line(text or "")
 
 
 def limit_of_cards(limits: t.Iterable[str]) -> str:
@@ -43,9 +37,6 @@ def limit_of_cards(limits: t.Iterable[str]) -> str:
 
 # Its cards are known by gpu-mem and gpu-count only.
 UPSTREAM = "gpushare-upstream"
-
-# Without the cards' own sizes, kubectl inspect's guess: more than so many units on a card are MiB.
-MOST_GIB_ON_A_CARD = 100
 
 
 @dataclasses.dataclass
@@ -75,82 +66,49 @@ class Part:
 
 
 @dataclasses.dataclass
-class Node:
-    """A node with its back ends.
+class NodeShares:
+    """A node with what its back ends have and pods hold.
 
-    :param labelled: it is to share its cards, by a device plugin or by the DRA driver.
-    :param announced: its annotation of a device plugin lists cards.
+    :param memory_limit: whether the driver limits memory, as its device plugin or its slices announce it.
+    :param parts: by back end.
+    :param problems: what of it can't be read, or is implausible.
     """
 
-    name: str
-    address: str = ""
+    node: Node
     memory_limit: str = ""
-    labelled: bool = False
-    announced: bool = False
     parts: dict[str, Part] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def labelled(self) -> bool:
+        """It is to share its cards, by a device plugin or by the DRA driver."""
+        return self.node.labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
 
-def read_node(node: t.Any) -> list[Node]:
-    """Parse a node; empty if not even its name can be read."""
-    metadata = node.get("metadata") if isinstance(node, dict) else None
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str):
+
+def read_node(raw: t.Any) -> list[NodeShares]:
+    """Parse a node; empty if it has no name."""
+    node = node_of(raw)
+    if node is None:
         return []
-    found = Node(name)
-    for read in (_about, _gpushare, _hami_or_nvidia):
-        try:
-            read(node, found)
-        except MALFORMED:
-            found.problems.append("its object in the API is malformed")
-    found.problems = list(dict.fromkeys(found.problems))
-    return [found]
+    read = NodeShares(node, node.announced_limit, problems=[node.problem] if node.problem else [])
+    _gpushare(read)
+    _hami_or_nvidia(read)
+    read.problems = list(dict.fromkeys(read.problems))
+    return [read]
 
 
-def card_unit(units: int, shared_mib: int) -> str | None:
-    """Return the memory unit in which a card is announced; None if its size is unknown.
-
-    :param shared_mib: its memory without the reserve.
-    """
-    if shared_mib <= 0 or units <= 0:
-        return None
-    return next((unit for unit in contract.MIB_PER_UNIT if contract.units_of(shared_mib, unit) == units), None)
-
-
-def node_unit(cards: t.Sequence[contract.Card]) -> str | None:
-    """Return the memory unit of a node, by its cards' sizes, or estimated without these."""
-    units = {unit for unit in (card_unit(card.units, card.shared_mib) for card in cards) if unit}
-    if units:
-        return units.pop() if len(units) == 1 else None
-    largest = max((card.units for card in cards), default=0)
-    return None if largest <= 0 else "MiB" if largest > MOST_GIB_ON_A_CARD else "GiB"
-
-
-def _about(node: JsonObject, found: Node) -> None:
-    found.memory_limit = announced_limit(node)
-    labels = node["metadata"].get("labels") or {}
-    found.labelled = labels.get(contract.NODE_LABEL) in contract.NODE_LABEL_VALUES
-    found.announced = bool((node["metadata"].get("annotations") or {}).get(contract.NODE_CARDS))
-    for one in (node.get("status") or {}).get("addresses") or []:
-        if one.get("type") == "InternalIP":
-            found.address = str(one.get("address", ""))
-            break
-
-
-def _gpushare(node: JsonObject, found: Node) -> None:
-    text = (node["metadata"].get("annotations") or {}).get(contract.NODE_CARDS)
-    capacity = _known(contract.node_resource(node, contract.RESOURCE_MEMORY), contract.RESOURCE_MEMORY, found)
-    allocatable = _known(
-        contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable"), contract.RESOURCE_MEMORY, found
+def _gpushare(read: NodeShares) -> None:
+    node = read.node
+    capacity, allocatable = (
+        _known(amounts.get(contract.RESOURCE_MEMORY, 0), contract.RESOURCE_MEMORY, read)
+        for amounts in (node.capacity, node.allocatable)
     )
-    left = backends.is_left(node["metadata"].get("labels"), contract.RESOURCE_MEMORY, allocatable)
-    if not (text or allocatable or (capacity and not left)):
+    left = backends.is_left(node.labels, contract.RESOURCE_MEMORY, allocatable)
+    if not (node.announced or allocatable or (capacity and not left)):
         return
-    part = Part(GPUSHARE if text else UPSTREAM, capacity=capacity, allocatable=allocatable)
-    found.parts[GPUSHARE] = part
-    cards = _cards(text, found) if text else None
-    if cards is None:
-        cards = _equal_cards(node, found)
+    part = Part(GPUSHARE if node.announced else UPSTREAM, capacity=capacity, allocatable=allocatable)
+    read.parts[GPUSHARE] = part
+    cards = _cards(read)
     part.unit = node_unit(cards)
     for card in cards:
         entry = card_entry(card.index, card.uuid, card.model, card.memory_mib, card.units, card.healthy, card.reason)
@@ -159,62 +117,52 @@ def _gpushare(node: JsonObject, found: Node) -> None:
         part.total += card.units
 
 
-def _cards(text: t.Any, found: Node) -> list[contract.Card] | None:
-    try:
-        cards = contract.cards_from_annotation(text)
-    except contract.ContractError:
-        cards = []
-        found.problems.append(f"its annotation {contract.NODE_CARDS} can't be parsed")
-        return None
-    if any(max(card.units, card.memory_mib, card.reserved_mib, card.index, abs(card.minor)) > MOST for card in cards):
-        found.problems.append(f"its annotation {contract.NODE_CARDS} has a number above {MOST}")
-        return None
-    if any(min(card.memory_mib, card.reserved_mib) < 0 for card in cards):
-        found.problems.append(f"its annotation {contract.NODE_CARDS} has a negative number")
-        return None
-    return cards
+def _cards(read: NodeShares) -> t.Sequence[contract.Card]:
+    """Return the node's cards; where its annotation is of no use, as upstream divides its units among them."""
+    node = read.node
+    if node.announced:
+        if node.cards_problem:
+            read.problems.append(f"its annotation {contract.NODE_CARDS} can't be parsed")
+        elif any(max(card.memory_mib, card.reserved_mib, abs(card.minor)) > MOST for card in node.cards):
+            read.problems.append(f"its annotation {contract.NODE_CARDS} has a number above {MOST}")
+        elif any(min(card.memory_mib, card.reserved_mib) < 0 for card in node.cards):
+            read.problems.append(f"its annotation {contract.NODE_CARDS} has a negative number")
+        else:
+            return node.cards
+    count = node.capacity.get(contract.RESOURCE_COUNT, 0)
+    if count > contract.MOST_CARDS:
+        read.problems.append(f"its {contract.RESOURCE_COUNT} is above {contract.MOST_CARDS}, which is implausible")
+    return contract.equal_cards(node.capacity.get(contract.RESOURCE_MEMORY, 0), count)
 
 
-def _equal_cards(node: JsonObject, found: Node) -> list[contract.Card]:
-    """Divide the node's units by the number of its cards, as upstream does."""
-    if contract.node_resource(node, contract.RESOURCE_COUNT) > contract.MOST_CARDS:
-        found.problems.append(f"its {contract.RESOURCE_COUNT} is above {contract.MOST_CARDS}, which is implausible")
-        return []
-    annotations = {**(node["metadata"].get("annotations") or {}), contract.NODE_CARDS: ""}
-    cards = contract.node_cards({**node, "metadata": {"annotations": annotations}})
-    return [card for card in cards if card.units <= MOST]
-
-
-def _hami_or_nvidia(node: JsonObject, found: Node) -> None:
-    annotations = node["metadata"].get("annotations") or {}
-    counts, left = nvidia.announced(node, "capacity"), nvidia.announced(node, "allocatable")
-    for name in counts:
-        counts[name] = _known(counts[name], name, found)
-    for name in left:
-        left[name] = _known(left[name], name, found)
+def _hami_or_nvidia(read: NodeShares) -> None:
+    node = read.node
+    counts, left = (
+        {name: _known(number, name, read) for name, number in nvidia.announced(amounts).items()}
+        for amounts in (node.capacity, node.allocatable)
+    )
     # kubelet keeps the name of a resource that isn't announced any more.
     gone = {name for name in {*counts, *left} if not (counts.get(name) or left.get(name))}
-    counts, left = ({name: count for name, count in one.items() if name not in gone} for one in (counts, left))
-    register = annotations.get(hami.NODE_REGISTER)
-    if register and hami.is_abandoned(annotations.get(hami.NODE_HANDSHAKE)):
-        found.problems.append(f"its annotation {hami.NODE_REGISTER} is a leftover of HAMi, which doesn't run there now")
+    counts, left = ({name: number for name, number in part.items() if name not in gone} for part in (counts, left))
+    register = node.annotations.get(hami.NODE_REGISTER)
+    if register and hami.is_abandoned(node.annotations.get(hami.NODE_HANDSHAKE)):
+        read.problems.append(f"its annotation {hami.NODE_REGISTER} is a leftover of HAMi, which doesn't run there now")
     elif register:
-        _hami(register, counts, left, found)
+        _hami(register, counts, left, read)
         return
     if any(left.values()) or (
-        any(counts.values())
-        and backends.given(node["metadata"].get("labels")) not in (backends.GPUSHARE, backends.HAMI)
+        any(counts.values()) and backends.given(node.labels) not in (backends.GPUSHARE, backends.HAMI)
     ):
-        _nvidia(node, counts, left, found)
+        _nvidia(counts, left, read)
 
 
-def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int], found: Node) -> None:
+def _hami(register: str, counts: t.Mapping[str, int], left: t.Mapping[str, int], read: NodeShares) -> None:
     try:
         gpus = hami.registered(register)
     except hami.HamiError as error:
         gpus = []
-        found.problems.append(str(error))
-    part = found.parts[HAMI] = Part(HAMI, "MiB")
+        read.problems.append(str(error))
+    part = read.parts[HAMI] = Part(HAMI, "MiB")
     part.slots = {"capacity": counts.get(hami.RESOURCE_COUNT, 0), "allocatable": left.get(hami.RESOURCE_COUNT, 0)}
     for gpu in gpus:
         # The card's own memory is unknown: a node may announce more than it has.
@@ -228,12 +176,11 @@ def _hami(register: t.Any, counts: t.Mapping[str, int], left: t.Mapping[str, int
     part.total = part.capacity
 
 
-def _nvidia(node: JsonObject, counts: t.Mapping[str, int], left: t.Mapping[str, int], found: Node) -> None:
-    part = found.parts[NVIDIA] = Part(NVIDIA, "count")
-    gpus, problem = nvidia.cards(node)
-    found.problems += [problem] if problem else []
+def _nvidia(counts: t.Mapping[str, int], left: t.Mapping[str, int], read: NodeShares) -> None:
+    part = read.parts[NVIDIA] = Part(NVIDIA, "count")
+    part.gpus, problem = nvidia.cards(read.node.labels)
+    read.problems += [problem] if problem else []
     names = sorted({*counts, *left})
-    part.gpus = gpus
     part.resources = [
         {"name": name, "capacity": counts.get(name, 0), "allocatable": left.get(name, 0), "used": 0} for name in names
     ]
@@ -261,8 +208,8 @@ def card_entry(index: int, uuid: str, model: str, memory_mib: int, total: int, h
     }
 
 
-def _known(count: int, name: str, found: Node) -> int:
+def _known(count: int, name: str, read: NodeShares) -> int:
     if count > MOST:
-        found.problems.append(f"its {name} is above {MOST}, which is implausible")
+        read.problems.append(f"its {name} is above {MOST}, which is implausible")
         return 0
     return count

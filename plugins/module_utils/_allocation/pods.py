@@ -10,15 +10,12 @@ Each pod is reduced to its entry at once: of a large cluster's pods nothing else
 
 from __future__ import annotations
 
-import sys
 import typing as t
 
 from .._contracts import claims as dra
-from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._contracts import nvidia_plugin as nvidia
-from .._core.types import JsonObject
-from .._core.untrusted import line
+from .._contracts.model import INIT, MAIN, Container, Pod, PodParser
 
 
 class ContainerUnits(t.TypedDict):
@@ -132,8 +129,6 @@ MARKERS = (b"gpu-mem", b"nvidia.com", b"hami.io", b'"resourceClaims"')
 
 # More than any cluster has of anything that is counted here.
 MOST = 2**53
-# What code that takes the API at its word does with other JSON.
-MALFORMED = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError, RecursionError)
 
 Card = t.Union[int, str, None]
 Shares = tuple[tuple[Card, hami.Held], ...]
@@ -163,152 +158,118 @@ class Claim(t.NamedTuple):
         return sum(share.mib for _card, share in self.shares)
 
 
-# The containers that request gpushare's units, with these, and every requested resource.
-Requests = tuple[list[tuple[str, int]], frozenset[str]]
-# Lists of containers whose requests are kept at a time.
-MOST_LISTS = 1000
-
-
 class PodReader:
-    """Parses pods one by one; equal lists of many pods are stored once."""
+    """Reads what pods hold one by one; equal lists of many pods are stored once."""
 
     def __init__(self) -> None:
+        self._parse = PodParser()
         self._lists: dict[tuple[tuple[str, int], ...], list[ContainerUnits]] = {}
         self._shares: dict[tuple[tuple[int, ...], int], Shares] = {}
-        self._requested: dict[int, tuple[t.Any, Requests]] = {}
 
-    def __call__(self, pod: t.Any) -> list[Claim]:
-        """Parse a pod's claims; none if it has ended or requests no GPU."""
-        try:
-            return list(self._claims(pod))
-        except MALFORMED:
-            return self._unreadable(pod)
+    def __call__(self, raw: t.Any) -> list[Claim]:
+        """Return a pod's claims; none if it has ended, requests no GPU or has no name."""
+        pod = self._parse(raw)
+        return [] if pod is None or pod.finished else list(self._claims(pod))
 
-    def _claims(self, pod: JsonObject) -> t.Iterator[Claim]:
-        if contract.finished(pod):
-            return
-        shared, requested = self._requests(pod)
-        if shared:
-            yield self._gpushare(pod, shared)
-        if uses := dra.pod_claims(pod):
-            node = contract.pod_node(pod)
-            entry = self.entry(pod, [], False, False, "")
-            yield Claim(node, DRA, not node, ((None, hami.NOTHING),), entry, _unscheduled(pod, node), uses)
-        annotations = pod["metadata"].get("annotations") or {}
-        if annotations.get(hami.POD_NODE) or annotations.get(hami.POD_ALLOCATED):
-            yield self._hami(pod, annotations)
+    def _claims(self, pod: Pod) -> t.Iterator[Claim]:
+        if pod.problem:
+            yield Claim(
+                pod.node, "", not pod.node, ((None, hami.NOTHING),), self.entry(pod, [], False, False, pod.problem)
+            )
+        if pod.sharing:
+            yield self._gpushare(pod)
+        if pod.uses:
+            yield self._claim(pod, DRA, ((None, hami.NOTHING),), self.entry(pod, [], False, False, ""))
+        requested = {resource for container in pod.containers for resource in container.requests}
+        if pod.annotations.get(hami.POD_NODE) or pod.annotations.get(hami.POD_ALLOCATED):
+            yield self._hami(pod)
         elif not requested.isdisjoint(hami.RESOURCES_OF_ITS_OWN) or (
-            pod["spec"].get("schedulerName") == hami.SCHEDULER and hami.RESOURCE_COUNT in requested
+            pod.scheduler == hami.SCHEDULER and hami.RESOURCE_COUNT in requested
         ):
             yield self._bare_hami(pod)
         elif any(map(nvidia.is_gpu_resource, requested)):
-            counts, named = nvidia.pod_counts(pod)
+            counts, named = nvidia_counts(pod)
             if counts:
                 yield self._nvidia(pod, counts, named)
 
-    def _requests(self, pod: JsonObject) -> Requests:
-        """Return what a pod's containers request; computed once for pods that share one list of containers."""
-        spec = pod["spec"]
-        if spec.get("initContainers"):
-            return contract.gpu_containers(pod), _requested(pod)
-        containers = spec.get("containers")
-        # The list is kept too, so that no other one gets its number.
-        known = self._requested.get(id(containers))
-        if known is None:
-            if len(self._requested) >= MOST_LISTS:
-                self._requested = {}
-            known = self._requested[id(containers)] = containers, (contract.gpu_containers(pod), _requested(pod))
-        return known[1]
+    def _claim(self, pod: Pod, backend: str, shares: Shares, entry: PodEntry) -> Claim:
+        return Claim(
+            pod.node, backend, not pod.node, shares, entry, pod.unscheduled, pod.uses if backend == DRA else ()
+        )
 
     # ----------------------------------------------------------------- backends
 
-    def _gpushare(self, pod: JsonObject, named: list[tuple[str, int]]) -> Claim:
-        # The rule for init containers is the contract's; without them it is the sum.
-        units = contract.pod_units(pod) if pod["spec"].get("initContainers") else sum(part for _name, part in named)
-        booked = contract.booking(pod)
-        node = contract.pod_node(pod)
-        shares: Shares = ((None, _held(units)),)
+    def _gpushare(self, pod: Pod) -> Claim:
+        shares: Shares = ((None, _held(pod.units)),)
         # Annotations of a pod that isn't bound don't count.
-        if booked and node:
-            key = (booked.indices, units // len(booked.indices))
+        if pod.booking and pod.node:
+            key = (pod.booking.indices, pod.units // len(pod.booking.indices))
             if key not in self._shares:
-                self._shares[key] = tuple((index, _held(key[1])) for index in booked.indices)
+                self._shares[key] = tuple((index, _held(key[1])) for index in key[0])
             shares = self._shares[key]
-        problem = _too_much(units)
-        given = booked is not None and booked.assigned
-        entry = self.entry(pod, named, given, bool(booked), problem)
-        return Claim(
-            node, GPUSHARE, not node, ((None, hami.NOTHING),) if problem else shares, entry, _unscheduled(pod, node)
-        )
+        problem = _too_much(pod.units)
+        given = pod.booking is not None and pod.booking.assigned
+        entry = self.entry(pod, pod.sharing, given, bool(pod.booking), problem)
+        return self._claim(pod, GPUSHARE, ((None, hami.NOTHING),) if problem else shares, entry)
 
-    def _hami(self, pod: JsonObject, annotations: JsonObject) -> Claim:
-        node, chosen = contract.pod_node(pod), annotations.get(hami.POD_NODE)
-        problem, named = "", []
+    def _hami(self, pod: Pod) -> Claim:
+        chosen = pod.annotations.get(hami.POD_NODE, "")
+        problem, named = "", t.cast("list[tuple[str, int]]", [])
         shares: Shares = ()
         try:
-            given = hami.allocated(annotations.get(hami.POD_ALLOCATED, ""))
-            shares = tuple(hami.held(pod, given).items())
-            named = hami.containers(pod, given)
+            given = hami.allocated(pod.annotations.get(hami.POD_ALLOCATED, ""))
+            shares = tuple(held_by_hami(pod, given).items())
+            named = _hami_containers(pod, given)
             if not shares:
                 problem = f"its annotation {hami.POD_ALLOCATED} names no GPU"
-            elif node and chosen != node:
-                problem = f"it is on {node}, and HAMi selected GPUs of {chosen or 'no node'} for it"
+            elif pod.node and chosen != pod.node:
+                problem = f"it is on {pod.node}, and HAMi selected GPUs of {chosen or 'no node'} for it"
         except hami.HamiError as error:
             problem = str(error)
         if problem:
-            shares = ((None, hami.Held(_sane(sum(one.mib for _uuid, one in shares)), 0, 0)),)
-        done = annotations.get(hami.POD_BIND_PHASE) == "success"
-        entry = self.entry(pod, named, done, not problem, problem)
+            shares = ((None, hami.Held(_sane(sum(part.mib for _uuid, part in shares)), 0, 0)),)
+        done = pod.annotations.get(hami.POD_BIND_PHASE) == "success"
+        claim = self._claim(pod, HAMI, shares, self.entry(pod, named, done, not problem, problem))
         # HAMi counts the GPUs that it selected before the pod is bound.
-        place = node or (str(chosen or "") if not problem else "")
-        return Claim(place, HAMI, not node, shares, entry, _unscheduled(pod, node))
+        return claim if pod.node or problem else claim._replace(node=chosen)
 
-    def _bare_hami(self, pod: JsonObject) -> Claim:
-        """Parse a pod with HAMi's resources and without its annotations."""
-        node, mib = contract.pod_node(pod), hami.requested_mib(pod)
-        problem = _too_much(mib) or (f"it has no annotation {hami.POD_ALLOCATED}" if node else "")
-        entry = self.entry(pod, [], False, False, problem)
-        return Claim(node, HAMI, not node, ((None, _held(_sane(mib))),), entry, _unscheduled(pod, node))
+    def _bare_hami(self, pod: Pod) -> Claim:
+        """Return what a pod with HAMi's resources and without its annotations holds."""
+        mib = _requested_mib(pod)
+        problem = _too_much(mib) or (f"it has no annotation {hami.POD_ALLOCATED}" if pod.node else "")
+        return self._claim(pod, HAMI, ((None, _held(_sane(mib))),), self.entry(pod, [], False, False, problem))
 
-    def _nvidia(self, pod: JsonObject, counts: t.Mapping[str, int], named: list[tuple[str, int]]) -> Claim:
-        node = contract.pod_node(pod)
+    def _nvidia(self, pod: Pod, counts: t.Mapping[str, int], named: list[tuple[str, int]]) -> Claim:
         problem = _too_much(sum(counts.values()))
-        running = (pod.get("status") or {}).get("phase") == "Running"
-        entry = self.entry(pod, named, running, bool(node), problem)
+        entry = self.entry(pod, named, pod.phase == "Running", bool(pod.node), problem)
         entry["resources"] = {} if problem else dict(counts)
         held = hami.NOTHING if problem else _held(sum(counts.values()))
-        return Claim(node, NVIDIA, not node, ((None, held),), entry, _unscheduled(pod, node))
+        return self._claim(pod, NVIDIA, ((None, held),), entry)
 
     # ----------------------------------------------------------------- entries
 
-    def entry(
-        self, pod: JsonObject, named: t.Sequence[tuple[str, int]], given: bool, placed: bool, problem: str
-    ) -> PodEntry:
+    def entry(self, pod: Pod, named: t.Sequence[tuple[str, int]], given: bool, placed: bool, problem: str) -> PodEntry:
         """Return a pod's entry without its units.
 
         :param named: units by container.
         :param given: kubelet has allocated its devices.
         :param placed: its cards are known, or only kubelet can know them.
         """
-        metadata = pod["metadata"]
-        phase = sys.intern(str((pod.get("status") or {}).get("phase", "Unknown")))
-        leaving = bool(metadata.get("deletionTimestamp"))
-        bound = bool(contract.pod_node(pod))
-        if leaving:
+        if pod.terminating:
             state = "terminating"
-        elif not bound:
+        elif not pod.node:
             state = "pending"
         else:
             # A running container has its devices, also if upstream's plugin didn't annotate it.
-            state = "assigned" if placed and (given or phase == "Running") else "unassigned"
+            state = "assigned" if placed and (given or pod.phase == "Running") else "unassigned"
         return {
-            "namespace": sys.intern(str(metadata.get("namespace", ""))),
-            "name": str(metadata.get("name", "")),
+            "namespace": pod.namespace,
+            "name": pod.name,
             "units": 0,
-            "phase": phase,
+            "phase": pod.phase or "Unknown",
             "assigned": given,
-            "terminating": leaving,
-            "uid": str(metadata.get("uid", "")),
+            "terminating": pod.terminating,
+            "uid": pod.uid,
             "containers": self._list(named),
             "state": state,
             "problem": problem,
@@ -321,34 +282,9 @@ class PodReader:
             self._lists[key] = [{"name": name, "units": units} for name, units in named] if plausible else []
         return self._lists[key]
 
-    def _unreadable(self, pod: t.Any) -> list[Claim]:
-        """Return the claim of a malformed pod; none if not even its name can be read."""
-        metadata = pod.get("metadata") if isinstance(pod, dict) else None
-        if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
-            return []
-        spec = pod.get("spec")
-        node = spec.get("nodeName") if isinstance(spec, dict) else None
-        node = node if isinstance(node, str) else ""
-        known = {key: metadata[key] for key in ("name", "namespace", "uid") if isinstance(metadata.get(key), str)}
-        plain = {"metadata": known, "spec": {"nodeName": node}}
-        entry = self.entry(plain, [], False, False, "its object in the API is malformed")
-        return [Claim(node, "", not node, ((None, hami.NOTHING),), entry)]
-
 
 def _held(units: int) -> hami.Held:
     return hami.Held(units, 0, 0)
-
-
-def _requested(pod: JsonObject) -> frozenset[str]:
-    """Return every resource that a container requests."""
-    spec, found = pod["spec"], t.cast("set[str]", set())
-    for field in ("containers", "initContainers"):
-        for one in spec.get(field) or ():
-            resources = one.get("resources")
-            if resources:
-                found.update(resources.get("limits") or ())
-                found.update(resources.get("requests") or ())
-    return frozenset(found)
 
 
 def _too_much(units: int) -> str:
@@ -359,10 +295,79 @@ def _sane(units: int) -> int:
     return units if 0 <= units <= MOST else 0
 
 
-def _unscheduled(pod: JsonObject, node: str) -> str:
-    if node:
-        return ""
-    for one in (pod.get("status") or {}).get("conditions") or []:
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            return line(one.get("message") or one.get("reason") or "")
-    return ""
+# --------------------------------------------------------------------------- by the rules of other back ends
+
+
+def nvidia_counts(pod: Pod) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """Count what a pod holds of NVIDIA's plugin, by Kubernetes' rule for init and sidecar containers.
+
+    :returns: counts by resource, and by container.
+    """
+    staying: dict[str, int] = {}
+    most: dict[str, int] = {}
+    named = []
+    for container in pod.containers:
+        counts = {
+            name: count for name, count in container.requests.items() if count > 0 and nvidia.is_gpu_resource(name)
+        }
+        if not counts:
+            continue
+        named.append((container.name, sum(counts.values())))
+        now = dict(staying)
+        for name, count in counts.items():
+            now[name] = now.get(name, 0) + count
+            most[name] = max(most.get(name, 0), now[name])
+        if not container.init:
+            staying = now
+    return most, named
+
+
+def annotated_containers(pod: Pod, given: t.Sequence[hami.Parts]) -> list[Container]:
+    """Return the containers that an annotation is about, in its order; older versions leave init containers out.
+
+    :param given: the result of ``hami.allocated``.
+    """
+    others = pod.of_kind(MAIN)
+    return others if len(given) <= len(others) else pod.of_kind(INIT) + others
+
+
+def held_by_hami(pod: Pod, given: t.Sequence[hami.Parts]) -> dict[str, hami.Held]:
+    """Return a pod's part of each GPU (by UUID), by the rule of HAMi's scheduler.
+
+    Init containers run one after the other, sidecars from their start on, the others together when all init containers
+    have ended. Counted is the maximum at any time; once the init containers have ended, what is held from then on.
+
+    :param given: the result of ``hami.allocated``, init containers first.
+    """
+    staying: dict[str, hami.Held] = {}
+    most: dict[str, hami.Held] = {}
+    named: list[Container | None] = [*annotated_containers(pod, given), *([None] * len(given))]
+    for container, parts in zip(named, given):
+        passing = container is not None and container.init
+        if passing and pod.init_ended:
+            continue
+        # One container may have several parts of one GPU.
+        now = dict(staying)
+        for uuid, mib, cores in parts:
+            before = now.get(uuid, hami.NOTHING)
+            now[uuid] = hami.Held(before.mib + mib, before.cores + cores, before.slots + 1)
+        for uuid, part in now.items():
+            most[uuid] = hami.Held(*map(max, part, most.get(uuid, hami.NOTHING)))
+        if not passing:
+            staying = now
+    return most
+
+
+def _hami_containers(pod: Pod, given: t.Sequence[hami.Parts]) -> list[tuple[str, int]]:
+    """Return name and MiB of each container that has any GPU, init containers first."""
+    names = [container.name for container in annotated_containers(pod, given)] + [""] * len(given)
+    return [(name, sum(mib for _uuid, mib, _cores in parts)) for name, parts in zip(names, given) if parts]
+
+
+def _requested_mib(pod: Pod) -> int:
+    """Return the MiB that a pod's containers request; 0 if they request a percentage, or a whole GPU."""
+    return sum(
+        # The memory is requested of each GPU.
+        container.requests.get(hami.RESOURCE_MEMORY, 0) * max(1, container.requests.get(hami.RESOURCE_COUNT, 1))
+        for container in pod.of_kind(MAIN)
+    )

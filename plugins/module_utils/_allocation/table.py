@@ -12,12 +12,13 @@ import typing as t
 
 from ansible.module_utils.common import warnings
 
+from .._contracts.model import UNFINISHED
+from .._core.columns import columns
 from .._core.types import JsonObject
 from .._core.untrusted import line
 from .._kube.stream import Streams, Wanted, listed, uncollected
-from . import claim_lists, claims
-from .cluster import UNFINISHED
-from .compute import assemble, columns, percent
+from . import claims
+from .compute import assemble, percent
 from .nodes import read_node
 from .pods import DRA, HAMI, MARKERS, NVIDIA, Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry, PodReader
 
@@ -64,7 +65,7 @@ def _assembled(kube: Kube | Streams) -> Allocation:
     # What pods hold is freed before the tables are made.
     nodes, pods = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS))
     # After the pods: what a pod that is missing there holds is a row of its own.
-    by_claims = claim_lists.read(kube) if claims.may_exist(nodes, pods) else claims.Read()
+    by_claims = claims.read(kube) if claims.may_exist(nodes, pods) else claims.Read()
     return assemble(nodes, pods, by_claims)
 
 

@@ -9,12 +9,12 @@ import typing as t
 
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
+from .._contracts.model import VISIBLE, Pod
 from .catalog_claims import WAITING_SECONDS
 from .gpushare_pods import check_usage
-from .model import Gpu, ListedClaim, Node, Pod, Record, Servers, Snapshot, Specification
+from .model import Gpu, ListedClaim, Node, Record, Servers, Snapshot, Specification
 from .parse import join, plural, shorten
 from .result import CheckResult
-from .snapshot import VISIBLE
 
 # Each source rounds a GPU's memory to MiB.
 ROUNDING_MIB = 1
@@ -115,7 +115,7 @@ def claims_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
 def pods_have_claims(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check D4: each running pod with a share has a claim that is allocated on its node, and reserved for it."""
     for pod in node.pods:
-        if not (pod.steady and pod.shares):
+        if not (pod.steady and pod.asks_by_claim):
             continue
         known = {one.name: one for one in pod.claims}
         for use in pod.uses:

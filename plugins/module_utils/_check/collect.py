@@ -8,8 +8,7 @@ from __future__ import annotations
 import datetime
 import typing as t
 
-from .._allocation import claim_lists
-from .._allocation.cluster import UNFINISHED
+from .._allocation import claims
 from .._contracts import claim_templates, hami, hami_marks
 from .._contracts.gpushare import (
     NODE_CARDS,
@@ -20,12 +19,13 @@ from .._contracts.gpushare import (
     RESOURCE_MEMORY,
     node_resource,
 )
+from .._contracts.model import UNFINISHED, Pod
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.stream import Wanted, listed, uncollected
 from .._scheduler import constants
 from .grants import is_driver
-from .model import Options, Pod, Servers
+from .model import Options, Servers
 from .parse import Reader, shorten
 from .registry import ALL, SCOPES
 from .report import report
@@ -104,7 +104,7 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
         servers = _servers(kube, params["servers"], server_pods)
         # After the pods: a claim whose pod is gone by then is gone in the second sample.
-        by_claims = claim_lists.read(kube) if _may_have_claims(nodes, pods) else None
+        by_claims = claims.read(kube) if _may_have_claims(nodes, pods) else None
         seen = snapshot(
             nodes,
             pods,

@@ -10,6 +10,7 @@ import typing as t
 from .._contracts import backends
 from .._contracts import gpushare as contract
 from .._contracts import nvidia_plugin as nvidia
+from .._contracts.model import LEGACY, VISIBLE, Container, Pod
 from .._core.types import JsonObject
 from .grants import (
     NO_GPUS,
@@ -25,10 +26,9 @@ from .grants import (
     requests_gpu,
     visible_gpus,
 )
-from .model import DRA, EXTENDER, Container, Node, Pod, Snapshot
+from .model import DRA, EXTENDER, Node, Snapshot
 from .parse import join, plural, shorten
 from .result import CheckResult
-from .snapshot import LEGACY, VISIBLE
 
 VALUES = {EXTENDER: contract.NODE_LABEL_VALUE, DRA: contract.NODE_LABEL_CLAIMS}
 
@@ -79,12 +79,12 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
         planes.update(parts={pod.unique_key: 1 for pod in running}, most=1)
         result.fail("several_plugins", number=len(running), stack=stacks[0], **planes)
     elif len(announced) > 1:
-        left = contract.RESOURCE_COUNT in node.resources() and not node.resource(contract.RESOURCE_MEMORY)
+        left = contract.RESOURCE_COUNT in node.capacity and not node.capacity.get(contract.RESOURCE_MEMORY, 0)
         cause = "leftover_resource" if left else "several_stacks_announced"
         result.fail(cause, stacks=join(announced), resource=contract.RESOURCE_COUNT, **planes)
     elif node.observed and not node.kubelet.problem and both_registered:
         result.fail("several_stacks_registered", resources=join(registered), **planes)
-    elif not running and node.backends and any(gpu_requests(node.resources("allocatable"))):
+    elif not running and node.backends and any(gpu_requests(node.allocatable)):
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
     elif not node.backends and (has_label(node) or backend_of(node)):
@@ -159,9 +159,9 @@ def _excluded_claims(node: Node, result: CheckResult) -> None:
 
 def all_allocatable(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check C6: allocatable equals capacity."""
-    allocatable = node.resources("allocatable")
+    allocatable = node.allocatable
     unhealthy = [card for card in node.cards if not card.healthy]
-    for resource, number in node.resources().items():
+    for resource, number in node.capacity.items():
         if not (gpu_requests({resource: 1}) or resource == contract.RESOURCE_COUNT):
             continue
         left = allocatable.get(resource, 0)
@@ -264,7 +264,7 @@ def _check_device_nodes(node: Node, pod: Pod, result: CheckResult) -> None:
     devices = join(f"/dev/nvidia{minor}" for minor in sorted(minors))
     details: JsonObject = {"pod": pod, "key": "devices", "devices": devices, "proc": devices}
     granted = grant_of(node, pod).uuids if requests_gpu(pod) else frozenset()
-    if pod.foreign_claims:
+    if pod.has_foreign_claim:
         result.unknown("resource_claim", **details)
         return
     if granted is None:

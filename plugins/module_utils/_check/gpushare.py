@@ -10,8 +10,9 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
+from .._contracts.model import Pod
 from .._core.types import JsonObject
-from .model import Node, Pod, Snapshot
+from .model import Node, Snapshot
 from .parse import Reader, join, parse_int, plural, shorten
 from .result import CheckResult
 
@@ -108,13 +109,13 @@ def _compare_upstream(node: Node, result: CheckResult) -> None:
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check G2: the node announces what its GPUs hold."""
     result.count()
-    memory, count = node.resource(contract.RESOURCE_MEMORY), node.resource(contract.RESOURCE_COUNT)
+    memory, count = node.capacity.get(contract.RESOURCE_MEMORY, 0), node.capacity.get(contract.RESOURCE_COUNT, 0)
     announced = f"{contract.RESOURCE_MEMORY} {memory}, {contract.RESOURCE_COUNT} {count}"
     details: JsonObject = {"announced": announced, "api": announced, "key": announced}
     if node.ours:
         units = sum(card.units for card in node.cards)
         healthy = sum(card.units for card in node.cards if card.healthy)
-        left = node.resource(contract.RESOURCE_MEMORY, "allocatable")
+        left = node.allocatable.get(contract.RESOURCE_MEMORY, 0)
         expected = f"{plural(len(node.cards), 'GPU')} with {shorten(str(units))} units"
         if node.cards_problem:
             result.unknown("annotation_unreadable", announced=announced, why=node.cards_problem)
@@ -142,7 +143,7 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
 def gpus_are_not_overcommitted(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check G6: the pods' units fit on their GPUs."""
     result.count(len(node.cards))
-    holders = [pod for pod in node.pods if contract.counts(pod.json)]
+    holders = [pod for pod in node.pods if pod.holds_units]
     if not node.cards:
         if holders:
             why = node.cards_problem or "the node announces no GPU"
@@ -151,7 +152,7 @@ def gpus_are_not_overcommitted(node: Node, snapshot: Snapshot, result: CheckResu
     on_card: dict[int, list[tuple[Pod, int]]] = {card.index: [] for card in node.cards}
     unplaced: list[Pod] = []
     for pod in holders:
-        shares = contract.shares(pod.json)
+        shares = pod.booked
         if not shares or not set(shares) <= set(on_card):
             unplaced.append(pod)
         for index, units in shares.items():
@@ -242,9 +243,9 @@ def _check_configmap(node: Node, snapshot: Snapshot, result: CheckResult) -> Non
 
 def _report_pods(node: Node, card: Card, since: int | None, reason: str, result: CheckResult) -> None:
     for pod in node.pods:
-        if not contract.counts(pod.json) or card.index not in contract.shares(pod.json):
+        if not pod.holds_units or card.index not in pod.booked:
             continue
-        booked = contract.booking(pod.json)
+        booked = pod.booking
         details = {"node": node.name, "card": card.index, "uuid": card.uuid, "pod": pod}
         details.update(reason=shorten(reason, 120), api=shorten(reason, 200))
         if since is not None and booked is not None and booked.assume_time // 10**9 > since:
@@ -302,7 +303,7 @@ def _no_answer(answer: t.Any) -> str:
 def _check_node(
     name: str, node: Node, row: JsonObject | None, snapshot: Snapshot, reader: Reader, result: CheckResult
 ) -> None:
-    held = {pod.key: pod for pod in node.pods if contract.counts(pod.json)}
+    held = {pod.key: pod for pod in node.pods if pod.holds_units}
     details: JsonObject = {"node": node.name, "extender_name": name, "key": f"extender {name}"}
     if row is None:
         details["extender"] = "no such node"
@@ -355,7 +356,7 @@ def _check_pods(
         if pod is None and key in pending:
             continue
         result.count()
-        actual = dict(contract.shares(pod.json)) if pod else {}
+        actual = pod.booked if pod else {}
         by_extender = cached.units.get(key, {})
         if actual == by_extender or (pod is not None and not (set(actual) & known) and not by_extender):
             continue

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from .._contracts import gpushare as contract
+from .._contracts.model import MAIN, VISIBLE, Pod
 from .._core.types import JsonObject
 from .catalog_gpushare import STALE_SECONDS
 from .grants import NO_GPU_VALUE, entries_of, units_by_gpu, usage_of, visible_gpus
-from .model import Entry, Gpu, Node, Pod, Snapshot
+from .model import Entry, Gpu, Node, Snapshot
 from .parse import join, parse_int, plural, shorten
 from .result import CheckResult
-from .snapshot import VISIBLE
 
 # NVML rounds each process's memory; the driver enforces a limit to the byte.
 SLACK_MIB = 32
@@ -21,12 +21,12 @@ ANNOTATIONS = (contract.POD_INDEX, contract.POD_INDICES, contract.POD_UNITS, con
 
 def gpushare_pods(node: Node) -> list[Pod]:
     """Return pods that hold units of the node, including those that start or terminate."""
-    return [pod for pod in node.pods if contract.counts(pod.json)]
+    return [pod for pod in node.pods if pod.holds_units]
 
 
 def _expected_units(node: Node, pod: Pod) -> int:
     """Return the pod's units; upstream's counts containers alone, ours as Kubernetes does."""
-    return pod.units if node.ours else sum(contract.container_units(one) for one in pod.json["spec"]["containers"])
+    return pod.units if node.ours else sum(one.requests.get(contract.RESOURCE_MEMORY, 0) for one in pod.of_kind(MAIN))
 
 
 def is_duplicated(node: Node, pod: Pod) -> bool:
@@ -52,7 +52,7 @@ def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -
 def _first_invalid(node: Node, pod: Pod) -> tuple[str, JsonObject] | None:
     """Return the cause and fields of the first annotation that is missing or wrong."""
     notes = pod.annotations
-    index, booked = notes.get(contract.POD_INDEX), contract.booking(pod.json)
+    index, booked = notes.get(contract.POD_INDEX), pod.booking
     if index is None:
         scheduler = repr(shorten(pod.scheduler) or "unnamed")
         return "bypassed_extender", {"units": plural(pod.units, "unit"), "scheduler": scheduler}
@@ -84,7 +84,7 @@ def _annotation(key: str, value: str) -> JsonObject:
 def running_pods_are_assigned(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check G4: a running pod is marked as assigned."""
     for pod in gpushare_pods(node):
-        if pod.phase != "Running" or not pod.steady or contract.booking(pod.json) is None or is_duplicated(node, pod):
+        if pod.phase != "Running" or not pod.steady or pod.booking is None or is_duplicated(node, pod):
             continue
         result.count()
         assigned = pod.annotations.get(contract.POD_ASSIGNED)
@@ -109,7 +109,7 @@ def _needs_no_update(node: Node) -> bool:
 def no_stale_assumptions(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check G5: a GPU that was chosen for a pod is soon allocated to it."""
     for pod in gpushare_pods(node):
-        booked = contract.booking(pod.json)
+        booked = pod.booking
         if pod.terminating or pod.phase != "Pending" or booked is None or is_duplicated(node, pod):
             continue
         result.count()
@@ -124,7 +124,7 @@ def no_stale_assumptions(node: Node, snapshot: Snapshot, result: CheckResult) ->
 
 def shares_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check G9: no pod uses more than its share."""
-    mine = [pod for pod in gpushare_pods(node) if contract.shares(pod.json)]
+    mine = [pod for pod in gpushare_pods(node) if pod.booked]
     unit_mib = node.unit_mib
     why = node.nvml.problem or ("the node's memory unit is unknown" if unit_mib is None else "")
     if result.without_data(mine, why) or unit_mib is None:
@@ -174,7 +174,7 @@ def check_usage(pod: Pod, gpu: Gpu, share: int, limits: str, result: CheckResult
 
 def _units_by_index(node: Node, pod: Pod) -> dict[int, int]:
     """Return units by the GPU's index: as kubelet allocated them where that is known, or else as annotated."""
-    units = contract.shares(pod.json)
+    units = pod.booked
     by_uuid = {card.uuid: card.index for card in node.cards}
     for entry in entries_of(node, pod):
         held, unresolved = units_by_gpu(node, entry.ids) if node.ours else ({}, [])
@@ -194,13 +194,13 @@ def allocation_matches_annotations(node: Node, snapshot: Snapshot, result: Check
         result.count(len(entries))
         for entry in entries:
             _compare(node, pod, entry, result)
-        containers = contract.gpu_containers(pod.json)
+        containers = pod.sharing
         if not node.ours and len(containers) > 1:
             result.warn("several_containers", pod=pod, api=join(f"{name} {units}" for name, units in containers))
 
 
 def _compare(node: Node, pod: Pod, entry: Entry, result: CheckResult) -> None:
-    booked = contract.booking(pod.json)
+    booked = pod.booking
     details: JsonObject = {"pod": pod, "container": entry.container}
     if entry.envs is None:
         result.unknown("undecodable", why=entry.problem or "it can't be decoded", **details)
@@ -242,7 +242,7 @@ def _compare(node: Node, pod: Pod, entry: Entry, result: CheckResult) -> None:
         shown, expected = join(sorted(visible.uuids)), join(sorted(booked_uuids))
         result.fail("other_gpu_visible", visible=shown, expected=expected, **details)
     else:
-        requested = dict(contract.gpu_containers(pod.json)).get(entry.container)
+        requested = dict(pod.sharing).get(entry.container)
         units = entry.envs.get(contract.CONTAINER_UNITS)
         if parse_int(units) != requested:
             result.fail("other_units", value=shorten(units or "") or "no", expected=requested, **details)

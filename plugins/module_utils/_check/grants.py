@@ -13,10 +13,10 @@ import typing as t
 from .._contracts import gpushare as contract
 from .._contracts import hami
 from .._contracts.gpushare import Card
+from .._contracts.model import VISIBLE, Pod
 from .._contracts.nvidia_plugin import is_gpu_resource
-from .model import HAMI, Entry, Gpu, Node, Pod, Process
+from .model import HAMI, Entry, Gpu, Node, Process
 from .parse import shorten
-from .snapshot import VISIBLE
 
 NO_GPUS = ("", "void", "none")
 NO_GPU_VALUE = "no-gpu-has"
@@ -106,7 +106,7 @@ def requests_devices(pod: Pod) -> bool:
 
 def requests_gpu(pod: Pod) -> bool:
     """Return whether a pod asks for GPUs, of a device plugin or by a claim."""
-    return requests_devices(pod) or pod.shares
+    return requests_devices(pod) or pod.asks_by_claim
 
 
 def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
@@ -199,7 +199,7 @@ def grant_of(node: Node, pod: Pod) -> Grant:
     if found:
         return Grant(frozenset(found), source)
     by_index = {card.index: card.uuid for card in node.cards}
-    held = [by_index.get(index, "") for index in contract.shares(pod.json)]
+    held = [by_index.get(index, "") for index in pod.booked]
     if held and all(held):
         return Grant(frozenset(held), "annotations")
     try:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from .._allocation.pods import annotated_containers, held_by_hami
 from .._contracts import hami, hami_marks
+from .._contracts.model import INIT, MAIN, Pod, parse_time
 from .._core.types import JsonObject
 from .catalog_stacks import BIND_SECONDS, CONTEXT_MIB, LOCK_SECONDS, PERCENT
 from .grants import entries_of, processes, usage_of, visible_gpus
-from .model import HAMI, Entry, Node, Pod, Snapshot
-from .parse import Reader, describe, join, parse_int, parse_time, plural, shorten
+from .model import HAMI, Entry, Node, Snapshot
+from .parse import Reader, describe, join, parse_int, plural, shorten
 from .result import CheckResult
 
 MUTEX = "hami.io/mutex.lock"
@@ -57,11 +59,8 @@ def pods_with_gpus(node: Node) -> list[Pod]:
 
 
 def parts_by_container(pod: Pod, allocation: Allocation) -> dict[str, list[tuple[str, int, int]]]:
-    """Return the parts of each container by its name; init containers come first, older versions leave them out."""
-    spec = pod.json["spec"]
-    inits, others = spec["initContainers"], spec["containers"]
-    named = others if len(allocation) <= len(others) else inits + others
-    return {one["name"]: parts for one, parts in zip(named, allocation)}
+    """Return the parts of each container by its name."""
+    return {container.name: parts for container, parts in zip(annotated_containers(pod, allocation), allocation)}
 
 
 def register_matches_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -108,7 +107,7 @@ def capacity_matches_register(node: Node, snapshot: Snapshot, result: CheckResul
     if register.problem:
         result.unknown("no_data", why=register.problem)
         return
-    capacity, left = (node.resource(hami.RESOURCE_COUNT, field) for field in ("capacity", "allocatable"))
+    capacity, left = (amounts.get(hami.RESOURCE_COUNT, 0) for amounts in (node.capacity, node.allocatable))
     total = sum(one.count for one in register.gpus)
     healthy = sum(one.count for one in register.gpus if one.healthy)
     # Fewer allocatable slots than healthy ones are reported by C6.
@@ -132,7 +131,7 @@ def parts_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
             continue
         if problem:
             result.unknown("unreadable", pod=pod, why=problem)
-        for uuid, part in hami.held(pod.json, allocation or []).items():
+        for uuid, part in held_by_hami(pod, allocation or []).items():
             held.setdefault(uuid, []).append((pod, part))
     for gpu in register.gpus:
         _check_sums(gpu, held[gpu.uuid], node, result)
@@ -240,8 +239,8 @@ def _first_invalid(node: Node, pod: Pod, allocation: Allocation | None) -> tuple
     chosen = pod.annotations.get(hami.POD_NODE, "")
     if chosen != node.name:
         return "other_node", {"chosen": shorten(chosen) or "none"}
-    spec = pod.json["spec"]
-    if len(allocation) not in (len(spec["containers"]), len(spec["initContainers"]) + len(spec["containers"])):
+    others, init = len(pod.of_kind(MAIN)), len(pod.of_kind(INIT))
+    if len(allocation) not in (others, init + others):
         return "other_containers", {"number": plural(len(allocation), "container")}
     parts = parts_by_container(pod, allocation)
     for one in pod.containers:
@@ -369,7 +368,7 @@ def parts_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> 
     gpus = {gpu.uuid: gpu for gpu in register_of(node).gpus}
     for pod in pods_with_gpus(node):
         allocation, _problem = allocation_of(pod)
-        for uuid, part in hami.held(pod.json, allocation or []).items():
+        for uuid, part in held_by_hami(pod, allocation or []).items():
             real, registered = node.nvml.gpu(uuid), gpus.get(uuid)
             if real is None or real.processes is None:
                 continue

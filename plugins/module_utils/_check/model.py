@@ -13,7 +13,8 @@ import typing as t
 
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
-from .._contracts.gpushare import Card
+from .._contracts import model
+from .._contracts.model import Pod
 from .._core.types import JsonObject
 from .._kube.refs import Ref
 
@@ -259,11 +260,13 @@ class Kubelet:
     """
 
     problem: str
-    entries: tuple[Entry, ...]
-    registered: t.Mapping[str, tuple[str, ...]]
-    pod_resources_problem: str
-    pod_resources: t.Mapping[str, t.Mapping[str, t.Mapping[str, tuple[str, ...]]]]
-    sockets: tuple[str, ...]
+    entries: tuple[Entry, ...] = ()
+    registered: t.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    pod_resources_problem: str = ""
+    pod_resources: t.Mapping[str, t.Mapping[str, t.Mapping[str, tuple[str, ...]]]] = dataclasses.field(
+        default_factory=dict
+    )
+    sockets: tuple[str, ...] = ()
     duplicate_pods: frozenset[str] = frozenset()
     device_nodes: t.Mapping[str, frozenset[int]] | None = None
     claimed: t.Mapping[str, frozenset[ListedClaim]] = dataclasses.field(default_factory=dict)
@@ -274,131 +277,23 @@ class Kubelet:
 
 
 @dataclasses.dataclass(frozen=True)
-class Container:
-    """A container of a pod, also an ephemeral one.
+class Node(model.Node):
+    """A node of the API with its pods, and its machine's evidence.
 
-    :param device_mounts: mount paths that name cards to NVIDIA's container toolkit.
-    :param init: a plain init container, which kubelet no longer lists once it has ended.
-    :param claims: the pod's claims (their names in the pod) that it uses.
-    """
-
-    name: str
-    requests: t.Mapping[str, int]
-    env: t.Mapping[str, str | None]
-    device_mounts: tuple[str, ...]
-    privileged: bool
-    init: bool
-    claims: frozenset[str] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class Pod:
-    """A pod.
-
-    :param json: the validated part of it, for the functions of the contracts.
-    :param uids: its UIDs; those of static pods have a second one in their control groups.
-    :param created: seconds since 1970.
-    :param uses: its resource claims (DRA), of any driver.
-    :param claims: those of them that are for cards of this collection's driver, as far as they exist.
-    :param bypassed_scheduler: its creator set spec.nodeName, so no scheduler placed it.
-    """
-
-    json: JsonObject
-    key: str
-    uid: str
-    uids: frozenset[str]
-    node: str
-    phase: str
-    finished: bool
-    terminating: bool
-    started: bool
-    created: int | None
-    scheduler: str
-    runtime_class: str
-    uses: tuple[dra.PodClaim, ...]
-    bypassed_scheduler: bool
-    annotations: t.Mapping[str, str]
-    labels: t.Mapping[str, str]
-    containers: tuple[Container, ...]
-    claims: tuple[dra.Claim, ...] = ()
-
-    @property
-    def foreign_claims(self) -> bool:
-        """It has a claim of which is unknown that it is for cards of this collection's driver."""
-        known = {one.name for one in self.claims}
-        return any(one.claim not in known and not one.units() for one in self.uses)
-
-    @property
-    def shares(self) -> bool:
-        """It asks for a share of a card by a claim."""
-        return bool(self.claims) or any(one.units() for one in self.uses)
-
-    def claimed(self, apart: bool = False) -> dict[tuple[str, str], int]:
-        """Return the MiB that its claims give it, by pool and device.
-
-        :param apart: of a claim that several pods share, only the equal part that each may use where memory is limited.
-        """
-        found: dict[tuple[str, str], int] = {}
-        for one in self.claims:
-            if not one.users or any(user.uid in self.uids for user in one.users):
-                users = max(1, len(one.users)) if apart else 1
-                for place, mib in one.mib().items():
-                    found[place] = found.get(place, 0) + mib // users
-        return found
-
-    @property
-    def active(self) -> bool:
-        return bool(self.node) and not self.finished
-
-    @property
-    def unique_key(self) -> str:
-        return f"{self.key} {self.uid}"
-
-    @property
-    def steady(self) -> bool:
-        """kubelet has admitted it and it isn't terminating, so all sources must agree about it."""
-        return self.active and self.started and not self.terminating
-
-    def requests_of(self, *prefixes: str) -> dict[str, int]:
-        """Return what its containers request of the resources with these prefixes, by resource."""
-        found: dict[str, int] = {}
-        for one in self.containers:
-            for resource, number in one.requests.items():
-                if number > 0 and resource.startswith(prefixes):
-                    found[resource] = found.get(resource, 0) + number
-        return found
-
-    @property
-    def units(self) -> int:
-        return contract.pod_units(self.json)
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """A node of the API, and its machine's evidence.
-
-    :param cards: as gpushare's contract defines them; none for other backends.
     :param observed: whether there is evidence of the machine.
     :param uuids: of the machine's GPUs, where the evidence has only these.
     :param unreadable: what couldn't be read of it.
     :param slices: this collection's ResourceSlices of the newest generation.
     """
 
-    json: JsonObject
-    name: str
-    labels: t.Mapping[str, str]
-    annotations: t.Mapping[str, str]
-    ready: str
-    backends: tuple[str, ...]
-    cards: tuple[Card, ...]
-    cards_problem: str
-    unit: str | None
-    pods: tuple[Pod, ...]
-    observed: bool
-    uuids: tuple[str, ...]
-    nvml: Nvml
-    kubelet: Kubelet
-    unreadable: tuple[str, ...]
+    backends: tuple[str, ...] = ()
+    unit: str | None = None
+    pods: tuple[Pod, ...] = ()
+    observed: bool = False
+    uuids: tuple[str, ...] = ()
+    nvml: Nvml = Nvml("NVML wasn't queried")
+    kubelet: Kubelet = Kubelet("kubelet wasn't observed")
+    unreadable: tuple[str, ...] = ()
     slices: tuple[dra.Slice, ...] = ()
 
     @property
@@ -424,12 +319,6 @@ class Node:
     @property
     def unit_mib(self) -> int | None:
         return contract.MIB_PER_UNIT.get(self.unit or "")
-
-    def resource(self, name: str, field: str = "capacity") -> int:
-        return contract.node_resource(self.json, name, field)
-
-    def resources(self, field: str = "capacity") -> dict[str, int]:
-        return {name: self.resource(name, field) for name in (self.json["status"].get(field) or {})}
 
     def by_uid(self) -> dict[str, Pod]:
         """Return the node's pods by each of their UIDs."""

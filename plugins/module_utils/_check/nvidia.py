@@ -8,9 +8,10 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts import nvidia_plugin as nvidia
+from .._contracts.model import Pod
 from .._core.types import JsonObject
 from .grants import entries_of, grant_of, is_exempt, physical_gpus, processes, requests_gpu, usage_of, visible_gpus
-from .model import Entry, Gpu, Node, Pod, Process, Snapshot
+from .model import Entry, Gpu, Node, Process, Snapshot
 from .parse import join, parse_int, plural, shorten
 from .result import CheckResult
 
@@ -64,7 +65,7 @@ def _report_process(gpu: Gpu, one: Process, pod: Pod | None, result: CheckResult
         "proc": f"name {one.name or 'unknown'}; cgroup {shorten(one.cgroup, 200) or 'unknown'}",
         "cgroup": shorten(one.cgroup, 120) or "unknown",
     }
-    if pod is not None and pod.foreign_claims:
+    if pod is not None and pod.has_foreign_claim:
         result.unknown("resource_claim", pod=pod, **details)
     elif pod is not None:
         privileged = any(container.privileged for container in pod.containers)
@@ -177,10 +178,10 @@ def sharing_strategy(node: Node, resource: str = nvidia.RESOURCE) -> str:
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check N1: the announced number is that of GPUs, or MIG devices, times replicas."""
     result.count()
-    allocatable = nvidia.announced(node.json, "allocatable")
+    allocatable = nvidia.announced(node.allocatable)
     announced = {
         name: number
-        for name, number in nvidia.announced(node.json, "capacity").items()
+        for name, number in nvidia.announced(node.capacity).items()
         if number and not nvidia.is_kept(name, allocatable)
     }
     api = join(f"{name} {number}" for name, number in announced.items())
@@ -359,7 +360,7 @@ def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> 
             result.warn("layout_pending", **shown)
         elif state != "success":
             result.fail("layout_failed", **shown)
-    if node.nvml.problem and any(one.startswith(nvidia.RESOURCE_MIG) for one in node.resources()):
+    if node.nvml.problem and any(one.startswith(nvidia.RESOURCE_MIG) for one in node.capacity):
         result.unknown("no_data", why=node.nvml.problem)
     for gpu in node.nvml.gpus:
         if gpu.mig_mode != "enabled":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import calendar
 import dataclasses
 import re
 import typing as t
@@ -14,15 +13,11 @@ from .._core.types import JsonObject
 
 # Above any memory in MiB and any count.
 MAX_NUMBER = 10**15
-# A quantity of the API has fewer characters, and Python refuses to convert thousands of digits.
+# Python refuses to convert thousands of digits.
 MAX_DIGITS = 24
 # Per node.
 MAX_UNREADABLE = 20
 
-_TIME = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.[0-9]{1,9})?"
-    r"(?:Z|([+-])([0-9]{2}):([0-9]{2}))"
-)
 _NUMBER = re.compile(f"-?[0-9]{{1,{MAX_DIGITS}}}")
 
 
@@ -33,7 +28,10 @@ class Reader:
         self.unreadable: list[str] = []
 
     def reject(self, where: str, expected: str, value: t.Any) -> None:
-        problem = f"{where} is {describe(value)}, not {expected}"
+        self.add(f"{where} is {describe(value)}, not {expected}")
+
+    def add(self, problem: str) -> None:
+        """Record what can't be read."""
         if problem not in self.unreadable and len(self.unreadable) < MAX_UNREADABLE:
             self.unreadable.append(problem)
 
@@ -109,23 +107,6 @@ class Reader:
                 self.reject(f"{where} {shorten(key)}", "text", one)
         return found
 
-    def quantities(self, value: t.Any, where: str) -> dict[str, str]:
-        """Return quantities by resource, as text."""
-        found: dict[str, str] = {}
-        for key, one in self.mapping(value, where).items():
-            if isinstance(one, (str, int)) and not isinstance(one, bool) and len(str_of(one)) <= MAX_DIGITS:
-                found[key] = str(one)
-            elif one is not None:
-                self.reject(f"{where} {shorten(key)}", "a quantity", one)
-        return found
-
-
-def str_of(value: str | int) -> str:
-    """Convert to text, without spelling out a number of thousands of digits."""
-    if isinstance(value, str):
-        return value
-    return str(value) if abs(value) <= MAX_NUMBER else "9" * (MAX_DIGITS + 1)
-
 
 def describe(value: t.Any) -> str:
     """Describe a value for an error message."""
@@ -151,19 +132,6 @@ def shorten(text: str, most: int = 60) -> str:
 def parse_int(text: str | None) -> int | None:
     """Parse an integer; None for other text, and for one of too many digits."""
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
-
-
-def parse_time(text: str) -> int | None:
-    """Parse a time of RFC 3339 into seconds since 1970; None where it can't be read."""
-    found = _TIME.fullmatch(text)
-    if not found:
-        return None
-    parts = [int(one) for one in found.groups()[:6]]
-    if not (1 <= parts[1] <= 12 and 1 <= parts[2] <= 31 and parts[3] < 24 and parts[4] < 60 and parts[5] <= 60):
-        return None
-    sign, hours, minutes = found.groups()[6:]
-    ahead = (int(hours) * 3600 + int(minutes) * 60) * (-1 if sign == "-" else 1) if sign else 0
-    return calendar.timegm((*parts, 0, 0, 0)) - ahead if parts[0] > 0 else None
 
 
 def plural(number: int, one: str, more: str = "") -> str:

@@ -9,16 +9,15 @@ import dataclasses
 import datetime
 import typing as t
 
-from .._allocation.nodes import announced_limit
-from .._contracts import gpushare as contract
-from .._contracts import hami
+from .._allocation.pods import held_by_hami
+from .._contracts.model import Pod
 from .._core.errors import BadInput
 from .._core.natural import natural
 from .._core.types import JsonObject
 from .common import has_gpus
 from .grants import usage_of
 from .hami import allocation_of, register_of
-from .model import DRA, HAMI, NVIDIA, Gpu, Node, Pod, Snapshot
+from .model import DRA, HAMI, NVIDIA, Gpu, Node, Snapshot
 from .nvidia import allocated_entries, replicas_of
 from .parse import MAX_NUMBER, Reader
 from .registry import ALL, run
@@ -43,7 +42,7 @@ def node_row(node: Node) -> JsonObject:
         "backend": backend,
         "unit": unit,
         "unit_mib": (node.unit_mib if node.sharing or DRA in node.backends else 1) or 1,
-        "memory_limit": announced_limit(node.json),
+        "memory_limit": node.announced_limit,
         "cards": cards,
     }
 
@@ -105,8 +104,8 @@ def _clip(number: int | None) -> int | None:
 def _gpushare(node: Node) -> list[JsonObject]:
     claims: dict[int, Claims] = {card.index: [] for card in node.cards}
     for pod in node.pods:
-        if contract.counts(pod.json):
-            for index, units in contract.shares(pod.json).items():
+        if pod.holds_units:
+            for index, units in pod.booked.items():
                 claims.get(index, []).append((pod, units * node.unit_mib if node.unit_mib else None))
     return [
         _card(
@@ -151,7 +150,7 @@ def _hami(node: Node) -> list[JsonObject]:
     for pod in node.pods:
         allocation, _problem = allocation_of(pod)
         if pod.active and allocation:
-            for uuid, part in hami.held(pod.json, allocation).items():
+            for uuid, part in held_by_hami(pod, allocation).items():
                 claims.setdefault(uuid, []).append((pod, part.mib))
     return [
         _card(node, gpu.index, gpu.uuid, gpu.model, gpu.devmem, gpu.healthy, claims.get(gpu.uuid, []))

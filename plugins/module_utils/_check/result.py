@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._contracts.model import Pod
 from .._core.types import JsonObject
 from .catalog import CATALOG
-from .model import Gpu, Pod
+from .model import Gpu
 from .parse import MAX_NUMBER, plural
 
 FAIL, WARN, UNKNOWN, PASS = "FAIL", "WARN", "UNKNOWN", "PASS"

@@ -208,7 +208,7 @@ def _kept_away(servers: Servers, component: str, node: Node | None) -> list[Json
     """Return the taints of a node that the server's pods on other nodes don't tolerate; all, where it has no pod."""
     pods = [pod for pod in servers.pods if is_server(pod, component)]
     tolerated = [one for pod in pods[:1] for one in (pod.get("spec") or {}).get("tolerations") or []]
-    return tolerations.untolerated(tolerations.lasting(node.json["spec"]["taints"]), tolerated) if node else []
+    return tolerations.untolerated(tolerations.lasting(node.taints), tolerated) if node else []
 
 
 def _check_server(
@@ -318,7 +318,7 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
         if allocation == DRA:
             nodes_offer_cards(node, result)
             continue
-        memory = node.resource(contract.RESOURCE_MEMORY)
+        memory = node.capacity.get(contract.RESOURCE_MEMORY, 0)
         if not node.cards or memory <= 0:
             api = f"{contract.RESOURCE_MEMORY} {memory}"
             result.fail("not_announced", node=node.name, resource=contract.RESOURCE_MEMORY, key="resource", api=api)

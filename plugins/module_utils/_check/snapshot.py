@@ -10,25 +10,18 @@ import json
 import typing as t
 
 from .._allocation.claims import Read
-from .._allocation.nodes import node_unit
 from .._contracts import backends as of_others
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
-from .._contracts.gpushare import Card, ContractError
+from .._contracts import model
+from .._contracts.gpushare import Card
 from .._contracts.hami import NODE_REGISTER
-from .._contracts.nvidia_plugin import announced, mount_names_cards
+from .._contracts.model import Pod, PodParser, node_of, node_unit, parse_time
+from .._contracts.nvidia_plugin import announced
 from .._core.types import JsonObject
 from .evidence import MAX_GPUS, kubelet_of, nvml_of
-from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Container, Node, Nvml, Options, Pod, Servers, Snapshot
-from .parse import Reader, describe, parse_time, shorten
-
-TAINT = ("key", "value", "effect")
-STATIC_HASH = "kubernetes.io/config.hash"
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-# NVIDIA's container toolkit gives every card to a container with this variable and without the other one.
-LEGACY = "CUDA_VERSION"
-# No other environment variables are read.
-VARIABLES = (VISIBLE, LEGACY, "CUDA_DISABLE_CONTROL", "CUDA_MPS_PIPE_DIRECTORY", "NVIDIA_GPU_MEMORY_LIMIT")
+from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Node, Nvml, Options, Servers, Snapshot
+from .parse import Reader, describe, shorten
 
 
 def snapshot(
@@ -99,7 +92,7 @@ def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:
         return pod
     namespace = pod.key.partition("/")[0]
     found = (ours.get(f"{namespace}/{one.claim}") for one in pod.uses)
-    return dataclasses.replace(pod, claims=tuple(one for one in found if one is not None))
+    return pod._replace(claims=tuple(one for one in found if one is not None))
 
 
 def _configmap(raw: JsonObject, reader: Reader) -> tuple[str, JsonObject]:
@@ -114,140 +107,17 @@ def _configmap(raw: JsonObject, reader: Reader) -> tuple[str, JsonObject]:
 
 def read_pods(pods: t.Any, reader: Reader) -> list[Pod]:
     """Keep of Pods what the checks need."""
-    found = (pod_of(raw, reader) for raw in reader.mappings(pods, "the list of pods"))
-    return [pod for pod in found if pod is not None]
-
-
-def pod_of(raw: JsonObject, reader: Reader) -> Pod | None:
-    """Parse a pod; None where it has no name."""
-    metadata = reader.mapping(raw.get("metadata"), "a pod's metadata")
-    namespace, name = (reader.text(metadata.get(key), f"a pod's {key}") for key in ("namespace", "name"))
-    if not name:
-        reader.reject("a pod", "one with a name", raw)
-        return None
-    where = f"pod {namespace}/{name}"
-    spec, status = (
-        reader.mapping(raw.get("spec"), f"{where} spec"),
-        reader.mapping(raw.get("status"), f"{where} status"),
-    )
-    annotations = reader.strings(metadata.get("annotations"), f"{where} annotation")
-    labels = reader.strings(metadata.get("labels"), f"{where} label")
-    rows = {
-        field: reader.mappings(spec.get(field), f"{where} {field}")
-        for field in ("initContainers", "containers", "ephemeralContainers")
-    }
-    kept = {field: [_container_json(one, reader, where) for one in rows[field]] for field in rows}
-    uid = reader.text(metadata.get("uid"), f"{where} uid")
-    plain: JsonObject = {
-        "metadata": {
-            "namespace": namespace,
-            "name": name,
-            "uid": uid,
-            "annotations": annotations,
-            **({"deletionTimestamp": "set"} if metadata.get("deletionTimestamp") else {}),
-        },
-        "spec": {"nodeName": reader.text(spec.get("nodeName"), f"{where} nodeName"), **kept},
-        "status": {
-            "phase": reader.text(status.get("phase"), f"{where} phase"),
-            "initContainerStatuses": [
-                _init_status(one, reader, where)
-                for one in reader.mappings(status.get("initContainerStatuses"), f"{where} initContainerStatuses")
-            ],
-        },
-    }
-    return Pod(
-        json=plain,
-        key=contract.pod_key(plain),
-        uid=uid,
-        uids=frozenset(one for one in (uid, annotations.get(STATIC_HASH, "")) if one),
-        node=contract.pod_node(plain),
-        phase=str(plain["status"]["phase"]),
-        finished=contract.finished(plain),
-        terminating=contract.terminating(plain),
-        started=bool(reader.text(status.get("startTime"), f"{where} startTime")),
-        created=parse_time(reader.text(metadata.get("creationTimestamp"), f"{where} creationTimestamp")),
-        scheduler=reader.text(spec.get("schedulerName"), f"{where} schedulerName"),
-        runtime_class=reader.text(spec.get("runtimeClassName"), f"{where} runtimeClassName"),
-        uses=_uses({"spec": spec, "status": status}, reader, where),
-        bypassed_scheduler=_bypassed_scheduler(metadata.get("managedFields")),
-        annotations=annotations,
-        labels=labels,
-        containers=tuple(
-            _container_of(one, raw_one, field == "initContainers", reader, where)
-            for field in rows
-            for one, raw_one in zip(kept[field], rows[field])
-        ),
-    )
-
-
-def _uses(pod: JsonObject, reader: Reader, where: str) -> tuple[dra.PodClaim, ...]:
-    """Return a pod's resource claims."""
-    try:
-        return dra.pod_claims(pod)
-    except ContractError:
-        reader.reject(f"{where} resourceClaims", "a list of claims", pod["spec"].get("resourceClaims"))
-        return ()
-
-
-def _bypassed_scheduler(managed: t.Any) -> bool:
-    """Return whether the creator set spec.nodeName: managedFields has an owner of it, which a binding doesn't leave."""
-    for entry in managed if isinstance(managed, list) else []:
-        fields = entry.get("fieldsV1") if isinstance(entry, dict) else None
-        spec = fields.get("f:spec") if isinstance(fields, dict) else None
-        if isinstance(spec, dict) and "f:nodeName" in spec:
-            return True
-    return False
-
-
-def _init_status(raw: JsonObject, reader: Reader, where: str) -> JsonObject:
-    """Return an init container's name and exit code."""
-    state = reader.mapping(raw.get("state"), f"{where} state")
-    ended = reader.mapping(state.get("terminated"), f"{where} terminated")
-    code = ended.get("exitCode")
-    return {
-        "name": reader.text(raw.get("name"), f"{where} initContainerStatuses name"),
-        "state": {"terminated": {"exitCode": code}} if isinstance(code, int) else {},
-    }
-
-
-def _container_json(raw: JsonObject, reader: Reader, where: str) -> JsonObject:
-    """Return the part of a container that the contracts need."""
-    resources = reader.mapping(raw.get("resources"), f"{where} resources")
-    return {
-        "name": reader.text(raw.get("name"), f"{where} container name"),
-        "restartPolicy": reader.text(raw.get("restartPolicy"), f"{where} restartPolicy"),
-        "resources": {
-            field: reader.quantities(resources.get(field), f"{where} {field}") for field in ("limits", "requests")
-        },
-    }
-
-
-def _container_of(kept: JsonObject, raw: JsonObject, init: bool, reader: Reader, where: str) -> Container:
-    env: dict[str, str | None] = {}
-    for one in reader.mappings(raw.get("env"), f"{where} env"):
-        name = one.get("name")
-        if name in VARIABLES:
-            value = one.get("value")
-            # Without a value it is empty; a valueFrom is resolved in the container only.
-            env[name] = value if isinstance(value, str) else None if one.get("valueFrom") else ""
-    security = reader.mapping(raw.get("securityContext"), f"{where} securityContext")
-    paths = [
-        reader.text(one.get("mountPath"), f"{where} mountPath")
-        for one in reader.mappings(raw.get("volumeMounts"), f"{where} volumeMounts")
-    ]
-    claims = reader.mappings(
-        reader.mapping(raw.get("resources"), f"{where} resources").get("claims"), f"{where} claims"
-    )
-    both = {**kept["resources"]["requests"], **kept["resources"]["limits"]}
-    return Container(
-        name=kept["name"],
-        requests={name: contract.quantity(value) for name, value in both.items()},
-        env=env,
-        device_mounts=tuple(one for one in paths if mount_names_cards(one)),
-        privileged=security.get("privileged") is True,
-        init=init and kept["restartPolicy"] != "Always",
-        claims=frozenset(reader.text(one.get("name"), f"{where} claims name") for one in claims),
-    )
+    parse = PodParser()
+    read = []
+    for raw in reader.mappings(pods, "the list of pods"):
+        pod = parse(raw)
+        if pod is None:
+            reader.reject("a pod", "one with a name", raw)
+            continue
+        if pod.problem:
+            reader.add(f"pod {pod.key}: {pod.problem}")
+        read.append(pod)
+    return read
 
 
 # --------------------------------------------------------------------------- nodes
@@ -260,41 +130,27 @@ def _node(
     slices: t.Mapping[str, t.Sequence[dra.Slice]],
     cluster: Reader,
 ) -> Node | None:
-    reader = Reader()
-    metadata = reader.mapping(raw.get("metadata"), "metadata")
-    name = reader.text(metadata.get("name"), "its name")
-    if not name:
+    known = node_of(raw)
+    if known is None:
         cluster.reject("a node", "one with a name", raw)
         return None
-    status = reader.mapping(raw.get("status"), "status")
-    annotations = reader.strings(metadata.get("annotations"), "annotation")
-    labels = reader.strings(metadata.get("labels"), "label")
-    taints = reader.mappings(reader.mapping(raw.get("spec"), "spec").get("taints"), "taints")
-    plain: JsonObject = {
-        "metadata": {"name": name, "annotations": annotations, "labels": labels},
-        "spec": {"taints": [{key: reader.text(one.get(key), f"taint {key}") for key in TAINT} for one in taints]},
-        "status": {field: reader.quantities(status.get(field), field) for field in ("capacity", "allocatable")},
-    }
-    given = evidence_by_node.get(name)
-    observed = name in evidence_by_node
+    reader = Reader()
+    if known.problem:
+        reader.add(known.problem)
+    given = evidence_by_node.get(known.name)
+    observed = known.name in evidence_by_node
     evidence = {} if isinstance(given, list) else reader.mapping(_parse_evidence(given, reader), "its evidence")
     problem = reader.text(evidence.get("problem"), "its evidence's problem")
     absent = problem or ("" if observed else "its machine wasn't observed in this run")
     nvml = nvml_of(evidence.get("nvml"), reader, absent)
     kubelet = kubelet_of(evidence.get("kubelet"), reader, absent)
-    cards, cards_problem = _cards(plain, annotations, nvml)
-    mine = tuple(slices.get(name, ()))
+    cards, cards_problem = _cards(known, nvml)
+    mine = tuple(slices.get(known.name, ()))
     return Node(
-        json=plain,
-        name=name,
-        labels=labels,
-        annotations=annotations,
-        ready=_ready(reader, status),
-        backends=backends(plain, bool(mine)),
-        cards=cards,
-        cards_problem=cards_problem,
+        **{**vars(known), "cards": cards, "cards_problem": cards_problem},
+        backends=backends(known, bool(mine)),
         unit=_unit(cards, nvml) or next((device.unit for one in mine for device in one.devices), None),
-        pods=tuple(by_node.get(name, ())),
+        pods=tuple(by_node.get(known.name, ())),
         observed=observed,
         uuids=tuple(reader.texts(given, "its evidence")) if isinstance(given, list) else (),
         nvml=nvml,
@@ -315,15 +171,7 @@ def _parse_evidence(evidence: t.Any, reader: Reader) -> t.Any:
         return None
 
 
-def _ready(reader: Reader, status: JsonObject) -> str:
-    """Return the node's condition Ready: True, False or Unknown; empty where it has none."""
-    for one in reader.mappings(status.get("conditions"), "conditions"):
-        if one.get("type") == "Ready":
-            return reader.text(one.get("status"), "condition Ready")
-    return ""
-
-
-def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
+def backends(node: model.Node, by_claims: bool = False) -> tuple[str, ...]:
     """Return the back ends that a node's resources and annotations belong to.
 
     A resource of which nothing is allocatable, on a node that was given to another back end, is what kubelet still
@@ -331,42 +179,36 @@ def backends(node: JsonObject, by_claims: bool = False) -> tuple[str, ...]:
 
     :param by_claims: it has slices of this collection's driver.
     """
-    annotations, found = node["metadata"]["annotations"], []
-    labels = node["metadata"].get("labels")
-    given = of_others.given(labels)
-    free = contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
-    left = (by_claims and not free) or of_others.is_left(labels, contract.RESOURCE_MEMORY, free)
-    if annotations.get(contract.NODE_CARDS):
-        found.append(GPUSHARE)
-    elif not left and (
-        contract.node_resource(node, contract.RESOURCE_MEMORY) or contract.node_resource(node, contract.RESOURCE_COUNT)
-    ):
-        found.append(UPSTREAM)
+    present = []
+    given = of_others.given(node.labels)
+    free = node.allocatable.get(contract.RESOURCE_MEMORY, 0)
+    left = (by_claims and not free) or of_others.is_left(node.labels, contract.RESOURCE_MEMORY, free)
+    if node.announced:
+        present.append(GPUSHARE)
+    elif not left and (node.capacity.get(contract.RESOURCE_MEMORY) or node.capacity.get(contract.RESOURCE_COUNT)):
+        present.append(UPSTREAM)
     if by_claims:
-        found.append(DRA)
-    if annotations.get(NODE_REGISTER):
-        found.append(HAMI)
-    elif any(announced(node, "allocatable" if given in (of_others.GPUSHARE, HAMI) else "capacity").values()):
-        found.append(NVIDIA)
-    return tuple(found)
+        present.append(DRA)
+    amounts = node.allocatable if given in (of_others.GPUSHARE, HAMI) else node.capacity
+    if node.annotations.get(NODE_REGISTER):
+        present.append(HAMI)
+    elif any(announced(amounts).values()):
+        present.append(NVIDIA)
+    return tuple(present)
 
 
-def _cards(node: JsonObject, annotations: t.Mapping[str, str], nvml: Nvml) -> tuple[tuple[Card, ...], str]:
+def _cards(node: model.Node, nvml: Nvml) -> tuple[tuple[Card, ...], str]:
     """Return gpushare's GPUs, with UUIDs where they are known; and why the node's annotation can't be read."""
-    text, problem = annotations.get(contract.NODE_CARDS), ""
-    if text:
-        try:
-            return tuple(contract.cards_from_annotation(text)), ""
-        except ContractError as error:
-            problem = shorten(str(error), 300)
-    count = contract.node_resource(node, contract.RESOURCE_COUNT)
+    if node.announced and not node.cards_problem:
+        return node.cards, ""
+    count = node.capacity.get(contract.RESOURCE_COUNT, 0)
     if count > MAX_GPUS:
         return (), f"{contract.RESOURCE_COUNT} is {describe(count)}, more GPUs than a machine has"
     cards = []
-    for card in contract.node_cards({**node, "metadata": {}}):
+    for card in node.cards:
         gpu = nvml.at(card.index)
         cards.append(dataclasses.replace(card, uuid=gpu.uuid if gpu else ""))
-    return tuple(cards), problem
+    return tuple(cards), shorten(node.cards_problem, 300)
 
 
 def _unit(cards: t.Sequence[Card], nvml: Nvml) -> str | None:
@@ -377,4 +219,4 @@ def _unit(cards: t.Sequence[Card], nvml: Nvml) -> str | None:
             for unit in contract.MIB_PER_UNIT:
                 if contract.units_of(gpu.total_mib, unit) == card.units:
                     return unit
-    return node_unit(list(cards))
+    return node_unit(cards)

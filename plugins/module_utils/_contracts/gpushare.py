@@ -502,7 +502,11 @@ def node_cards(node: JsonObject) -> list[Card]:
             return cards_from_annotation(text)
         except ContractError:
             pass
-    memory, count = node_resource(node, RESOURCE_MEMORY), node_resource(node, RESOURCE_COUNT)
+    return equal_cards(node_resource(node, RESOURCE_MEMORY), node_resource(node, RESOURCE_COUNT))
+
+
+def equal_cards(memory: int, count: int) -> list[Card]:
+    """Return the cards of a node of upstream's plugin, which announces only their number and their units together."""
     if not 0 < memory <= MOST_UNITS or not 0 < count <= MOST_CARDS:
         return []
     return [Card(index=n, uuid="", minor=n, memory_mib=0, units=memory // count) for n in range(count)]

@@ -16,9 +16,7 @@ import json
 import re
 import typing as t
 
-from .._core.types import JsonObject
 from .._core.untrusted import line
-from .gpushare import quantity
 
 NODE_REGISTER = "hami.io/node-nvidia-register"
 NODE_HANDSHAKE = "hami.io/node-handshake"
@@ -192,63 +190,5 @@ def _share(entry: str) -> tuple[str, int, int]:
     return fields[0], mib, cores
 
 
-def held(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -> dict[str, Held]:
-    """Return a pod's part of each GPU (by UUID), by the rule of HAMi's scheduler.
-
-    Init containers run one after the other, sidecars from their start on, the others together when all init containers
-    have ended. Counted is the maximum at any time; once the init containers have ended, what is held from then on.
-
-    :param given: the result of ``allocated``, init containers first.
-    """
-    inits = list(pod["spec"].get("initContainers") or [])
-    # Older versions omit init containers.
-    skipped = len(inits) if len(given) <= len(pod["spec"].get("containers") or []) else 0
-    ended = _init_containers_ended(pod, inits)
-    staying: dict[str, Held] = {}
-    most: dict[str, Held] = {}
-    for position, shares in enumerate(given, skipped):
-        init = position < len(inits)
-        passing = init and inits[position].get("restartPolicy") != "Always"
-        if passing and ended:
-            continue
-        # One container may have several parts of one GPU.
-        now = dict(staying)
-        for uuid, mib, cores in shares:
-            before = now.get(uuid, NOTHING)
-            now[uuid] = Held(before.mib + mib, before.cores + cores, before.slots + 1)
-        for uuid, held in now.items():
-            most[uuid] = Held(*map(max, held, most.get(uuid, NOTHING)))
-        if not passing:
-            staying = now
-    return most
-
-
-def containers(pod: JsonObject, given: t.Sequence[t.Sequence[tuple[str, int, int]]]) -> list[tuple[str, int]]:
-    """Return name and MiB of each container that has any GPU, init containers first."""
-    inits, others = list(pod["spec"].get("initContainers") or []), list(pod["spec"].get("containers") or [])
-    named = others if len(given) <= len(others) else inits + others
-    names = [str(container.get("name", "")) for container in named] + [""] * len(given)
-    return [(name, sum(mib for _uuid, mib, _cores in shares)) for name, shares in zip(names, given) if shares]
-
-
-def requested_mib(pod: JsonObject) -> int:
-    """Return the MiB that a pod's containers request; 0 if they request a percentage, or a whole GPU."""
-    total = 0
-    for container in pod["spec"].get("containers") or []:
-        resources = container.get("resources") or {}
-        limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        # The memory is requested of each GPU.
-        total += quantity(limits.get(RESOURCE_MEMORY, 0)) * max(1, quantity(limits.get(RESOURCE_COUNT, 1)))
-    return total
-
-
-def _init_containers_ended(pod: JsonObject, inits: t.Sequence[JsonObject]) -> bool:
-    """Return whether all init containers but sidecars have ended successfully."""
-    passing = {container.get("name") for container in inits if container.get("restartPolicy") != "Always"}
-    statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
-    ended = {
-        status.get("name")
-        for status in statuses
-        if (((status.get("state") or {}).get("terminated") or {}).get("exitCode", 1)) == 0
-    }
-    return passing <= ended
+# The parts of one container's GPUs: UUID, MiB and percent of the cores.
+Parts = t.Sequence[tuple[str, int, int]]

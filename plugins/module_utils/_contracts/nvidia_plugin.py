@@ -14,7 +14,6 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._core.untrusted import LabelValue, Refused, label_value
-from .gpushare import containers_in_order, quantity
 
 RESOURCE = "nvidia.com/gpu"
 RESOURCE_SHARED = "nvidia.com/gpu.shared"
@@ -59,10 +58,9 @@ def mount_names_cards(path: str) -> bool:
     return not beginning and bool(folder) and not rest.startswith(("-", "_", "."))
 
 
-def announced(node: JsonObject, field: str) -> dict[str, int]:
-    """Count per resource in ``status.capacity`` (or ``allocatable``), including those of 0."""
-    resources = (node.get("status") or {}).get(field) or {}
-    return {name: quantity(value) for name, value in sorted(resources.items()) if is_gpu_resource(name)}
+def announced(resources: t.Mapping[str, int]) -> dict[str, int]:
+    """Return those of a node's resources that are the plugin's, including those of 0, by name."""
+    return {name: number for name, number in sorted(resources.items()) if is_gpu_resource(name)}
 
 
 def is_kept(resource: str, allocatable: t.Mapping[str, int]) -> bool:
@@ -75,37 +73,9 @@ def is_kept(resource: str, allocatable: t.Mapping[str, int]) -> bool:
     return is_gpu_resource(resource) and not allocatable.get(resource) and allocatable.get(other, 0) > 0
 
 
-def container_counts(container: JsonObject) -> dict[str, int]:
-    """Count per resource that one container requests."""
-    resources = container.get("resources") or {}
-    requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    counts = {name: quantity(value) for name, value in requested.items() if is_gpu_resource(name)}
-    return {name: count for name, count in counts.items() if count > 0}
-
-
-def pod_counts(pod: JsonObject) -> tuple[dict[str, int], list[tuple[str, int]]]:
-    """Count per resource that a pod holds, by Kubernetes' rule for init and sidecar containers; and per container."""
-    staying: dict[str, int] = {}
-    most: dict[str, int] = {}
-    named = []
-    for container, passing in containers_in_order(pod["spec"]):
-        counts = container_counts(container)
-        if not counts:
-            continue
-        named.append((str(container.get("name", "")), sum(counts.values())))
-        now = dict(staying)
-        for name, count in counts.items():
-            now[name] = now.get(name, 0) + count
-            most[name] = max(most.get(name, 0), now[name])
-        if not passing:
-            staying = now
-    return most, named
-
-
-def cards(node: JsonObject) -> tuple[JsonObject, str]:
+def cards(labels: t.Mapping[str, str]) -> tuple[JsonObject, str]:
     """Return a node's GPUs by its labels, all of one kind, null without a label; and which labels are invalid."""
-    labels = (node.get("metadata") or {}).get("labels") or {}
-    facts: JsonObject = {
+    found: JsonObject = {
         "product": _text(labels.get(LABEL_PRODUCT)),
         "sharing": _text(labels.get(LABEL_STRATEGY)),
         "mig_strategy": _text(labels.get(LABEL_MIG_STRATEGY)),
@@ -113,12 +83,12 @@ def cards(node: JsonObject) -> tuple[JsonObject, str]:
     wrong = []
     for key, label in (("count", LABEL_COUNT), ("memory_mib", LABEL_MEMORY), ("replicas", LABEL_REPLICAS)):
         value = labels.get(label)
-        facts[key] = None
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 9:
-            facts[key] = int(value)
+        found[key] = None
+        if value is not None and value.isascii() and value.isdigit() and len(value) <= 9:
+            found[key] = int(value)
         elif value is not None:
             wrong.append(label)
-    return facts, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
+    return found, f"label {', '.join(wrong)} isn't an integer" if wrong else ""
 
 
 def _text(value: t.Any) -> LabelValue | None:

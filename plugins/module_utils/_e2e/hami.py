@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import typing as t
 
+from .._allocation.pods import held_by_hami
 from .._contracts import backends, hami, hami_marks
+from .._contracts.model import PodParser
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from . import nodes
@@ -59,11 +61,11 @@ def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[JsonObject]) -> 
     :param pods: those on it that haven't ended.
     """
     held: dict[str, list[hami.Held]] = {card.uuid: [] for card in register}
-    for pod in pods:
-        text = (pod["metadata"].get("annotations") or {}).get(hami.POD_ALLOCATED)
-        if text is None:
+    for pod in map(PodParser(), pods):
+        text = pod.annotations.get(hami.POD_ALLOCATED) if pod else None
+        if pod is None or text is None:
             continue
-        for uuid, part in hami.held(pod, hami.allocated(text)).items():
+        for uuid, part in held_by_hami(pod, hami.allocated(text)).items():
             held.setdefault(uuid, []).append(part)
     found = []
     for card in register:

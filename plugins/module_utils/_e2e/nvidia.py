@@ -10,8 +10,10 @@ import functools
 import json
 import typing as t
 
+from .._allocation.pods import nvidia_counts
 from .._contracts import backends
 from .._contracts import nvidia_plugin as contract
+from .._contracts.model import PodParser, node_of
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from . import nodes
@@ -48,12 +50,13 @@ def announced(node: JsonObject, configuration: JsonObject | None) -> Announced |
 
     :param configuration: the plugin's for the node; None where it can't be read. Labels have the rest.
     """
-    free = {name: count for name, count in contract.announced(node, "allocatable").items() if count > 0}
-    if not free:
+    known = node_of(node)
+    free = {name: count for name, count in contract.announced(known.allocatable).items() if count > 0} if known else {}
+    if known is None or not free:
         return None
     # A profile of MIG before whole cards, which the other cases show elsewhere.
     resource = min(free, key=lambda name: (not name.startswith(contract.RESOURCE_MIG), name))
-    labels = (node.get("metadata") or {}).get("labels") or {}
+    labels = known.labels
     sharing = _sharing(configuration, labels, resource)
     kinds = {SHARED, sharing} if sharing else {EXCLUSIVE}
     if sharing:
@@ -66,7 +69,7 @@ def announced(node: JsonObject, configuration: JsonObject | None) -> Announced |
         kinds |= {MIG, MIG_MIXED}
     elif strategy == "single" and "MIG" in str(labels.get(contract.LABEL_PRODUCT) or "MIG"):
         kinds |= {MIG, MIG_SINGLE}
-    return Announced(resource, frozenset(kinds), int(contract.cards(node)[0]["count"] or 0))
+    return Announced(resource, frozenset(kinds), int(contract.cards(labels)[0]["count"] or 0))
 
 
 _SHARING = {"timeSlicing": TIME_SLICING, "mps": MPS}
@@ -115,8 +118,9 @@ def free(node: JsonObject, pods: t.Iterable[JsonObject], resource: str) -> int:
 
     :param pods: those on it that haven't ended.
     """
-    held = sum(contract.pod_counts(pod)[0].get(resource, 0) for pod in pods)
-    return max(0, contract.announced(node, "allocatable").get(resource, 0) - held)
+    known, parse = node_of(node), PodParser()
+    held = sum(nvidia_counts(pod)[0].get(resource, 0) for pod in map(parse, pods) if pod)
+    return max(0, (known.allocatable if known else {}).get(resource, 0) - held)
 
 
 LIST, UUIDS = ("nvidia-smi", "-L"), ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._allocation.compute import columns
+from .._core.columns import columns
 from .._core.errors import BadInput, ShareError
 from .._core.untrusted import line
 from .._kube.errors import KubeError

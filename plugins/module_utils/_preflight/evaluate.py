@@ -12,10 +12,10 @@ import typing as t
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import ClusterNode, ClusterState, node_cards
-from .._allocation.nodes import node_unit
 from .._allocation.server_nodes import EVERY
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
+from .._contracts.model import node_unit
 from .._images import build
 from .._kube import tolerations
 from .._node.types import GpuNode

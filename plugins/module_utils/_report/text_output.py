@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import textwrap
 
-from .._allocation.compute import columns
+from .._core.columns import columns
 from .model import FINDING_LEVELS, NOT_HERE, NOTHING, Card, Finding, Resource, View, amount, mib, percent, plural
 
 WIDTH = 110

@@ -10,9 +10,9 @@ import fnmatch
 import typing as t
 
 from ...module_utils._allocation.node_backends import ALLOCATORS, LABEL_BACKEND
-from ...module_utils._allocation.nodes import node_unit
 from ...module_utils._contracts import claim_templates as claims
 from ...module_utils._contracts import gpushare as contract
+from ...module_utils._contracts.model import node_unit
 from ...module_utils._core.types import JsonObject
 from .site import counted
 

@@ -8,9 +8,9 @@ import json
 import allocation_snapshots as api
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute as allocation
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.nodes import node_unit
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_unit
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -27,6 +27,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import draw_bar, table
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import backends
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
 
 
 def one(found):
@@ -207,9 +208,8 @@ def test_a_gpu_of_hami_that_the_node_lacks_is_pending():
         json.dumps([{"id": None}]),
         json.dumps([{"id": T4, "type": 5}]),
         '[{"id": "G", "devmem": ' + "9" * 5000 + "}]",
-        {"not": "text"},
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_a_register_that_breaks_the_contract_is_a_problem_of_its_node(register):
     held = pod("p", [asks(gpu=1)], annotations=HELD)
@@ -276,9 +276,7 @@ def test_init_and_sidecar_containers_are_counted_as_kubernetes_does():
     assert one(allocation([nvidia_node(gpu=8)], [made]))["used"] == 3
 
 
-@pytest.mark.parametrize(
-    "value", ["many", "-1", "1.5", "9" * 5000, "\N{ARABIC-INDIC DIGIT THREE}", 5, None], ids=range(7)
-)
+@pytest.mark.parametrize("value", ["many", "-1", "1.5", "9" * 5000, "\N{ARABIC-INDIC DIGIT THREE}", None], ids=range(6))
 def test_an_invalid_label_is_a_problem(value):
     shown = one(allocation([nvidia_node(gpu=2, labels={"gpu.replicas": value})], []))
     assert shown["gpus"]["replicas"] is None
@@ -324,7 +322,7 @@ def test_what_kubelet_still_reports_of_the_back_end_before_is_none_of_the_node(l
     for field, more in resources.items():
         switched["status"][field].update(more)
     assert one(allocation([switched], []))["backends"] == expected
-    assert set(backends(switched)) == set(expected)
+    assert set(backends(node_of(switched))) == set(expected)
 
 
 @pytest.mark.parametrize("backend", ["hami", "nvidia"])
@@ -334,7 +332,7 @@ def test_gpushares_units_of_before_are_none_of_another_back_ends_node(backend):
         switched["metadata"]["labels"] = labels
         switched["status"]["capacity"]["aliyun.com/gpu-mem"] = "32"
         switched["status"]["allocatable"]["aliyun.com/gpu-mem"] = "0"
-        assert set(one(allocation([switched], []))["backends"]) == set(backends(switched)) == expected
+        assert set(one(allocation([switched], []))["backends"]) == set(backends(node_of(switched))) == expected
 
 
 def test_totals_never_add_different_units():
@@ -367,7 +365,6 @@ def test_pods_of_a_node_without_gpu_resources():
     [
         ("[" * 100000, "kubegpu.share/cards can't be parsed"),
         ("[", "kubegpu.share/cards can't be parsed"),
-        ([1], "kubegpu.share/cards can't be parsed"),
         ({"units": 10**400}, "kubegpu.share/cards can't be parsed"),
         ({"reservedMiB": 10**400}, "kubegpu.share/cards has a number above"),
         ({"memoryMiB": -1}, "kubegpu.share/cards has a negative number"),

@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claim_lists import read
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claims import Read
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claims import Read, read
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._check import result
 from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers

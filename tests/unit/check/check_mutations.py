@@ -823,7 +823,7 @@ breaks("G12", "ours_envvar", "a pod has a scheduler that doesn't call the extend
     lambda w: the_pod(w)["spec"].update(schedulerName="volcano")
 )
 breaks("G12", "ours_envvar", "a pod was created with nodeName", "bypassed_scheduler", "WARN")(
-    lambda w: the_pod(w)["metadata"].update(managedFields=["junk", {"fieldsV1": {"f:spec": {"f:nodeName": {}}}}])
+    lambda w: the_pod(w)["metadata"].update(managedFields=[{"fieldsV1": {"f:spec": {"f:nodeName": {}}}}])
 )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import UNFINISHED
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.modules import gpu_allocation_check as module

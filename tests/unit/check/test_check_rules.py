@@ -8,8 +8,9 @@ import json
 from typing import Any
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, parse_time, shorten
+from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import parse_time
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found, recorded
 from check_mutations import (
