@@ -9,7 +9,6 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts import claim_templates, hami
-from .._contracts import claim_templates as templates
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import ContractError
@@ -153,7 +152,7 @@ def _resolved(
             shares[device] = shares.get(device, 0) + (_units(mib, unit) if first == entry["name"] else 0)
         # A container may have a request for each of its cards.
         for container, request in dict.fromkeys(
-            (name, templates.container_of(request)) for name, request in use.containers
+            (name, claim_templates.container_of(request)) for name, request in use.containers
         ):
             held = _units(sum(claim.mib(request).values()), unit)
             containers[container] = containers.get(container, 0) + held

@@ -16,9 +16,8 @@ import copy
 import re
 import typing as t
 
-import tomllib
-
 from .._core.errors import BadInput
+from .._core.libraries import tomllib
 from .._core.types import JsonObject
 from . import toml_tree
 from .toml_tree import ARRAY, BLANK, HEADER, PAIR, Statement, common, written, written_key

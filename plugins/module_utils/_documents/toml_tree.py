@@ -14,7 +14,7 @@ import json
 import re
 import typing as t
 
-import tomllib
+from .._core.libraries import tomllib
 
 Path = tuple[str, ...]
 

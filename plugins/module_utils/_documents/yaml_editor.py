@@ -17,9 +17,8 @@ import json
 import re
 import typing as t
 
-import yaml
-
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .yaml_tree import (
     LIST,
     MAP,

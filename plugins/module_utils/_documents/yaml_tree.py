@@ -10,9 +10,8 @@ import dataclasses
 import re
 import typing as t
 
-import yaml
-
 from .._core.errors import BadInput
+from .._core.libraries import SafeLoader, yaml
 
 MAP, LIST, SCALAR, ALIAS = "map", "list", "scalar", "alias"
 # In characters without lines of comments. An edit parses a text seven times, each some 3 microseconds a character, so
@@ -144,7 +143,7 @@ def parse(text: str, is_json: bool) -> Node:
     raise yaml.YAMLError("it is empty")
 
 
-class Loader(yaml.SafeLoader):
+class Loader(SafeLoader):
     """Accept tabs where Kubernetes' parser does: everywhere but where they would indent a block."""
 
     def scan_to_next_token(self) -> None:

@@ -17,9 +17,19 @@ from .._core.types import JsonObject
 from .._host.facts import distribution, kernel
 from .._host.file_transaction import replace_text
 from .._host.system import Done, System
-from . import nouveau
-from . import nouveau as initramfs
-from .nouveau import CONSOLES, DIRECTIVES, DRACUT_PATH, PATH, directives, image_content, observe
+from .nouveau import (
+    BUILT,
+    CONSOLES,
+    DIRECTIVES,
+    DRACUT_PATH,
+    FAMILIES,
+    KEPT,
+    PATH,
+    directives,
+    image_content,
+    image_error,
+    observe,
+)
 from .types import InitramfsImage, NodeFacts, Nouveau
 
 DRACUT_TEXT = f"""\
@@ -65,15 +75,15 @@ def make_plan(present: bool, facts: NodeFacts, keep_file: bool = False) -> Plan:
     :raises BadInput: this node's images can't be rebuilt, or /boot has too little space or is read-only.
     """
     family, nouveau = facts["distribution"]["family"], facts["nouveau"]
-    if family not in initramfs.FAMILIES:
-        known = ", ".join(initramfs.FAMILIES)
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise BadInput(f"nouveau: the distribution's family {family!r} isn't supported; supported: {known}")
     own = None if keep_file and not present else _file_change(present, nouveau["files"].get(PATH))
     files = [own, _dracut_change(present, nouveau)]
     changes = [change for change in files if change is not None]
     stale = [image for image in nouveau["images"] if _stale(present, image, files[0], nouveau["files"].get(PATH))]
     # The kept copy of an existing image is restored by its rebuild.
-    kept = {initramfs.KEPT + image["release"] for image in nouveau["images"] if image.get("kept")}
+    kept = {KEPT + image["release"] for image in nouveau["images"] if image.get("kept")}
     left = [path for path in nouveau.get("leftovers", ()) if path not in kept]
     if stale or left:
         _refuse_boot(nouveau)
@@ -212,7 +222,7 @@ class Image:
 
     def _beside(self) -> None:
         """Build beside the old image and rename: dracut itself removes the old image before the new one is complete."""
-        built = nouveau.BUILT + self._release
+        built = BUILT + self._release
         self._system.remove(built)
         done = self._system.run(["dracut", "--force", built, self._release], timeout=SECONDS)
         wrong = self._wrong(done, built, old=self._path)
@@ -224,15 +234,15 @@ class Image:
 
     def _in_place(self) -> None:
         """Give the old image a second name first: update-initramfs itself replaces it and runs boot loaders' hooks."""
-        kept = nouveau.KEPT + self._release
+        kept = KEPT + self._release
         self._restore(kept)
         # A hard link needs no space; a file system without hard links gets a copy, if it fits.
         if self._system.run(["ln", "-T", self._path, kept]).rc != 0:
-            copied = self._system.run(["cp", "-a", "-T", self._path, nouveau.BUILT + self._release], timeout=SECONDS)
+            copied = self._system.run(["cp", "-a", "-T", self._path, BUILT + self._release], timeout=SECONDS)
             if copied.rc != 0:
-                self._system.remove(nouveau.BUILT + self._release)
+                self._system.remove(BUILT + self._release)
                 raise ShareError(f"{self._path} can't be backed up before the rebuild: {_last(copied)}")
-            self._must(["mv", "-f", "-T", nouveau.BUILT + self._release, kept])
+            self._must(["mv", "-f", "-T", BUILT + self._release, kept])
         before = self._stat(self._path)[0]
         done = self._system.run(["update-initramfs", "-u", "-k", self._release], timeout=SECONDS)
         wrong = self._wrong(done, self._path, old=kept, before=before)
@@ -263,7 +273,7 @@ class Image:
         if inode == before:
             return f"{' '.join(self._command())} didn't change {self._path} ({_last(done)})"
         content = image_content(self._system, self._tool, new, self._file)
-        reason = nouveau.image_error(old_size, size, content, self._inside)
+        reason = image_error(old_size, size, content, self._inside)
         return reason and f"the new {self._path} {reason}"
 
     def _command(self) -> list[str]:

@@ -9,8 +9,7 @@ import copy
 import difflib
 import typing as t
 
-import yaml
-
+from .._core.libraries import yaml
 from .._core.natural import natural
 from .._core.types import JsonObject
 

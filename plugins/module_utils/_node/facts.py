@@ -12,7 +12,6 @@ from .._contracts import card_exclusion
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._driver import facts as driver
-from .._driver import facts as modules
 from .._driver import library, nouveau
 from .._host import facts as host
 from .._host import kernels
@@ -175,7 +174,7 @@ def observe(
     )
     left_out = {card["address"] for card in installed["excluded"]["cards"]}
     gpus = [card for card in every if card["address"] not in left_out]
-    log = modules.log(system, bool(every or switches or installed["loaded"]))
+    log = driver.log(system, bool(every or switches or installed["loaded"]))
     log["xids"] = [xid for xid in log["xids"] if xid["address"] not in left_out]
     tools = toolkit.toolkit(system, software["packages"])
     cgroup = host.cgroup(system)
@@ -206,7 +205,7 @@ def observe(
         "cdi": {**toolkit.cdi(system, installed["module_version"]), "refresh_env": toolkit.refresh_env(system)},
         "cgroup": cgroup,
         "devices": gpu.devices(system),
-        "dkms": modules.dkms(system),
+        "dkms": driver.dkms(system),
         "log": log,
         "apt": software["apt"],
         "rpm": software["rpm"],

@@ -89,7 +89,7 @@ def resource_of(profile: str) -> str:
     return contract.RESOURCE_MIG + profile.replace("+", ".")
 
 
-def layouts(document: t.Any, where: str) -> dict[str, Layout]:
+def parse_layouts(document: t.Any, where: str) -> dict[str, Layout]:
     """Return the layouts of a document by name.
 
     :param document: as YAML has it; empty for none.

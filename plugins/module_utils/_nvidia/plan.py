@@ -18,8 +18,7 @@ from .._core.types import JsonObject
 from .._driver.nvidia_smi import root_of
 from .._images.names import repository_and_tag
 from .._runtime.common import injects_cdi
-from . import configurations as geometry
-from .configurations import CDI_CRI, ENVVAR, Configuration, Problem, configurations
+from .configurations import CDI_CRI, ENVVAR, Configuration, Problem, configurations, parse_layouts
 
 PREFIX = "nvidia_device_plugin_"
 RUNTIME = "nvidia"
@@ -155,7 +154,7 @@ def _result(**known: t.Any) -> Result:
 
 
 def _plan(options: Options) -> Result:
-    layouts = geometry.layouts(options["mig_layouts"], f"{PREFIX}mig_layouts")
+    layouts = parse_layouts(options["mig_layouts"], f"{PREFIX}mig_layouts")
     known = configurations(options["configurations"], layouts, f"{PREFIX}configurations")
     if options["default"] not in known:
         where = f"{PREFIX}default"

@@ -16,9 +16,8 @@ import hashlib
 import typing as t
 from pathlib import Path
 
-import jinja2
-
 from .._contracts import gpushare as contract
+from .._core.libraries import jinja2
 from .._core.natural import natural
 from . import model
 from .model import Card, amount, mib, number, percent, plural

@@ -14,7 +14,7 @@ import typing as t
 
 from .model import FINDING_LEVELS, LEVELS, Card, Node, View
 
-Sample = tuple[dict[str, str], int | float]
+Sample = tuple[dict[str, str], float]
 
 
 def render(view: View) -> str:
@@ -72,7 +72,7 @@ def _labels(node: Node, card: Card) -> dict[str, str]:
 
 def _metric(name: str, about: str, samples: list[Sample]) -> str:
     """Return one metric; empty without a sample. Prometheus would reject the whole file for duplicate labels."""
-    lines: dict[str, int | float] = {}
+    lines: dict[str, float] = {}
     for labels, value in samples:
         lines.setdefault(_series(name, labels), value)
     if not lines:

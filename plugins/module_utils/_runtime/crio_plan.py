@@ -16,9 +16,8 @@ import posixpath
 import re
 import typing as t
 
-import tomllib
-
 from .._core.errors import BadInput
+from .._core.libraries import tomllib
 from .._core.types import JsonObject
 from .._documents import toml_editor as toml
 from . import containerd, crio

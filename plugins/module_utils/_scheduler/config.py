@@ -20,10 +20,9 @@ import json
 import re
 import typing as t
 
-import yaml
-
 from .._core.digest import digest
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .._core.types import JsonObject
 from .constants import CONFIG
 from .constants import POLICY as PATH

@@ -11,9 +11,8 @@ import dataclasses
 import re
 import typing as t
 
-import yaml
-
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .._core.types import JsonObject
 from .._documents import json_editor
 from .._documents.yaml_tree import Loader, fault, refuse_large

@@ -13,10 +13,9 @@ from __future__ import annotations
 import posixpath
 import typing as t
 
-import yaml
-
 from .._core.digest import digest
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .._core.plan import Plan
 from .._rancher import settings
 from . import config, embedded

@@ -15,9 +15,8 @@ import enum
 import json
 import typing as t
 
-import yaml
-
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .._core.types import JsonObject
 from .._documents.yaml_editor import Document, Path
 from . import config

@@ -16,15 +16,13 @@ import posixpath
 import re
 import typing as t
 
-import yaml
-
 from .._core.digest import digest
 from .._core.errors import BadInput
+from .._core.libraries import yaml
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._documents.yaml_tree import Loader
 from . import config
-from . import config as merged_file
 from . import control_plane as cp
 from .config import FORMS, FormName
 from .constants import CONTAINER
@@ -342,8 +340,8 @@ def _present(
         before = _text_of(name, path, observed)
         if before is None:
             raise BadInput(f"{path}, which kube-scheduler's --{form.flag} names, doesn't exist")
-        note = merged_file.read(observed["merged"])
-        text, noted = merged_file.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
+        note = config.read(observed["merged"])
+        text, noted = config.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
         files, flag = [_note(observed, noted), File(path, before, text)], None
     else:
         path = form.path
@@ -391,12 +389,12 @@ def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName,
 def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> list[File]:
     files: list[File] = []
     stamp = manifest.stamp().sha256
-    note = merged_file.read(observed["merged"])
+    note = config.read(observed["merged"])
     for form, path in _merged_paths(manifest, note):
         text = _text_of(form, path, observed)
         if text is None or not (stamp or note or FORMS[form].has(path, text, options.extender)):
             continue
-        files.append(File(path, text, merged_file.take_out(path, form, text, options.extender, note)))
+        files.append(File(path, text, config.take_out(path, form, text, options.extender, note)))
     gone = [digest(file.after or "") for file in files]
     # An annotation with the restored text's own digest stays: an earlier removal set it for the restart.
     manifest.restore(annotation=not (stamp in gone and not changed(files)))
@@ -408,7 +406,7 @@ def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> li
     return [*files, File(observed["manifest_path"], observed["manifest"], manifest.text()), *rest]
 
 
-def _merged_paths(manifest: StaticPod, note: merged_file.Note | None) -> list[tuple[FormName, str]]:
+def _merged_paths(manifest: StaticPod, note: config.Note | None) -> list[tuple[FormName, str]]:
     """Return the user's files that may have our extender, each with its form."""
     if note is not None:
         return [(note.form, note.path)]
@@ -479,7 +477,7 @@ def _text_of(form: FormName, path: str, observed: ControlPlane) -> str | None:
     return observed["policy"]
 
 
-def _note(observed: ControlPlane, note: merged_file.Note | None) -> File:
+def _note(observed: ControlPlane, note: config.Note | None) -> File:
     return File(cp.MERGED, observed["merged"], note.text() if note is not None else None)
 
 

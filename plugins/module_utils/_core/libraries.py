@@ -1,0 +1,26 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Libraries that the controller has and nodes may lack: what imports this file plans on the controller alone.
+
+ansible-test imports every file of module_utils without them, and with Python 3.9, which has no tomllib.
+"""
+
+from __future__ import annotations
+
+try:
+    import jinja2
+except ImportError:
+    jinja2 = None  # type: ignore[assignment,unused-ignore]
+try:
+    import tomllib
+except ImportError:
+    tomllib = None  # type: ignore[assignment,unused-ignore]
+try:
+    import yaml
+    from yaml import SafeLoader
+except ImportError:
+    yaml = None  # type: ignore[assignment,unused-ignore]
+    SafeLoader = object  # type: ignore[assignment,misc,unused-ignore]
+
+__all__ = ("SafeLoader", "jinja2", "tomllib", "yaml")
