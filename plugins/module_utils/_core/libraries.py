@@ -8,6 +8,8 @@ ansible-test imports every file of module_utils without them, and with Python 3.
 
 from __future__ import annotations
 
+import typing as t
+
 try:
     import jinja2
 except ImportError:
@@ -21,6 +23,15 @@ try:
     from yaml import SafeLoader
 except ImportError:
     yaml = None  # type: ignore[assignment,unused-ignore]
-    SafeLoader = object  # type: ignore[assignment,misc,unused-ignore]
+
+    class SafeLoader:  # type: ignore[no-redef]
+        """What is derived from it can be imported."""
+
+        yaml_implicit_resolvers: t.ClassVar[dict[str, t.Any]] = {}
+
+        @classmethod
+        def add_implicit_resolver(cls, *_arguments: t.Any) -> None:
+            """Do nothing: nothing is read here."""
+
 
 __all__ = ("SafeLoader", "jinja2", "tomllib", "yaml")

@@ -35,7 +35,7 @@ from .yaml_tree import (
     refuse_large,
 )
 
-Step = str | int
+Step = t.Union[str, int]
 Path = tuple[Step, ...]
 
 WIDTH = 1 << 20

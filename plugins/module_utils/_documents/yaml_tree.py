@@ -187,7 +187,7 @@ class Loader(SafeLoader):
 # As for Kubernetes, a date is a string, and so is an equals sign.
 Loader.yaml_implicit_resolvers = {
     first: [resolver for resolver in found if resolver[0].rpartition(":")[2] not in ("timestamp", "value")]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    for first, found in SafeLoader.yaml_implicit_resolvers.items()
 }
 
 

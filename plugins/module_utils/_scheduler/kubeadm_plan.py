@@ -15,7 +15,7 @@ from .kubeadm import KEY, NAME
 from .kubeadm_edit import ExtenderFile, Reason, Result, cluster_configuration
 from .plan import Options, extender_file
 
-Machines = t.Mapping[str, ExtenderFile | None] | None
+Machines = t.Optional[t.Mapping[str, t.Optional[ExtenderFile]]]
 
 
 def plan_of(params: JsonObject, machines: Machines, config_map: JsonObject) -> tuple[str, JsonObject]:
