@@ -162,12 +162,12 @@ def _by_name(entry: PodEntry) -> tuple[str, list[str | int]]:
 
 def _totals(nodes: t.Sequence[NodeShares]) -> list[BackendTotals]:
     """Return the totals of each back end; units of different back ends can't be added."""
-    found: list[BackendTotals] = []
+    totals: list[BackendTotals] = []
     for backend in BACKENDS:
         parts = [node.parts[backend] for node in nodes if backend in node.parts]
         if parts:
             units = {part.unit for part in parts} - {None}
-            found.append(
+            totals.append(
                 {
                     "backend": backend,
                     "unit": units.pop() if len(units) == 1 else None,
@@ -175,4 +175,4 @@ def _totals(nodes: t.Sequence[NodeShares]) -> list[BackendTotals]:
                     "used": sum(part.used for part in parts),
                 }
             )
-    return found
+    return totals

@@ -12,6 +12,7 @@ import typing as t
 
 from .._contracts import backends, claim_templates, hami, hami_marks, nvidia_plugin
 from .._contracts import gpushare as contract
+from .._contracts.model import Node
 from .._core.types import JsonObject
 from . import server_nodes
 from .cluster import ClusterNode, ClusterState
@@ -240,22 +241,20 @@ def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
     return found
 
 
-def allocator_of(node: JsonObject) -> str:
-    """Return the allocator that has a node of the API, whoever deployed it; empty where nobody has.
+def allocator_of(node: Node) -> str:
+    """Return the allocator that has a node, whoever deployed it; empty where nobody has.
 
     Its label decides; a node without one has what its allocator writes there, or announces.
     """
-    labels, annotations = (node["metadata"].get(key) or {} for key in ("labels", "annotations"))
-    capacity = (node.get("status") or {}).get("capacity") or {}
-    for name, one in ALLOCATORS.items():
-        if one.labels(labels):
+    for name, allocator in ALLOCATORS.items():
+        if allocator.labels(node.labels):
             return name
-    for name, one in ALLOCATORS.items():
-        if any(key in annotations for key in one.annotations):
+    for name, allocator in ALLOCATORS.items():
+        if any(key in node.annotations for key in allocator.annotations):
             return name
-    for name, one in ALLOCATORS.items():
+    for name, allocator in ALLOCATORS.items():
         # HAMi's resource is NVIDIA's, too; a node of HAMi has its annotation.
-        if name != HAMI and any(one.announces(key) and contract.quantity(size) > 0 for key, size in capacity.items()):
+        if name != HAMI and any(allocator.announces(key) and size > 0 for key, size in node.capacity.items()):
             return name
     return ""
 

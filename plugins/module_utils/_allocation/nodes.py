@@ -28,8 +28,8 @@ def limit_of_cards(limits: t.Iterable[str]) -> str:
 
     :param limits: of each card: enforced, off, or the code of the reason why there is none; empty if unknown.
     """
-    known = [one for one in limits if one]
-    codes = sorted({one for one in known if one not in (contract.LIMIT_ENFORCED, contract.LIMIT_OFF)})
+    known = [limit for limit in limits if limit]
+    codes = sorted({limit for limit in known if limit not in (contract.LIMIT_ENFORCED, contract.LIMIT_OFF)})
     if codes:
         return contract.LIMIT_UNENFORCED + ", ".join(codes)
     return contract.LIMIT_OFF if contract.LIMIT_OFF in known else known[0] if known else ""

@@ -101,7 +101,7 @@ def gpu_requests(requests: t.Mapping[str, int]) -> dict[str, int]:
 
 def requests_devices(pod: Pod) -> bool:
     """Return whether a pod asks a device plugin for GPUs."""
-    return any(gpu_requests(one.requests) for one in pod.containers)
+    return any(gpu_requests(container.requests) for container in pod.containers)
 
 
 def requests_gpu(pod: Pod) -> bool:
@@ -112,37 +112,37 @@ def requests_gpu(pod: Pod) -> bool:
 def expected_allocations(pod: Pod) -> list[tuple[str, str, int]]:
     """Return container, resource and number of all that kubelet must have allocated, without plain init containers."""
     return [
-        (one.name, resource, number)
-        for one in pod.containers
-        if not one.init
-        for resource, number in gpu_requests(one.requests).items()
+        (container.name, resource, number)
+        for container in pod.containers
+        if not container.init
+        for resource, number in gpu_requests(container.requests).items()
     ]
 
 
 def entries_of(node: Node, pod: Pod) -> list[Entry]:
     """Return a pod's entries for GPUs in kubelet's checkpoint."""
-    return [one for uid in sorted(pod.uids) for one in node.kubelet.of(uid) if gpu_requests({one.resource: 1})]
+    return [entry for uid in sorted(pod.uids) for entry in node.kubelet.of(uid) if gpu_requests({entry.resource: 1})]
 
 
 def units_by_gpu(node: Node, ids: t.Iterable[str]) -> tuple[dict[str, int], list[str]]:
     """Return units by GPU (UUID) of this collection's device IDs, and the IDs that name no GPU of the node."""
-    found: dict[str, int] = {}
+    units: dict[str, int] = {}
     unresolved: list[str] = []
     known: dict[str, Card | None] = {}
-    for one in ids:
+    for identifier in ids:
         try:
-            short = contract.card_of_device_id(one)
+            short = contract.card_of_device_id(identifier)
         except contract.ContractError:
-            unresolved.append(one)
+            unresolved.append(identifier)
             continue
         if short not in known:
             known[short] = contract.card_by_short(node.cards, short)
         card = known[short]
         if card is None:
-            unresolved.append(one)
+            unresolved.append(identifier)
         else:
-            found[card.uuid] = found.get(card.uuid, 0) + 1
-    return found, unresolved
+            units[card.uuid] = units.get(card.uuid, 0) + 1
+    return units, unresolved
 
 
 def visible_gpus(node: Node, entry: Entry) -> Grant:
@@ -159,19 +159,19 @@ def visible_gpus(node: Node, entry: Entry) -> Grant:
     # NVIDIA's plugin may name them by mounts, which aren't read here, and MIG devices by their position.
     if entry.envs is None or not names or any(one.startswith("/") or MIG_POSITION.fullmatch(one) for one in names):
         return Grant(None, source)
-    found: set[str] = set()
+    uuids: set[str] = set()
     unresolved = []
-    for one in (name.strip() for name in names):
-        gpu = node.nvml.at(int(one)) if one.isascii() and one.isdigit() and len(one) < 5 else None
-        if one == "all":
-            found |= {gpu.uuid for gpu in node.nvml.gpus}
-        elif one.startswith(("GPU-", "MIG-")):
-            found.add(one)
+    for name in map(str.strip, names):
+        gpu = node.nvml.at(int(name)) if name.isascii() and name.isdigit() and len(name) < 5 else None
+        if name == "all":
+            uuids |= {gpu.uuid for gpu in node.nvml.gpus}
+        elif name.startswith(("GPU-", "MIG-")):
+            uuids.add(name)
         elif gpu is not None:
-            found.add(gpu.uuid)
+            uuids.add(gpu.uuid)
         else:
-            unresolved.append(shorten(one))
-    return Grant(frozenset(found), source, tuple(unresolved))
+            unresolved.append(shorten(name))
+    return Grant(frozenset(uuids), source, tuple(unresolved))
 
 
 def entry_gpus(node: Node, entry: Entry) -> Grant:
@@ -181,29 +181,30 @@ def entry_gpus(node: Node, entry: Entry) -> Grant:
         if units and not unresolved:
             return Grant(frozenset(units), "kubelet's device IDs")
     if entry.resource != contract.RESOURCE_MEMORY and HAMI not in node.backends:
-        named = frozenset(one.partition("::")[0] for one in entry.ids)
-        if named and all(one.startswith(("GPU-", "MIG-")) for one in named):
+        named = frozenset(identifier.partition("::")[0] for identifier in entry.ids)
+        if named and all(uuid.startswith(("GPU-", "MIG-")) for uuid in named):
             return Grant(named, "kubelet's device IDs")
     return visible_gpus(node, entry)
 
 
 def grant_of(node: Node, pod: Pod) -> Grant:
     """Return the GPUs allocated to a pod: by its claims, by kubelet, or else by its annotations."""
-    found = {node.uuid_of(device) for pool, device in pod.claimed() if pool == node.name}
-    source = "its claims" if found else ""
+    uuids = {node.uuid_of(device) for pool, device in pod.claimed() if pool == node.name}
+    source = "its claims" if uuids else ""
     for entry in entries_of(node, pod):
-        one = entry_gpus(node, entry)
-        if one.uuids:
-            found |= one.uuids
-            source = one.source
-    if found:
-        return Grant(frozenset(found), source)
+        grant = entry_gpus(node, entry)
+        if grant.uuids:
+            uuids |= grant.uuids
+            source = grant.source
+    if uuids:
+        return Grant(frozenset(uuids), source)
     by_index = {card.index: card.uuid for card in node.cards}
     held = [by_index.get(index, "") for index in pod.booked]
     if held and all(held):
         return Grant(frozenset(held), "annotations")
     try:
-        devices = [uuid for one in hami.allocated(pod.annotations.get(hami.POD_ALLOCATED, "")) for uuid, *_rest in one]
+        given = hami.allocated(pod.annotations.get(hami.POD_ALLOCATED, ""))
+        devices = [uuid for parts in given for uuid, *_rest in parts]
     except hami.HamiError:
         devices = []
     return Grant(frozenset(devices) or None, "annotations")
@@ -211,11 +212,11 @@ def grant_of(node: Node, pod: Pod) -> Grant:
 
 def physical_gpus(node: Node, uuids: t.Iterable[str]) -> frozenset[str]:
     """Return the physical GPUs of GPUs and MIG devices; a UUID that NVML doesn't list is kept."""
-    found = set()
+    physical = set()
     for uuid in uuids:
         gpu = node.nvml.gpu(uuid)
-        found.add(gpu.uuid if gpu else uuid)
-    return frozenset(found)
+        physical.add(gpu.uuid if gpu else uuid)
+    return frozenset(physical)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,17 +236,17 @@ class Usage:
 
 
 def processes(gpu: Gpu, pod: Pod) -> list[Process]:
-    return [one for one in gpu.processes or () if one.pod_uid in pod.uids and one.pod_uid]
+    return [process for process in gpu.processes or () if process.pod_uid and process.pod_uid in pod.uids]
 
 
 def usage_of(gpu: Gpu, pod: Pod) -> Usage:
     """Return the larger of its processes' memory and the memory charged to its control groups."""
     mine = processes(gpu, pod)
-    numbers = [one.used_mib for one in mine]
-    known = [one for one in numbers if one is not None]
+    numbers = [process.used_mib for process in mine]
+    known = [mib for mib in numbers if mib is not None]
     by_process = sum(known) if gpu.processes is not None and len(known) == len(numbers) else None
-    limits = [one for one in gpu.limits or () if one.pod_uid and one.pod_uid in pod.uids]
-    charged = [one.used_mib for one in limits if one.used_mib is not None]
-    both = [one for one in (by_process, sum(charged) if charged else None) if one is not None]
-    hard = [one.hard_mib for one in limits if one.hard_mib is not None]
+    limits = [limit for limit in gpu.limits or () if limit.pod_uid and limit.pod_uid in pod.uids]
+    charged = [limit.used_mib for limit in limits if limit.used_mib is not None]
+    both = [mib for mib in (by_process, sum(charged) if charged else None) if mib is not None]
+    hard = [limit.hard_mib for limit in limits if limit.hard_mib is not None]
     return Usage(max(both) if both else None, len(mine), max(hard) if hard else None, gpu.limits is not None)

@@ -166,18 +166,18 @@ class Nvml:
 
     def gpu(self, uuid: str) -> Gpu | None:
         """Return the GPU of a UUID, which is the GPU's own or that of one of its MIG devices."""
-        for one in self.gpus:
-            if uuid and (one.uuid == uuid or any(mig.uuid == uuid for mig in one.mig)):
-                return one
+        for gpu in self.gpus:
+            if uuid and (gpu.uuid == uuid or any(mig.uuid == uuid for mig in gpu.mig)):
+                return gpu
         return None
 
     def at(self, index: int) -> Gpu | None:
-        return next((one for one in self.gpus if one.index == index), None)
+        return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
     @property
     def uuids(self) -> frozenset[str]:
         """Those of all GPUs and MIG devices."""
-        return frozenset(x for one in self.gpus for x in (one.uuid, *(mig.uuid for mig in one.mig)))
+        return frozenset(uuid for gpu in self.gpus for uuid in (gpu.uuid, *(mig.uuid for mig in gpu.mig)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Kubelet:
     prepared: Prepared = Prepared("they weren't read")
 
     def of(self, uid: str, resource: str = "") -> list[Entry]:
-        return [one for one in self.entries if one.pod_uid == uid and resource in ("", one.resource)]
+        return [entry for entry in self.entries if entry.pod_uid == uid and resource in ("", entry.resource)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,11 +299,11 @@ class Node(model.Node):
     @property
     def devices(self) -> tuple[dra.Device, ...]:
         """The cards in its slices."""
-        return tuple(device for one in self.slices for device in one.devices)
+        return tuple(device for of_node in self.slices for device in of_node.devices)
 
     def uuid_of(self, device: str) -> str:
         """Return the UUID of a card of its slices; its device's name is the same in lower case."""
-        known = [one.uuid for one in self.devices if one.name == device]
+        known = [known.uuid for known in self.devices if known.name == device]
         return next(
             (uuid for uuid in [*known, *(gpu.uuid for gpu in self.nvml.gpus)] if uuid.lower() == device), device
         )

@@ -51,7 +51,7 @@ def snapshot(
     :param templates: of claims, as ``namespace/name``, that gpushare-dra-templates has made.
     """
     in_api = by_claims or Read()
-    ours = {one.key: one for one in in_api.claims if one.ours}
+    ours = {claim.key: claim for claim in in_api.claims if claim.ours}
     slices = dra.newest(in_api.slices)
     reader.unreadable += in_api.unreadable[:5]
     evidence_by_node = reader.mapping(evidence, "the evidence")
@@ -63,22 +63,22 @@ def snapshot(
             by_node.setdefault(pod.node, []).append(pod)
         elif not pod.finished:
             pending.append(pod)
-    found: dict[str, Node] = {}
+    by_name: dict[str, Node] = {}
     for raw in reader.mappings(nodes, "the list of nodes"):
         node = _node(raw, by_node, evidence_by_node, slices, reader)
         if node is not None:
-            found[node.name] = node
+            by_name[node.name] = node
     maps = None if configmaps is None else reader.mappings(configmaps, "the list of ConfigMaps")
     return Snapshot(
-        nodes=tuple(found[name] for name in sorted(found)),
+        nodes=tuple(by_name[name] for name in sorted(by_name)),
         pending=tuple(pending),
-        unknown_nodes=tuple(sorted(set(evidence_by_node) - set(found))),
-        configmaps=None if maps is None else dict(_configmap(one, reader) for one in maps),
+        unknown_nodes=tuple(sorted(set(evidence_by_node) - set(by_name))),
+        configmaps=None if maps is None else dict(_configmap(raw, reader) for raw in maps),
         configmaps_problem=configmaps_problem,
         unreadable=tuple(reader.unreadable),
         now=now,
         options=options,
-        orphaned_pods=tuple(one for name in sorted(set(by_node) - set(found)) for one in by_node[name] if one.active),
+        orphaned_pods=tuple(pod for name in sorted(set(by_node) - set(by_name)) for pod in by_node[name] if pod.active),
         servers=servers,
         claims=tuple(ours.values()),
         claims_problem=in_api.problem,
@@ -90,9 +90,8 @@ def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:
     """Return a pod with those of its claims that are for cards of this collection's driver."""
     if not pod.uses:
         return pod
-    namespace = pod.key.partition("/")[0]
-    found = (ours.get(f"{namespace}/{one.claim}") for one in pod.uses)
-    return pod._replace(claims=tuple(one for one in found if one is not None))
+    keys = (f"{pod.namespace}/{use.claim}" for use in pod.uses)
+    return pod._replace(claims=tuple(ours[key] for key in keys if key in ours))
 
 
 def _configmap(raw: JsonObject, reader: Reader) -> tuple[str, JsonObject]:
@@ -149,7 +148,7 @@ def _node(
     return Node(
         **{**vars(known), "cards": cards, "cards_problem": cards_problem},
         backends=backends(known, bool(mine)),
-        unit=_unit(cards, nvml) or next((device.unit for one in mine for device in one.devices), None),
+        unit=_unit(cards, nvml) or next((device.unit for of_node in mine for device in of_node.devices), None),
         pods=tuple(by_node.get(known.name, ())),
         observed=observed,
         uuids=tuple(reader.texts(given, "its evidence")) if isinstance(given, list) else (),

@@ -506,7 +506,7 @@ def node_cards(node: JsonObject) -> list[Card]:
 
 
 def equal_cards(memory: int, count: int) -> list[Card]:
-    """Return the cards of a node of upstream's plugin, which announces only their number and their units together."""
+    """Return the cards of upstream's plugin, which announces only their number and sum."""
     if not 0 < memory <= MOST_UNITS or not 0 < count <= MOST_CARDS:
         return []
     return [Card(index=n, uuid="", minor=n, memory_mib=0, units=memory // count) for n in range(count)]

@@ -327,18 +327,8 @@ def _texts(raw: JsonObject | None) -> t.Mapping[str, str]:
 
 
 def _extended(raw: JsonObject | None) -> dict[str, int]:
-    """Return the amounts of extended resources.
-
-    :raises ValueError: one of them is longer than any number of Kubernetes.
-    """
-    amounts = {}
-    for name, value in (raw or {}).items():
-        if "/" in name:
-            text = str(value)
-            if len(text) > MOST_DIGITS:
-                raise ValueError("an amount has too many digits")
-            amounts[name] = gpushare.quantity(text)
-    return amounts
+    """Return the amounts of extended resources, of a longer one its first digits, which are more than anything has."""
+    return {name: gpushare.quantity(str(value)[:MOST_DIGITS]) for name, value in (raw or {}).items() if "/" in name}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,21 +3,22 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Assertions on a suite's pods, whose shares may be claims; each pod is validated by itself. No I/O.
 
-A claim is a booking: what it is allocated becomes the annotations of gpushare's contract on its pod, and the cards in
-slices become those of the node. No I/O.
+A claim is a booking: what it is allocated becomes its pod's booking by gpushare's contract, and the cards in slices
+become those of the node.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import typing as t
 
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
+from .._contracts.claims import MALFORMED
+from .._contracts.model import Node, Pod, PodParser
 from .._core.errors import ShareError
 from .._core.types import JsonObject
-from .nodes import MALFORMED, NodeState
+from .nodes import NodeState
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 
 # The text of kube-scheduler's condition where no card has room for a claim (kubernetes v1.36.3, dynamicresources).
@@ -56,60 +57,62 @@ def _cards(devices: t.Sequence[dra.Device]) -> Cards:
     return Cards(tuple(devices), units.pop() if len(units) == 1 else "MiB")
 
 
-def as_announced(node: JsonObject, cards: Cards | None) -> JsonObject:
+def as_announced(node: Node, cards: Cards | None) -> Node:
     """Return a node as a device plugin would announce its cards; unchanged where it has none in slices."""
     if cards is None:
         return node
-    found = copy.deepcopy(node)
-    mine = [card for card in (cards.card(one.name) for one in cards.devices) if card is not None]
-    metadata, status = found.setdefault("metadata", {}), found.setdefault("status", {})
+    mine = [card for card in (cards.card(device.name) for device in cards.devices) if card is not None]
     limits = sorted({card.limit for card in mine if card.limit})
-    metadata["annotations"] = {
-        **(metadata.get("annotations") or {}),
-        contract.NODE_CARDS: contract.cards_to_annotation(mine),
-        **({contract.NODE_LIMIT: limits[0]} if len(limits) == 1 else {}),
-    }
-    for field, counted in (("capacity", mine), ("allocatable", [card for card in mine if card.healthy])):
-        amounts = {contract.RESOURCE_MEMORY: sum(card.units for card in counted), contract.RESOURCE_COUNT: len(mine)}
-        status[field] = {**(status.get(field) or {}), **{key: str(value) for key, value in amounts.items()}}
-    return found
+    annotations = {**node.annotations, contract.NODE_CARDS: contract.cards_to_annotation(mine)}
+    if len(limits) == 1:
+        annotations[contract.NODE_LIMIT] = limits[0]
+    healthy = [card for card in mine if card.healthy]
+    capacity, allocatable = (
+        {contract.RESOURCE_MEMORY: sum(card.units for card in counted), contract.RESOURCE_COUNT: len(mine)}
+        for counted in (mine, healthy)
+    )
+    return dataclasses.replace(
+        node,
+        annotations=annotations,
+        announced=True,
+        cards=tuple(sorted(mine, key=lambda card: card.index)),
+        cards_problem="",
+        capacity={**node.capacity, **capacity},
+        allocatable={**node.allocatable, **allocatable},
+    )
 
 
-def as_booked(
-    pods: t.Iterable[JsonObject], claims: t.Iterable[JsonObject], by_node: t.Mapping[str, Cards]
-) -> list[JsonObject]:
+def as_booked(pods: t.Iterable[Pod], claims: t.Iterable[JsonObject], by_node: t.Mapping[str, Cards]) -> list[Pod]:
     """Return pods as the extender would have booked them, and a pod for each claim that holds memory without one.
 
     Of several pods that share a claim, the first has its memory.
 
     :raises ContractError: a claim is malformed.
     """
-    known = {(one.namespace, one.name): one for one in map(dra.claim_of, claims) if one.ours}
+    known = {(claim.namespace, claim.name): claim for claim in map(dra.claim_of, claims) if claim.ours}
     used: set[str] = set()
-    found = []
+    booked = []
     for pod in pods:
-        mine = [known.get((_namespace(pod), one.claim)) for one in dra.pod_claims(pod)]
-        held = [one for one in mine if one is not None and one.parts and _is_of(one, pod) and one.uid not in used]
-        used |= {one.uid for one in held}
-        found.append(_booked(pod, held, by_node) if held else pod)
-    for one in known.values():
-        if one.parts and one.uid not in used:
-            metadata = {"namespace": one.namespace, "name": f"claim {one.name}", "uid": one.uid}
-            left: JsonObject = {"metadata": metadata, "spec": {"nodeName": one.parts[0].pool, "containers": [{}]}}
-            found.append(_booked(left, [one], by_node))
-    return found
+        mine = [known.get((pod.namespace, use.claim)) for use in pod.uses]
+        held = [
+            claim
+            for claim in mine
+            if claim is not None
+            and claim.parts
+            and claim.uid not in used
+            and pod.uid in {user.uid for user in claim.users}
+        ]
+        used |= {claim.uid for claim in held}
+        booked.append(_booked(pod, held, by_node) if held else pod)
+    for claim in known.values():
+        if claim.parts and claim.uid not in used:
+            left = Pod(claim.namespace, f"claim {claim.name}", claim.uid, frozenset({claim.uid}), claim.parts[0].pool)
+            booked.append(_booked(left, [claim], by_node))
+    return booked
 
 
-def _namespace(pod: JsonObject) -> str:
-    return str((pod.get("metadata") or {}).get("namespace") or "")
-
-
-def _is_of(claim: dra.Claim, pod: JsonObject) -> bool:
-    return contract.pod_uid(pod) in {user.uid for user in claim.users}
-
-
-def _booked(pod: JsonObject, held: t.Sequence[dra.Claim], by_node: t.Mapping[str, Cards]) -> JsonObject:
-    """Return a pod with the annotations of what its claims hold, all of it as its first container's request."""
+def _booked(pod: Pod, held: t.Sequence[dra.Claim], by_node: t.Mapping[str, Cards]) -> Pod:
+    """Return a pod with what its claims hold as its units and its booking, and with the annotations of that."""
     cards = by_node.get(held[0].parts[0].pool)
     if cards is None:
         return pod
@@ -118,15 +121,17 @@ def _booked(pod: JsonObject, held: t.Sequence[dra.Claim], by_node: t.Mapping[str
         for (_pool, device), amount in claim.mib().items():
             mib[device] = mib.get(device, 0) + amount
     units = contract.units_of(sum(mib.values()), cards.unit)
-    found = copy.deepcopy(pod)
-    first = found["spec"]["containers"][0]
-    first["resources"] = {**(first.get("resources") or {}), "limits": {contract.RESOURCE_MEMORY: str(units)}}
     mine = [card for card in map(cards.card, mib) if card is not None]
-    # A claim of a card that no slice has is a pod without a card.
-    written = contract.booking_annotations(mine, found, 1, True) if len(mine) == len(mib) else {}
-    metadata = found["metadata"]
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **contract.merge_only(written, {})}
-    return found
+    if len(mine) != len(mib):
+        # A claim of a card that no slice has is a pod without a card.
+        return pod._replace(units=units)
+    indices = tuple(card.index for card in mine)
+    # As in the contract, cards of which the shares differ are one: the first.
+    booking = contract.Booking(indices if units % len(indices) == 0 else indices[:1], True, 1)
+    request = {"resources": {"limits": {contract.RESOURCE_MEMORY: str(units)}}}
+    written = contract.booking_annotations(mine, {"spec": {"containers": [request]}}, 1, True)
+    annotations = contract.merge_only(written, {})
+    return pod._replace(units=units, booking=booking, annotations={**pod.annotations, **annotations})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,31 +171,34 @@ class PodState:
         return ", ".join(found) or "no annotation of gpushare"
 
 
-def pod_state(pod: JsonObject, events: t.Iterable[JsonObject] = ()) -> PodState:
+def pod_state(raw: JsonObject, events: t.Iterable[JsonObject] = (), booked: Pod | None = None) -> PodState:
     """Read a pod's state.
 
     :param events: of its namespace.
+    :param booked: the pod with what its claims hold; by default as it is.
     :raises ShareError: the object is malformed.
     """
+    pod = booked or PodParser()(raw)
+    if pod is None or pod.problem:
+        raise ShareError("a pod's object in the API is malformed")
     try:
-        held = contract.booking(pod)
-        status, spec = pod.get("status") or {}, pod.get("spec") or {}
-        own = [one for one in events if _involved(one).get("uid") == contract.pod_uid(pod)]
+        status = raw.get("status") or {}
+        own = [event for event in events if _involved(event).get("uid") == pod.uid]
         return PodState(
-            name=str(pod["metadata"]["name"]),
-            uid=contract.pod_uid(pod),
-            node=contract.pod_node(pod),
-            phase=str(status.get("phase") or "unknown"),
-            running=is_running(pod),
-            ended=contract.finished(pod),
-            index=held.index if held else None,
-            annotations=dict((pod.get("metadata") or {}).get("annotations") or {}),
+            name=pod.name,
+            uid=pod.uid,
+            node=pod.node,
+            phase=pod.phase or "unknown",
+            running=is_running(raw),
+            ended=pod.finished,
+            index=pod.booking.index if pod.booking else None,
+            annotations=dict(pod.annotations),
             summary=_summary(status, own),
             waiting=tuple(str(state.get("reason") or "") for _prefix, state in _stopped(status)),
             refusals=tuple(_refusals(status, own)),
             scheduler_error=any(one.get("reason") == "SchedulerError" for one in _unscheduled(status)),
-            priority=contract.pod_priority(pod),
-            preempts=spec.get("preemptionPolicy") != "Never",
+            priority=pod.priority,
+            preempts=raw["spec"].get("preemptionPolicy") != "Never",
         )
     except MALFORMED as error:
         raise ShareError(f"a pod's object in the API is malformed: {type(error).__name__}") from error
@@ -339,10 +347,7 @@ def assert_not_overbooked(pod: PodState, before: NodeState, after: NodeState, na
         return
     what = f"card {card.index} of node {after.name} is booked with {booked} of {card.units} units"
     others = [
-        contract.pod_key(one)
-        for one in after.pods
-        if contract.pod_uid(one) in after.uids - before.uids
-        and (one.get("metadata") or {}).get("namespace") != namespace
+        other.key for other in after.pods if other.uid in after.uids - before.uids and other.namespace != namespace
     ]
     if others:
         what = f"{what}, and {', '.join(sorted(others)[:3])} came in meanwhile"

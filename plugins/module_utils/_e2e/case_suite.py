@@ -9,6 +9,7 @@ import abc
 import typing as t
 
 from .._allocation.node_backends import allocator_of
+from .._contracts.model import Node
 from .._core.types import JsonObject
 from . import nodes, result
 from .assertions import PodState
@@ -45,7 +46,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         self._seen = none
 
     @abc.abstractmethod
-    def see(self, node: JsonObject) -> tuple[int, Seen] | str:
+    def see(self, node: Node) -> tuple[int, Seen] | str:
         """Return what is free on a node and what it announces, or why it can't be used."""
 
     @abc.abstractmethod
@@ -59,7 +60,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         reasons: dict[str, str] = {}
         best: tuple[int, str, Seen] | None = None
         for node in self._client.all_nodes():
-            name = nodes.name_of(node)
+            name = node.name
             if allocator_of(node) != self.backend or self._options.node not in (None, name):
                 continue
             refusal = nodes.refusal(node, self._options.node_selector, self._options.tolerations)

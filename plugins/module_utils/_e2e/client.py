@@ -11,6 +11,8 @@ import typing as t
 
 from .._contracts import gpushare as contract
 from .._contracts.claim_templates import API_VERSION
+from .._contracts.claims import MALFORMED
+from .._contracts.model import Node, Pod, PodParser, node_of
 from .._core.errors import BadInput, ShareError
 from .._core.natural import natural
 from .._core.types import JsonObject
@@ -185,7 +187,7 @@ class SuiteClient:
             found = nodes.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
         except BadInput:
             raise
-        except (ShareError, *nodes.MALFORMED) as error:
+        except (ShareError, *MALFORMED) as error:
             raise BadInput(f"image: not set, and the device plugin's image can't be read: {error}") from error
         if not found:
             raise BadInput(
@@ -196,44 +198,44 @@ class SuiteClient:
 
     # ----------------------------------------------------------------- nodes
 
-    def sharing_nodes(self) -> list[JsonObject]:
+    def sharing_nodes(self) -> list[Node]:
         """Return the nodes that share memory, of those that the user allows, in natural order.
 
         :raises BadInput: the node that the user named doesn't exist.
         :raises NoBackend: no node shares memory.
         """
-        found = self.all_nodes()
+        there = self.all_nodes()
         if self._options.node:
-            found = [one for one in found if nodes.name_of(one) == self._options.node]
-            if not found:
+            there = [node for node in there if node.name == self._options.node]
+            if not there:
                 raise BadInput(f"node: the cluster has no node {self._options.node}")
-        sharing = [one for one in found if nodes.shares_memory(one)]
+        sharing = [node for node in there if nodes.shares_memory(node)]
         if not sharing:
-            raise NoBackend(nodes.no_backend_reason(found))
-        return sorted(sharing, key=lambda one: natural(nodes.name_of(one)))
+            raise NoBackend(nodes.no_backend_reason(there))
+        return sorted(sharing, key=lambda node: natural(node.name))
 
-    def all_nodes(self) -> list[JsonObject]:
+    def all_nodes(self) -> list[Node]:
         """Return the nodes, or those of one kind where the run is for that."""
-        listed = [one for one in self.request(lambda: self._kube.list_all("v1", "Node")) if nodes.name_of(one)]
         only = self._options.only
-        found = [one for one in listed if only is None or nodes.name_of(one) in only]
-        self._has_claims = any(nodes.allocation_of(one) == nodes.DRA for one in found)
+        listed = map(node_of, self.request(lambda: self._kube.list_all("v1", "Node")))
+        there = [node for node in listed if node is not None and (only is None or node.name in only)]
+        self._has_claims = any(nodes.allocation_of(node) == nodes.DRA for node in there)
         cards = self._cards()
-        found = [assertions.as_announced(one, cards.get(nodes.name_of(one))) for one in found]
-        self.allocations = {nodes.name_of(one): nodes.allocation_of(one) for one in found if nodes.shares_memory(one)}
-        return found
+        there = [assertions.as_announced(node, cards.get(node.name)) for node in there]
+        self.allocations = {node.name: nodes.allocation_of(node) for node in there if nodes.shares_memory(node)}
+        return there
 
-    def usable_state(self, node: JsonObject) -> NodeState | str:
+    def usable_state(self, node: Node) -> NodeState | str:
         """Return a node's state, or why the node can't be used."""
         reason = nodes.unusable_reason(node, self._options.node_selector, self._options.tolerations)
-        return reason or nodes.node_state(node, self._pods_of(nodes.name_of(node)))
+        return reason or nodes.node_state(node, self._pods_of(node.name))
 
     def node_state(self, name: str) -> NodeState:
         """Return a node's present state.
 
         :raises StepOutcome: the node doesn't exist any more, or is malformed.
         """
-        node = self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
+        node = self.node(name)
         if node is None:
             raise StepOutcome(f"node {name} doesn't exist any more")
         found = nodes.node_state(assertions.as_announced(node, self._cards().get(name)), self._pods_of(name))
@@ -241,24 +243,25 @@ class SuiteClient:
             raise StepOutcome(f"node {name}: {found}")
         return found
 
-    def unfinished_pods(self, node: str) -> list[JsonObject]:
+    def unfinished_pods(self, node: str) -> list[Pod]:
         """Return the pods on a node that haven't ended."""
-        return [one for one in self._pods_of(node) if not contract.finished(one)]
+        return [pod for pod in self._pods_of(node) if not pod.finished]
 
     def daemon_sets(self) -> list[JsonObject]:
         return self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet"))
 
-    def node(self, name: str) -> JsonObject | None:
-        return self.request(lambda: self._kube.get(Ref("v1", "Node", "", name)))
+    def node(self, name: str) -> Node | None:
+        return node_of(self.request(lambda: self._kube.get(Ref("v1", "Node", "", name))))
 
     def config_map(self, namespace: str, name: str) -> JsonObject:
         """Return a ConfigMap's data; empty where it doesn't exist."""
         found = self.request(lambda: self._kube.get(Ref("v1", "ConfigMap", namespace, name)))
         return (found or {}).get("data") or {}
 
-    def _pods_of(self, node: str) -> list[JsonObject]:
-        found = self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
-        return self._booked(found)
+    def _pods_of(self, node: str) -> list[Pod]:
+        return self._booked(
+            self.request(lambda: self._kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}"))
+        )
 
     def _cards(self) -> dict[str, assertions.Cards]:
         """Return the cards in slices by node, where a node has them."""
@@ -266,12 +269,13 @@ class SuiteClient:
             return {}
         return assertions.cards_by_node(self.request(lambda: self._kube.list_all(API_VERSION, "ResourceSlice")))
 
-    def _booked(self, pods: list[JsonObject]) -> list[JsonObject]:
-        """Return pods with what their claims are allocated, where a node's cards are allocated by claims."""
+    def _booked(self, listed: t.Iterable[JsonObject]) -> list[Pod]:
+        """Parse pods, with what their claims are allocated where a node's cards are allocated by claims."""
+        pods = [pod for pod in map(PodParser(), listed) if pod is not None]
         if not self._has_claims:
             return pods
-        found = self.request(lambda: self._kube.list_all(API_VERSION, "ResourceClaim"))
-        return assertions.as_booked(pods, found, self._cards())
+        claims = self.request(lambda: self._kube.list_all(API_VERSION, "ResourceClaim"))
+        return assertions.as_booked(pods, claims, self._cards())
 
     def has_claims(self) -> bool:
         """Return whether the extender reserves memory for a pod that preempted others."""
@@ -310,12 +314,12 @@ class SuiteClient:
     def pods(self) -> dict[str, PodState]:
         """Return the present state of the suite's pods, by name."""
         listed = self.request(lambda: self._kube.list_all("v1", "Pod", self._options.namespace))
-        names = {nodes.name_of(one) for one in listed}
-        # Without the claims of others, which hold memory without a pod.
-        found = [one for one in self._booked(listed) if nodes.name_of(one) in names]
-        starting = any(not is_running(one) for one in found if isinstance(one, dict))
-        events = self._events() if starting else []
-        states = {one.name: one for one in (pod_state(pod, events) for pod in found)}
+        booked = {pod.name: pod for pod in self._booked(listed)}
+        events = self._events() if any(not is_running(pod) for pod in listed) else []
+        states = {}
+        for raw in listed:
+            state = pod_state(raw, events, booked.get(str((raw.get("metadata") or {}).get("name"))))
+            states[state.name] = state
         for name, one in states.items():
             if name in self.created_pods:
                 created = self.created_pods[name]

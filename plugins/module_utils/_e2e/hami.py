@@ -10,10 +10,9 @@ import typing as t
 
 from .._allocation.pods import held_by_hami
 from .._contracts import backends, hami, hami_marks
-from .._contracts.model import PodParser
+from .._contracts.model import Node, Pod
 from .._core.errors import BadInput
 from .._core.types import JsonObject
-from . import nodes
 from .assertions import PodState
 from .case_suite import CaseSuite
 from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
@@ -54,16 +53,16 @@ class Free(t.NamedTuple):
     unused: bool
 
 
-def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[JsonObject]) -> list[Free]:
+def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[Pod]) -> list[Free]:
     """Return what is free of a node's healthy cards.
 
     :param register: the node's.
     :param pods: those on it that haven't ended.
     """
     held: dict[str, list[hami.Held]] = {card.uuid: [] for card in register}
-    for pod in map(PodParser(), pods):
-        text = pod.annotations.get(hami.POD_ALLOCATED) if pod else None
-        if pod is None or text is None:
+    for pod in pods:
+        text = pod.annotations.get(hami.POD_ALLOCATED)
+        if text is None:
             continue
         for uuid, part in held_by_hami(pod, hami.allocated(text)).items():
             held.setdefault(uuid, []).append(part)
@@ -211,15 +210,14 @@ class Hami(CaseSuite[list[hami.Gpu]]):
     def __init__(self, client: SuiteClient, execute: Execute, options: Options) -> None:
         super().__init__(client, execute, options, CASES, [])
 
-    def see(self, node: JsonObject) -> tuple[int, list[hami.Gpu]] | str:
-        annotations = node["metadata"].get("annotations") or {}
-        if hami.NODE_REGISTER not in annotations:
+    def see(self, node: Node) -> tuple[int, list[hami.Gpu]] | str:
+        if hami.NODE_REGISTER not in node.annotations:
             return "HAMi's device plugin has registered no card of it"
         try:
-            register = hami.registered(annotations[hami.NODE_REGISTER])
+            register = hami.registered(node.annotations[hami.NODE_REGISTER])
         except hami.HamiError as error:
             return str(error)
-        cards = free_cards(register, self._client.unfinished_pods(nodes.name_of(node)))
+        cards = free_cards(register, self._client.unfinished_pods(node.name))
         return sum(card.mib for card in cards), register
 
     def default_image(self) -> str:

@@ -11,9 +11,9 @@ import typing as t
 from .._contracts import backends, hami
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
+from .._contracts.model import Node, Pod
 from .._core.types import JsonObject
 from .._kube import tolerations
-from .._kube.refs import is_ready
 
 WORKLOADS, CANARY, HAMI, NVIDIA = "workloads", "canary", "hami", "nvidia"
 # A suite for each kind of node that is there.
@@ -178,9 +178,6 @@ def plugin_image(daemonsets: t.Iterable[JsonObject]) -> str | None:
 # A larger number than the API has for a quantity: such a node isn't read any further.
 MOST_UNITS = 2**63
 
-# What parsing an arbitrary object raises: it is reported, never passed on.
-MALFORMED = (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError)
-
 
 @dataclasses.dataclass(frozen=True)
 class NodeState:
@@ -198,7 +195,7 @@ class NodeState:
 
     name: str
     cards: tuple[Card, ...]
-    pods: tuple[JsonObject, ...]
+    pods: tuple[Pod, ...]
     allocatable: int
     free: t.Mapping[int, int]
     total_free: int
@@ -220,56 +217,37 @@ class NodeState:
     @property
     def uids(self) -> frozenset[str]:
         """UIDs of the pods that hold a share."""
-        return frozenset(contract.pod_uid(pod) for pod in self.pods if contract.counts(pod))
+        return frozenset(pod.uid for pod in self.pods if pod.holds_units)
 
     def booked_units(self, index: int, namespace: str) -> int:
         """Return units booked on a card; an extender may leave out terminating pods, so others' aren't counted."""
         return sum(
-            contract.shares(pod).get(index, 0)
+            pod.booked.get(index, 0)
             for pod in self.pods
-            if contract.counts(pod)
-            and (not contract.terminating(pod) or (pod.get("metadata") or {}).get("namespace") == namespace)
+            if pod.holds_units and (not pod.terminating or pod.namespace == namespace)
         )
 
 
-def name_of(one: t.Any) -> str:
-    """Return an object's name; empty where it can't be read."""
-    try:
-        return str(one["metadata"]["name"])
-    except MALFORMED:
-        return ""
-
-
-def shares_memory(node: t.Any) -> bool:
+def shares_memory(node: Node) -> bool:
     """Return whether a node advertises gpushare's memory."""
-    try:
-        return contract.node_resource(node, contract.RESOURCE_MEMORY) > 0
-    except MALFORMED:
-        return False
+    return node.capacity.get(contract.RESOURCE_MEMORY, 0) > 0
 
 
-def allocation_of(node: t.Any) -> str:
+def allocation_of(node: Node) -> str:
     """Return who allocates a node's cards, by its label."""
-    try:
-        label = (node["metadata"].get("labels") or {}).get(contract.NODE_LABEL)
-    except MALFORMED:
-        label = None
-    return DRA if label == contract.NODE_LABEL_CLAIMS else EXTENDER
+    return DRA if node.labels.get(contract.NODE_LABEL) == contract.NODE_LABEL_CLAIMS else EXTENDER
 
 
-def other_backend(node: t.Any) -> str:
+def other_backend(node: Node) -> str:
     """Return the name of the other back end that allocates GPUs of a node; empty if there is none."""
-    try:
-        if hami.NODE_REGISTER in ((node.get("metadata") or {}).get("annotations") or {}):
-            return "HAMi"
-        size, free = (contract.node_resource(node, hami.RESOURCE_COUNT, field) for field in contract.STATUS_FIELDS)
-        is_left = backends.is_left(node["metadata"].get("labels"), hami.RESOURCE_COUNT, free)
-        return "NVIDIA's device plugin" if size > 0 and not is_left else ""
-    except MALFORMED:
-        return ""
+    if hami.NODE_REGISTER in node.annotations:
+        return "HAMi"
+    free = node.allocatable.get(hami.RESOURCE_COUNT, 0)
+    is_left = backends.is_left(node.labels, hami.RESOURCE_COUNT, free)
+    return "NVIDIA's device plugin" if node.capacity.get(hami.RESOURCE_COUNT, 0) > 0 and not is_left else ""
 
 
-def no_backend_reason(nodes: t.Iterable[t.Any]) -> str:
+def no_backend_reason(nodes: t.Iterable[Node]) -> str:
     """Return why a cluster without gpushare can't be tested."""
     others = sorted({other_backend(node) for node in nodes} - {""})
     reason = f"no node advertises {contract.RESOURCE_MEMORY}"
@@ -278,87 +256,71 @@ def no_backend_reason(nodes: t.Iterable[t.Any]) -> str:
     return f"{reason}; the allocations of {' and '.join(others)} here don't follow gpushare's contract"
 
 
-def unusable_reason(
-    node: JsonObject, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED
-) -> str:
+def unusable_reason(node: Node, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED) -> str:
     """Return why a node that shares memory can't be used, without its pods; empty if it can."""
-    try:
-        other = other_backend(node)
-        if other:
-            return f"{other} allocates its GPUs too, so that its free memory is unknown"
-        reason = refusal(node, selector, tolerated)
-        if reason:
-            return reason
-        if not _has_cards(node):
-            return "it has no healthy card"
-    except MALFORMED:
-        return "its object in the API is malformed"
-    return ""
+    other = other_backend(node)
+    if other:
+        return f"{other} allocates its GPUs too, so that its free memory is unknown"
+    reason = node.problem or refusal(node, selector, tolerated)
+    if not reason and node.allocatable.get(contract.RESOURCE_MEMORY, 0) <= 0:
+        return "it has no healthy card"
+    return reason
 
 
-def _has_cards(node: JsonObject) -> bool:
-    return contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable") > 0
-
-
-def refusal(node: JsonObject, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED) -> str:
+def refusal(node: Node, selector: t.Mapping[str, str], tolerated: t.Sequence[JsonObject] = TOLERATED) -> str:
     """Return why a node takes none of the suite's pods: its state, a cordon, its labels, or a taint; else empty.
 
     :param tolerated: the pods' tolerations.
     """
-    metadata, spec = (node.get(key) or {} for key in ("metadata", "spec"))
-    labels = metadata.get("labels") or {}
-    if not is_ready(node):
+    if node.ready != "True":
         return "it isn't Ready"
-    if spec.get("unschedulable"):
+    if not node.schedulable:
         return "it is cordoned"
-    if any(labels.get(key) != value for key, value in selector.items()):
+    if any(node.labels.get(key) != value for key, value in selector.items()):
         return f"it hasn't the labels {', '.join(f'{key}={value}' for key, value in selector.items())}"
-    taints = tolerations.untolerated(spec.get("taints") or (), tolerated)
+    taints = tolerations.untolerated(node.taints, tolerated)
     if taints:
         return f"it has {', '.join(tolerations.shown(taints))}, which the suite's pods don't tolerate"
     return ""
 
 
-def node_state(node: JsonObject, pods: t.Iterable[JsonObject]) -> NodeState | str:
+def node_state(node: Node, pods: t.Iterable[Pod]) -> NodeState | str:
     """Compute a node's state, or return why it can't be computed.
 
     :param pods: any pods; those of other nodes are ignored.
     """
-    try:
-        name = str(node["metadata"]["name"])
-        here = [pod for pod in pods if contract.pod_node(pod) == name]
-        counted = [pod for pod in here if contract.counts(pod)]
-        cards = contract.node_cards(node)
-        used, stray = contract.used_units(cards, counted)
-        allocatable = contract.node_resource(node, contract.RESOURCE_MEMORY, "allocatable")
-        annotations = (node.get("metadata") or {}).get("annotations") or {}
-        found = NodeState(
-            name=name,
-            cards=tuple(cards),
-            pods=tuple(here),
-            allocatable=allocatable,
-            free={card.index: max(0, card.units - used[card.index]) for card in cards if card.healthy},
-            total_free=allocatable - sum(contract.pod_units(pod) for pod in counted),
-            stray=stray,
-            upstream=contract.NODE_CARDS not in annotations,
-            memory_limit=str(annotations.get(contract.NODE_LIMIT) or ""),
-            allocation=allocation_of(node),
-        )
-        _uids = found.uids
-        numbers = [*found.free.values(), *(card.units for card in cards), stray, allocatable, found.total_free]
-        if any(abs(one) >= MOST_UNITS for one in numbers):
-            return "its numbers are larger than any cluster's"
-        return found
-    except MALFORMED:
+    here = [pod for pod in pods if pod.node == node.name]
+    if node.problem or any(pod.problem for pod in here):
         return "its object or one of its pods in the API is malformed"
+    counted = [pod for pod in here if pod.holds_units]
+    used, stray = {card.index: 0 for card in node.cards}, 0
+    for pod in counted:
+        for index, units in (pod.booked or {-1: pod.units}).items():
+            if index in used:
+                used[index] += units
+            else:
+                stray += units
+    allocatable = node.allocatable.get(contract.RESOURCE_MEMORY, 0)
+    state = NodeState(
+        name=node.name,
+        cards=node.cards,
+        pods=tuple(here),
+        allocatable=allocatable,
+        free={card.index: max(0, card.units - used[card.index]) for card in node.cards if card.healthy},
+        total_free=allocatable - sum(pod.units for pod in counted),
+        stray=stray,
+        upstream=not node.announced,
+        memory_limit=node.annotations.get(contract.NODE_LIMIT, ""),
+        allocation=allocation_of(node),
+    )
+    numbers = [*state.free.values(), *(card.units for card in node.cards), stray, allocatable, state.total_free]
+    if any(abs(number) >= MOST_UNITS for number in numbers):
+        return "its numbers are larger than any cluster's"
+    return state
 
 
 def evictable_pods(state: NodeState, priority: int, namespace: str) -> list[str]:
     """Return other namespaces' pods with a share that a pod of this priority may preempt, as ``namespace/name``."""
     return sorted(
-        contract.pod_key(pod)
-        for pod in state.pods
-        if contract.counts(pod)
-        and (pod.get("metadata") or {}).get("namespace") != namespace
-        and contract.pod_priority(pod) < priority
+        pod.key for pod in state.pods if pod.holds_units and pod.namespace != namespace and pod.priority < priority
     )

@@ -13,10 +13,10 @@ import typing as t
 from .._allocation.pods import nvidia_counts
 from .._contracts import backends
 from .._contracts import nvidia_plugin as contract
-from .._contracts.model import PodParser, node_of
+from .._contracts.claims import MALFORMED
+from .._contracts.model import Node, Pod
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
-from . import nodes
 from .case_suite import CaseSuite
 from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
 from .client import Execute, SuiteClient
@@ -45,18 +45,17 @@ class Announced:
     cards: int
 
 
-def announced(node: JsonObject, configuration: JsonObject | None) -> Announced | None:
+def announced(node: Node, configuration: JsonObject | None) -> Announced | None:
     """Return how a node announces its cards; None where it announces none.
 
     :param configuration: the plugin's for the node; None where it can't be read. Labels have the rest.
     """
-    known = node_of(node)
-    free = {name: count for name, count in contract.announced(known.allocatable).items() if count > 0} if known else {}
-    if known is None or not free:
+    free = {name: count for name, count in contract.announced(node.allocatable).items() if count > 0}
+    if not free:
         return None
     # A profile of MIG before whole cards, which the other cases show elsewhere.
     resource = min(free, key=lambda name: (not name.startswith(contract.RESOURCE_MIG), name))
-    labels = known.labels
+    labels = node.labels
     sharing = _sharing(configuration, labels, resource)
     kinds = {SHARED, sharing} if sharing else {EXCLUSIVE}
     if sharing:
@@ -113,14 +112,13 @@ def configuration_of(data: t.Mapping[str, str], label: str | None) -> JsonObject
     return found if isinstance(found, dict) else None
 
 
-def free(node: JsonObject, pods: t.Iterable[JsonObject], resource: str) -> int:
+def free(node: Node, pods: t.Iterable[Pod], resource: str) -> int:
     """Return how many devices of a resource are free on a node.
 
     :param pods: those on it that haven't ended.
     """
-    known, parse = node_of(node), PodParser()
-    held = sum(nvidia_counts(pod)[0].get(resource, 0) for pod in map(parse, pods) if pod)
-    return max(0, (known.allocatable if known else {}).get(resource, 0) - held)
+    held = sum(nvidia_counts(pod)[0].get(resource, 0) for pod in pods)
+    return max(0, node.allocatable.get(resource, 0) - held)
 
 
 LIST, UUIDS = ("nvidia-smi", "-L"), ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
@@ -279,13 +277,12 @@ class Nvidia(CaseSuite[Announced]):
     def cards(self) -> int:
         return self._seen.cards
 
-    def see(self, node: JsonObject) -> tuple[int, Announced] | str:
+    def see(self, node: Node) -> tuple[int, Announced] | str:
         self._maps = self._configurations() if self._maps is None else self._maps
-        label = (node["metadata"].get("labels") or {}).get(contract.LABEL_CONFIG)
-        found = announced(node, configuration_of(self._maps, label))
+        found = announced(node, configuration_of(self._maps, node.labels.get(contract.LABEL_CONFIG)))
         if found is None:
             return "it announces no device"
-        return free(node, self._client.unfinished_pods(nodes.name_of(node)), found.resource), found
+        return free(node, self._client.unfinished_pods(node.name), found.resource), found
 
     def default_image(self) -> str:
         raise BadInput("image: not set; the image of NVIDIA's device plugin has no sleep, so name one that has it")
@@ -301,7 +298,7 @@ class Nvidia(CaseSuite[Announced]):
                         data = self._client.config_map(one["metadata"]["namespace"], name) if name else {}
                         if data:
                             return data
-        except (ShareError, *nodes.MALFORMED):
+        except (ShareError, *MALFORMED):
             # The labels say less, but enough for most cases.
             return {}
         return {}

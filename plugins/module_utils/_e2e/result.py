@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._contracts.claims import MALFORMED
 from .._core.columns import columns
 from .._core.errors import BadInput, ShareError
 from .._core.untrusted import line
 from .._kube.errors import KubeError
-from .nodes import MALFORMED
 
 PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
 

@@ -13,15 +13,15 @@ import typing as t
 
 from .._allocation.node_backends import ALLOCATORS, allocator_of
 from .._contracts import backends, nvidia_plugin
+from .._contracts.model import Node
 from .._core.errors import BadInput, ShareError
 from .._core.natural import natural
-from .._core.types import JsonObject
 from .._core.wait import Waiting
 from .._kube.api import Kube
 from . import result
 from .client import CreatedPod, Execute, SuiteClient
 from .hami import Hami
-from .nodes import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options, labels_of, name_of
+from .nodes import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options
 from .nvidia import Nvidia, announced
 from .result import Check, Finding
 from .suite import Suite
@@ -84,7 +84,7 @@ def _interruptible(cleaning: list[bool]) -> t.Iterator[None]:
             signal.signal(one, handler)
 
 
-def kinds(nodes: t.Iterable[JsonObject]) -> list[tuple[str, str, list[str]]]:
+def kinds(nodes: t.Iterable[Node]) -> list[tuple[str, str, list[str]]]:
     """Return the kinds of nodes that a cluster has: the suite for each, what distinguishes it, and the nodes' names.
 
     :param nodes: with cards by claims as they would be announced.
@@ -96,14 +96,14 @@ def kinds(nodes: t.Iterable[JsonObject]) -> list[tuple[str, str, list[str]]]:
             continue
         suite = SUITE_OF[ALLOCATORS[allocator].backend]
         kind = allocator if suite == WORKLOADS else _configuration(node) if suite == NVIDIA else ""
-        found.setdefault((suite, kind), []).append(name_of(node))
+        found.setdefault((suite, kind), []).append(node.name)
     order = list(SUITES)
     return [(*key, found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
 
 
-def _configuration(node: JsonObject) -> str:
+def _configuration(node: Node) -> str:
     """Return what distinguishes a node of NVIDIA's device plugin: the name of its configuration, or how it shares."""
-    named = labels_of(node).get(nvidia_plugin.LABEL_CONFIG)
+    named = node.labels.get(nvidia_plugin.LABEL_CONFIG)
     one = announced(node, None)
     return str(named or (", ".join(sorted(one.kinds)) if one else "nothing announced"))
 
@@ -115,9 +115,9 @@ def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting
     :raises ShareError: a signal interrupted the run; the message names what is left.
     """
     client = SuiteClient(kube, options, waiting or Waiting(options.timeout), "")
-    there = [one for one in client.all_nodes() if options.node in (None, name_of(one))]
+    there = [node for node in client.all_nodes() if options.node in (None, node.name)]
     outcomes: list[Outcome] = []
-    for suite, kind, names in kinds(there) or [(WORKLOADS, "", [name_of(one) for one in there])]:
+    for suite, kind, names in kinds(there) or [(WORKLOADS, "", [node.name for node in there])]:
         here = dataclasses.replace(options, suite=suite, namespace=options.namespace, only=frozenset(names))
         try:
             outcome = run(kube, execute, here, check, waiting)

@@ -72,7 +72,7 @@ class Canary(Suite):
             state = self._client.usable_state(node)
             found = state if isinstance(state, str) else sizing.plan_canary(state, self._options.namespace)
             if isinstance(found, str):
-                reasons[nodes.name_of(node)] = found
+                reasons[node.name] = found
             elif best is None or found.rank > best.rank:
                 best = found
             more -= int(best is not None and best.sizes.extender_decides)
@@ -196,7 +196,7 @@ class Workloads(Suite):
         for node in self._client.sharing_nodes():
             state = self._client.usable_state(node)
             if isinstance(state, str):
-                reasons[nodes.name_of(node)] = state
+                reasons[node.name] = state
             else:
                 states.append(state)
                 reasons[state.name] = "no card of it has free memory"
@@ -269,7 +269,7 @@ class Workloads(Suite):
     def too_large(self) -> str:
         """Request a pod that is larger than the whole cluster, on any node."""
         units = 1 + sum(
-            contract.node_resource(node, contract.RESOURCE_MEMORY)
+            node.capacity.get(contract.RESOURCE_MEMORY, 0)
             for node in self._client.all_nodes()
             if nodes.shares_memory(node)
         )

@@ -1,45 +1,12 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The data of a report, which every rendering takes, with the values of an untrusted cluster made safe to show.
-
-Texts are printable (see ``values``), numbers are whole and not negative, and unknown values are None.
-"""
+"""The data of a report, which every rendering takes. Texts are printable lines, and unknown values are None."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing as t
-
-from .._core.types import JsonObject
-
-# Beyond it no number of MiB, pods or findings is to be believed.
-MOST = 10**12
-
-
-def whole(value: t.Any) -> int | None:
-    """Return a plausible count, or None: not negative, not huge, no boolean, no NaN."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return int(value) if 0 <= value <= MOST else None
-
-
-def flag(value: t.Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def items(value: t.Any) -> list[JsonObject]:
-    """Return the dictionaries of a list; empty for any other value."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, (list, tuple)) else []
-
-
-def mapping(value: t.Any) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def mib(amount: int | None, shown: str = "") -> str:

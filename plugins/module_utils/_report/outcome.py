@@ -14,8 +14,10 @@ import stat
 import tempfile
 import typing as t
 
+from .._contracts.claims import MALFORMED
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._core.untrusted import line
 from . import html, junit, prometheus, text_output
 from .parse import view
 
@@ -198,11 +200,21 @@ def render(params: JsonObject) -> Rendered:
     """
     if params["text"] is not None:
         return Rendered(params["text"], "", [])
+    mode = permissions(params["prometheus_mode"])
+    if params["junit"] and params["report"] is None:
+        raise BadInput("junit: its cases are those of the checks, so it needs report")
+    try:
+        return _rendered(params, mode)
+    except MALFORMED as error:
+        raise BadInput(
+            "report, allocation: they aren't the results of gpu_allocation_check and gpu_allocation_info "
+            f"({type(error).__name__}: {line(error, 80)})"
+        ) from error
+
+
+def _rendered(params: JsonObject, mode: int) -> Rendered:
     report, allocation = params["report"], params["allocation"]
     shown = view(report, allocation)
-    mode = permissions(params["prometheus_mode"])
-    if params["junit"] and report is None:
-        raise BadInput("junit: its cases are those of the checks, so it needs report")
     renderers: dict[str, t.Callable[[], str]] = {
         "html": lambda: html.render(shown),
         "json": lambda: render_json(report, allocation),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import PodParser, node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import (
@@ -48,7 +49,9 @@ NODE: JsonObject = {
 
 def state(pods: list[JsonObject], claims: list[JsonObject], cards: list[contract.Card] = CARDS) -> Any:
     by_node = cards_by_node(slices_of("gpu1", cards, limits="enforced"))
-    return node_state(as_announced(NODE, by_node.get("gpu1")), as_booked(pods, claims, by_node))
+    return node_state(
+        as_announced(node_of(NODE), by_node.get("gpu1")), as_booked(map(PodParser(), pods), claims, by_node)
+    )
 
 
 def test_what_claims_hold_is_not_free() -> None:
@@ -60,11 +63,11 @@ def test_what_claims_hold_is_not_free() -> None:
     # A claim without a pod holds its memory, too.
     assert state(pods[1:], claims).free == found.free
     by_node = cards_by_node(slices_of("gpu1", CARDS))
-    (booked,) = [pod_state(one) for one in as_booked(pods[1:2], claims[1:2], by_node)]
+    (booked,) = [pod_state(pods[1], booked=pod) for pod in as_booked(map(PodParser(), pods[1:2]), claims[1:2], by_node)]
     assert (booked.index, booked.assigned, booked.annotations[contract.POD_UNITS]) == (0, True, "6")
     # One that isn't allocated, or is another pod's, is no booking.
     for other in (claim(1, FOUR), claim(1, FOUR, CARDS[:1], pods={"other": "uid"})):
-        (bare,) = [pod_state(one) for one in as_booked(pods[:1], [other], by_node)][:1]
+        bare = pod_state(pods[0], booked=as_booked(map(PodParser(), pods[:1]), [other], by_node)[0])
         assert bare.index is None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS, observed
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
@@ -219,7 +220,7 @@ def test_a_program_decides_where_one_is_named():
 
 def test_labels_do_where_the_configuration_cant_be_read():
     labels = {"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/mig.strategy": "none"}
-    one = announced(node("gpu1", {GPU: 8}, "c", **labels), None)
+    one = announced(node_of(node("gpu1", {GPU: 8}, "c", **labels)), None)
     assert (one.kinds, one.cards) == ({"shared", "time-slicing", "same-name"}, 2)
     found = results(suite(Cluster([node("gpu1", {GPU: 8}, "c", **labels)], None)))
     # Whether two replicas are granted isn't known then.
@@ -270,7 +271,7 @@ def test_the_kinds_of_nodes():
     status = nodes[0]["status"]
     status.update({field: {**status[field], "aliyun.com/gpu-mem": size} for field, size in KEPT.items()})
     nodes[0]["metadata"]["labels"]["kubegpu.share/backend"] = "nvidia"
-    assert kinds(nodes) == [
+    assert kinds(map(node_of, nodes)) == [
         ("workloads", "dra", ["b"]),
         ("workloads", "extender", ["a"]),
         ("hami", "", ["c"]),
@@ -292,7 +293,7 @@ def test_a_node_that_was_given_to_a_back_end_is_of_its_kind_whatever_others_left
     """The registry of back ends decides, as for the plan: suite, capacity and annotations of the former one don't."""
     one = node("a", {GPU: 2, "aliyun.com/gpu-mem": 16}, **labels)
     one["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]", "kubegpu.share/cards": "[]"}
-    assert kinds([one]) == [(*kind, ["a"])]
+    assert kinds([node_of(one)]) == [(*kind, ["a"])]
     state = {"nodes": [{"name": "a", "labels": labels, "annotations": {}, "allocatable": {}}]}
     state |= {"slices": [], "sharing_pods": [], "claiming_pods": []}
     assert {ALLOCATORS[name].backend for name in observed(state)["a"]} == {backend}

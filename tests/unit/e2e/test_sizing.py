@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS, Card
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import PodParser, node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import nodes, result, sizing
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import (
@@ -76,7 +77,7 @@ def test_a_fragment_fits_the_node_and_no_card(lefts: list[int], extra: int) -> N
         if extra:
             cluster.add_other(f"held-{card}", "gpu1", extra, card)
         assert left == cluster._free("gpu1")[card]
-    seen = nodes.node_state(one, list(cluster.pods.values()))
+    seen = nodes.node_state(node_of(one), map(PodParser(), cluster.pods.values()))
     assert not isinstance(seen, str)
     found = sizing.fragment_size(seen)
     if found is None:
@@ -184,13 +185,15 @@ def test_the_freest_node_with_two_cards_is_selected() -> None:
 )
 def test_usable_nodes(change: dict[str, object], expected: bool) -> None:
     one = {**node("gpu1", [16]), "spec": change}
-    assert (nodes.unusable_reason(one, {}) == "") is expected
+    assert (nodes.unusable_reason(node_of(one), {}) == "") is expected
     team = [{"key": "team", "operator": "Exists", "effect": "NoSchedule"}]
     if change.get("taints", [{}])[0].get("key") == "team":
-        assert nodes.unusable_reason(one, {}) == "it has team:NoSchedule, which the suite's pods don't tolerate"
-        assert nodes.unusable_reason(one, {}, team) == ""
+        assert (
+            nodes.unusable_reason(node_of(one), {}) == "it has team:NoSchedule, which the suite's pods don't tolerate"
+        )
+        assert nodes.unusable_reason(node_of(one), {}, team) == ""
     one["status"]["conditions"][0]["status"] = "Unknown"
-    assert nodes.unusable_reason(one, {}) != ""
+    assert nodes.unusable_reason(node_of(one), {}) != ""
 
 
 # --------------------------------------------------------------------------- assertions
@@ -219,7 +222,7 @@ def test_the_extenders_refusals_are_recognised(wanted: Demand) -> None:
 
 
 def state_of(cluster: Cluster) -> NodeState:
-    seen = nodes.node_state(cluster.nodes["gpu1"], list(cluster.pods.values()))
+    seen = nodes.node_state(node_of(cluster.nodes["gpu1"]), map(PodParser(), cluster.pods.values()))
     assert not isinstance(seen, str)
     return seen
 
@@ -277,7 +280,7 @@ def test_a_card_that_became_unhealthy_is_unknown() -> None:
     one["metadata"]["annotations"][contract.NODE_CARDS] = contract.cards_to_annotation(cards)
     cluster = Cluster([one])
     pod = cluster.add_other("p", "gpu1", 4, 0)
-    seen = nodes.node_state(one, [pod])
+    seen = nodes.node_state(node_of(one), map(PodParser(), [pod]))
     assert not isinstance(seen, str) and set(seen.free) == {1}
     with pytest.raises(result.StepOutcome, match="which isn't healthy now") as raised:
         assert_placement(pod_state(pod), 4, seen)
@@ -398,7 +401,5 @@ def test_a_malformed_pod_is_an_error(junk: object) -> None:
         pod_state(junk)  # type: ignore[arg-type]
     except ShareError as error:
         assert "malformed" in str(error)
-    assert isinstance(nodes.node_state(junk, []), str)  # type: ignore[arg-type]
-    assert nodes.name_of(junk) == ""
-    assert nodes.shares_memory(junk) is False
-    assert nodes.other_backend(junk) == ""
+    known = node_of({"metadata": {"name": "n"}, "status": junk})
+    assert known is not None and nodes.shares_memory(known) is False and nodes.other_backend(known) == ""

@@ -50,7 +50,7 @@ def test_a_back_end_that_no_node_has_is_one_line():
         for backend, names in (("dra", ("D1", "D2")), ("hami", ("H1", "H2", "H3")), ("gpushare", ("G1",)))
         for name in names
     ]
-    lines = render(view(report([*checks, check("C1", n=1)], [], [node("gpu1", [])]), None)).splitlines()
+    lines = render(view(report([*checks, check("C1", n=1)], [], [node("gpu1")]), None)).splitlines()
     heads = [line.split()[0] for line in lines[1:-1] if line]
     # The node has gpushare, so its check says for itself that it had nothing to check.
     assert heads == ["G1", "C1", "D*", "H*"]
@@ -62,7 +62,7 @@ def test_a_back_end_that_no_node_has_is_one_line():
 def test_a_check_of_a_missing_back_end_with_findings_keeps_its_lines():
     found = finding("H10", level="UNKNOWN")
     checks = [{**check("H1", n=0), "backend": "hami"}, {**check("H10", "UNKNOWN", n=0), "backend": "hami"}]
-    shown = render(view(report(checks, [found], [node("gpu1", [])]), None))
+    shown = render(view(report(checks, [found], [node("gpu1")]), None))
     assert "no node has it" not in shown and "\nH1 " in shown
 
 
