@@ -242,7 +242,8 @@ def values(settings: Settings, key: str, without: t.Container[str] = (), flags: 
             if entry["key"] != key:
                 continue
             if entry["add"] and there:
-                found, single = [*found, *entry["values"]], False
+                found += entry["values"]
+                single = False
             else:
                 found, single = list(entry["values"]), entry["single"]
             there = True
@@ -309,7 +310,8 @@ def replaced(settings: Settings, path: str, wanted: t.Mapping[str, t.Sequence[st
 def after(settings: Settings, path: str, key: str) -> list[str]:
     """Return the files that are read after a drop-in and set a key."""
     paths = [file["path"] for file in settings["files"]]
-    return [setter for setter in setters(settings, key) if path in paths and paths.index(setter) > paths.index(path)]
+    later = {*paths[paths.index(path) + 1 :]} if path in paths else set()
+    return [setter for setter in setters(settings, key) if setter in later]
 
 
 def setters(settings: Settings, key: str) -> dict[str, list[str]]:

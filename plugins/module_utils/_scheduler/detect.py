@@ -598,7 +598,7 @@ def _is_server(annotations: JsonObject) -> bool:
     for name in NODE_ARGUMENTS:
         try:
             words = json.loads(annotations.get(name) or "[]")
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             continue
         if isinstance(words, list) and words[:1] == ["server"] and "--disable-scheduler" not in words:
             return True

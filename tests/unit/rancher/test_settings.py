@@ -240,3 +240,15 @@ def test_names_of_drop_ins_may_be_any_bytes() -> None:
     assert settings.drop_ins(names) == [names[2], names[1], names[0]]
     found = given({f"{CONFIG}.d/{name}": "docker: true" for name in names})
     assert settings.replaced(found, f"{CONFIG}.d/b.yaml", {})["files"][1]["path"] == f"{CONFIG}.d/b.yaml"
+
+
+def test_thousands_of_files_take_no_time() -> None:
+    """They are facts on the controller, and a machine that was taken chooses them."""
+    entry: settings.Entry = {"key": "kubelet-arg", "add": True, "single": False, "values": ["a"]}
+    for files in ([("x", 50_000)], [(f"x{number}", 1) for number in range(50_000)]):
+        found = given({})
+        found["files"] = [{"path": path, "entries": [entry] * number} for path, number in files]
+        begun = time.process_time()
+        assert settings.values(found, "kubelet-arg") == ["a"] * 50_000
+        assert len(settings.after(found, files[0][0], "kubelet-arg")) == len(files) - 1
+        assert time.process_time() - begun < 3

@@ -307,6 +307,13 @@ def test_what_is_no_server_of_k3s_is_none(arguments):
         detected(FakeKube(server_node("s1", "k3s", arguments)), hosts={"a": "s1"})
 
 
+def test_arguments_that_nest_too_deep_are_none():
+    node = server_node("s1", "k3s", [])
+    node["metadata"]["annotations"]["k3s.io/node-args"] = "[" * 100_000
+    with pytest.raises(BadInput, match=r"node s1 of host a runs no kube-scheduler|outside of a pod"):
+        detected(FakeKube(node), hosts={"a": "s1"})
+
+
 def test_a_hosted_scheduler_is_told_apart():
     kube = FakeKube(raw_node("cp1"), of_installer("cp1", {"k8s-app": "kube-scheduler"}, annotations=()))
     with pytest.raises(BadInput, match="in pod kube-system/kube-scheduler-cp1, which is no static pod"):
