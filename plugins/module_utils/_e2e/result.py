@@ -9,7 +9,7 @@ import dataclasses
 import typing as t
 
 from .._allocation.compute import columns
-from .._core.untrusted import line
+from .._core.both_ends import both_ends
 
 PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
 
@@ -163,8 +163,8 @@ class StepResult:
 
 
 def shorten(text: str) -> str:
-    """Return the text as one printable line of at most 400 characters."""
-    return line(text, 400)
+    """Return the text as one printable line of at most 400 characters, of a longer one both ends."""
+    return both_ends(text, 400)
 
 
 def overall_result(steps: t.Sequence[StepResult]) -> str:
