@@ -8,6 +8,7 @@ import time
 import hostile
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core import untrusted
+from ansible_collections.kubegpu.share.plugins.module_utils._core.both_ends import both_ends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import Refused
 
 
@@ -91,3 +92,17 @@ def test_components_of_paths() -> None:
     assert untrusted.path("api", "v1", "nodes", "../pods") == "/api/v1/nodes/..%2Fpods"
     for value in hostile.TEXTS:
         assert untrusted.component(value).isascii() and "/" not in untrusted.component(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("as it is", "as it is"),
+        (None, ""),
+        ("start" + "x" * 20 + "cause", "start…cause"),
+        ("start" + "x" * 10**7 + "cause", "start…cause"),
+        ("st\x1b[31mart\n" + "x" * 20 + "\x00ause", "start…\N{REPLACEMENT CHARACTER}ause"),
+    ],
+)
+def test_a_long_text_is_shown_with_both_ends(text, shown):
+    assert both_ends(text, 11) == shown

@@ -9,9 +9,9 @@ import dataclasses
 import typing as t
 
 from .._contracts.claims import MALFORMED
+from .._core.both_ends import both_ends
 from .._core.columns import columns
 from .._core.errors import BadInput, ShareError
-from .._core.untrusted import line
 from .._kube.errors import KubeError
 
 PASS, FAIL, UNKNOWN, SKIPPED = "PASS", "FAIL", "UNKNOWN", "skipped"
@@ -166,8 +166,8 @@ class StepResult:
 
 
 def shorten(text: str) -> str:
-    """Return the text as one printable line of at most 400 characters."""
-    return line(text, 400)
+    """Return the text as one printable line of at most 400 characters, of a longer one both ends."""
+    return both_ends(text, 400)
 
 
 def overall_result(steps: t.Sequence[StepResult]) -> str:

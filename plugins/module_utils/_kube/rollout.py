@@ -9,6 +9,7 @@ import typing as t
 from types import MappingProxyType
 
 from .._contracts.gpushare import node_resource
+from .._core.both_ends import both_ends
 from .._core.types import JsonObject
 from .refs import is_ready, ref_of
 
@@ -184,5 +185,4 @@ def _warnings(events: t.Sequence[JsonObject], kind: str, involved: JsonObject) -
 
 
 def _short(value: t.Any) -> str:
-    text = " ".join(str(value or "").split())
-    return text if len(text) <= 300 else text[:300] + "…"
+    return both_ends(value, 300)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.pods import pod_state
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import rollout
 
 
@@ -124,6 +125,29 @@ def test_the_last_event_of_a_pod_is_a_reason():
         "pod p on gpu1: container c is running but not ready",
         f"pod p on gpu1: {PROBE}",
     ]
+
+
+# As k3s' containerd 2.2.9 and runc wrote it on a machine that forbids the change: the cause is the end.
+SANDBOX = (
+    "(combined from similar events): Failed to create pod sandbox: rpc error: code = Unknown desc = failed to start "
+    'sandbox "125447f129dfa8440e8042be60ccbad085db40e6500a124e3493af93887a63a3": failed to create containerd task: '
+    "failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: "
+    "can't get final child's PID from pipe: EOF"
+)
+
+
+def test_a_long_message_of_the_runtime_keeps_its_cause():
+    one = container("waiting", {"reason": "ContainerCreating"})
+    for found in (
+        rollout.reasons(None, [one], [event("Pod", "p", "FailedCreatePodSandBox", SANDBOX)])[-1],
+        rollout.reasons(None, [container("waiting", {"reason": "CreateContainerError", "message": SANDBOX})], [])[0],
+    ):
+        assert "Failed to create pod sandbox" in found
+        assert "can't get final child's PID from pipe: EOF" in found
+        assert len(found) < 400
+    one = container("waiting", {"reason": "ContainerCreating"})
+    summary = pod_state(one, [event("Pod", "p", "FailedCreatePodSandBox", SANDBOX, uid="uid-p")]).summary
+    assert summary.endswith("can't get final child's PID from pipe: EOF")
 
 
 def test_without_pods_the_workloads_events_are_reported():
