@@ -43,8 +43,9 @@ class K3sEngine(Engine):
         return ("", True) if found is not None and found.ready is not False else ("its containerd didn't answer", False)
 
     def running_config(self) -> t.Any:
+        """Return the default runtime; which others there are, k3s and RKE2 find anew at each start."""
         found = effective(self._system, self._data)
-        return (found.default_runtime, found.runtimes()) if found.plugin else None
+        return found.default_runtime if found.plugin else None
 
     def unmet_requirements(self) -> list[str]:
         found = effective(self._system, self._data)
