@@ -47,6 +47,11 @@ class K3sEngine(Engine):
         found = effective(self._system, self._data)
         return found.default_runtime if found.plugin else None
 
+    def journal_errors(self, journal: str) -> str:
+        """Add why its containerd ended, which has a log of its own; the journal says only that it did."""
+        log = self._system.run(["tail", "-n", "1", f"{self._data}/agent/containerd/containerd.log"]).out
+        return super().journal_errors(f"{journal}\n{log}" if log.startswith("containerd: ") else journal)
+
     def unmet_requirements(self) -> list[str]:
         found = effective(self._system, self._data)
         if not self._wanted.present:
