@@ -44,8 +44,14 @@ class K3sEngine(Engine):
         return ("", True) if info is not None and info.ready is not False else ("its containerd didn't answer", False)
 
     def running_config(self) -> t.Any:
+        """Return the default runtime; which others there are, k3s and RKE2 find anew at each start."""
         config = effective(self._system, self._data)
-        return (config.default_runtime, config.runtimes()) if config.plugin else None
+        return config.default_runtime if config.plugin else None
+
+    def journal_errors(self, journal: str) -> str:
+        """Add why its containerd ended, which has a log of its own; the journal says only that it did."""
+        log = self._system.run(["tail", "-n", "1", f"{self._data}/agent/containerd/containerd.log"]).out
+        return super().journal_errors(f"{journal}\n{log}" if log.startswith("containerd: ") else journal)
 
     def unmet_requirements(self) -> list[str]:
         config = effective(self._system, self._data)

@@ -201,6 +201,40 @@ def test_a_service_that_fails_to_start_is_rolled_back() -> None:
     assert made.files == before and service.pid
 
 
+@BOTH
+def test_a_rollback_after_the_first_installation_of_the_toolkit(kind: Kind) -> None:
+    """The restart with the old settings finds NVIDIA's runtime, which wasn't there when the service started."""
+    made, service = node(kind)
+    del made.files[BINARY]
+    service.restart()
+    made.files[BINARY] = ""
+    before = set(made.files)
+    service.rejects = lambda default: default == "nvidia"
+    with pytest.raises(NotInEffect, match=r" rolled back, it runs with the old one: level=fatal"):
+        run(made, PRESENT, kind)
+    assert observe(made, kind)["runtimes"].keys() == {"runc", "nvidia"}
+    assert set(made.files) == before
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("containerd: toml: cannot decode TOML string into struct field of type int\n", True),
+        ('time="x" level=info msg="ImageCreate event"\n', False),
+        ("", False),
+    ],
+)
+def test_why_its_containerd_ended_is_said(kind: Kind, log: str, named: bool) -> None:
+    made, service = node(kind)
+    read = f"{kind.data}/agent/containerd/containerd.log"
+    made.answers["tail"] = lambda argv: Done(0 if argv[-1] == read else 1, log if argv[-1] == read else "", "")
+    service.rejects = lambda default: default == "nvidia"
+    with pytest.raises(NotInEffect, match=r"runs with the old one: level=fatal") as found:
+        run(made, PRESENT, kind)
+    assert str(found.value).endswith(f" | {log.strip()}") is named
+
+
 def test_an_ineffective_change_is_rolled_back() -> None:
     made, service = node()
     before = dict(made.files)
