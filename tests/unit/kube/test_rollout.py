@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.pods import pod_state
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.assertions import pod_state
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import rollout
 
 
