@@ -10,7 +10,6 @@ import io
 import ipaddress
 import ssl
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ports import serving
 
 from lab import build, released
 from lab.settings import DOWNLOADS, download_url
@@ -67,14 +67,8 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[Server]:
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            thread.join(10)
-            self._server.server_close()
 
     def gets(self, path: str) -> list[str]:
         """The ranges of the requests for a path."""

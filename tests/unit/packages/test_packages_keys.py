@@ -9,7 +9,6 @@ import hashlib
 import http.server
 import shutil
 import subprocess
-import threading
 import typing as t
 
 import pytest
@@ -17,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._packages import options as signing_key
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 from package_sets import KEY, apply, package_set
+from ports import serving
 from test_packages_action import Node, apt_facts
 from test_packages_apt import KEYRING, machine
 
@@ -123,12 +123,8 @@ def mirror():
         asked: t.ClassVar[list[str]] = []
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield Own, f"http://127.0.0.1:{server.server_port}/cuda.asc"
-    server.shutdown()
-    thread.join(10)
-    server.server_close()
+    with serving(server):
+        yield Own, f"http://127.0.0.1:{server.server_port}/cuda.asc"
 
 
 def options(url, state="present", **pins):

@@ -9,9 +9,9 @@ import hashlib
 import http.server
 import io
 import tarfile
-import threading
 
 import yaml
+from ports import serving
 
 
 class Server:
@@ -51,14 +51,8 @@ class Server:
 
     @contextlib.contextmanager
     def running(self):
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            thread.join(10)
-            self._server.server_close()
 
 
 def chart(name, version, note=""):

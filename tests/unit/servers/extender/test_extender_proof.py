@@ -32,7 +32,7 @@ from fake_clock import FakeClock
 from gpushare.api.client import connect
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
-from ports import free_port
+from ports import free_port, serving
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer
 from tls_files import Files
@@ -98,10 +98,9 @@ class Other(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def another(status: int, body: bytes) -> Iterator[int]:
     handler = type("Handler", (Other,), {"status": status, "body": body})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    with serving(server):
         yield server.server_port
-        server.shutdown()
 
 
 @pytest.mark.parametrize(
