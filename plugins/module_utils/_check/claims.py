@@ -387,14 +387,16 @@ def kubelet_lists_claims(node: Node, snapshot: Snapshot, result: CheckResult) ->
         expected = _expected(pod)
         listed = node.kubelet.claimed.get(pod.key, frozenset())
         # Before 1.36 kubelet lists no IDs of shares.
-        shown = {(*place[:3], "") for place in listed} if all(not place[3] for place in listed) else set(listed)
+        reported = {(*place[:3], "") for place in listed} if all(not place[3] for place in listed) else set(listed)
         wanted = (
-            {(*place[:3], "") for place in expected} if shown and all(not place[3] for place in shown) else expected
+            {(*place[:3], "") for place in expected}
+            if reported and all(not place[3] for place in reported)
+            else expected
         )
-        details = {"pod": pod, "api": _places(wanted), "kubelet": _places(shown)}
+        details = {"pod": pod, "api": _places(wanted), "kubelet": _places(reported)}
         if not listed and wanted:
             result.fail("not_listed", **details)
-        elif shown != wanted:
+        elif reported != wanted:
             result.fail("differs", **details)
     known = {pod.key for pod in node.pods if pod.active}
     for key in sorted(set(node.kubelet.claimed) - known):

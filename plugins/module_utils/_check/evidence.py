@@ -136,9 +136,7 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
     names = [_name(pod, reader) for pod in rows]
     return Kubelet(
         problem,
-        ()
-        if problem
-        else tuple(_entry(raw_entry, reader) for raw_entry in reader.mappings(entries, "kubelet.checkpoint.entries")),
+        () if problem else tuple(_entry(row, reader) for row in reader.mappings(entries, "kubelet.checkpoint.entries")),
         {name: tuple(reader.texts(ids, f"kubelet registered {name}")) for name, ids in registered.items()},
         pod_resources_problem,
         _listed(rows, reader),
