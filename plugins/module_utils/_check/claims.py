@@ -386,17 +386,13 @@ def kubelet_lists_claims(node: Node, snapshot: Snapshot, result: CheckResult) ->
         result.count()
         expected = _expected(pod)
         listed = node.kubelet.claimed.get(pod.key, frozenset())
-        # Before 1.36 kubelet lists no IDs of shares.
-        reported = {(*place[:3], "") for place in listed} if all(not place[3] for place in listed) else set(listed)
-        wanted = (
-            {(*place[:3], "") for place in expected}
-            if reported and all(not place[3] for place in reported)
-            else expected
-        )
-        details = {"pod": pod, "api": _places(wanted), "kubelet": _places(reported)}
-        if not listed and wanted:
+        if listed and not any(place[3] for place in listed):
+            # Before 1.36 kubelet lists no IDs of shares.
+            expected = {(*place[:3], "") for place in expected}
+        details = {"pod": pod, "api": _places(expected), "kubelet": _places(listed)}
+        if not listed and expected:
             result.fail("not_listed", **details)
-        elif reported != wanted:
+        elif listed != expected:
             result.fail("differs", **details)
     known = {pod.key for pod in node.pods if pod.active}
     for key in sorted(set(node.kubelet.claimed) - known):
