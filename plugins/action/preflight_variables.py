@@ -65,14 +65,14 @@ class ActionModule(ShareAction):
 
     def _of_play(self, options: t.Iterable[str], known: JsonObject) -> JsonObject:
         """Return the variables of a play that imports site.yml, which hostvars doesn't have."""
-        own, found = known["hostvars"][known["inventory_hostname"]], {}
+        own, values = known["hostvars"][known["inventory_hostname"]], {}
         for name in options:
             # This role's own have defaults.
             if name in known and name not in own and not name.startswith("preflight_"):
                 # Another role's default may need what that role finds out.
                 with contextlib.suppress(AnsibleError):
-                    found[name] = self._templar.template(known[name])
-        return found
+                    values[name] = self._templar.template(known[name])
+        return values
 
 
 def _raw(hostvars: t.Any, name: str, play: JsonObject) -> JsonObject:

@@ -98,14 +98,14 @@ def collect(
     """
     pods: list[SharingPod] | None = None
     claiming: list[SharingPod] | None = None
-    others_units = {node_unit(contract.node_cards(node)) for node in nodes} | {one["unit"] for one in slices or ()}
+    others_units = {node_unit(contract.node_cards(node)) for node in nodes} | {row["unit"] for row in slices or ()}
     if sharing_pods or (memory_unit is not None and others_units - {None, memory_unit}):
-        found = kube.list_all("v1", "Pod", field_selector=UNFINISHED)
-        pods = [_pod(pod) for pod in found if contract.counts(pod)]
-        claiming = [_pod(pod) for pod in found if templates_of_pod(pod)]
+        listed = kube.list_all("v1", "Pod", field_selector=UNFINISHED)
+        pods = [_pod(pod) for pod in listed if contract.counts(pod)]
+        claiming = [_pod(pod) for pod in listed if templates_of_pod(pod)]
     known = [_node(node) for node in nodes]
     others = any(foreign.announced(node["allocatable"]) for node in known)
-    others = others or any(one["driver"] in foreign.DRIVERS for one in slices or ())
+    others = others or any(row["driver"] in foreign.DRIVERS for row in slices or ())
     return {
         "version": version,
         "nodes": known,
@@ -132,7 +132,7 @@ def _node(node: JsonObject) -> ClusterNode:
     info = status.get("nodeInfo") or {}
     annotations: dict[str, str] = metadata.get("annotations") or {}
     # The first one: a node of two families has one of each, in the order of the cluster's own.
-    addresses = {one.get("type"): one.get("address") for one in reversed(status.get("addresses") or [])}
+    addresses = {address.get("type"): address.get("address") for address in reversed(status.get("addresses") or [])}
     return {
         "name": line(metadata["name"]),
         # Whoever connects to it parses it: ``untrusted.other_machine``.

@@ -72,7 +72,7 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
     """
     if not any(name.startswith(OPERATORS_LABELS) for name in labels):
         return []
-    found: list[Operator] = []
+    installed: list[Operator] = []
     for kind, api_version in OPERATORS.items():
         try:
             objects = kube.list_all(api_version, kind)
@@ -80,13 +80,13 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
             if error.status != 403:
                 raise
             objects = []
-        for one in objects:
-            name, annotations = str(one["metadata"]["name"]), one["metadata"].get("annotations") or {}
+        for resource in objects:
+            name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
             # A driver that isn't mentioned is installed.
-            asked = ((one.get("spec") or {}).get("driver") or {}).get("enabled") is not False
+            asked = ((resource.get("spec") or {}).get("driver") or {}).get("enabled") is not False
             drives = kind == "ClusterPolicy" and asked
-            found.append({"kind": kind, "name": name, "changed": CHANGED in annotations, "drives": drives})
-    return found
+            installed.append({"kind": kind, "name": name, "changed": CHANGED in annotations, "drives": drives})
+    return installed
 
 
 def announced(allocatable: t.Mapping[str, str]) -> list[str]:
@@ -101,9 +101,9 @@ def announced(allocatable: t.Mapping[str, str]) -> list[str]:
 
 def plugins(daemon_sets: t.Iterable[JsonObject]) -> list[Plugin]:
     """Return the DaemonSets that give away cards, of all of a cluster."""
-    found: list[Plugin] = []
-    for one in daemon_sets:
-        metadata, spec = one["metadata"], one["spec"]["template"]["spec"]
+    others: list[Plugin] = []
+    for daemon_set in daemon_sets:
+        metadata, spec = daemon_set["metadata"], daemon_set["spec"]["template"]["spec"]
         if (metadata.get("labels") or {}).get("app.kubernetes.io/part-of") == "gpushare":
             continue
         images = {_bare(str(container.get("image", ""))) for container in spec.get("containers") or []}
@@ -113,7 +113,7 @@ def plugins(daemon_sets: t.Iterable[JsonObject]) -> list[Plugin]:
         owners = [f"{owner['kind']} {owner['name']}" for owner in metadata.get("ownerReferences") or []]
         release = annotations.get(RELEASE)
         where = annotations.get(RELEASE_NAMESPACE) or metadata.get("namespace")
-        found.append(
+        others.append(
             {
                 "name": f"DaemonSet {metadata.get('namespace')}/{metadata['name']}",
                 "owner": owners[0] if owners else "",
@@ -121,32 +121,32 @@ def plugins(daemon_sets: t.Iterable[JsonObject]) -> list[Plugin]:
                 "selector": dict(spec.get("nodeSelector") or {}),
             }
         )
-    return found
+    return others
 
 
 def _bare(image: str) -> str:
     return image.rpartition("/")[2].partition("@")[0].partition(":")[0]
 
 
-def on_node(found: t.Iterable[Plugin], labels: t.Mapping[str, str]) -> list[Plugin]:
+def on_node(installed: t.Iterable[Plugin], labels: t.Mapping[str, str]) -> list[Plugin]:
     """Return those whose pods a node with these labels may have."""
-    return [one for one in found if one["selector"].items() <= labels.items()]
+    return [plugin for plugin in installed if plugin["selector"].items() <= labels.items()]
 
 
-def told(found: t.Sequence[Plugin]) -> str:
+def told(installed: t.Sequence[Plugin]) -> str:
     """Return names and origins for a message; empty where there are none."""
 
-    def origin(one: Plugin) -> str:
-        return (
-            f" of {one['owner']}" if one["owner"] else f" of helm's release {one['release']}" if one["release"] else ""
-        )
+    def origin(plugin: Plugin) -> str:
+        if plugin["owner"]:
+            return f" of {plugin['owner']}"
+        return f" of helm's release {plugin['release']}" if plugin["release"] else ""
 
-    return " and ".join(f"{one['name']}{origin(one)}" for one in found)
+    return " and ".join(f"{plugin['name']}{origin(plugin)}" for plugin in installed)
 
 
-def way_out(found: t.Sequence[Plugin]) -> str:
+def way_out(installed: t.Sequence[Plugin]) -> str:
     """Return the template of what takes a plugin off one node; ``{named_by}`` is the variable that names the node."""
-    first: Plugin = found[0] if found else {"name": "", "owner": "", "release": "", "selector": {}}
+    first: Plugin = installed[0] if installed else {"name": "", "owner": "", "release": "", "selector": {}}
     or_node = ", or take the node out of {named_by}"
     kind = first["owner"].split(" ")[0]
     if kind in OPERATORS:

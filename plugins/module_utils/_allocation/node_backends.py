@@ -99,7 +99,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
     ),
 }
-BACKENDS = tuple(dict.fromkeys(one.backend for one in ALLOCATORS.values()))
+BACKENDS = tuple(dict.fromkeys(allocator.backend for allocator in ALLOCATORS.values()))
 
 # The first release whose kube-apiserver and kube-scheduler divide a device by claims, by the feature gate.
 CLAIMS_SINCE = (1, 36)
@@ -229,16 +229,18 @@ def release(version: str) -> tuple[int, int]:
 
 def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
     """Return the allocators of each node's cards now; several where a change wasn't completed."""
-    sliced = {one["node"] for one in cluster["slices"] or () if one["driver"] == claim_templates.DRIVER}
+    sliced = {row["node"] for row in cluster["slices"] or () if row["driver"] == claim_templates.DRIVER}
     shared = {pod["node"] for pod in cluster["sharing_pods"] or ()}
-    found = {}
+    by_node = {}
     for node in cluster["nodes"]:
         name = node["name"]
         given = {EXTENDER: _is_announced(node) or name in shared, DRA: name in sliced}
-        found[name] = frozenset(
-            allocation for allocation, one in ALLOCATORS.items() if given.get(allocation) or one.labels(node["labels"])
+        by_node[name] = frozenset(
+            allocation
+            for allocation, allocator in ALLOCATORS.items()
+            if given.get(allocation) or allocator.labels(node["labels"])
         )
-    return found
+    return by_node
 
 
 def allocator_of(node: Node) -> str:
@@ -312,22 +314,22 @@ def resolve(
     """
     now = observed(cluster)
     values = values or {}
-    absent = [one["node"] for one in wanted if is_absent(one["node"], cluster, alone)]
-    wanted = [one for one in wanted if one["node"] not in absent]
+    absent = [row["node"] for row in wanted if is_absent(row["node"], cluster, alone)]
+    wanted = [row for row in wanted if row["node"] not in absent]
     by_default = _default(cluster, no_claims(cluster, capacity, values), now)
-    nodes = [_of_node(one, now.get(one["node"], frozenset()), by_default, one["node"] in switch) for one in wanted]
-    having = {value: [one["node"] for one in nodes if one["allocation"] == value] for value in ALLOCATORS}
+    nodes = [_of_node(row, now.get(row["node"], frozenset()), by_default, row["node"] in switch) for row in wanted]
+    having = {value: [node["node"] for node in nodes if node["allocation"] == value] for value in ALLOCATORS}
     needed = {value: bool(names) for value, names in having.items()}
     # The schedulers use the extender before the first node announces its cards to them.
-    needed[EXTENDER] = needed[EXTENDER] or any(one["wanted"] == EXTENDER for one in nodes)
+    needed[EXTENDER] = needed[EXTENDER] or any(node["wanted"] == EXTENDER for node in nodes)
     there = there or NO_PARTS
     # Of nodes that nobody named: a part that serves them doesn't leave.
-    named = {one["node"] for one in wanted}
+    named = {row["node"] for row in wanted}
     others = frozenset().union(*(given for name, given in now.items() if name not in named))
-    own = [one for one in nodes if one["backend"] == GPUSHARE or one["wanted"] in ALLOCATIONS]
+    own = [node for node in nodes if node["backend"] == GPUSHARE or node["wanted"] in ALLOCATIONS]
     imported = values.get(IMPORTED, ())
     tolerated = values.get(server_nodes.VARIABLE, server_nodes.EVERY)
-    sharing = [one["node"] for one in own]
+    sharing = [node["node"] for node in own]
     templates = server_nodes.place(values.get(TEMPLATES_NODES) or (), cluster["nodes"], imported, sharing, tolerated)
     on_control_plane = bool(own) and not {*templates["nodes"]}.isdisjoint(imported or ())
     return {
@@ -350,23 +352,23 @@ def resolve(
         ),
         "claims": claims_of(having[EXTENDER], having[DRA]),
         "allocators": {
-            name: {"role": one.role, "server": list(one.server), "restricted": list(one.restricted)}
-            for name, one in ALLOCATORS.items()
+            name: {"role": allocator.role, "server": list(allocator.server), "restricted": list(allocator.restricted)}
+            for name, allocator in ALLOCATORS.items()
         },
         "templates": templates,
         "control_plane_image": needed[EXTENDER] or on_control_plane,
         "unrestricted": [
             node["name"]
             for node in cluster["nodes"]
-            if node["name"] not in named and any(lacks_restricted(node["labels"], one) for one in selecting)
+            if node["name"] not in named and any(lacks_restricted(node["labels"], allocator) for allocator in selecting)
         ],
     }
 
 
 def lacks_restricted(labels: t.Mapping[str, t.Any], allocator: str) -> bool:
     """Return whether a node's labels say that an allocator has it, without the one that no kubelet may set."""
-    one = ALLOCATORS[allocator]
-    return one.labels(labels) and labels.get(one.restricted[0]) != one.restricted[1]
+    entry = ALLOCATORS[allocator]
+    return entry.labels(labels) and labels.get(entry.restricted[0]) != entry.restricted[1]
 
 
 def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> bool:
@@ -374,7 +376,7 @@ def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> boo
 
     :param alone: as for ``resolve``.
     """
-    return bool(alone) and node not in alone and all(one["name"] != node for one in cluster["nodes"])
+    return bool(alone) and node not in alone and all(other["name"] != node for other in cluster["nodes"])
 
 
 def as_it_is(cluster: ClusterState) -> Backends:
@@ -385,14 +387,14 @@ def as_it_is(cluster: ClusterState) -> Backends:
     wanted = []
     for name, allocations in observed(cluster).items():
         # In the order of the table: with several a change wasn't completed.
-        first = next((one for one in ALLOCATORS if one in allocations), None)
+        first = next((allocator for allocator in ALLOCATORS if allocator in allocations), None)
         if first is not None:
             own = ALLOCATORS[first].backend == GPUSHARE
             backend = ALLOCATORS[first].backend
             wanted.append(Wanted(node=name, backend=backend, allocation=first if own else EXTENDER))
-    found = resolve(wanted, cluster)
-    parts = found["parts"]
-    return {**found, "parts": {**parts, "extender": parts["extender"] or not any(parts.values())}}
+    resolved = resolve(wanted, cluster)
+    parts = resolved["parts"]
+    return {**resolved, "parts": {**parts, "extender": parts["extender"] or not any(parts.values())}}
 
 
 def claims_of(extender: t.Collection[str], dra: t.Collection[str]) -> str:

@@ -87,8 +87,8 @@ def serves_claims(kube: Kube) -> bool:
 
 def _results(claim: JsonObject) -> list[JsonObject]:
     allocation = (claim.get("status") or {}).get("allocation") or {}
-    found = (allocation.get("devices") or {}).get("results") or []
-    return [one for one in found if one.get("driver") in (claim_templates.DRIVER, *foreign.DRIVERS)]
+    results = (allocation.get("devices") or {}).get("results") or []
+    return [result for result in results if result.get("driver") in (claim_templates.DRIVER, *foreign.DRIVERS)]
 
 
 def holders(state: NodeState) -> list[JsonObject]:
@@ -111,7 +111,7 @@ def _asks_others(pod: JsonObject) -> bool:
     """Return whether a container has another stack's resource; beside it another one may name 0 of the same."""
     spec = pod.get("spec") or {}
     both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    return any(foreign.announced((one.get("resources") or {}).get("limits") or {}) for one in both)
+    return any(foreign.announced((container.get("resources") or {}).get("limits") or {}) for container in both)
 
 
 def remains(state: NodeState, allocator: str) -> list[Remain]:
@@ -123,7 +123,7 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
         return []
     metadata, status = state.node["metadata"], state.node.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    found = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
+    left = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
     kept = node_backends.ALLOCATORS[allocator]
     # Before the node has its label, it announces nothing there.
     own = kept.labels(labels)
@@ -132,31 +132,31 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
         for name, text in (status.get("allocatable") or {}).items()
         if contract.quantity(text) > 0 and not (own and kept.announces(name))
     ]
-    for one in node_backends.ALLOCATORS.values():
-        if one == kept:
+    for other in node_backends.ALLOCATORS.values():
+        if other == kept:
             continue
-        found += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, one.server)]
-        own_labels = (one.label, one.restricted)
-        found += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if labels.get(key) == value]
-        found += [Remain(ANNOTATION, name) for name in one.annotations if name in annotations]
-        found += [Remain(RESOURCE, name) for name in resources if one.announces(name)]
+        left += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, other.server)]
+        own_labels = (other.label, other.restricted)
+        left += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if labels.get(key) == value]
+        left += [Remain(ANNOTATION, name) for name in other.annotations if name in annotations]
+        left += [Remain(RESOURCE, name) for name in resources if other.announces(name)]
     return list(
-        dict.fromkeys(found if allocator == node_backends.DRA else found + _of_claims(state, str(metadata["name"])))
+        dict.fromkeys(left if allocator == node_backends.DRA else left + _of_claims(state, str(metadata["name"])))
     )
 
 
-def _has(one: JsonObject, label: tuple[str, str]) -> bool:
-    return (one["metadata"].get("labels") or {}).get(label[0]) == label[1]
+def _has(pod: JsonObject, label: tuple[str, str]) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(label[0]) == label[1]
 
 
 def _of_claims(state: NodeState, node: str) -> list[Remain]:
     """Return what is left of the DRA driver."""
     ours = claim_templates.DRIVER
-    slices = [str(one["metadata"]["name"]) for one in state.slices if one["spec"].get("driver") == ours]
+    slices = [str(raw["metadata"]["name"]) for raw in state.slices if raw["spec"].get("driver") == ours]
     claims = [
         contract.pod_key(claim)
         for claim in state.claims
-        if any(one["driver"] == ours and one.get("pool") == node for one in _results(claim))
+        if any(result["driver"] == ours and result.get("pool") == node for result in _results(claim))
     ]
     return [*(Remain(SLICE, name) for name in slices), *(Remain(CLAIM, name) for name in claims)]
 
@@ -177,22 +177,22 @@ class Drain:
         return read(self._kube, self._params["node"], self._by_claims)
 
     def plan(self, state: NodeState) -> Plan:
-        found = holders(state)
-        refused = [reason for reason in map(self._refusal, found) if reason]
+        pods = holders(state)
+        refused = [reason for reason in map(self._refusal, pods) if reason]
         if refused:
             raise BadInput(
                 f"node {self._params['node']} can't be drained of its pods with cards: {'; '.join(refused)}. "
                 "Nothing was evicted",
-                pods=[contract.pod_key(pod) for pod in found if self._refusal(pod)],
+                pods=[contract.pod_key(pod) for pod in pods if self._refusal(pod)],
             )
-        return Plan(tuple(Change(f"Pod {contract.pod_key(pod)}", "has a card\n", "", pod) for pod in found))
+        return Plan(tuple(Change(f"Pod {contract.pod_key(pod)}", "has a card\n", "", pod) for pod in pods))
 
     def _refusal(self, pod: JsonObject) -> str:
         """Return why a pod isn't evicted; empty where it may be, or goes already."""
         if contract.terminating(pod):
             return ""
         key, metadata = contract.pod_key(pod), pod["metadata"]
-        owner = next((one for one in metadata.get("ownerReferences") or [] if one.get("controller")), None)
+        owner = next((ref for ref in metadata.get("ownerReferences") or [] if ref.get("controller")), None)
         if MIRROR in (metadata.get("annotations") or {}):
             return f"{key} is a static pod of the node"
         if owner and owner["kind"] == "DaemonSet":
@@ -200,7 +200,7 @@ class Drain:
         if not owner and not self._params["force"]:
             return f"{key} has no controller that makes it again (maintenance_force evicts it nevertheless)"
         volumes = (pod.get("spec") or {}).get("volumes") or []
-        if any("emptyDir" in one for one in volumes) and not self._params["delete_emptydir_data"]:
+        if any("emptyDir" in volume for volume in volumes) and not self._params["delete_emptydir_data"]:
             return f"{key} has data in an emptyDir, which is lost (maintenance_delete_emptydir_data allows that)"
         return ""
 
@@ -250,9 +250,9 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
     for _attempt in waiting.attempts():
         left = remains(read(kube, params["node"], by_claims), params["allocator"])
         if not left or check:
-            return {"changed": False, "remains": [one._asdict() for one in left]}
+            return {"changed": False, "remains": [remain._asdict() for remain in left]}
     raise NotInEffect(
         f"node {params['node']} isn't clean for {params['allocator']} after {params['timeout']} s: "
         f"{', '.join(map(str, left))}",
-        remains=[one._asdict() for one in left],
+        remains=[remain._asdict() for remain in left],
     )

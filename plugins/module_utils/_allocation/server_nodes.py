@@ -49,8 +49,8 @@ def control_plane(nodes: t.Sequence[ClusterNode], imported: t.Collection[str] | 
 
     :param imported: nodes that get the servers' image from the playbooks; None where each node pulls it.
     """
-    found = [node["name"] for node in nodes if _is_control_plane(node) and not _is_closed(node)]
-    return sorted(found) if imported is None or set(found) <= set(imported) else []
+    names = [node["name"] for node in nodes if _is_control_plane(node) and not _is_closed(node)]
+    return sorted(names) if imported is None or set(names) <= set(imported) else []
 
 
 def _is_control_plane(node: ClusterNode) -> bool:
@@ -89,9 +89,9 @@ def place(
     if named:
         taints = _own_taints(nodes, named, tolerated)
         return {"place": NAMED, "nodes": list(named), "imported": known, "taints": taints}
-    found = control_plane(nodes, imported)
-    if found:
-        return {"place": CONTROL_PLANE, "nodes": found, "imported": known, "taints": []}
+    names = control_plane(nodes, imported)
+    if names:
+        return {"place": CONTROL_PLANE, "nodes": names, "imported": known, "taints": []}
     return {"place": GPU_NODES, "nodes": [], "imported": known, "taints": _own_taints(nodes, sharing, tolerated)}
 
 
@@ -101,5 +101,10 @@ def _own_taints(
     closed = [closing(node) for node in nodes if node["name"] in chosen]
     few = [taints for taints in closed if len(taints) <= MOST_TAINTS]
     return sorted(
-        {str(one.get("key")) for taints in few for one in taints if not tolerations.untolerated((one,), tolerated)}
+        {
+            str(taint.get("key"))
+            for taints in few
+            for taint in taints
+            if not tolerations.untolerated((taint,), tolerated)
+        }
     )

@@ -56,9 +56,9 @@ def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonO
     :param tables: names of ``TABLES``.
     """
     with uncollected():
-        found = _assembled(kube)
-        formatted = {name: blocks(found, wide=name == "wide") for name in TABLES if name in tables}
-    return {**found, **formatted, "requests": dict(kube.requests)}
+        allocation = _assembled(kube)
+        formatted = {name: blocks(allocation, wide=name == "wide") for name in TABLES if name in tables}
+    return {**allocation, **formatted, "requests": dict(kube.requests)}
 
 
 def _assembled(kube: Kube | Streams) -> Allocation:
@@ -69,22 +69,22 @@ def _assembled(kube: Kube | Streams) -> Allocation:
     return assemble(nodes, pods, by_claims)
 
 
-def table(found: Allocation, wide: bool = False) -> str:
+def table(allocation: Allocation, wide: bool = False) -> str:
     """Format the nodes with their cards and pods, then the Pending pods, then the totals.
 
     :param wide: include UUIDs, states and containers, and truncate nothing.
     """
-    return "".join(blocks(found, wide))
+    return "".join(blocks(allocation, wide))
 
 
-def blocks(found: Allocation, wide: bool) -> tuple[str, ...]:
+def blocks(allocation: Allocation, wide: bool) -> tuple[str, ...]:
     """Return the table in parts, which in a large cluster are too much to be in memory twice."""
-    if not found["nodes"]:
-        return (NO_NODES, _waiting(found["waiting"]))
-    parts = ["".join(_blocks(node, wide)) for node in found["nodes"]]
+    if not allocation["nodes"]:
+        return (NO_NODES, _waiting(allocation["waiting"]))
+    parts = ["".join(_blocks(node, wide)) for node in allocation["nodes"]]
     rule = "-" * max(max(map(len, part.splitlines())) for part in parts) + "\n"
     ruled = (text for part in parts for text in (part, rule))
-    return (*ruled, _waiting(found["waiting"]), *_totals(found))
+    return (*ruled, _waiting(allocation["waiting"]), *_totals(allocation))
 
 
 def draw_bar(used: int, total: int) -> str:
@@ -142,7 +142,7 @@ def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
         rows[-1].append(f"{part['used']}/{part['total']}")
     elif pending:
         rows[-1].append(str(sum(pod["units"] for pod in pending)))
-    text = "".join(f"{one}\n" for one in _cards(part, wide))
+    text = "".join(f"{row}\n" for row in _cards(part, wide))
     text += f"\n{columns(rows)}"
     text += "".join(f"{line(f'{space}/{name}: {problem}')}\n" for (space, name), problem in problems.items())
     share = f"{part['used']}/{part['total']} ({percent(part['used'], part['total'])}%)"
@@ -165,9 +165,9 @@ def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
             about.append(f"UNHEALTHY: {card['reason']}" if card["reason"] else "UNHEALTHY")
         tail = line(", ".join(text for text in about if text))
         yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
-    for one in part.get("resources") or []:
-        share = f"{one['used']}/{one['capacity']}{_kind(part['gpus'])}"
-        yield f"{line(one['name'])} {draw_bar(one['used'], one['capacity'])} {share}"
+    for resource in part.get("resources") or []:
+        share = f"{resource['used']}/{resource['capacity']}{_kind(part['gpus'])}"
+        yield f"{line(resource['name'])} {draw_bar(resource['used'], resource['capacity'])} {share}"
 
 
 def _kind(gpus: JsonObject) -> str:
@@ -178,14 +178,14 @@ def _kind(gpus: JsonObject) -> str:
         f"{gpus['count']} cards" if gpus["count"] is not None else "",
         f"{gpus['sharing']}, {gpus['replicas']} replicas" if gpus["sharing"] not in (None, "none") else "",
     ]
-    text = line(", ".join(one for one in about if one))
+    text = line(", ".join(part for part in about if part))
     return f"  {text}" if text else ""
 
 
 def _pod(pod: PodEntry, columns: int, wide: bool) -> list[str]:
     cells = [_shortened(pod["namespace"], wide), _shortened(pod["name"], wide), _status(pod)]
     if wide:
-        held = ",".join(f"{one['name']}={one['units']}" for one in pod["containers"])
+        held = ",".join(f"{container['name']}={container['units']}" for container in pod["containers"])
         cells += [pod["state"], pod["uid"] or "-", held or "-"]
     return [*cells, *["0"] * (columns - len(cells))]
 
@@ -205,15 +205,20 @@ def _waiting(pods: t.Sequence[PodEntry]) -> str:
         f"{pod['reason'] or pod['problem'] or 'not scheduled yet'}"
         for pod in pods
     ]
-    return "Waiting for a card:\n" + "".join(f"  {line(one)}\n" for one in rows)
+    return "Waiting for a card:\n" + "".join(f"  {line(row)}\n" for row in rows)
 
 
-def _totals(found: Allocation) -> t.Iterator[str]:
-    none: BackendTotals = {"backend": "", "unit": found["unit"], "total": found["total"], "used": found["used"]}
-    for one in found["totals"] or [none]:
-        name = TOTALS_OF.get(one["backend"], TOTALS_OF[""])
-        share = f"{one['used']}/{one['total']} ({percent(one['used'], one['total'])}%)"
-        yield f"Allocated/Total {name}{_of(one['unit'])}: {share}\n"
+def _totals(allocation: Allocation) -> t.Iterator[str]:
+    none: BackendTotals = {
+        "backend": "",
+        "unit": allocation["unit"],
+        "total": allocation["total"],
+        "used": allocation["used"],
+    }
+    for totals in allocation["totals"] or [none]:
+        name = TOTALS_OF.get(totals["backend"], TOTALS_OF[""])
+        share = f"{totals['used']}/{totals['total']} ({percent(totals['used'], totals['total'])}%)"
+        yield f"Allocated/Total {name}{_of(totals['unit'])}: {share}\n"
 
 
 def _of(unit: str | None) -> str:

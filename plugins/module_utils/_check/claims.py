@@ -73,16 +73,19 @@ def _check_size(device: dra.Device, gpu: Gpu, servers: Servers | None, result: C
 def pool_is_complete(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check D2: the node's slices are one complete pool, which kube-scheduler allocates from."""
     result.count(len(node.slices))
-    api = join(f"{one.name}: generation {one.generation}, {plural(len(one.devices), 'card')}" for one in node.slices)
+    api = join(
+        f"{pool_slice.name}: generation {pool_slice.generation}, {plural(len(pool_slice.devices), 'card')}"
+        for pool_slice in node.slices
+    )
     count, there = node.slices[0].count, len(node.slices)
     if there != count:
         result.fail("incomplete", there=there, count=count, key="count", api=api)
     names = [device.name for device in node.devices]
-    for name in sorted({one for one in names if names.count(one) > 1}):
+    for name in sorted({repeated for repeated in names if names.count(repeated) > 1}):
         result.fail("named_twice", device=name, key=name, api=api)
-    for one in node.slices:
-        if one.pool != node.name:
-            result.fail("other_pool", pool=one.pool, key=one.name, api=api)
+    for pool_slice in node.slices:
+        if pool_slice.pool != node.name:
+            result.fail("other_pool", pool=pool_slice.pool, key=pool_slice.name, api=api)
 
 
 def claims_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -103,7 +106,9 @@ def claims_fit(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
                 result.fail("no_amount", claim=claim.key, key=claim.key, api=shown, **place)
         total = sum(mib or 0 for _claim, mib in parts)
         if device is None:
-            result.fail("unknown_card", device=name, key=name, claims=join(one.key for one, _mib in parts), api=shown)
+            result.fail(
+                "unknown_card", device=name, key=name, claims=join(claim.key for claim, _mib in parts), api=shown
+            )
         elif total > device.memory_mib:
             by_claim: dict[str, int] = {}
             for claim, mib in parts:
@@ -117,7 +122,7 @@ def pods_have_claims(node: Node, snapshot: Snapshot, result: CheckResult) -> Non
     for pod in node.pods:
         if not (pod.steady and pod.asks_by_claim):
             continue
-        known = {one.name: one for one in pod.claims}
+        known = {claim.name: claim for claim in pod.claims}
         for use in pod.uses:
             claim = known.get(use.claim)
             if claim is None and not use.units():
@@ -128,14 +133,16 @@ def pods_have_claims(node: Node, snapshot: Snapshot, result: CheckResult) -> Non
             if claim is None:
                 result.fail("missing", api="no such ResourceClaim", **details)
                 continue
-            details["api"] = join(f"{one.pool}/{one.device} {one.mib} MiB" for one in claim.parts) or "not allocated"
+            details["api"] = (
+                join(f"{part.pool}/{part.device} {part.mib} MiB" for part in claim.parts) or "not allocated"
+            )
             if not claim.parts:
                 result.fail("not_allocated", **details)
             elif pod.uid not in {user.uid for user in claim.users}:
                 details["api"] = f"reserved for {join(user.name for user in claim.users) or 'no pod'}"
                 result.fail("not_reserved", **details)
-            elif any(one.pool != node.name for one in claim.parts):
-                result.fail("other_node", other=join({one.pool for one in claim.parts}), **details)
+            elif any(part.pool != node.name for part in claim.parts):
+                result.fail("other_node", other=join({part.pool for part in claim.parts}), **details)
 
 
 def claims_are_respected(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -279,17 +286,17 @@ def prepared_claims_are_allocated(node: Node, snapshot: Snapshot, result: CheckR
 
 
 def _by_device(record: Record) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in record.shares:
-        found[one.device] = found.get(one.device, 0) + (one.mib or 0)
-    return found
+    booked: dict[str, int] = {}
+    for share in record.shares:
+        booked[share.device] = booked.get(share.device, 0) + (share.mib or 0)
+    return booked
 
 
 def _report_unbooked(
     node: Node, record: Record, claim: dra.Claim | None, device: str, mib: int, result: CheckResult
 ) -> None:
     pods = join(
-        name for name, places in sorted(node.kubelet.claimed.items()) if record.key in {one[0] for one in places}
+        name for name, places in sorted(node.kubelet.claimed.items()) if record.key in {place[0] for place in places}
     )
     details = {"claim": record.key, "key": record.uid, "mib": mib, "pods": pods or "no pod that kubelet lists"}
     details |= {"card": _index(node, device), "uuid": node.uuid_of(device)}
@@ -297,13 +304,13 @@ def _report_unbooked(
     if claim is None:
         result.fail("claim_gone", api=f"no ResourceClaim has the UID {record.uid}", **details)
     else:
-        api = join(f"{one.pool}/{one.device} {one.mib} MiB" for one in claim.parts) or "not allocated"
+        api = join(f"{part.pool}/{part.device} {part.mib} MiB" for part in claim.parts) or "not allocated"
         result.fail("not_allocated", api=api, **details)
 
 
 def _check_card(node: Node, device: str, parts: t.Mapping[str, int], unbooked: bool, result: CheckResult) -> None:
     """Compare what is prepared of a card with its memory, and its taint with what isn't allocated."""
-    offered = next((one for one in node.devices if one.name == device), None)
+    offered = next((announced for announced in node.devices if announced.name == device), None)
     total, place = sum(parts.values()), {"card": _index(node, device), "uuid": node.uuid_of(device)}
     shown = {"kubelet": f"{plural(len(parts), 'prepared claim')}: {total} MiB"}
     if offered is None:
@@ -320,20 +327,20 @@ def _check_card(node: Node, device: str, parts: t.Mapping[str, int], unbooked: b
 
 
 def _index(node: Node, device: str) -> int | None:
-    return next((one.index for one in node.devices if one.name == device), None)
+    return next((offered.index for offered in node.devices if offered.name == device), None)
 
 
 def _check_record(node: Node, pod: Pod, claim: dra.Claim, record: Record | None, result: CheckResult) -> None:
-    expected = sorted((one.request, one.device, one.share, one.mib or 0) for one in claim.parts)
+    expected = sorted((part.request, part.device, part.share, part.mib or 0) for part in claim.parts)
     details = {"pod": pod, "claim": claim.key, "key": f"record {claim.name}", "api": _shown(expected)}
     if record is None:
         result.fail("not_recorded", kubelet="no record", **details)
     elif record.problem:
         result.fail("record_unreadable", why=record.problem, **details)
     else:
-        found = sorted((one.request, one.device, one.share, one.mib or 0) for one in record.shares)
-        if found != expected:
-            result.fail("record_differs", kubelet=_shown(found), **details)
+        recorded = sorted((share.request, share.device, share.share, share.mib or 0) for share in record.shares)
+        if recorded != expected:
+            result.fail("record_differs", kubelet=_shown(recorded), **details)
 
 
 def _shown(shares: t.Iterable[tuple[str, str, str, int]]) -> str:
@@ -341,21 +348,21 @@ def _shown(shares: t.Iterable[tuple[str, str, str, int]]) -> str:
 
 
 def _check_specification(
-    node: Node, pod: Pod, claim: dra.Claim, found: Specification | None, result: CheckResult
+    node: Node, pod: Pod, claim: dra.Claim, specification: Specification | None, result: CheckResult
 ) -> None:
     details = {"pod": pod, "claim": claim.key, "key": f"specification {claim.name}"}
-    if found is None:
+    if specification is None:
         result.fail("not_specified", kubelet="no specification", **details)
         return
-    if found.problem:
-        result.fail("specification_unreadable", why=found.problem, **details)
+    if specification.problem:
+        result.fail("specification_unreadable", why=specification.problem, **details)
         return
-    details["kubelet"] = join(f"{VISIBLE}={shorten(one.get(VISIBLE, ''), 100)}" for one in found.envs)
-    if not found.recorded:
+    details["kubelet"] = join(f"{VISIBLE}={shorten(env.get(VISIBLE, ''), 100)}" for env in specification.envs)
+    if not specification.recorded:
         result.fail("specification_differs", **details)
         return
     unit_mib = node.unit_mib
-    for part, variables in zip(claim.parts, found.envs):
+    for part, variables in zip(claim.parts, specification.envs):
         own = claim.mib(part.request)
         cards = {node.uuid_of(device) for _pool, device in own}
         visible = variables.get(VISIBLE, "")
@@ -364,8 +371,8 @@ def _check_specification(
             result.fail("other_card", visible=shorten(visible), cards=join(sorted(cards)), **details)
         elif unit_mib and units != str(sum(own.values()) // unit_mib):
             result.fail("other_units", units=shorten(units), expected=sum(own.values()) // unit_mib, **details)
-    if len(found.envs) != len(claim.parts):
-        result.fail("other_card", visible=plural(len(found.envs), "device"), cards=len(claim.parts), **details)
+    if len(specification.envs) != len(claim.parts):
+        result.fail("other_card", visible=plural(len(specification.envs), "device"), cards=len(claim.parts), **details)
 
 
 def kubelet_lists_claims(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -379,13 +386,13 @@ def kubelet_lists_claims(node: Node, snapshot: Snapshot, result: CheckResult) ->
         result.count()
         expected = _expected(pod)
         listed = node.kubelet.claimed.get(pod.key, frozenset())
-        # Before 1.36 kubelet lists no IDs of shares.
-        found = {(*one[:3], "") for one in listed} if all(not one[3] for one in listed) else set(listed)
-        wanted = {(*one[:3], "") for one in expected} if found and all(not one[3] for one in found) else expected
-        details = {"pod": pod, "api": _places(wanted), "kubelet": _places(found)}
-        if not listed and wanted:
+        if listed and not any(place[3] for place in listed):
+            # Before 1.36 kubelet lists no IDs of shares.
+            expected = {(*place[:3], "") for place in expected}
+        details = {"pod": pod, "api": _places(expected), "kubelet": _places(listed)}
+        if not listed and expected:
             result.fail("not_listed", **details)
-        elif found != wanted:
+        elif listed != expected:
             result.fail("differs", **details)
     known = {pod.key for pod in node.pods if pod.active}
     for key in sorted(set(node.kubelet.claimed) - known):
@@ -395,15 +402,15 @@ def kubelet_lists_claims(node: Node, snapshot: Snapshot, result: CheckResult) ->
 
 def _expected(pod: Pod) -> set[ListedClaim]:
     """Return what PodResources lists of a pod: the claims of its containers, without those of init containers."""
-    containers = {one.name for one in pod.containers if not one.init}
-    found: set[ListedClaim] = set()
+    containers = {container.name for container in pod.containers if not container.init}
+    places: set[ListedClaim] = set()
     for use in pod.uses:
-        claim = next((one for one in pod.claims if one.name == use.claim), None)
+        claim = next((own for own in pod.claims if own.name == use.claim), None)
         for container, request in use.containers:
             if claim is not None and container in containers:
-                parts = [one for one in claim.parts if request in ("", one.request)]
-                found |= {(claim.key, one.pool, one.device, one.share) for one in parts}
-    return found
+                parts = [part for part in claim.parts if request in ("", part.request)]
+                places |= {(claim.key, part.pool, part.device, part.share) for part in parts}
+    return places
 
 
 def _places(places: t.Iterable[ListedClaim]) -> str:

@@ -118,8 +118,8 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
             by_claims,
             _templates(kube) if by_claims is not None and not by_claims.problem else (),
         )
-        found = report(seen, cluster, params["before"], params["scope"])
-    return {"report": found, "requests": dict(kube.requests)}
+        result = report(seen, cluster, params["before"], params["scope"])
+    return {"report": result, "requests": dict(kube.requests)}
 
 
 def _options(params: JsonObject) -> Options:
@@ -156,14 +156,14 @@ def _is_without_plugin(node: t.Any) -> bool:
 def _templates(kube: Kube) -> list[str]:
     """Return the templates of gpushare-dra-templates, as ``namespace/name``; none where they can't be read."""
     try:
-        found = kube.list_all(
+        templates = kube.list_all(
             claim_templates.API_VERSION,
             "ResourceClaimTemplate",
             label_selector=f"{claim_templates.MANAGED_BY}={claim_templates.MANAGER}",
         )
     except ShareError:
         return []
-    return ["/".join(str((one.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for one in found]
+    return ["/".join(str((raw.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for raw in templates]
 
 
 def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:

@@ -40,8 +40,8 @@ def has_label(node: Node) -> bool:
 
 def backend_of(node: Node) -> str:
     """Return the other back end than gpushare that this collection has given the node to; empty for none."""
-    found = backends.given(node.labels)
-    return "" if found == backends.GPUSHARE else found
+    backend = backends.given(node.labels)
+    return "" if backend == backends.GPUSHARE else backend
 
 
 def label_of(allocation: str) -> str:
@@ -69,7 +69,7 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     stacks = sorted({device_plugin_of(pod) for pod in running})
     registered = sorted(name for name, ids in node.kubelet.registered.items() if ids and gpu_requests({name: 1}))
     both_registered = len({name == contract.RESOURCE_MEMORY for name in registered}) > 1
-    announced = sorted({"gpushare" if one in ("gpushare", "gpushare-upstream") else one for one in node.backends})
+    announced = sorted({"gpushare" if name in ("gpushare", "gpushare-upstream") else name for name in node.backends})
     api = f"announced: {join(node.backends) or 'nothing'}; device plugins: {join(pod.key for pod in running) or '-'}"
     planes: JsonObject = {"api": api, "kubelet": f"registered: {join(registered)}" if registered else ""}
     if len(stacks) > 1:
@@ -96,14 +96,14 @@ def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResu
     """Check C4: kubelet has allocated what each running container requests."""
     requesting = [pod for pod in node.pods if pod.steady and expected_allocations(pod)]
     result.count(len(requesting))
-    problems = [one for one in (node.kubelet.problem, node.kubelet.pod_resources_problem) if one]
+    problems = [text for text in (node.kubelet.problem, node.kubelet.pod_resources_problem) if text]
     if requesting:
         for problem in dict.fromkeys(problems):
             result.unknown("no_data", pods=plural(len(requesting), "pod"), why=problem)
     if problems:
         return
     for pod in requesting:
-        entries = {(one.container, one.resource): one for one in entries_of(node, pod)}
+        entries = {(entry.container, entry.resource): entry for entry in entries_of(node, pod)}
         for container, resource, number in expected_allocations(pod):
             entry = entries.get((container, resource))
             listed = node.kubelet.pod_resources.get(pod.key) or {}
@@ -126,7 +126,7 @@ def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) ->
     _excluded_claims(node, result)
     mine = [pod for pod in node.pods if pod.active and not pod.terminating]
     requesting = [pod for pod in mine if requests_devices(pod)]
-    entries = [(pod, one) for pod in mine for one in entries_of(node, pod)]
+    entries = [(pod, entry) for pod in mine for entry in entries_of(node, pod)]
     if not (requesting or entries):
         return
     if node.nvml.problem or node.kubelet.problem:
@@ -140,7 +140,7 @@ def allocated_gpus_exist(node: Node, snapshot: Snapshot, result: CheckResult) ->
         if node.nvml.unidentified and uuids - node.nvml.uuids:
             result.unknown("unidentified", why=node.nvml.unidentified, **details)
             continue
-        existing = join(one.uuid for one in node.nvml.gpus)
+        existing = join(gpu.uuid for gpu in node.nvml.gpus)
         for uuid in sorted(uuids - node.nvml.uuids):
             cause = "gpu_excluded" if uuid in node.nvml.excluded else "gpu_missing"
             result.fail(cause, uuid=uuid, kubelet=uuid, nvml=existing, **details)
@@ -199,20 +199,20 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
             continue
         result.count()
         reported = has_gpus(node) and pod.key.partition("/")[0] not in snapshot.options.exempt_namespaces
-        for one in pod.containers:
-            if one.init and pod.phase == "Running":
+        for container in pod.containers:
+            if container.init and pod.phase == "Running":
                 continue
-            named = _check_environment(node, pod, one, result)
-            if reported and one.privileged and not named:
+            named = _check_environment(node, pod, container, result)
+            if reported and container.privileged and not named:
                 api = f"securityContext.privileged; the pod requests {'a' if requests_gpu(pod) else 'no'} GPU"
-                result.warn("privileged", pod=pod, container=one.name, key="privileged", api=api)
-            if one.device_mounts:
-                paths = join(shorten(path, 100) for path in one.device_mounts)
+                result.warn("privileged", pod=pod, container=container.name, key="privileged", api=api)
+            if container.device_mounts:
+                paths = join(shorten(path, 100) for path in container.device_mounts)
                 result.warn(
-                    "device_mount", pod=pod, container=one.name, key="mount", paths=paths, api=f"mounts {paths}"
+                    "device_mount", pod=pod, container=container.name, key="mount", paths=paths, api=f"mounts {paths}"
                 )
         # A privileged container has all of them.
-        if not any(one.privileged for one in pod.containers):
+        if not any(container.privileged for container in pod.containers):
             _check_device_nodes(node, pod, result)
 
 
@@ -224,12 +224,12 @@ def _check_environment(node: Node, pod: Pod, container: Container, result: Check
     value = container.env.get(variable, "")
     if value in (("",) if variable == LEGACY else NO_GPUS):
         return False
-    entries = [one for one in entries_of(node, pod) if one.container == container.name]
-    by_claim = {one.name for one in pod.uses if one.claim in {each.name for each in pod.claims}}
-    if (requesting and any(one.cdi for one in entries)) or container.claims & by_claim:
+    entries = [entry for entry in entries_of(node, pod) if entry.container == container.name]
+    by_claim = {use.name for use in pod.uses if use.claim in {each.name for each in pod.claims}}
+    if (requesting and any(entry.cdi for entry in entries)) or container.claims & by_claim:
         # The runtime applies CDI devices after the specification's variable.
         return False
-    allocated = {uuid for one in entries for uuid in entry_gpus(node, one).uuids or ()}
+    allocated = {uuid for entry in entries for uuid in entry_gpus(node, entry).uuids or ()}
     if value is not None and requesting and allocated and set(value.split(",")) <= allocated:
         return False
     shown = "a value from elsewhere" if value is None else repr(shorten(value))

@@ -50,19 +50,19 @@ def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:
     if not isinstance(cards, list) or len(cards) > MAX_GPUS:
         return Nvml(f"NVML's GPUs are {describe(cards)}, not a list")
     gpus = []
-    for one in reader.mappings(cards, "nvml.cards"):
-        gpu = _gpu(one, reader)
+    for raw_card in reader.mappings(cards, "nvml.cards"):
+        gpu = _gpu(raw_card, reader)
         if gpu is not None:
             gpus.append(gpu)
-    if len({one.uuid for one in gpus}) != len(gpus) or len({one.index for one in gpus}) != len(gpus):
+    if len({gpu.uuid for gpu in gpus}) != len(gpus) or len({gpu.index for gpu in gpus}) != len(gpus):
         return Nvml("NVML lists two GPUs with the same index or UUID")
-    silent = next((one for one in cards if isinstance(one, dict) and one.get("uuid") in (None, "")), None)
+    silent = next((card for card in cards if isinstance(card, dict) and card.get("uuid") in (None, "")), None)
     why = silent.get("problem") if silent else None
     reason = f": {shorten(why, 200)}" if isinstance(why, str) and why else ""
     unidentified = f"NVML lists a GPU without its UUID{reason}" if silent is not None else ""
     excluded = reader.mappings(raw.get("excluded"), "nvml.excluded")
-    left_out = (reader.text(one.get("uuid"), "nvml.excluded uuid") for one in excluded)
-    return Nvml("", tuple(sorted(gpus, key=lambda one: one.index)), unidentified, frozenset(left_out) - {""})
+    left_out = (reader.text(card.get("uuid"), "nvml.excluded uuid") for card in excluded)
+    return Nvml("", tuple(sorted(gpus, key=lambda gpu: gpu.index)), unidentified, frozenset(left_out) - {""})
 
 
 def _unregistered(raw: JsonObject, reader: Reader, where: str) -> str:
@@ -85,15 +85,15 @@ def _gpu(raw: JsonObject, reader: Reader) -> Gpu | None:
     devices = reader.mappings(mig.get("devices"), f"{where} mig.devices")
     return Gpu(
         index=index,
-        **{name: one for name, one in reader.fields(Gpu, raw, where).items() if name not in OF_PARTS},
+        **{name: value for name, value in reader.fields(Gpu, raw, where).items() if name not in OF_PARTS},
         total_mib=reader.number(memory.get("total_mib"), f"{where} memory.total_mib"),
         used_mib=reader.number(memory.get("used_mib"), f"{where} memory.used_mib"),
         unregistered=_unregistered(raw, reader, where),
         reserved_mib=reader.number(memory.get("reserved_mib"), f"{where} memory.reserved_mib"),
         mig_mode=reader.text(mig.get("mode"), f"{where} mig.mode"),
-        mig=tuple(Mig(**reader.fields(Mig, one, f"{where} mig")) for one in devices),
+        mig=tuple(Mig(**reader.fields(Mig, device, f"{where} mig")) for device in devices),
         processes=_rows(raw, "processes", where, _process, reader),
-        limits=_rows(raw, "limits", where, lambda one, place, _r: Limit(**reader.fields(Limit, one, place)), reader),
+        limits=_rows(raw, "limits", where, lambda row, place, _r: Limit(**reader.fields(Limit, row, place)), reader),
     )
 
 
@@ -105,16 +105,16 @@ def _rows(
 ) -> tuple[Row, ...] | None:
     """Return a GPU's rows of one kind; None where NVML doesn't report them."""
     rows = reader.mappings(raw.get(name), f"{where} {name}")
-    return tuple(parse(one, f"{where} {name}", reader) for one in rows) if isinstance(raw.get(name), list) else None
+    return tuple(parse(row, f"{where} {name}", reader) for row in rows) if isinstance(raw.get(name), list) else None
 
 
 def _process(raw: JsonObject, where: str, reader: Reader) -> Process:
     pid = reader.number(raw.get("pid"), f"{where} pid") or 0
-    found = Process(pid=pid, **reader.fields(Process, raw, where))
-    if found.where not in PLACES:
+    process = Process(pid=pid, **reader.fields(Process, raw, where))
+    if process.where not in PLACES:
         reader.reject(f"{where} where", "one of " + ", ".join(PLACES), raw.get("where"))
-        return dataclasses.replace(found, where="unknown")
-    return found
+        return dataclasses.replace(process, where="unknown")
+    return process
 
 
 def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
@@ -133,10 +133,10 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
     pod_resources_problem = _source(listing, "kubelet's PodResources", pods)
     registered = reader.mapping(checkpoint.get("registered"), "kubelet.checkpoint.registered")
     rows = [] if pod_resources_problem else reader.mappings(pods, "kubelet.pod_resources.pods")
-    names = [_name(one, reader) for one in rows]
+    names = [_name(pod, reader) for pod in rows]
     return Kubelet(
         problem,
-        () if problem else tuple(_entry(one, reader) for one in reader.mappings(entries, "kubelet.checkpoint.entries")),
+        () if problem else tuple(_entry(row, reader) for row in reader.mappings(entries, "kubelet.checkpoint.entries")),
         {name: tuple(reader.texts(ids, f"kubelet registered {name}")) for name, ids in registered.items()},
         pod_resources_problem,
         _listed(rows, reader),
@@ -151,13 +151,13 @@ def kubelet_of(raw: t.Any, reader: Reader, absent: str) -> Kubelet:
 def _device_nodes(raw: t.Any, reader: Reader) -> dict[str, frozenset[int]] | None:
     if raw is None:
         return None
-    found: dict[str, frozenset[int]] = {}
-    for one in reader.mappings(raw, "kubelet.device_nodes"):
-        uid = reader.text(one.get("pod_uid"), "kubelet.device_nodes pod_uid")
-        values = reader.sequence(one.get("minors"), "kubelet.device_nodes minors")
+    by_pod: dict[str, frozenset[int]] = {}
+    for row in reader.mappings(raw, "kubelet.device_nodes"):
+        uid = reader.text(row.get("pod_uid"), "kubelet.device_nodes pod_uid")
+        values = reader.sequence(row.get("minors"), "kubelet.device_nodes minors")
         numbers = [reader.number(value, "a minor of kubelet.device_nodes") for value in values]
-        found[uid] = found.get(uid, frozenset()) | {number for number in numbers if number is not None}
-    return found
+        by_pod[uid] = by_pod.get(uid, frozenset()) | {number for number in numbers if number is not None}
+    return by_pod
 
 
 def _source(raw: JsonObject, name: str, rows: t.Any) -> str:
@@ -184,17 +184,17 @@ def _entry(raw: JsonObject, reader: Reader) -> Entry:
 
 def _annotated(raw: JsonObject, reader: Reader) -> list[str]:
     """Return the CDI devices in an answer's annotations: NVIDIA's plugin has the strategy cdi-annotations."""
-    found = reader.strings(raw.get("annotations"), "checkpoint annotation")
-    return [one for key, text in found.items() if key.startswith("cdi.k8s.io/") for one in text.split(",")]
+    annotations = reader.strings(raw.get("annotations"), "checkpoint annotation")
+    return [device for key, text in annotations.items() if key.startswith("cdi.k8s.io/") for device in text.split(",")]
 
 
 def _claimed(pods: list[JsonObject], reader: Reader) -> dict[str, frozenset[ListedClaim]]:
-    found: dict[str, frozenset[ListedClaim]] = {}
+    places: dict[str, frozenset[ListedClaim]] = {}
     for pod in pods:
         rows = [
             row
-            for one in reader.mappings(pod.get("containers"), "pod_resources containers")
-            for row in reader.mappings(one.get("claims"), "pod_resources claims")
+            for container in reader.mappings(pod.get("containers"), "pod_resources containers")
+            for row in reader.mappings(container.get("claims"), "pod_resources claims")
         ]
         for row in rows:
             text = {
@@ -202,8 +202,8 @@ def _claimed(pods: list[JsonObject], reader: Reader) -> dict[str, frozenset[List
                 for key in ("namespace", "claim", "pool", "device", "share")
             }
             place = (f"{text['namespace']}/{text['claim']}", text["pool"], text["device"], text["share"])
-            found[_name(pod, reader)] = found.get(_name(pod, reader), frozenset()) | {place}
-    return found
+            places[_name(pod, reader)] = places.get(_name(pod, reader), frozenset()) | {place}
+    return places
 
 
 def _prepared(raw: t.Any, reader: Reader) -> Prepared:
@@ -214,25 +214,25 @@ def _prepared(raw: t.Any, reader: Reader) -> Prepared:
     problem = _source(given, "the DRA driver's folder", given.get("records"))
     if problem:
         return Prepared(problem)
-    records = [_record(one, reader) for one in reader.mappings(given.get("records"), f"{where}.records")]
+    records = [_record(row, reader) for row in reader.mappings(given.get("records"), f"{where}.records")]
     rows = reader.mappings(given.get("specifications"), f"{where}.specifications")
     specifications = [
         Specification(
-            **{**reader.fields(Specification, one, where), "problem": reader.text(one.get("problem"), where)},
+            **{**reader.fields(Specification, row, where), "problem": reader.text(row.get("problem"), where)},
             envs=tuple(
-                reader.strings(each, f"{where} envs") for each in reader.mappings(one.get("envs"), f"{where} envs")
+                reader.strings(each, f"{where} envs") for each in reader.mappings(row.get("envs"), f"{where} envs")
             ),
         )
-        for one in rows
+        for row in rows
     ]
-    return Prepared("", {one.uid: one for one in records}, {one.uid: one for one in specifications})
+    return Prepared("", {record.uid: record for record in records}, {spec.uid: spec for spec in specifications})
 
 
 def _record(raw: JsonObject, reader: Reader) -> Record:
     shares = reader.mappings(raw.get("shares"), "kubelet.prepared shares")
     return Record(
         **reader.fields(Record, raw, "kubelet.prepared"),
-        shares=tuple(Share(**reader.fields(Share, one, "kubelet.prepared shares")) for one in shares),
+        shares=tuple(Share(**reader.fields(Share, share, "kubelet.prepared shares")) for share in shares),
     )
 
 
@@ -241,13 +241,13 @@ def _name(pod: JsonObject, reader: Reader) -> str:
 
 
 def _listed(pods: list[JsonObject], reader: Reader) -> dict[str, dict[str, dict[str, tuple[str, ...]]]]:
-    found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
+    by_pod: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for pod in pods:
-        containers = found.setdefault(_name(pod, reader), {})
-        for one in reader.mappings(pod.get("containers"), "pod_resources containers"):
-            has = containers.setdefault(reader.text(one.get("name"), "pod_resources container name"), {})
+        containers = by_pod.setdefault(_name(pod, reader), {})
+        for container in reader.mappings(pod.get("containers"), "pod_resources containers"):
+            has = containers.setdefault(reader.text(container.get("name"), "pod_resources container name"), {})
             # kubelet may send an entry for each ID, or one for all of a resource.
-            for device in reader.mappings(one.get("devices"), "pod_resources devices"):
+            for device in reader.mappings(container.get("devices"), "pod_resources devices"):
                 resource = reader.text(device.get("resource"), "pod_resources resource")
                 has[resource] = has.get(resource, ()) + tuple(reader.texts(device.get("ids"), "pod_resources ids"))
-    return found
+    return by_pod

@@ -50,36 +50,36 @@ def _compare_annotation(node: Node, result: CheckResult) -> None:
         if gpu.uuid not in announced:
             result.fail("not_in_annotation", gpu=gpu, api=join(sorted(announced)) or "no GPU", nvml=gpu.uuid)
     for card in node.cards:
-        found = node.nvml.gpu(card.uuid)
+        nvml_gpu = node.nvml.gpu(card.uuid)
         place: JsonObject = {"card": card.index, "uuid": card.uuid}
-        if found is None:
+        if nvml_gpu is None:
             if card.healthy and node.nvml.unidentified:
                 result.unknown("unidentified", why=node.nvml.unidentified, **place)
             elif card.healthy:
-                existing = join(one.uuid for one in node.nvml.gpus) or "no GPU"
+                existing = join(existing_gpu.uuid for existing_gpu in node.nvml.gpus) or "no GPU"
                 api = f"GPU {card.index}: {card.uuid}, healthy"
                 result.fail("not_on_machine", api=api, nvml=existing, **place)
             continue
-        if found.minor is not None and card.minor != found.minor:
-            planes = {"api": f"minor {card.minor}", "nvml": f"minor {found.minor}"}
-            result.fail("minor_differs", minor=found.minor, announced=card.minor, **planes, **place)
-        if found.total_mib is None:
-            result.unknown("size_unknown", why=found.problem or "NVML doesn't report it", **place)
-        elif abs(card.memory_mib - found.total_mib) > ROUNDING_MIB or card.units not in _sizes(
-            node, found.total_mib - card.reserved_mib
+        if nvml_gpu.minor is not None and card.minor != nvml_gpu.minor:
+            planes = {"api": f"minor {card.minor}", "nvml": f"minor {nvml_gpu.minor}"}
+            result.fail("minor_differs", minor=nvml_gpu.minor, announced=card.minor, **planes, **place)
+        if nvml_gpu.total_mib is None:
+            result.unknown("size_unknown", why=nvml_gpu.problem or "NVML doesn't report it", **place)
+        elif abs(card.memory_mib - nvml_gpu.total_mib) > ROUNDING_MIB or card.units not in _sizes(
+            node, nvml_gpu.total_mib - card.reserved_mib
         ):
             planes = {
                 "api": f"{card.units} units, {card.memory_mib} MiB" if card.units < 10**9 else "",
-                "nvml": f"{found.total_mib} MiB",
+                "nvml": f"{nvml_gpu.total_mib} MiB",
             }
             numbers = {"units": shorten(str(card.units)), "announced": shorten(str(card.memory_mib))}
-            result.fail("size_differs", mib=found.total_mib, **numbers, **planes, **place)
-        elif card.units > max(_sizes(node, found.total_mib - (found.reserved_mib or 0))):
+            result.fail("size_differs", mib=nvml_gpu.total_mib, **numbers, **planes, **place)
+        elif card.units > max(_sizes(node, nvml_gpu.total_mib - (nvml_gpu.reserved_mib or 0))):
             planes = {
                 "api": f"{card.units} units, {card.reserved_mib} MiB reserved",
-                "nvml": f"{found.reserved_mib} MiB reserved",
+                "nvml": f"{nvml_gpu.reserved_mib} MiB reserved",
             }
-            result.warn("reserve_shared", units=card.units, mib=found.reserved_mib, **planes, **place)
+            result.warn("reserve_shared", units=card.units, mib=nvml_gpu.reserved_mib, **planes, **place)
 
 
 def _sizes(node: Node, shared_mib: int) -> set[int]:
@@ -90,20 +90,20 @@ def _sizes(node: Node, shared_mib: int) -> set[int]:
 
 def _compare_upstream(node: Node, result: CheckResult) -> None:
     gpus = node.nvml.gpus
-    wrong = [one for one in gpus if one.minor is not None and one.minor != one.index]
+    wrong = [gpu for gpu in gpus if gpu.minor is not None and gpu.minor != gpu.index]
     if node.nvml.unidentified:
         result.unknown("indices_unknown", why=node.nvml.unidentified)
-    elif wrong or [one.index for one in gpus] != list(range(len(gpus))):
-        shown = join(f"GPU {one.index}: /dev/nvidia{one.minor}" for one in gpus)
+    elif wrong or [gpu.index for gpu in gpus] != list(range(len(gpus))):
+        shown = join(f"GPU {gpu.index}: /dev/nvidia{gpu.minor}" for gpu in gpus)
         result.fail("index_is_not_minor", gpu=wrong[0] if wrong else gpus[0], nvml=shown)
     for gpu in gpus:
         if gpu.minor is None:
             result.unknown("minor_unknown", gpu=gpu)
         if gpu.total_mib is None:
             result.unknown("size_unknown", gpu=gpu, why=gpu.problem or "NVML doesn't report it")
-    sizes = {contract.units_of(one.total_mib, node.unit or "GiB") for one in gpus if one.total_mib is not None}
+    sizes = {contract.units_of(gpu.total_mib, node.unit or "GiB") for gpu in gpus if gpu.total_mib is not None}
     if len(sizes) > 1:
-        result.fail("sizes_differ", gpu=gpus[0], nvml=join(f"GPU {one.index}: {one.total_mib} MiB" for one in gpus))
+        result.fail("sizes_differ", gpu=gpus[0], nvml=join(f"GPU {gpu.index}: {gpu.total_mib} MiB" for gpu in gpus))
 
 
 def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -136,7 +136,7 @@ def capacity_matches_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -
     possible = {len(gpus) * contract.units_of(first, unit) for unit in contract.MIB_PER_UNIT}
     if count != len(gpus) or memory not in possible or not memory:
         expected = plural(len(gpus), "GPU") + (f", the first of {first} MiB" if gpus else "")
-        nvml = join(f"GPU {one.index}: {one.total_mib} MiB" for one in gpus) or "no GPU"
+        nvml = join(f"GPU {gpu.index}: {gpu.total_mib} MiB" for gpu in gpus) or "no GPU"
         result.fail("capacity_is_not_nvmls", expected=expected, nvml=nvml, **details)
 
 
@@ -226,19 +226,19 @@ def unhealthy_gpus_get_no_pods(snapshot: Snapshot, result: CheckResult) -> None:
 
 
 def _check_configmap(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
-    found = (snapshot.configmaps or {})[CONFIGMAP + node.name]
-    text = found["data"].get("gpus")
+    configmap = (snapshot.configmaps or {})[CONFIGMAP + node.name]
+    text = configmap["data"].get("gpus")
     name = f"kube-system/{CONFIGMAP}{node.name}"
     known = {card.index: card for card in node.cards}
-    indices = [parse_int(one) for one in text.split(",")] if text else []
-    if not text or not re.fullmatch(r"[0-9]+(,[0-9]+)*", text) or not all(one in known for one in indices):
+    indices = [parse_int(part) for part in text.split(",")] if text else []
+    if not text or not re.fullmatch(r"[0-9]+(,[0-9]+)*", text) or not all(index in known for index in indices):
         value = repr(shorten(str(text)))
         api = f"gpus: {value}; GPUs: {join(known)}"
         result.fail("configmap_invalid", node=node.name, name=name, value=value, api=api)
         return
     for index in indices:
         if index is not None:
-            _report_pods(node, known[index], found["created"], f"ConfigMap {name}", result)
+            _report_pods(node, known[index], configmap["created"], f"ConfigMap {name}", result)
 
 
 def _report_pods(node: Node, card: Card, since: int | None, reason: str, result: CheckResult) -> None:
@@ -282,7 +282,7 @@ def extender_cache_matches(snapshot: Snapshot, result: CheckResult) -> None:
             result.unknown("no_answer", extender_name=name, key=name, why=why, extender=name)
             continue
         reader = Reader()
-        rows = {reader.text(one.get("name"), "node name"): one for one in reader.mappings(answer.get("nodes"), "nodes")}
+        rows = {reader.text(row.get("name"), "node name"): row for row in reader.mappings(answer.get("nodes"), "nodes")}
         for node in sharing:
             _check_node(name, node, rows.get(node.name), snapshot, reader, result)
         for problem in reader.unreadable:
@@ -327,19 +327,19 @@ def _check_node(
             place = {**details, "card": index, "uuid": card.uuid if card else "", "key": f"extender {name}: {total}"}
             planes = {"api": f"{units} units", "extender": f"{total} units"}
             result.fail("size_differs", cached=total, units=units, **planes, **place)
-        for one in reader.mappings(dev.get("pods"), "devs pods"):
-            _add_pod(one, index, held, cached, reader)
+        for entry in reader.mappings(dev.get("pods"), "devs pods"):
+            _add_pod(entry, index, held, cached, reader)
     _check_pods(details, node, held, cached, snapshot, result)
 
 
-def _add_pod(one: JsonObject, index: int, held: t.Mapping[str, Pod], cached: _Cached, reader: Reader) -> None:
-    namespace, pod, uid = (reader.text(one.get(key), f"devs pods {key}") for key in ("namespace", "name", "uid"))
+def _add_pod(entry: JsonObject, index: int, held: t.Mapping[str, Pod], cached: _Cached, reader: Reader) -> None:
+    namespace, pod, uid = (reader.text(entry.get(key), f"devs pods {key}") for key in ("namespace", "name", "uid"))
     key = f"{namespace}/{pod}"
     # Our extender reports UIDs, upstream's doesn't.
     if uid and key in held and held[key].uid != uid:
         key = f"{key} ({uid})"
     cached.uids[key] = uid
-    cached.units.setdefault(key, {})[index] = reader.number(one.get("usedGPU"), "usedGPU") or 0
+    cached.units.setdefault(key, {})[index] = reader.number(entry.get("usedGPU"), "usedGPU") or 0
 
 
 def _check_pods(

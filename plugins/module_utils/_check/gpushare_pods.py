@@ -26,7 +26,9 @@ def gpushare_pods(node: Node) -> list[Pod]:
 
 def _expected_units(node: Node, pod: Pod) -> int:
     """Return the pod's units; upstream's counts containers alone, ours as Kubernetes does."""
-    return pod.units if node.ours else sum(one.requests.get(contract.RESOURCE_MEMORY, 0) for one in pod.of_kind(MAIN))
+    if node.ours:
+        return pod.units
+    return sum(container.requests.get(contract.RESOURCE_MEMORY, 0) for container in pod.of_kind(MAIN))
 
 
 def is_duplicated(node: Node, pod: Pod) -> bool:
@@ -60,7 +62,7 @@ def _first_invalid(node: Node, pod: Pod) -> tuple[str, JsonObject] | None:
     if booked is None or not set(booked.indices) <= set(cards):
         return "unknown_gpu", _annotation(contract.POD_INDEX, index) | {"gpus": join(cards) or "none"}
     several = notes.get(contract.POD_INDICES, "")
-    if several and booked.indices != tuple(parse_int(one) for one in several.split(",")):
+    if several and booked.indices != tuple(parse_int(number) for number in several.split(",")):
         return "indices_invalid", _annotation(contract.POD_INDICES, several)
     expected_values = (
         (contract.POD_UNITS, _expected_units(node, pod)),
@@ -190,7 +192,9 @@ def allocation_matches_annotations(node: Node, snapshot: Snapshot, result: Check
     if result.without_data(mine, node.kubelet.problem):
         return
     for pod in mine:
-        entries = [one for one in entries_of(node, pod) if one.resource == contract.RESOURCE_MEMORY and one.count]
+        entries = [
+            entry for entry in entries_of(node, pod) if entry.resource == contract.RESOURCE_MEMORY and entry.count
+        ]
         result.count(len(entries))
         for entry in entries:
             _compare(node, pod, entry, result)
@@ -220,11 +224,11 @@ def _compare(node: Node, pod: Pod, entry: Entry, result: CheckResult) -> None:
     if node.ours and not entry.ids:
         result.unknown("ids_unknown", **details)
         return
-    if unresolved and not all("-_-" in one for one in unresolved):
+    if unresolved and not all("-_-" in identifier for identifier in unresolved):
         # Those of upstream's plugin have this infix: pods live on after a migration.
         result.fail("unknown_ids", ids=join(unresolved, 2), **details)
         return
-    booked_uuids = {by_index[one].uuid if one in by_index else "" for one in booked.indices}
+    booked_uuids = {by_index[index].uuid if index in by_index else "" for index in booked.indices}
     if held and set(held) != booked_uuids:
         result.fail("other_gpu_allocated", held=join(sorted(held)), gpus=indices, **details)
         return
@@ -255,17 +259,19 @@ def unit_counts_match(node: Node, snapshot: Snapshot, result: CheckResult) -> No
         if mine and problem:
             result.unknown("no_data", pods=plural(len(mine), "pod"), why=problem)
     for pod in mine:
-        entries = {one.container: one for one in entries_of(node, pod) if one.resource == contract.RESOURCE_MEMORY}
+        entries = {
+            entry.container: entry for entry in entries_of(node, pod) if entry.resource == contract.RESOURCE_MEMORY
+        }
         listing = node.kubelet.pod_resources.get(pod.key) or {}
-        for one in pod.containers:
-            units = one.requests.get(contract.RESOURCE_MEMORY, 0)
-            if one.init or not units:
+        for container in pod.containers:
+            units = container.requests.get(contract.RESOURCE_MEMORY, 0)
+            if container.init or not units:
                 continue
             result.count()
-            entry, ids = entries.get(one.name), listing.get(one.name, {}).get(contract.RESOURCE_MEMORY, ())
+            entry, ids = entries.get(container.name), listing.get(container.name, {}).get(contract.RESOURCE_MEMORY, ())
             checkpoint = entry.count if entry else None
             resources = None if pod.key in node.kubelet.duplicate_pods else len(ids) or None
             # A missing allocation is reported by C4.
             if {checkpoint, resources} - {None, units}:
                 planes = {"api": f"{units} units", "kubelet": f"checkpoint {checkpoint}, PodResources {resources}"}
-                result.fail("count_differs", pod=pod, container=one.name, units=units, **planes)
+                result.fail("count_differs", pod=pod, container=container.name, units=units, **planes)

@@ -153,11 +153,11 @@ def visible_gpus(node: Node, entry: Entry) -> Grant:
     value = (entry.envs or {}).get(VISIBLE)
     names = [] if value is None or value in NO_GPUS else value.split(",")
     source = VISIBLE
-    cards = [one for one in entry.cdi if one.partition("=")[0].rpartition("/")[2] not in OTHER_CDI_CLASSES]
+    cards = [device for device in entry.cdi if device.partition("=")[0].rpartition("/")[2] not in OTHER_CDI_CLASSES]
     if not names and cards:
-        names, source = [one.rpartition("=")[2] for one in cards], "CDI devices"
+        names, source = [card.rpartition("=")[2] for card in cards], "CDI devices"
     # NVIDIA's plugin may name them by mounts, which aren't read here, and MIG devices by their position.
-    if entry.envs is None or not names or any(one.startswith("/") or MIG_POSITION.fullmatch(one) for one in names):
+    if entry.envs is None or not names or any(name.startswith("/") or MIG_POSITION.fullmatch(name) for name in names):
         return Grant(None, source)
     uuids: set[str] = set()
     unresolved = []

@@ -78,7 +78,7 @@ def register_matches_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -
             result.unknown("unidentified", why=node.nvml.unidentified, **place)
             continue
         if real is None:
-            existing = join(one.uuid for one in node.nvml.gpus) or "no GPU"
+            existing = join(existing_gpu.uuid for existing_gpu in node.nvml.gpus) or "no GPU"
             result.fail("not_on_machine", api=gpu.uuid, nvml=existing, **place)
             continue
         if not gpu.healthy:
@@ -91,13 +91,13 @@ def register_matches_nvml(node: Node, snapshot: Snapshot, result: CheckResult) -
                 planes = {"api": f"devmem {gpu.devmem}", "nvml": f"{real.total_mib} MiB"}
                 result.fail("memory_too_small", registered=gpu.devmem, mib=real.total_mib, **planes, **place)
     if ratios and max(ratios) - min(ratios) > 1 and min(ratios) >= 100:
-        result.fail("scaled_differently", api="devmem: " + join(f"{one.uuid} {one.devmem}" for one in register.gpus))
-    if len({one.count for one in register.gpus if one.mode != "mig"}) > 1:
-        result.fail("split_differently", api="count: " + join(f"{one.uuid} {one.count}" for one in register.gpus))
-    known = {one.uuid for one in register.gpus}
-    for found in node.nvml.gpus:
-        if found.uuid not in known:
-            result.warn("not_registered", gpu=found, nvml=found.uuid)
+        result.fail("scaled_differently", api="devmem: " + join(f"{gpu.uuid} {gpu.devmem}" for gpu in register.gpus))
+    if len({gpu.count for gpu in register.gpus if gpu.mode != "mig"}) > 1:
+        result.fail("split_differently", api="count: " + join(f"{gpu.uuid} {gpu.count}" for gpu in register.gpus))
+    known = {gpu.uuid for gpu in register.gpus}
+    for nvml_gpu in node.nvml.gpus:
+        if nvml_gpu.uuid not in known:
+            result.warn("not_registered", gpu=nvml_gpu, nvml=nvml_gpu.uuid)
 
 
 def capacity_matches_register(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -108,8 +108,8 @@ def capacity_matches_register(node: Node, snapshot: Snapshot, result: CheckResul
         result.unknown("no_data", why=register.problem)
         return
     capacity, left = (amounts.get(hami.RESOURCE_COUNT, 0) for amounts in (node.capacity, node.allocatable))
-    total = sum(one.count for one in register.gpus)
-    healthy = sum(one.count for one in register.gpus if one.healthy)
+    total = sum(gpu.count for gpu in register.gpus)
+    healthy = sum(gpu.count for gpu in register.gpus if gpu.healthy)
     # Fewer allocatable slots than healthy ones are reported by C6.
     if capacity != total or left > healthy:
         api = f"{hami.RESOURCE_COUNT}: capacity {capacity}, allocatable {left}; register {total}, healthy {healthy}"
@@ -184,7 +184,7 @@ def lock_is_current(node: Node, snapshot: Snapshot, result: CheckResult) -> None
 def scheduler_is_hamis(snapshot: Snapshot, result: CheckResult) -> None:
     """Check H10: pods with HAMi's resources have its scheduler."""
     bound = [pod for node in snapshot.nodes if HAMI in node.backends for pod in pods_with_gpus(node)]
-    pending = [pod for pod in snapshot.pending if any(pod.requests_of(one) for one in hami.RESOURCES_OF_ITS_OWN)]
+    pending = [pod for pod in snapshot.pending if any(pod.requests_of(name) for name in hami.RESOURCES_OF_ITS_OWN)]
     for pod in bound + pending:
         if pod.terminating:
             continue
@@ -213,7 +213,7 @@ MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check H3: a bound pod has as many GPUs as its containers request, on this node."""
     register = register_of(node)
-    known = {one.uuid for one in register.gpus}
+    known = {gpu.uuid for gpu in register.gpus}
     for pod in pods_with_gpus(node):
         if pod.terminating:
             continue
@@ -225,7 +225,7 @@ def annotations_are_valid(node: Node, snapshot: Snapshot, result: CheckResult) -
         invalid = _first_invalid(node, pod, allocation)
         unknown = sorted({uuid for parts in allocation or [] for uuid, *_rest in parts} - known)
         if not invalid and unknown and not register.problem:
-            invalid = ("unknown_gpu", {"uuids": join(shorten(one) for one in unknown)})
+            invalid = ("unknown_gpu", {"uuids": join(shorten(uuid) for uuid in unknown)})
         if invalid:
             cause, fields = invalid
             text = pod.annotations.get(hami.POD_ALLOCATED, "none")
@@ -243,16 +243,16 @@ def _first_invalid(node: Node, pod: Pod, allocation: Allocation | None) -> tuple
     if len(allocation) not in (others, init + others):
         return "other_containers", {"number": plural(len(allocation), "container")}
     parts = parts_by_container(pod, allocation)
-    for one in pod.containers:
-        requested, has = one.requests.get(hami.RESOURCE_COUNT, 0), parts.get(one.name)
+    for container in pod.containers:
+        requested, has = container.requests.get(hami.RESOURCE_COUNT, 0), parts.get(container.name)
         if has is not None and len(has) != requested:
             return "count_differs", {
-                "container": one.name,
+                "container": container.name,
                 "requested": plural(requested, "GPU"),
                 "allocated": len(has),
             }
         if has is not None and len({uuid for uuid, *_rest in has}) != len(has):
-            return "duplicate_gpu", {"container": one.name}
+            return "duplicate_gpu", {"container": container.name}
     return None
 
 
@@ -264,7 +264,7 @@ def bound_pods_get_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> 
             continue
         result.count()
         age = snapshot.now - (since if since is not None else pod.created or snapshot.now)
-        left = [one for one in pod.annotations.get(TO_ALLOCATE, "").split(";") if one.strip()]
+        left = [part for part in pod.annotations.get(TO_ALLOCATE, "").split(";") if part.strip()]
         shown = shorten(str(age))
         api = f"bind-phase {shorten(phase or 'none')}, {shown} s ago; left to allocate: {len(left)}"
         if phase == "failed":
@@ -306,7 +306,7 @@ def _compare(node: Node, pod: Pod, entry: Entry, parts: list[tuple[str, int, int
         ),
     }
     if visible.uuids is None or set(chosen) != visible.uuids:
-        preferred = visible.uuids is not None and {_physical(one) for one in entry.ids} == visible.uuids
+        preferred = visible.uuids is not None and {_physical(device) for device in entry.ids} == visible.uuids
         details["visible"] = join(sorted(visible.uuids or ())) or "nothing"
         if preferred:
             result.warn("kubelet_preference", **details)
@@ -320,7 +320,7 @@ def _compare(node: Node, pod: Pod, entry: Entry, parts: list[tuple[str, int, int
             result.fail("memory_limit_differs", limit=shown, position=position, mib=mib, **details)
             return
     cores = envs.get("CUDA_DEVICE_SM_LIMIT")
-    if cores is not None and parse_int(cores) not in {one for _uuid, _mib, one in parts}:
+    if cores is not None and parse_int(cores) not in {number for _uuid, _mib, number in parts}:
         result.fail("core_limit_differs", limit=shorten(cores), cores=parts[0][2], **details)
 
 
@@ -336,20 +336,23 @@ def library_is_loaded(node: Node, snapshot: Snapshot, result: CheckResult) -> No
     modes = {gpu.uuid: gpu.mode for gpu in register_of(node).gpus}
     for pod in pods_with_gpus(node):
         disabled = [
-            one.name for one in pod.containers if one.env.get(hami_marks.DISABLE_CONTROL) in hami_marks.DISABLED
+            container.name
+            for container in pod.containers
+            if container.env.get(hami_marks.DISABLE_CONTROL) in hami_marks.DISABLED
         ]
         for gpu in node.nvml.gpus:
             if modes.get(gpu.uuid) in OTHER_MODES:
                 continue
-            for one in processes(gpu, pod):
+            for process in processes(gpu, pod):
                 result.count()
-                state = "unknown" if one.libvgpu is None else "mapped" if one.libvgpu else "not mapped"
-                details = {"pod": pod, "gpu": gpu, "proc": f"pid {one.pid}: libvgpu.so {state}", "process": one.label}
+                state = "unknown" if process.libvgpu is None else "mapped" if process.libvgpu else "not mapped"
+                proc = f"pid {process.pid}: libvgpu.so {state}"
+                details = {"pod": pod, "gpu": gpu, "proc": proc, "process": process.label}
                 if disabled:
                     result.warn("disabled", containers=join(disabled), **details)
-                elif one.libvgpu is None:
+                elif process.libvgpu is None:
                     result.unknown("unknown", **details)
-                elif not one.libvgpu:
+                elif not process.libvgpu:
                     result.fail("not_loaded", **details)
 
 
@@ -403,13 +406,13 @@ def mig_devices_exist(node: Node, snapshot: Snapshot, result: CheckResult) -> No
             why = reader.unreadable[0] if reader.unreadable else f"{MIG_ALLOCATIONS} is {describe(text)}"
             result.unknown("unreadable", pod=pod, why=why)
             continue
-        for one in entries:
+        for raw in entries:
             result.count()
             if node.nvml.problem:
                 result.unknown("no_data", pod=pod, why=node.nvml.problem)
                 continue
-            uuid, physical = reader.text(one.get("migUUID"), "migUUID"), reader.text(one.get("gpuUUID"), "gpuUUID")
-            gi, ci = reader.number(one.get("gpuInstanceID"), "GI"), reader.number(one.get("computeInstanceID"), "CI")
+            uuid, physical = reader.text(raw.get("migUUID"), "migUUID"), reader.text(raw.get("gpuUUID"), "gpuUUID")
+            gi, ci = reader.number(raw.get("gpuInstanceID"), "GI"), reader.number(raw.get("computeInstanceID"), "CI")
             if not uuid and not pod.started:
                 continue
             gpu = node.nvml.gpu(uuid)

@@ -24,7 +24,9 @@ CARD_SLACK_MIB = 512
 def has_name(process: str, names: t.Iterable[str]) -> bool:
     """Return whether a process has one of these names, by the last part of its own, which Linux may have cut."""
     short = process.split(" ")[0].rpartition("/")[2]
-    return bool(short) and any(short == one or (len(short) == COMM_LENGTH and one.startswith(short)) for one in names)
+    return bool(short) and any(
+        short == name or (len(short) == COMM_LENGTH and name.startswith(short)) for name in names
+    )
 
 
 def had_no_data(node: Node, result: CheckResult) -> bool:
@@ -44,26 +46,26 @@ def process_has_owner(node: Node, snapshot: Snapshot, result: CheckResult) -> No
         return
     pods, options = node.by_uid(), snapshot.options
     for gpu in node.nvml.gpus:
-        for one in gpu.processes or ():
-            if one.where == "gone":
+        for process in gpu.processes or ():
+            if process.where == "gone":
                 continue
             result.count()
-            pod = pods.get(one.pod_uid) if one.pod_uid else None
+            pod = pods.get(process.pod_uid) if process.pod_uid else None
             if pod is not None and ((pod.active and requests_gpu(pod)) or is_exempt(pod, options.allowed_pods)):
                 continue
-            if pod is None and not one.pod_uid and has_name(one.name, options.allowed_processes):
+            if pod is None and not process.pod_uid and has_name(process.name, options.allowed_processes):
                 continue
-            _report_process(gpu, one, pod, result)
+            _report_process(gpu, process, pod, result)
 
 
-def _report_process(gpu: Gpu, one: Process, pod: Pod | None, result: CheckResult) -> None:
+def _report_process(gpu: Gpu, process: Process, pod: Pod | None, result: CheckResult) -> None:
     details: JsonObject = {
         "gpu": gpu,
-        "process": one.label,
-        "container": f"id {one.container_id[:12]}" if one.container_id else f"pid {one.pid}",
-        "nvml": f"pid {one.pid}: {'N/A' if one.used_mib is None else one.used_mib} MiB on {gpu.label}",
-        "proc": f"name {one.name or 'unknown'}; cgroup {shorten(one.cgroup, 200) or 'unknown'}",
-        "cgroup": shorten(one.cgroup, 120) or "unknown",
+        "process": process.label,
+        "container": f"id {process.container_id[:12]}" if process.container_id else f"pid {process.pid}",
+        "nvml": f"pid {process.pid}: {'N/A' if process.used_mib is None else process.used_mib} MiB on {gpu.label}",
+        "proc": f"name {process.name or 'unknown'}; cgroup {shorten(process.cgroup, 200) or 'unknown'}",
+        "cgroup": shorten(process.cgroup, 120) or "unknown",
     }
     if pod is not None and pod.has_foreign_claim:
         result.unknown("resource_claim", pod=pod, **details)
@@ -72,13 +74,13 @@ def _report_process(gpu: Gpu, one: Process, pod: Pod | None, result: CheckResult
         details["api"] = f"{pod.key}: phase {pod.phase}, no request" + (", privileged" if privileged else "")
         details["kind"] = "privileged pod" if privileged else "pod"
         result.fail("pod_finished" if pod.finished else "pod_without_request", pod=pod, phase=pod.phase, **details)
-    elif one.pod_uid:
-        details["container"] = f"pod {one.pod_uid}"
-        result.fail("unknown_pod", uid=one.pod_uid, api="no pod with this UID runs on the node", **details)
-    elif one.where == "unknown":
+    elif process.pod_uid:
+        details["container"] = f"pod {process.pod_uid}"
+        result.fail("unknown_pod", uid=process.pod_uid, api="no pod with this UID runs on the node", **details)
+    elif process.where == "unknown":
         result.unknown("unattributed", **details)
     else:
-        result.fail("in_foreign_container" if one.where == "container" else "outside_pods", **details)
+        result.fail("in_foreign_container" if process.where == "container" else "outside_pods", **details)
 
 
 def processes_use_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -92,19 +94,19 @@ def processes_use_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) 
     grants = {pod.key: grant_of(node, pod) for pod in pods.values()}
     unknown: dict[str, str] = {}
     for gpu in node.nvml.gpus:
-        for one in gpu.processes or ():
-            pod = pods.get(one.pod_uid) if one.pod_uid else None
-            if pod is None or one.where == "gone":
+        for process in gpu.processes or ():
+            pod = pods.get(process.pod_uid) if process.pod_uid else None
+            if pod is None or process.where == "gone":
                 continue
             result.count()
             grant = grants[pod.key]
             if grant.uuids is None:
-                unknown.setdefault(pod.key, one.label)
+                unknown.setdefault(pod.key, process.label)
             elif gpu.uuid not in physical_gpus(node, grant.uuids):
                 granted = join(sorted(grant.uuids))
                 plane = "api" if grant.source in ("annotations", "its claims") else "kubelet"
-                details = {plane: f"{grant.source}: {granted}", "nvml": f"pid {one.pid} on {gpu.uuid}"}
-                result.fail("other_gpu", pod=pod, gpu=gpu, process=one.label, granted=granted, **details)
+                details = {plane: f"{grant.source}: {granted}", "nvml": f"pid {process.pid} on {gpu.uuid}"}
+                result.fail("other_gpu", pod=pod, gpu=gpu, process=process.label, granted=granted, **details)
     for key, label in unknown.items():
         result.unknown("allocation_unknown", pod=key, process=label)
 
@@ -120,7 +122,7 @@ def nvml_is_consistent(node: Node, snapshot: Snapshot, result: CheckResult) -> N
             continue
         result.count()
         processes = gpu.processes or ()
-        known = [one.used_mib for one in processes if one.used_mib is not None]
+        known = [process.used_mib for process in processes if process.used_mib is not None]
         in_processes = f"{sum(known)} MiB in {plural(len(processes), 'process', 'processes')}"
         numbers = f"{in_processes}; GPU: {gpu.used_mib} of {gpu.total_mib} MiB"
         # Without N/A, and without MIG, whose devices have an overhead of their own.
@@ -129,7 +131,7 @@ def nvml_is_consistent(node: Node, snapshot: Snapshot, result: CheckResult) -> N
         if gpu.used_mib > gpu.total_mib:
             result.unknown("used_exceeds_size", key="size", **details)
         elif complete and sum(known) > gpu.used_mib + CARD_SLACK_MIB:
-            parts = {str(one.pid): one.used_mib or 0 for one in processes}
+            parts = {str(process.pid): process.used_mib or 0 for process in processes}
             most = gpu.used_mib + CARD_SLACK_MIB
             result.unknown("processes_exceed_used", key="sum", parts=parts, most=most, **details)
 
@@ -161,10 +163,10 @@ def replicas_of(node: Node, resource: str = nvidia.RESOURCE) -> int | None:
     if label is not None and 0 < label <= MAX_REPLICAS:
         return label
     numbers = [
-        parse_int(one.partition("::")[2]) or 0
+        parse_int(device.partition("::")[2]) or 0
         for registered, ids in node.kubelet.registered.items()
         if nvidia.is_gpu_resource(registered) and nvidia.unshared(registered) == whole
-        for one in ids
+        for device in ids
     ]
     return max(numbers) + 1 if numbers else None
 
@@ -229,19 +231,20 @@ def slots_are_allocated_once(node: Node, snapshot: Snapshot, result: CheckResult
                 result.unknown("ids_unknown", pod=pod, container=entry.container)
     owners: dict[str, tuple[Pod, str]] = {}
     for pod, entry in allocated_entries(node):
-        inits, replicas = {one.name for one in pod.containers if one.init}, replicas_of(node, entry.resource)
-        for one in entry.ids:
+        inits = {container.name for container in pod.containers if container.init}
+        replicas = replicas_of(node, entry.resource)
+        for device in entry.ids:
             result.count()
-            uuid, _colons, number = one.partition("::")
+            uuid, _colons, number = device.partition("::")
             details: JsonObject = {"pod": pod, "container": entry.container, "uuid": uuid}
-            details.update(device=shorten(one), kubelet=shorten(one))
-            before = owners.get(one)
+            details.update(device=shorten(device), kubelet=shorten(device))
+            before = owners.get(device)
             # Kubelet allocates the devices of an init container again to the pod's own containers.
             if before and not (before[0] is pod and (before[1] in inits or entry.container in inits)):
                 result.fail("allocated_twice", other=before[0].key, **details)
             elif number and replicas is not None and (parse_int(number) is None or int(number) >= replicas):
                 result.fail("no_such_slot", slots=plural(replicas, "slot"), **details)
-            owners[one] = (pod, entry.container)
+            owners[device] = (pod, entry.container)
 
 
 def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -250,7 +253,7 @@ def access_matches_allocation(node: Node, snapshot: Snapshot, result: CheckResul
     for pod, entry in allocated_entries(node):
         result.count()
         visible = visible_gpus(node, entry)
-        allocated = {one.partition("::")[0] for one in entry.ids}
+        allocated = {device.partition("::")[0] for device in entry.ids}
         if visible.uuids is None or (no_nvml and visible.unresolved):
             why = entry.problem or no_nvml or "the device plugin's answer names no device"
             result.unknown("no_data", pod=pod, container=entry.container, why=why)
@@ -288,12 +291,12 @@ def shares_are_fair(node: Node, snapshot: Snapshot, result: CheckResult) -> None
         result.unknown("no_data", why=node.nvml.problem)
         return
     for pod, entry in allocated_entries(node):
-        for uuid in sorted({one.partition("::")[0] for one in entry.ids}):
+        for uuid in sorted({device.partition("::")[0] for device in entry.ids}):
             gpu = node.nvml.gpu(uuid)
             if gpu is None or gpu.total_mib is None:
                 continue
             result.count()
-            slots = sum(one.partition("::")[0] == uuid for one in entry.ids)
+            slots = sum(device.partition("::")[0] == uuid for device in entry.ids)
             used, fair = usage_of(gpu, pod), gpu.total_mib // replicas * slots
             details = {"pod": pod, "gpu": gpu, "used": used.mib, "fair": fair}
             details.update(nvml=f"{used.mib} MiB of {gpu.total_mib}", kubelet=join(entry.ids))
@@ -326,28 +329,34 @@ def mps_is_used(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
 def _check_clients(node: Node, gpu: Gpu, result: CheckResult) -> None:
     # The server is a process of the daemon's pod; a pod that requests GPUs may name its own process likewise.
     clients = {uid for pod in node.pods if requests_gpu(pod) for uid in pod.uids}
-    servers = [one for one in gpu.processes or () if has_name(one.name, (MPS_SERVER,)) and one.pod_uid not in clients]
-    mine = [(pod, one) for pod in node.pods if pod.active for one in processes(gpu, pod) if one not in servers]
+    servers = [
+        process
+        for process in gpu.processes or ()
+        if has_name(process.name, (MPS_SERVER,)) and process.pod_uid not in clients
+    ]
+    mine = [
+        (pod, process) for pod in node.pods if pod.active for process in processes(gpu, pod) if process not in servers
+    ]
     replicas = replicas_of(node)
     if gpu.processes is None:
         result.unknown("processes_unknown", gpu=gpu)
     if mine and not servers:
-        parts = {str(one.pid): 1 for _pod, one in mine}
-        shown = join(f"pid {one.pid} {one.name}" for one in gpu.processes or ())
+        parts = {str(process.pid): 1 for _pod, process in mine}
+        shown = join(f"pid {process.pid} {process.name}" for process in gpu.processes or ())
         result.fail("server_missing", gpu=gpu, key="server", parts=parts, most=0, nvml=shown)
-    for pod, one in mine:
-        details: JsonObject = {"pod": pod, "gpu": gpu, "process": one.label}
-        details["nvml"] = f"pid {one.pid}: {one.used_mib} MiB, {join(one.types)}"
-        if not one.types:
+    for pod, process in mine:
+        details: JsonObject = {"pod": pod, "gpu": gpu, "process": process.label}
+        details["nvml"] = f"pid {process.pid}: {process.used_mib} MiB, {join(process.types)}"
+        if not process.types:
             result.unknown("type_unknown", **details)
-        elif "mps" not in one.types:
+        elif "mps" not in process.types:
             result.fail("without_mps", **details)
         elif replicas and gpu.total_mib is not None:
             most = gpu.total_mib // replicas
-            if one.used_mib is None:
+            if process.used_mib is None:
                 result.unknown("usage_unknown", **details)
-            elif one.used_mib > most + SLACK_MIB:
-                result.fail("over_limit", used=one.used_mib, most_mib=most, **details)
+            elif process.used_mib > most + SLACK_MIB:
+                result.fail("over_limit", used=process.used_mib, most_mib=most, **details)
 
 
 def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -360,20 +369,20 @@ def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> 
             result.warn("layout_pending", **shown)
         elif state != "success":
             result.fail("layout_failed", **shown)
-    if node.nvml.problem and any(one.startswith(nvidia.RESOURCE_MIG) for one in node.capacity):
+    if node.nvml.problem and any(resource.startswith(nvidia.RESOURCE_MIG) for resource in node.capacity):
         result.unknown("no_data", why=node.nvml.problem)
     for gpu in node.nvml.gpus:
         if gpu.mig_mode != "enabled":
             continue
         for pod in node.pods:
-            for one in processes(gpu, pod) if pod.active else ():
+            for process in processes(gpu, pod) if pod.active else ():
                 granted = grant_of(node, pod).uuids
                 if granted is None or not any(uuid.startswith("MIG-") for uuid in granted):
                     continue
                 result.count()
-                device = _device_of(gpu, one)
-                details: JsonObject = {"pod": pod, "gpu": gpu, "process": one.label}
-                details["nvml"] = f"pid {one.pid}: GI {one.gi}, CI {one.ci} {one.mig_uuid}"
+                device = _device_of(gpu, process)
+                details: JsonObject = {"pod": pod, "gpu": gpu, "process": process.label}
+                details["nvml"] = f"pid {process.pid}: GI {process.gi}, CI {process.ci} {process.mig_uuid}"
                 if not device:
                     result.unknown("device_unknown", **details)
                 elif device not in granted:
@@ -381,9 +390,9 @@ def mig_matches_request(node: Node, snapshot: Snapshot, result: CheckResult) -> 
                     result.fail("other_device", device=device, granted=shown_uuids, kubelet=shown_uuids, **details)
 
 
-def _device_of(gpu: Gpu, one: Process) -> str:
+def _device_of(gpu: Gpu, process: Process) -> str:
     """Return the MIG device of a process, by its UUID or its instances; empty where neither is known."""
-    if one.mig_uuid:
-        return one.mig_uuid
-    found = [mig.uuid for mig in gpu.mig if (mig.gi, mig.ci) == (one.gi, one.ci) and one.gi is not None]
-    return found[0] if len(found) == 1 else ""
+    if process.mig_uuid:
+        return process.mig_uuid
+    uuids = [mig.uuid for mig in gpu.mig if (mig.gi, mig.ci) == (process.gi, process.ci) and process.gi is not None]
+    return uuids[0] if len(uuids) == 1 else ""

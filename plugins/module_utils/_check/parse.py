@@ -37,7 +37,7 @@ class Reader:
 
     def mapping(self, value: t.Any, where: str) -> JsonObject:
         if isinstance(value, dict):
-            return {key: one for key, one in value.items() if isinstance(key, str)}
+            return {key: entry for key, entry in value.items() if isinstance(key, str)}
         if value is not None:
             self.reject(where, "an object", value)
         return {}
@@ -50,13 +50,13 @@ class Reader:
         return []
 
     def mappings(self, value: t.Any, where: str) -> list[JsonObject]:
-        found = []
-        for one in self.sequence(value, where):
-            if isinstance(one, dict):
-                found.append(self.mapping(one, where))
+        mappings = []
+        for entry in self.sequence(value, where):
+            if isinstance(entry, dict):
+                mappings.append(self.mapping(entry, where))
             else:
-                self.reject(f"an entry of {where}", "an object", one)
-        return found
+                self.reject(f"an entry of {where}", "an object", entry)
+        return mappings
 
     def text(self, value: t.Any, where: str) -> str:
         if isinstance(value, str):
@@ -66,13 +66,13 @@ class Reader:
         return ""
 
     def texts(self, value: t.Any, where: str) -> list[str]:
-        found = []
-        for one in self.sequence(value, where):
-            if isinstance(one, str):
-                found.append(one)
+        texts = []
+        for entry in self.sequence(value, where):
+            if isinstance(entry, str):
+                texts.append(entry)
             else:
-                self.reject(f"an entry of {where}", "text", one)
-        return found
+                self.reject(f"an entry of {where}", "text", entry)
+        return texts
 
     def number(self, value: t.Any, where: str) -> int | None:
         """Return an integer from 0 to ``MAX_NUMBER``; None for anything else."""
@@ -94,18 +94,18 @@ class Reader:
             "bool | None": self.flag,
             "tuple[str, ...]": lambda value, place: tuple(self.texts(value, place)),
         }
-        plain = [one for one in dataclasses.fields(kind) if one.type in readers]
-        return {one.name: readers[str(one.type)](raw.get(one.name), f"{where} {one.name}") for one in plain}
+        plain = [field for field in dataclasses.fields(kind) if field.type in readers]
+        return {field.name: readers[str(field.type)](raw.get(field.name), f"{where} {field.name}") for field in plain}
 
     def strings(self, value: t.Any, where: str) -> dict[str, str]:
         """Return text by text, as annotations, labels and environments are."""
-        found: dict[str, str] = {}
-        for key, one in self.mapping(value, where).items():
-            if isinstance(one, str):
-                found[key] = one
-            elif one is not None:
-                self.reject(f"{where} {shorten(key)}", "text", one)
-        return found
+        strings: dict[str, str] = {}
+        for key, entry in self.mapping(value, where).items():
+            if isinstance(entry, str):
+                strings[key] = entry
+            elif entry is not None:
+                self.reject(f"{where} {shorten(key)}", "text", entry)
+        return strings
 
 
 def describe(value: t.Any) -> str:
@@ -134,13 +134,13 @@ def parse_int(text: str | None) -> int | None:
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
-def plural(number: int, one: str, more: str = "") -> str:
+def plural(number: int, singular: str, more: str = "") -> str:
     """Format a count: ``1 GPU``, ``2 GPUs``."""
-    return f"{number} {one if number == 1 else more or one + 's'}"
+    return f"{number} {singular if number == 1 else more or singular + 's'}"
 
 
 def join(names: t.Iterable[t.Any], most: int = 6) -> str:
     """Join names by commas, and count those beyond ``most``."""
-    every = [str(one) for one in names]
+    every = [str(name) for name in names]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more

@@ -141,7 +141,7 @@ def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Fin
 
     :returns: each check with the number of things that it compared, and its findings.
     """
-    found = []
+    outcomes = []
     for check in CHECKS:
         if scope != ALL and check.backend != "servers" and check.id not in SERVERS_CHECKS:
             continue
@@ -152,6 +152,6 @@ def run(snapshot: Snapshot, scope: str = ALL) -> list[tuple[Check, int, list[Fin
             if check.node is not None and check.covers(node, scope):
                 of_node = functools.partial(check.node, node, snapshot)
                 results.append(_run_guarded(CheckResult(check.id, node.name), of_node))
-        findings = [one for result in results for one in result.findings]
-        found.append((check, sum(result.checked for result in results), findings))
-    return found
+        findings = [finding for result in results for finding in result.findings]
+        outcomes.append((check, sum(result.checked for result in results), findings))
+    return outcomes

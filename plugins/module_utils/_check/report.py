@@ -91,8 +91,8 @@ def _foreign(gpu: Gpu, pods: list[Pod]) -> int | None:
     if gpu.processes is None:
         return None
     uids = {uid for pod in pods for uid in pod.uids}
-    others = [one.used_mib for one in gpu.processes if one.pod_uid not in uids]
-    known = [one for one in others if one is not None]
+    others = [process.used_mib for process in gpu.processes if process.pod_uid not in uids]
+    known = [used for used in others if used is not None]
     return sum(known) if len(known) == len(others) else None
 
 
@@ -132,16 +132,16 @@ def _claims(node: Node) -> list[JsonObject]:
     return [
         _card(
             node,
-            position if one.index is None else one.index,
-            one.uuid,
-            one.model,
-            one.memory_mib,
-            one.unhealthy is None,
-            held[one.name],
-            one.unhealthy or "",
-            one.memory_mib // node.unit_mib * node.unit_mib if node.unit_mib else None,
+            position if device.index is None else device.index,
+            device.uuid,
+            device.model,
+            device.memory_mib,
+            device.unhealthy is None,
+            held[device.name],
+            device.unhealthy or "",
+            device.memory_mib // node.unit_mib * node.unit_mib if node.unit_mib else None,
         )
-        for position, one in enumerate(node.devices)
+        for position, device in enumerate(node.devices)
     ]
 
 
@@ -162,8 +162,8 @@ def _nvidia(node: Node) -> list[JsonObject]:
     replicas = replicas_of(node) or 1
     claims: dict[str, dict[str, tuple[Pod, int | None]]] = {}
     for pod, entry in allocated_entries(node):
-        for one in entry.ids:
-            uuid = one.partition("::")[0]
+        for device in entry.ids:
+            uuid = device.partition("::")[0]
             gpu = node.nvml.gpu(uuid)
             size = next((mig.total_mib for mig in gpu.mig if mig.uuid == uuid), gpu.total_mib) if gpu else None
             mine = claims.setdefault(gpu.uuid if gpu else uuid, {})
@@ -189,11 +189,11 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
     findings: list[Finding] = []
     checks = []
     transient = 0
-    for check, compared, found in run(snapshot, scope):
-        kept = found if first is None else [confirmed(one, check.confirm, first) for one in found]
-        mine = [one for one in kept if one is not None]
-        transient += sum(now is None and one.level != UNKNOWN for one, now in zip(found, kept))
-        levels = [one.level for one in mine]
+    for check, compared, of_check in run(snapshot, scope):
+        kept = of_check if first is None else [confirmed(finding, check.confirm, first) for finding in of_check]
+        mine = [finding for finding in kept if finding is not None]
+        transient += sum(now is None and finding.level != UNKNOWN for finding, now in zip(of_check, kept))
+        levels = [finding.level for finding in mine]
         checks.append(
             {
                 "id": check.id,
@@ -205,7 +205,7 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
             }
         )
         findings += mine
-    levels = [one.level for one in findings]
+    levels = [finding.level for finding in findings]
     nodes = sorted((node for node in snapshot.nodes if has_gpus(node)), key=lambda node: natural(node.name))
     return {
         "result": worst(levels),
@@ -215,19 +215,20 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
         "grace_seconds": snapshot.options.grace_seconds,
         "counts": {
             **{level: levels.count(level) for level in (FAIL, WARN, UNKNOWN)},
-            PASS: sum(one["result"] == PASS for one in checks),
+            PASS: sum(row["result"] == PASS for row in checks),
         },
         "checks": checks,
-        "findings": [one.plain() for one in sorted(findings, key=_order)],
+        "findings": [finding.plain() for finding in sorted(findings, key=_order)],
         "nodes": [node_row(node) for node in nodes],
         "transient": transient + (first.unmatched if first is not None else 0),
     }
 
 
-def _order(one: Finding) -> tuple[t.Any, ...]:
+def _order(finding: Finding) -> tuple[t.Any, ...]:
     """Sort the worst first, then by place."""
-    card = -1 if one.card is None else one.card
-    return LEVELS.index(one.level), natural(one.node), card, one.check, natural(one.pod), one.container, one.cause
+    card = -1 if finding.card is None else finding.card
+    place = (natural(finding.node), card, finding.check, natural(finding.pod), finding.container)
+    return (LEVELS.index(finding.level), *place, finding.cause)
 
 
 def worst(levels: t.Iterable[str]) -> str:
@@ -243,13 +244,13 @@ class FirstSample:
 
     def __init__(self, report: JsonObject) -> None:
         findings = report.get("findings")
-        if not isinstance(findings, list) or not all(isinstance(one, dict) for one in findings):
+        if not isinstance(findings, list) or not all(isinstance(finding, dict) for finding in findings):
             raise BadInput("before: this isn't a report of gpu_allocation_check, which has a list of findings")
         self._findings: dict[tuple[t.Any, ...], list[Finding]] = {}
         self._without_data: set[tuple[str, str, int | None]] = set()
         self._unmatched: set[tuple[t.Any, ...]] = set()
-        for one in findings:
-            self._add(_parse_finding(one))
+        for finding in findings:
+            self._add(_parse_finding(finding))
 
     def _add(self, finding: Finding) -> None:
         self._findings.setdefault(finding.identity, []).append(finding)
@@ -260,9 +261,9 @@ class FirstSample:
 
     def level(self, finding: Finding) -> str:
         """Return the level of the same finding in the first sample; empty where that doesn't have it."""
-        same = [one for one in self._findings.get(finding.identity, ()) if finding.same_cause(one)]
-        self._unmatched -= {(*one.identity, one.pod_uid) for one in same}
-        return worst(one.level for one in same) if same else ""
+        same = [earlier for earlier in self._findings.get(finding.identity, ()) if finding.same_cause(earlier)]
+        self._unmatched -= {(*earlier.identity, earlier.pod_uid) for earlier in same}
+        return worst(earlier.level for earlier in same) if same else ""
 
     def had_no_data(self, finding: Finding) -> bool:
         """Return whether the check had no data of this node, or GPU, in the first sample."""
@@ -274,15 +275,15 @@ class FirstSample:
         return len(self._unmatched)
 
 
-def _parse_finding(one: JsonObject) -> Finding:
+def _parse_finding(raw: JsonObject) -> Finding:
     reader = Reader()
     parts = {
-        name: reader.number(part, "parts") or 0 for name, part in reader.mapping(one.get("parts"), "parts").items()
+        name: reader.number(part, "parts") or 0 for name, part in reader.mapping(raw.get("parts"), "parts").items()
     }
     names = ("check", "cause", "level", "node", "pod", "container", "pod_uid", "key")
-    texts: JsonObject = {name: reader.text(one.get(name), name) for name in names}
+    texts: JsonObject = {name: reader.text(raw.get(name), name) for name in names}
     finding = Finding(
-        **texts, card=reader.number(one.get("card"), "card"), parts=parts, most=reader.number(one.get("most"), "most")
+        **texts, card=reader.number(raw.get("card"), "card"), parts=parts, most=reader.number(raw.get("most"), "most")
     )
     if not reader.unreadable and finding.level not in LEVELS:
         reader.reject("level", "one of " + ", ".join(LEVELS), finding.level)

@@ -82,7 +82,7 @@ class Finding:
         text, action = CATALOG[self.check].message(self.cause, self.level == UNKNOWN and not self.unconfirmed)
         fields = _Fields({key: getattr(self, key) for key in ("node", "card", "uuid", "pod", "container")})
         fields.update(self.fields)
-        found: JsonObject = {
+        finding: JsonObject = {
             "check": self.check,
             "cause": self.cause,
             "level": self.level,
@@ -98,10 +98,10 @@ class Finding:
             "seen": self.seen,
         }
         if self.key:
-            found["key"] = self.key
+            finding["key"] = self.key
         if self.most is not None:
-            found.update(parts=dict(self.parts), most=self.most)
-        return found
+            finding.update(parts=dict(self.parts), most=self.most)
+        return finding
 
 
 class CheckResult:

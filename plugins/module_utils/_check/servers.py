@@ -88,7 +88,7 @@ def _check_object(api: ObjectReader, ref: Ref, result: CheckResult) -> JsonObjec
 
 def _other_writers(live: JsonObject) -> list[str]:
     """Return who else has written the specification: a field's last writer owns it, by managedFields."""
-    found = []
+    managers = []
     own = False
     for entry in (live.get("metadata") or {}).get("managedFields") or []:
         fields = entry.get("fieldsV1") or {}
@@ -97,8 +97,8 @@ def _other_writers(live: JsonObject) -> list[str]:
         if entry.get("manager") == FIELD_MANAGER:
             own = True
         else:
-            found.append(str(entry.get("manager")))
-    return sorted(set(found)) or ([] if own else ["somebody else"])
+            managers.append(str(entry.get("manager")))
+    return sorted(set(managers)) or ([] if own else ["somebody else"])
 
 
 def nodes_offer_cards(node: Node, result: CheckResult) -> None:
@@ -192,22 +192,22 @@ def _check_anywhere(servers: Servers, component: str, result: CheckResult) -> No
 
 def _of_replica_set(pod: JsonObject) -> bool:
     owners = (pod.get("metadata") or {}).get("ownerReferences") or []
-    return any(one.get("kind") == "ReplicaSet" for one in owners)
+    return any(owner.get("kind") == "ReplicaSet" for owner in owners)
 
 
 def _refusals(deployment: JsonObject) -> list[str]:
     """Return why the API server creates no pods of a Deployment, such as a quota."""
     return [
-        f"{ref_of(deployment)}: {one.get('message')}"
-        for one in (deployment.get("status") or {}).get("conditions") or []
-        if one.get("type") == "ReplicaFailure" and one.get("status") == "True"
+        f"{ref_of(deployment)}: {condition.get('message')}"
+        for condition in (deployment.get("status") or {}).get("conditions") or []
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
     ]
 
 
 def _kept_away(servers: Servers, component: str, node: Node | None) -> list[JsonObject]:
     """Return the taints of a node that the server's pods on other nodes don't tolerate; all, where it has no pod."""
     pods = [pod for pod in servers.pods if is_server(pod, component)]
-    tolerated = [one for pod in pods[:1] for one in (pod.get("spec") or {}).get("tolerations") or []]
+    tolerated = [toleration for pod in pods[:1] for toleration in (pod.get("spec") or {}).get("tolerations") or []]
     return tolerations.untolerated(tolerations.lasting(node.taints), tolerated) if node else []
 
 
@@ -238,8 +238,10 @@ def _checked(snapshot: Snapshot) -> list[tuple[Node, str]]:
     servers = snapshot.servers
     if servers is None:
         return []
-    found = allocations(snapshot)
-    return [(node, found[node.name]) for node in gpu_nodes(snapshot) if not servers.problem or found[node.name] == DRA]
+    by_node = allocations(snapshot)
+    return [
+        (node, by_node[node.name]) for node in gpu_nodes(snapshot) if not servers.problem or by_node[node.name] == DRA
+    ]
 
 
 def schedulers_call_extender(snapshot: Snapshot, result: CheckResult) -> None:
@@ -270,16 +272,16 @@ def _check_processes(observed: t.Any, node: str, result: CheckResult) -> bool:
 
     :param observed: its processes as ``control_plane_info`` reports them, or JSON of any shape.
     """
-    running = [one for one in observed if isinstance(one, dict)] if isinstance(observed, list) else []
-    if any(one.get("extender") is True and one.get("fresh") is not False for one in running):
+    running = [process for process in observed if isinstance(process, dict)] if isinstance(observed, list) else []
+    if any(process.get("extender") is True and process.get("fresh") is not False for process in running):
         return True
-    for one in running:
-        config = str(one.get("config") or one.get("policy") or "")
-        if one.get("extender") is False and not config:
+    for process in running:
+        config = str(process.get("config") or process.get("policy") or "")
+        if process.get("extender") is False and not config:
             result.fail("configuration_lost", node=node)
-        elif one.get("extender") is False:
+        elif process.get("extender") is False:
             result.fail("loaded_without_extender", node=node, config=config, resource=contract.RESOURCE_MEMORY)
-        elif one.get("fresh") is False:
+        elif process.get("fresh") is False:
             result.fail("older_than_configuration", node=node, config=config)
         else:
             continue
@@ -289,12 +291,12 @@ def _check_processes(observed: t.Any, node: str, result: CheckResult) -> bool:
 
 def _check_arguments(pod: JsonObject, node: str, result: CheckResult) -> None:
     arguments = [
-        str(one) for each in pod["spec"]["containers"] for one in each.get("command", []) + each.get("args", [])
+        str(text) for each in pod["spec"]["containers"] for text in each.get("command", []) + each.get("args", [])
     ]
     annotated = ANNOTATION in (pod["metadata"].get("annotations") or {})
-    if annotated or any(f"={FOLDER}/" in one or one.startswith(f"{FOLDER}/") for one in arguments):
+    if annotated or any(f"={FOLDER}/" in argument or argument.startswith(f"{FOLDER}/") for argument in arguments):
         return
-    if any(one.startswith(("--config", "--policy-config")) for one in arguments):
+    if any(argument.startswith(("--config", "--policy-config")) for argument in arguments):
         result.unknown("own_configuration", node=node)
     else:
         result.fail("configuration_lost", node=node)
@@ -326,15 +328,15 @@ def gpu_nodes_announce_gpus(snapshot: Snapshot, result: CheckResult) -> None:
 
 def _check_restricted(node: Node, result: CheckResult) -> None:
     """Check that a node has both labels of its allocator, or none: kubelet may set the one, and not the other."""
-    given = [name for name, one in ALLOCATORS.items() if one.labels(node.labels)]
-    found = node.labels.get(backends.RESTRICTED, "")
+    given = [name for name, allocator in ALLOCATORS.items() if allocator.labels(node.labels)]
+    marked = node.labels.get(backends.RESTRICTED, "")
     for name in given:
         key, value = ALLOCATORS[name].restricted
         if lacks_restricted(node.labels, name):
             label = "=".join(ALLOCATORS[name].label)
             result.fail("not_restricted", node=node.name, label=label, restricted=f"{key}={value}", key="restricted")
-    if found and found not in given:
-        result.warn("restricted_alone", node=node.name, restricted=f"{backends.RESTRICTED}={found}", key="restricted")
+    if marked and marked not in given:
+        result.warn("restricted_alone", node=node.name, restricted=f"{backends.RESTRICTED}={marked}", key="restricted")
 
 
 def shares_are_enforced(snapshot: Snapshot, result: CheckResult) -> None:

@@ -52,9 +52,9 @@ def allocations(snapshot: Snapshot) -> dict[str, str]:
 
 def needed(snapshot: Snapshot) -> frozenset[str]:
     """Return the allocations whose servers the cluster needs; none where all nodes have other back ends."""
-    found = frozenset(allocations(snapshot).values())
-    if found or any(backend_of(node) for node in snapshot.nodes):
-        return found
+    needing = frozenset(allocations(snapshot).values())
+    if needing or any(backend_of(node) for node in snapshot.nodes):
+        return needing
     return frozenset((_usual(snapshot),))
 
 
@@ -144,7 +144,7 @@ def _check_policy(servers: Servers, api: ObjectReader, release: tuple[int, int],
 def _has_extender(text: str | None) -> bool:
     try:
         extenders = json.loads(text or "").get("extenders") or []
-        managed = [str(one.get("name")) for extender in extenders for one in extender.get("managedResources") or []]
+        managed = [str(row.get("name")) for extender in extenders for row in extender.get("managedResources") or []]
     except (ValueError, AttributeError, TypeError):
         return False
     return contract.RESOURCE_MEMORY in managed
@@ -184,7 +184,7 @@ def _check_secondary(api: ObjectReader, result: CheckResult) -> None:
         result.fail("secondary_not_ready", key="secondary", why=left)
         return
     pod = ((live.get("spec") or {}).get("template") or {}).get("spec") or {}
-    mounted = [str((one.get("configMap") or {}).get("name") or "") for one in pod.get("volumes") or []]
+    mounted = [str((volume.get("configMap") or {}).get("name") or "") for volume in pod.get("volumes") or []]
     texts = [((api.get(secondary.ref(name)) or {}).get("data") or {}).get(secondary.KEY) for name in mounted if name]
     if not [text for text in texts if contract.RESOURCE_MEMORY in str(text)]:
         result.fail("secondary_without_extender", key="secondary", resource=contract.RESOURCE_MEMORY)
@@ -219,10 +219,10 @@ def admission_policy_exists(snapshot: Snapshot, result: CheckResult) -> None:
 
 def _minor(api: ObjectReader) -> int:
     version = str(api.version().get("gitVersion") or "")
-    found = re.match(r"v?1\.(\d+)", version)
-    if not found:
+    match = re.match(r"v?1\.(\d+)", version)
+    if not match:
         raise ShareError(f"the API server reports version {version!r}, which isn't one of Kubernetes")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def _is_stable(minor: int) -> bool:

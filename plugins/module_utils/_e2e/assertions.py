@@ -33,13 +33,13 @@ class Cards(t.NamedTuple):
 
     def card(self, device: str) -> contract.Card | None:
         """Return the card of a device; its minor number isn't in a slice, and its index stands in for it."""
-        for position, one in enumerate(self.devices):
-            if one.name == device:
-                index = position if one.index is None else one.index
-                units = contract.units_of(one.memory_mib, self.unit)
-                healthy, limit = one.unhealthy is None, one.limit
-                about: JsonObject = {"model": one.model, "reason": one.unhealthy or "", "limit": limit}
-                return contract.Card(index, one.uuid, index, one.memory_mib, units, healthy, **about)
+        for position, offered in enumerate(self.devices):
+            if offered.name == device:
+                index = position if offered.index is None else offered.index
+                units = contract.units_of(offered.memory_mib, self.unit)
+                healthy, limit = offered.unhealthy is None, offered.limit
+                about: JsonObject = {"model": offered.model, "reason": offered.unhealthy or "", "limit": limit}
+                return contract.Card(index, offered.uuid, index, offered.memory_mib, units, healthy, **about)
         return None
 
 
@@ -48,12 +48,12 @@ def cards_by_node(slices: t.Iterable[JsonObject]) -> dict[str, Cards]:
 
     :raises ContractError: a slice is malformed.
     """
-    found = dra.newest(map(dra.slice_of, slices))
-    return {node: _cards([device for one in mine for device in one.devices]) for node, mine in found.items()}
+    by_node = dra.newest(map(dra.slice_of, slices))
+    return {node: _cards([device for part in mine for device in part.devices]) for node, mine in by_node.items()}
 
 
 def _cards(devices: t.Sequence[dra.Device]) -> Cards:
-    units = {one.unit for one in devices}
+    units = {device.unit for device in devices}
     return Cards(tuple(devices), units.pop() if len(units) == 1 else "MiB")
 
 
@@ -167,8 +167,8 @@ class PodState:
     @property
     def booking(self) -> str:
         """The contract's annotations, as evidence."""
-        found = [f"{key}={self.annotations[key]}" for key in contract.POD_ANNOTATIONS if key in self.annotations]
-        return ", ".join(found) or "no annotation of gpushare"
+        booked = [f"{key}={self.annotations[key]}" for key in contract.POD_ANNOTATIONS if key in self.annotations]
+        return ", ".join(booked) or "no annotation of gpushare"
 
 
 def pod_state(raw: JsonObject, events: t.Iterable[JsonObject] = (), booked: Pod | None = None) -> PodState:
@@ -196,7 +196,7 @@ def pod_state(raw: JsonObject, events: t.Iterable[JsonObject] = (), booked: Pod 
             summary=_summary(status, own),
             waiting=tuple(str(state.get("reason") or "") for _prefix, state in _stopped(status)),
             refusals=tuple(_refusals(status, own)),
-            scheduler_error=any(one.get("reason") == "SchedulerError" for one in _unscheduled(status)),
+            scheduler_error=any(condition.get("reason") == "SchedulerError" for condition in _unscheduled(status)),
             priority=pod.priority,
             preempts=raw["spec"].get("preemptionPolicy") != "Never",
         )
@@ -207,7 +207,11 @@ def pod_state(raw: JsonObject, events: t.Iterable[JsonObject] = (), booked: Pod 
 def is_running(pod: JsonObject) -> bool:
     """Return whether all containers of a pod run."""
     status = pod.get("status") or {}
-    up = [one for one in status.get("containerStatuses") or [] if (one.get("state") or {}).get("running") is not None]
+    up = [
+        container
+        for container in status.get("containerStatuses") or []
+        if (container.get("state") or {}).get("running") is not None
+    ]
     return status.get("phase") == "Running" and len(up) == len((pod.get("spec") or {}).get("containers") or [])
 
 
@@ -220,22 +224,22 @@ def _message(event: JsonObject) -> str:
 
 
 def _unscheduled(status: JsonObject) -> t.Iterator[JsonObject]:
-    for one in status.get("conditions") or []:
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            yield one
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield condition
 
 
 def _refusals(status: JsonObject, events: t.Iterable[JsonObject]) -> t.Iterator[str]:
     """Return why the scheduler left the pod unbound: its condition and its FailedScheduling events."""
-    texts = [str(one.get("message", "")) for one in _unscheduled(status)]
-    texts += [_message(one) for one in events if one.get("reason") == "FailedScheduling"]
+    texts = [str(condition.get("message", "")) for condition in _unscheduled(status)]
+    texts += [_message(event) for event in events if event.get("reason") == "FailedScheduling"]
     return (text for text in texts if text)
 
 
 def _stopped(status: JsonObject) -> t.Iterator[tuple[str, JsonObject]]:
     for field, prefix in (("initContainerStatuses", "init:"), ("containerStatuses", "")):
-        for one in status.get(field) or []:
-            state = (one.get("state") or {}).get("waiting") or (one.get("state") or {}).get("terminated")
+        for container in status.get(field) or []:
+            state = (container.get("state") or {}).get("waiting") or (container.get("state") or {}).get("terminated")
             if state:
                 yield prefix, state
 
@@ -246,7 +250,7 @@ def _summary(status: JsonObject, events: t.Sequence[JsonObject]) -> str:
     parts += [str(status[key]) for key in ("reason", "message") if status.get(key)]
     for prefix, state in _stopped(status):
         parts += [prefix + str(state[key]) for key in ("reason", "message") if state.get(key)]
-    parts += [_message(one) for one in events if one.get("type") == "Warning"][-1:]
+    parts += [_message(event) for event in events if event.get("type") == "Warning"][-1:]
     return shorten("; ".join(dict.fromkeys(part for part in parts if part)))
 
 
@@ -320,8 +324,8 @@ def assert_placement(pod: PodState, units: int, node: NodeState) -> None:
         if str(pod.annotations.get(key)) != str(expected):
             raise failure(f"has {key}={pod.annotations.get(key)}, not {expected}, the {of}", CHECK_WIRING)
     if not _positive(pod.annotations.get(contract.POD_ASSUME_TIME)):
-        found = pod.annotations.get(contract.POD_ASSUME_TIME)
-        raise failure(f"has {contract.POD_ASSUME_TIME}={found}", CHECK_WIRING)
+        assumed = pod.annotations.get(contract.POD_ASSUME_TIME)
+        raise failure(f"has {contract.POD_ASSUME_TIME}={assumed}", CHECK_WIRING)
     if pod.running and not pod.assigned and not _may_stay_unassigned(node):
         raise failure(f"runs, and {contract.POD_ASSIGNED} isn't true")
 
@@ -339,7 +343,7 @@ def assert_not_overbooked(pod: PodState, before: NodeState, after: NodeState, na
     :raises Failed: it holds more, and no other pod came in.
     :raises Inconclusive: it holds more, and other pods came in.
     """
-    card = next((one for one in after.cards if one.index == pod.index), None)
+    card = next((seen for seen in after.cards if seen.index == pod.index), None)
     if card is None:
         return
     booked = after.booked_units(card.index, namespace)

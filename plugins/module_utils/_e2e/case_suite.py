@@ -41,7 +41,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         self, client: SuiteClient, execute: Execute, options: Options, cases: t.Sequence[Case], none: Seen
     ) -> None:
         super().__init__(client, execute, options)
-        self._all = [*cases, *(one for one in parse(options.cases) if one.suite in ("", options.suite))]
+        self._all = [*cases, *(case for case in parse(options.cases) if case.suite in ("", options.suite))]
         self._name = ""
         self._seen = none
 
@@ -64,11 +64,11 @@ class CaseSuite(Suite, t.Generic[Seen]):
             if allocator_of(node) != self.backend or self._options.node not in (None, name):
                 continue
             refusal = nodes.refusal(node, self._options.node_selector, self._options.tolerations)
-            found = refusal or self.see(node)
-            if isinstance(found, str):
-                reasons[name] = found
-            elif best is None or found[0] > best[0]:
-                best = (found[0], name, found[1])
+            seen = refusal or self.see(node)
+            if isinstance(seen, str):
+                reasons[name] = seen
+            elif best is None or seen[0] > best[0]:
+                best = (seen[0], name, seen[1])
         if best is None:
             text = "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items())[:3])
             if reasons:
@@ -166,34 +166,34 @@ class CaseSuite(Suite, t.Generic[Seen]):
 
     def _refused(self, case: Case, names: t.Sequence[str]) -> str:
         """Wait until kubelet has ended the pods, and return its reason."""
-        states = self._client.watch(names, lambda pods: all(one.ended or one.running for one in pods.values()))
-        for one in states.values():
-            if case.refused not in one.summary:
-                raise Failed(f"pod {one.name} isn't refused ({case.refused}): {one.summary}", self.log, one.name)
+        states = self._client.watch(names, lambda pods: all(pod.ended or pod.running for pod in pods.values()))
+        for pod in states.values():
+            if case.refused not in pod.summary:
+                raise Failed(f"pod {pod.name} isn't refused ({case.refused}): {pod.summary}", self.log, pod.name)
         return result.shorten(next(iter(states.values())).summary)
 
     def _outcome(self, case: Case, names: t.Sequence[str], wanted: int) -> str:
         def done(states: dict[str, PodState]) -> bool:
-            running = sum(one.running for one in states.values())
-            waiting = [one for one in states.values() if not one.node]
-            refused = all(one.refusals for one in waiting)
-            return (running >= wanted and (not case.more or refused)) or any(one.ended for one in states.values())
+            running = sum(pod.running for pod in states.values())
+            waiting = [pod for pod in states.values() if not pod.node]
+            refused = all(pod.refusals for pod in waiting)
+            return (running >= wanted and (not case.more or refused)) or any(pod.ended for pod in states.values())
 
         # A scheduler may bind one pod after the other.
         states = self._client.watch(names, done)
         for _poll in self._client.wait(HOLD_SECONDS).attempts():
-            states = {name: one for name, one in self._client.pods().items() if name in names}
-        running = [one for one in states.values() if one.running]
-        waiting = [one for one in states.values() if not one.node and not one.ended]
-        ended = [one for one in states.values() if one.ended]
+            states = {name: pod for name, pod in self._client.pods().items() if name in names}
+        running = [pod for pod in states.values() if pod.running]
+        waiting = [pod for pod in states.values() if not pod.node and not pod.ended]
+        ended = [pod for pod in states.values() if pod.ended]
         if ended:
             raise Failed(f"pod {ended[0].name} ended: {ended[0].summary}", f"read the log of {self.log}", ended[0].name)
         if len(running) != wanted or len(waiting) != case.more:
             shown = f"{len(running)} run and {len(waiting)} wait, not {wanted} and {case.more}"
-            texts = [one.refusals[-1] for one in waiting if one.refusals] or [one.summary for one in states.values()]
+            texts = [pod.refusals[-1] for pod in waiting if pod.refusals] or [pod.summary for pod in states.values()]
             raise Failed(f"{shown}: {result.shorten(texts[0])}", "compare what the node has with what its pods hold")
-        if case.reason and not any(case.reason in text for one in waiting for text in one.refusals):
-            texts = [text for one in waiting for text in one.refusals] or ["no reason"]
+        if case.reason and not any(case.reason in text for pod in waiting for text in pod.refusals):
+            texts = [text for pod in waiting for text in pod.refusals] or ["no reason"]
             raise Failed(f"the pod waits for another reason than {case.reason}: {result.shorten(texts[-1])}")
         if "annotation" in case.evidence:
             self.assert_booked(case, running)

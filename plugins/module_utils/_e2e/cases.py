@@ -70,9 +70,9 @@ class Case:
         """Return how an output differs from what the case expects; empty where it doesn't."""
         if self.shows and self.shows not in output:
             return f"not {self.shows}"
-        found = [line.strip() for line in output.splitlines() if self.finds and re.search(self.finds, line)]
-        if self.finds and len(found) != self.times:
-            return f"{len(found)} lines of {self.finds}, not {self.times}"
+        lines = [line.strip() for line in output.splitlines() if self.finds and re.search(self.finds, line)]
+        if self.finds and len(lines) != self.times:
+            return f"{len(lines)} lines of {self.finds}, not {self.times}"
         return ""
 
 
@@ -81,12 +81,12 @@ def parse(given: t.Sequence[JsonObject]) -> list[Case]:
 
     :raises BadInput: a case isn't of this form.
     """
-    found = []
-    for number, one in enumerate(given, 1):
+    cases = []
+    for number, row in enumerate(given, 1):
         try:
-            fields: JsonObject = dict(one)
-            fields.update({key: tuple(one[key]) for key in ("evidence", "command", "kinds") if key in one})
-            fields["limits"] = {str(key): int(value) for key, value in one["limits"].items()}
+            fields: JsonObject = dict(row)
+            fields.update({key: tuple(row[key]) for key in ("evidence", "command", "kinds") if key in row})
+            fields["limits"] = {str(key): int(value) for key, value in row["limits"].items()}
             case = Case(**fields)
             re.compile(case.finds)
         except (TypeError, ValueError, KeyError, AttributeError, re.error) as error:
@@ -94,7 +94,7 @@ def parse(given: t.Sequence[JsonObject]) -> list[Case]:
         unknown = sorted(set(case.evidence) - set(EVIDENCE))
         if unknown or not case.evidence:
             raise BadInput(f"cases: {case.id}: evidence is one or more of {', '.join(EVIDENCE)}, not {unknown}")
-        found.append(case)
-    if len({case.id for case in found}) != len(found):
+        cases.append(case)
+    if len({case.id for case in cases}) != len(cases):
         raise BadInput("cases: two of them have the same id")
-    return found
+    return cases

@@ -184,17 +184,17 @@ class SuiteClient:
         if self.image:
             return
         try:
-            found = nodes.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
+            image = nodes.plugin_image(self.request(lambda: self._kube.list_all("apps/v1", "DaemonSet")))
         except BadInput:
             raise
         except (ShareError, *MALFORMED) as error:
             raise BadInput(f"image: not set, and the device plugin's image can't be read: {error}") from error
-        if not found:
+        if not image:
             raise BadInput(
                 f"image: not set, and the cluster has no DaemonSet that runs {' or '.join(nodes.PLUGIN_COMMANDS)} "
                 "whose image could be used"
             )
-        self.image = found
+        self.image = image
 
     # ----------------------------------------------------------------- nodes
 
@@ -238,10 +238,10 @@ class SuiteClient:
         node = self.node(name)
         if node is None:
             raise StepOutcome(f"node {name} doesn't exist any more")
-        found = nodes.node_state(assertions.as_announced(node, self._cards().get(name)), self._pods_of(name))
-        if isinstance(found, str):
-            raise StepOutcome(f"node {name}: {found}")
-        return found
+        state = nodes.node_state(assertions.as_announced(node, self._cards().get(name)), self._pods_of(name))
+        if isinstance(state, str):
+            raise StepOutcome(f"node {name}: {state}")
+        return state
 
     def unfinished_pods(self, node: str) -> list[Pod]:
         """Return the pods on a node that haven't ended."""
@@ -255,8 +255,8 @@ class SuiteClient:
 
     def config_map(self, namespace: str, name: str) -> JsonObject:
         """Return a ConfigMap's data; empty where it doesn't exist."""
-        found = self.request(lambda: self._kube.get(Ref("v1", "ConfigMap", namespace, name)))
-        return (found or {}).get("data") or {}
+        config = self.request(lambda: self._kube.get(Ref("v1", "ConfigMap", namespace, name)))
+        return (config or {}).get("data") or {}
 
     def _pods_of(self, node: str) -> list[Pod]:
         return self._booked(
@@ -320,20 +320,20 @@ class SuiteClient:
         for raw in listed:
             state = pod_state(raw, events, booked.get(str((raw.get("metadata") or {}).get("name"))))
             states[state.name] = state
-        for name, one in states.items():
+        for name, state in states.items():
             if name in self.created_pods:
                 created = self.created_pods[name]
-                created["uid"], created["node"], created["card"] = one.uid, one.node, one.index
-                created["phase"], created["summary"] = one.phase, one.summary
+                created["uid"], created["node"], created["card"] = state.uid, state.node, state.index
+                created["phase"], created["summary"] = state.phase, state.summary
         return states
 
     def _events(self) -> list[JsonObject]:
         """Return the namespace's events; without the right to list them the pods' conditions have to do."""
         try:
-            found = self._kube.list_all("v1", "Event", self._options.namespace)
+            events = self._kube.list_all("v1", "Event", self._options.namespace)
         except ShareError:
             return []
-        return [one for one in found if isinstance(one, dict)]
+        return [event for event in events if isinstance(event, dict)]
 
     def watch(self, names: t.Collection[str], done: t.Callable[[dict[str, PodState]], bool]) -> dict[str, PodState]:
         """Poll pods until ``done`` or the timeout, and return their last state.
@@ -342,7 +342,7 @@ class SuiteClient:
         """
         states: dict[str, PodState] = {}
         for _poll in self.wait().attempts():
-            states = {name: one for name, one in self.pods().items() if name in names}
+            states = {name: pod for name, pod in self.pods().items() if name in names}
             gone = sorted(set(names) - set(states))
             if gone:
                 raise StepOutcome(
@@ -382,13 +382,13 @@ class SuiteClient:
 
         :raises BadInput: it isn't the suite's.
         """
-        found = self.request(lambda: self._kube.get(self._ref()))
-        if found is not None and nodes.labels_of(found).get(nodes.LABEL) != self._options.suite:
+        existing = self.request(lambda: self._kube.get(self._ref()))
+        if existing is not None and nodes.labels_of(existing).get(nodes.LABEL) != self._options.suite:
             raise BadInput(
                 f"namespace: {self._options.namespace} exists and isn't the suite's (it lacks the label "
                 f"{nodes.LABEL}={self._options.suite}); name another one"
             )
-        return found
+        return existing
 
     def _ref(self) -> Ref:
         return Ref("v1", "Namespace", "", self._options.namespace)
@@ -399,9 +399,9 @@ class SuiteClient:
         :raises BadInput: another client created it at the same time.
         """
         self.touched = self.changed = True
-        found = self.request(lambda: self._kube.apply(nodes.namespace(self._options, self._run), MANAGER))
-        fields = (found.get("metadata") or {}).get("managedFields") or []
-        if any(one.get("manager") != MANAGER for one in fields):
+        applied = self.request(lambda: self._kube.apply(nodes.namespace(self._options, self._run), MANAGER))
+        fields = (applied.get("metadata") or {}).get("managedFields") or []
+        if any(field.get("manager") != MANAGER for field in fields):
             # The apply took over an existing namespace: remove the labels again and keep it.
             self.touched = False
             bare = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self._options.namespace}}
@@ -410,7 +410,7 @@ class SuiteClient:
                 f"namespace: another client created {self._options.namespace} at the same time; name another one"
             )
         # OpenShift adds the range of user IDs a moment later.
-        self._user = nodes.user_of(self.request(lambda: self._kube.get(self._ref())) or found)
+        self._user = nodes.user_of(self.request(lambda: self._kube.get(self._ref())) or applied)
 
     def remove_namespace(self, only_this_run: bool) -> str:
         """Delete the namespace, wait until it is gone, and return why it isn't; empty if it is.
@@ -420,13 +420,13 @@ class SuiteClient:
         reason = ""
         for _attempt in self.wait(max(CLEAN_SECONDS, self._options.timeout)).attempts():
             try:
-                found = self._kube.get(self._ref())
-                labels = nodes.labels_of(found)
+                existing = self._kube.get(self._ref())
+                labels = nodes.labels_of(existing)
                 ours = labels.get(nodes.LABEL) == self._options.suite
-                if found is None or not ours or (only_this_run and labels.get(nodes.RUN_LABEL) != self._run):
+                if existing is None or not ours or (only_this_run and labels.get(nodes.RUN_LABEL) != self._run):
                     return ""
                 reason = "it still exists"
-                if not (found.get("metadata") or {}).get("deletionTimestamp"):
+                if not (existing.get("metadata") or {}).get("deletionTimestamp"):
                     self._kube.delete(self._ref())
                     self.changed = True
             except ShareError as error:

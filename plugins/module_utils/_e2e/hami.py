@@ -66,7 +66,7 @@ def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[Pod]) -> list[Fr
             continue
         for uuid, part in held_by_hami(pod, hami.allocated(text)).items():
             held.setdefault(uuid, []).append(part)
-    found = []
+    free = []
     for card in register:
         parts = held[card.uuid]
         # A pod with all cores excludes others.
@@ -74,8 +74,8 @@ def free_cards(register: t.Sequence[hami.Gpu], pods: t.Iterable[Pod]) -> list[Fr
         mib, cores = card.devmem - sum(part.mib for part in parts), card.devcore - sum(part.cores for part in parts)
         slots = 0 if taken else card.count - sum(part.slots for part in parts)
         if card.healthy and card.mode in ("", "hami-core"):
-            found.append(Free(card.uuid, mib, cores, slots, not parts))
-    return found
+            free.append(Free(card.uuid, mib, cores, slots, not parts))
+    return free
 
 
 def fits(request: Request, cards: t.Sequence[Free]) -> int:
@@ -226,8 +226,8 @@ class Hami(CaseSuite[list[hami.Gpu]]):
         :raises BadInput: it can't be found.
         """
         key, value = hami_marks.PLUGIN_LABEL
-        for one in self._client.daemon_sets():
-            template = one["spec"]["template"]
+        for daemon_set in self._client.daemon_sets():
+            template = daemon_set["spec"]["template"]
             if (template["metadata"].get("labels") or {}).get(key) == value:
                 return str(template["spec"]["containers"][0]["image"])
         raise BadInput(

@@ -86,15 +86,15 @@ def namespace(options: Options, run: str) -> JsonObject:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace, "labels": labels}}
 
 
-def labels_of(one: JsonObject | None) -> JsonObject:
+def labels_of(resource: JsonObject | None) -> JsonObject:
     """Return an object's labels; empty where they can't be read."""
-    found = ((one or {}).get("metadata") or {}).get("labels")
-    return found if isinstance(found, dict) else {}
+    labels = ((resource or {}).get("metadata") or {}).get("labels")
+    return labels if isinstance(labels, dict) else {}
 
 
-def user_of(found: JsonObject | None) -> int:
+def user_of(resource: JsonObject | None) -> int:
     """Return the user ID for the pods of a namespace: never root, and on OpenShift one of the namespace's range."""
-    annotations = ((found or {}).get("metadata") or {}).get("annotations")
+    annotations = ((resource or {}).get("metadata") or {}).get("annotations")
     first = str((annotations if isinstance(annotations, dict) else {}).get(UID_RANGE, "")).partition("/")[0]
     return int(first) if first.isdigit() and len(first) < 11 and int(first) > 0 else NOBODY
 
@@ -138,7 +138,7 @@ class PodTemplate:
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "tolerations": [dict(one) for one in options.tolerations],
+            "tolerations": [dict(toleration) for toleration in options.tolerations],
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": self.user,
@@ -166,8 +166,8 @@ class PodTemplate:
 
 def plugin_image(daemonsets: t.Iterable[JsonObject]) -> str | None:
     """Return the image of the cluster's own gpushare device plugin or DRA driver; None if there is none."""
-    for one in daemonsets:
-        spec = ((one.get("spec") or {}).get("template") or {}).get("spec") or {}
+    for daemonset in daemonsets:
+        spec = ((daemonset.get("spec") or {}).get("template") or {}).get("spec") or {}
         for container in spec.get("containers") or []:
             arguments = [*(container.get("command") or []), *(container.get("args") or [])]
             if any(command in str(argument) for argument in arguments for command in PLUGIN_COMMANDS):

@@ -79,7 +79,7 @@ def _sharing(configuration: JsonObject | None, labels: t.Mapping[str, t.Any], re
     unshared = contract.unshared(resource)
     for key, name in _SHARING.items():
         shared = ((configuration or {}).get("sharing") or {}).get(key) or {}
-        if any(one.get("name") == unshared for one in shared.get("resources") or []):
+        if any(listed.get("name") == unshared for listed in shared.get("resources") or []):
             return name
     if configuration is not None:
         return ""
@@ -106,10 +106,10 @@ def configuration_of(data: t.Mapping[str, str], label: str | None) -> JsonObject
     """
     text = data.get(label) if label else next(iter(data.values()), None) if len(data) == 1 else None
     try:
-        found = json.loads(text or "")
+        configuration = json.loads(text or "")
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return configuration if isinstance(configuration, dict) else None
 
 
 def free(node: Node, pods: t.Iterable[Pod], resource: str) -> int:
@@ -279,10 +279,10 @@ class Nvidia(CaseSuite[Announced]):
 
     def see(self, node: Node) -> tuple[int, Announced] | str:
         self._maps = self._configurations() if self._maps is None else self._maps
-        found = announced(node, configuration_of(self._maps, node.labels.get(contract.LABEL_CONFIG)))
-        if found is None:
+        shared = announced(node, configuration_of(self._maps, node.labels.get(contract.LABEL_CONFIG)))
+        if shared is None:
             return "it announces no device"
-        return free(node, self._client.unfinished_pods(node.name), found.resource), found
+        return free(node, self._client.unfinished_pods(node.name), shared.resource), shared
 
     def default_image(self) -> str:
         raise BadInput("image: not set; the image of NVIDIA's device plugin has no sleep, so name one that has it")
@@ -290,12 +290,12 @@ class Nvidia(CaseSuite[Announced]):
     def _configurations(self) -> JsonObject:
         """Return the data of the ConfigMap that the plugin's DaemonSet has; empty where it can't be read."""
         try:
-            for one in self._client.daemon_sets():
-                spec = one["spec"]["template"]["spec"]
+            for daemon_set in self._client.daemon_sets():
+                spec = daemon_set["spec"]["template"]["spec"]
                 if any(PLUGIN in str(container.get("image")) for container in spec["containers"]):
                     for volume in spec.get("volumes") or []:
                         name = (volume.get("configMap") or {}).get("name")
-                        data = self._client.config_map(one["metadata"]["namespace"], name) if name else {}
+                        data = self._client.config_map(daemon_set["metadata"]["namespace"], name) if name else {}
                         if data:
                             return data
         except (ShareError, *MALFORMED):

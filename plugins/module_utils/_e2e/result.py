@@ -174,9 +174,9 @@ def overall_result(steps: t.Sequence[StepResult]) -> str:
     """Return FAIL before UNKNOWN before PASS; skipped if every step that shows something was."""
     results = {step.result for step in steps}
     shown = {step.result for step in steps if step.id not in FRAME}
-    for one in (FAIL, UNKNOWN):
-        if one in results:
-            return one
+    for result in (FAIL, UNKNOWN):
+        if result in results:
+            return result
     return PASS if PASS in shown else SKIPPED
 
 
@@ -220,8 +220,8 @@ def checks(steps: t.Iterable[StepResult], backend: str = "gpushare") -> list[Che
 
 def table(steps: t.Sequence[StepResult], title: str) -> str:
     """Format the steps as text: the title, one line for each step, then the counts."""
-    rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((one.id, one.title, one.result, one.what) for one in steps)]
-    counts = {result: sum(1 for one in steps if one.result == result) for result in (PASS, FAIL, UNKNOWN, SKIPPED)}
+    rows = [("ID", "CHECK", "RESULT", "DETAIL"), *((step.id, step.title, step.result, step.what) for step in steps)]
+    counts = {result: sum(1 for step in steps if step.result == result) for result in (PASS, FAIL, UNKNOWN, SKIPPED)}
     sums = f"{counts[PASS]} passed, {counts[FAIL]} failed, {counts[UNKNOWN]} unknown, {counts[SKIPPED]} skipped"
     return (f"{title}\n" if title else "") + columns(rows) + sums
 
@@ -250,9 +250,9 @@ class StepRunner:
             if self._api_error:
                 raise Skipped(f"the API server failed before: {self._api_error}")
             step = StepResult(identifier, PASS, work())
-        except StepOutcome as one:
-            step = StepResult(identifier, one.result, one.what, one.do, one.pod, one.card, one.evidence)
-            step = dataclasses.replace(step, unshown=isinstance(one, Unshown))
+        except StepOutcome as error:
+            step = StepResult(identifier, error.result, error.what, error.do, error.pod, error.card, error.evidence)
+            step = dataclasses.replace(step, unshown=isinstance(error, Unshown))
         except BadInput as error:
             if self.may_fail:
                 raise

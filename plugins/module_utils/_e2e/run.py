@@ -76,12 +76,12 @@ def _interruptible(cleaning: list[bool]) -> t.Iterator[None]:
             cleaning.append(True)
             raise Interrupted(f"interrupted by signal {number}")
 
-    before = [signal.signal(one, interrupt) for one in SIGNALS]
+    before = [signal.signal(number, interrupt) for number in SIGNALS]
     try:
         yield
     finally:
-        for one, handler in zip(SIGNALS, before):
-            signal.signal(one, handler)
+        for number, handler in zip(SIGNALS, before):
+            signal.signal(number, handler)
 
 
 def kinds(nodes: t.Iterable[Node]) -> list[tuple[str, str, list[str]]]:
@@ -89,23 +89,23 @@ def kinds(nodes: t.Iterable[Node]) -> list[tuple[str, str, list[str]]]:
 
     :param nodes: with cards by claims as they would be announced.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    by_kind: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         allocator = allocator_of(node)
         if not allocator:
             continue
         suite = SUITE_OF[ALLOCATORS[allocator].backend]
         kind = allocator if suite == WORKLOADS else _configuration(node) if suite == NVIDIA else ""
-        found.setdefault((suite, kind), []).append(node.name)
+        by_kind.setdefault((suite, kind), []).append(node.name)
     order = list(SUITES)
-    return [(*key, found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+    return [(*key, by_kind[key]) for key in sorted(by_kind, key=lambda key: (order.index(key[0]), key[1]))]
 
 
 def _configuration(node: Node) -> str:
     """Return what distinguishes a node of NVIDIA's device plugin: the name of its configuration, or how it shares."""
     named = node.labels.get(nvidia_plugin.LABEL_CONFIG)
-    one = announced(node, None)
-    return str(named or (", ".join(sorted(one.kinds)) if one else "nothing announced"))
+    shared = announced(node, None)
+    return str(named or (", ".join(sorted(shared.kinds)) if shared else "nothing announced"))
 
 
 def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting: Waiting | None = None) -> Outcome:
@@ -128,22 +128,30 @@ def run_all(kube: Kube, execute: Execute, options: Options, check: bool, waiting
         heading = f"suite {suite}{f', {kind}' if kind else ''}: {', '.join(sorted(names, key=natural))}"
         outcome["table"] = f"{heading}\n{outcome['table']}"
         outcomes.append(outcome)
-    found = [one["acceptance"] for one in outcomes]
-    steps = [{**step, "suite": one["suite"], "node": one["node"]} for one in found for step in one["steps"]]
-    results = [one["result"] for one in found]
+    acceptances = [outcome["acceptance"] for outcome in outcomes]
+    steps = [
+        {**step, "suite": acceptance["suite"], "node": acceptance["node"]}
+        for acceptance in acceptances
+        for step in acceptance["steps"]
+    ]
+    results = [acceptance["result"] for acceptance in acceptances]
     return {
-        "changed": any(one["changed"] for one in outcomes),
+        "changed": any(outcome["changed"] for outcome in outcomes),
         "acceptance": {
             **_of_steps([], options)["acceptance"],
             "suite": ALL,
-            "result": next(one for one in (result.FAIL, result.UNKNOWN, result.PASS, result.SKIPPED) if one in results),
+            "result": next(
+                candidate
+                for candidate in (result.FAIL, result.UNKNOWN, result.PASS, result.SKIPPED)
+                if candidate in results
+            ),
             "steps": steps,
-            "pods": [pod for one in found for pod in one["pods"]],
-            "suites": found,
+            "pods": [pod for acceptance in acceptances for pod in acceptance["pods"]],
+            "suites": acceptances,
         },
-        "table": "\n\n".join(one["table"] for one in outcomes),
-        "findings": [one for outcome in outcomes for one in outcome["findings"]],
-        "checks": [one for outcome in outcomes for one in outcome["checks"]],
+        "table": "\n\n".join(outcome["table"] for outcome in outcomes),
+        "findings": [finding for outcome in outcomes for finding in outcome["findings"]],
+        "checks": [row for outcome in outcomes for row in outcome["checks"]],
     }
 
 
@@ -210,10 +218,10 @@ def _untested_text(suite: Suite) -> str:
 
 
 def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: bool) -> Outcome:
-    steps = [suite.steps[one] for one in sorted(suite.steps)]
-    found = _of_steps(steps, options)
+    steps = [suite.steps[name] for name in sorted(suite.steps)]
+    outcome = _of_steps(steps, options)
     acceptance: Acceptance = {
-        **found["acceptance"],
+        **outcome["acceptance"],
         "node": suite.node,
         "units": suite.units if suite.before else 0,
         "pods": list(client.created_pods.values()),
@@ -221,7 +229,7 @@ def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: 
     }
     title = f"node {suite.node}, image {client.image}" if suite.node else ""
     return {
-        **found,
+        **outcome,
         "acceptance": acceptance,
         "changed": client.changed or would_change,
         "table": result.table(steps, title) + _untested_text(suite),

@@ -60,8 +60,8 @@ class CanaryPlan:
     @property
     def leaves_fragments(self) -> bool:
         """Whether two cards have something left once the pods are placed."""
-        left = [one % self.sizes.units for one in self.state.free.values()]
-        return sum(1 for one in left if one > 0) > 1 and sum(left) <= self.state.total_free - self.sizes.taken
+        left = [units % self.sizes.units for units in self.state.free.values()]
+        return sum(1 for rest in left if rest > 0) > 1 and sum(left) <= self.state.total_free - self.sizes.taken
 
 
 # --------------------------------------------------------------------------- canary
@@ -77,8 +77,8 @@ def plan_canary(state: NodeState, namespace: str) -> CanaryPlan | str:
     weaker = evictable_pods(state, 0, namespace)
     if weaker:
         return f"it has pods with a priority below 0, which could be preempted ({weaker[0]})"
-    found = filling_sizes(state.free, state.total_free)
-    return CanaryPlan(state, found) if found else "no card of it has free memory"
+    sizes = filling_sizes(state.free, state.total_free)
+    return CanaryPlan(state, sizes) if sizes else "no card of it has free memory"
 
 
 def filling_sizes(free: t.Mapping[int, int], total: int) -> Sizes | None:
@@ -91,23 +91,23 @@ def filling_sizes(free: t.Mapping[int, int], total: int) -> Sizes | None:
     :param free: units left on each card.
     :param total: units left by kube-scheduler's count.
     """
-    lefts = sorted((one for one in free.values() if one > 0), reverse=True)
+    lefts = sorted((left for left in free.values() if left > 0), reverse=True)
     candidates = {part + more for left in lefts for parts in range(1, 5) for part in [left // parts] for more in (0, 1)}
-    found = []
-    for units in sorted(one for one in candidates if lefts and 1 <= one <= lefts[0]):
+    ranked = []
+    for units in sorted(size for size in candidates if lefts and 1 <= size <= lefts[0]):
         pods = sum(left // units for left in lefts)
         taken = units * pods
         if pods > MOST_PODS or taken > total:
             continue
         decides = total - taken >= units
         shared = lefts[0] // units > 1
-        found.append(((not decides, taken > lefts[0], not shared, taken), Sizes(units, pods, decides)))
-    return min(found, key=lambda one: one[0])[1] if found else None
+        ranked.append(((not decides, taken > lefts[0], not shared, taken), Sizes(units, pods, decides)))
+    return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
 
 def fragment_size(state: NodeState) -> int | None:
     """Return the size of a pod that fits the node's free memory and no single card; None if there is none."""
-    positive = [one for one in state.free.values() if one > 0]
+    positive = [units for units in state.free.values() if units > 0]
     low, high = max(positive, default=0) + 1, min(state.total_free, sum(positive))
     if len(positive) < 2 or low > high:
         return None
@@ -121,11 +121,11 @@ def fragment_size(state: NodeState) -> int | None:
 def select_node(states: t.Iterable[NodeState], placement: str) -> NodeState | None:
     """Return the node that can show most: two free cards, then the placement of three pods, then most free memory."""
 
-    def rank(one: NodeState) -> tuple[bool, bool, bool, int]:
-        free_cards = sum(1 for units in one.free.values() if units > 0)
-        return free_cards > 1, bool(three_pods(one.free, placement)), one.stray == 0, sum(one.free.values())
+    def rank(state: NodeState) -> tuple[bool, bool, bool, int]:
+        free_cards = sum(1 for units in state.free.values() if units > 0)
+        return free_cards > 1, bool(three_pods(state.free, placement)), state.stray == 0, sum(state.free.values())
 
-    candidates = sorted((one for one in states if any(one.free.values())), key=lambda one: one.name)
+    candidates = sorted((state for state in states if any(state.free.values())), key=lambda state: state.name)
     # Of equal nodes max() takes the first by name.
     return max(candidates, key=rank) if candidates else None
 

@@ -75,7 +75,7 @@ class Suite(StepRunner, abc.ABC):
         """Names of nodes that share memory and aren't tested, since another allocation has their cards."""
         if self.before is None:
             return []
-        return sorted(name for name, one in self._client.allocations.items() if one != self.before.allocation)
+        return sorted(name for name, now in self._client.allocations.items() if now != self.before.allocation)
 
     @property
     def selected(self) -> NodeState:
@@ -169,12 +169,12 @@ class Suite(StepRunner, abc.ABC):
 
         def done(states: dict[str, PodState]) -> bool:
             # A device plugin may add a card later; that the extender didn't is a failure.
-            bound_without_card.update({one.name: one for one in states.values() if one.node and one.index is None})
-            if bound_without_card or any(one.ended for one in states.values()):
+            bound_without_card.update({pod.name: pod for pod in states.values() if pod.node and pod.index is None})
+            if bound_without_card or any(pod.ended for pod in states.values()):
                 return True
-            if all(assertions.is_settled(one, latest[0]) for one in states.values()):
+            if all(assertions.is_settled(pod, latest[0]) for pod in states.values()):
                 return True
-            if not any(one.refusals and not one.node for one in states.values()):
+            if not any(pod.refusals and not pod.node for pod in states.values()):
                 refused.clear()
                 return False
             refused.append(self._client.now())

@@ -70,11 +70,11 @@ class Canary(Suite):
         more = MORE_NODES
         for node in self._client.sharing_nodes():
             state = self._client.usable_state(node)
-            found = state if isinstance(state, str) else sizing.plan_canary(state, self._options.namespace)
-            if isinstance(found, str):
-                reasons[node.name] = found
-            elif best is None or found.rank > best.rank:
-                best = found
+            plan = state if isinstance(state, str) else sizing.plan_canary(state, self._options.namespace)
+            if isinstance(plan, str):
+                reasons[node.name] = plan
+            elif best is None or plan.rank > best.rank:
+                best = plan
             more -= int(best is not None and best.sizes.extender_decides)
             if best is not None and (best.best or more <= 0):
                 break
@@ -238,7 +238,7 @@ class Workloads(Suite):
 
     def _others(self, state: NodeState) -> set[str]:
         """Return the UIDs of other namespaces' pods with a share."""
-        return set(state.uids) - {one["uid"] for one in self._client.created_pods.values()}
+        return set(state.uids) - {pod["uid"] for pod in self._client.created_pods.values()}
 
     # ----------------------------------------------------------------- W3, W4
 
@@ -333,15 +333,15 @@ class Workloads(Suite):
             expected = self._seen.get(pod.index, "")
         for container in containers:
             try:
-                found = device_files(self._execute(self._options.namespace, pod.name, container, ["ls", "/dev"]))
+                files = device_files(self._execute(self._options.namespace, pod.name, container, ["ls", "/dev"]))
             except CommandFailed as error:
                 do = "check the right to create pods/exec, and the image (it needs ls)"
                 raise StepOutcome(shorten(str(error)), do, pod.name, pod.index) from error
-            if not expected and len(found) == 1 and found[0] not in self._seen.values():
-                expected = self._seen[t.cast(int, pod.index)] = found[0]
-            if found != [expected]:
+            if not expected and len(files) == 1 and files[0] not in self._seen.values():
+                expected = self._seen[t.cast(int, pod.index)] = files[0]
+            if files != [expected]:
                 raise Failed(
-                    f"container {container} of pod {pod.name}, on card {pod.index}, has {', '.join(found) or 'no card'}"
+                    f"container {container} of pod {pod.name}, on card {pod.index}, has {', '.join(files) or 'no card'}"
                     f", not {expected or 'one of its own'}",
                     CHECK_PLUGIN,
                     pod.name,

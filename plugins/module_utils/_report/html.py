@@ -339,37 +339,39 @@ def _claimed_bar(nodes: t.Sequence[model.Node], shown: str) -> Bar:
     return Bar("Claimed", text, percent(claimed, total), True, (Segment("p0", "", text, width),) if claimed else ())
 
 
-def _resource_bar(one: model.Resource) -> Bar:
+def _resource_bar(resource: model.Resource) -> Bar:
     """Draw a resource without cards as a bar."""
-    pods = (model.Pod("", one.claimed, unit="shares"),) if one.claimed else ()
-    claimed, _used = bars(model.Card(None, total=one.total, claimed=one.claimed, unit="shares", pods=pods))
+    pods = (model.Pod("", resource.claimed, unit="shares"),) if resource.claimed else ()
+    claimed, _used = bars(model.Card(None, total=resource.total, claimed=resource.claimed, unit="shares", pods=pods))
     segments = tuple(Segment("p0", "", "", segment.width) for segment in claimed.segments)
-    return dataclasses.replace(claimed, label=one.name, segments=segments)
+    return dataclasses.replace(claimed, label=resource.name, segments=segments)
 
 
 def _findings(view: model.View) -> list[tuple[str, list[model.Finding], list[model.Finding]]]:
     """Return findings by level: those that are shown, and those that are folded."""
-    groups = ((level, [one for one in view.findings if one.level == level]) for level in model.FINDING_LEVELS)
-    return [(level, found[:MANY_FINDINGS], found[MANY_FINDINGS:]) for level, found in groups if found]
+    groups = (
+        (level, [finding for finding in view.findings if finding.level == level]) for level in model.FINDING_LEVELS
+    )
+    return [(level, findings[:MANY_FINDINGS], findings[MANY_FINDINGS:]) for level, findings in groups if findings]
 
 
 def _nodes(view: model.View) -> t.Iterator[NodeBox]:
     """Yield the nodes one by one, so that a large cluster's page isn't held in memory twice."""
-    found: dict[str, dict[str, int]] = {}
+    by_node: dict[str, dict[str, int]] = {}
     for finding in view.findings:
-        levels = found.setdefault(finding.node, {})
+        levels = by_node.setdefault(finding.node, {})
         levels[finding.level] = levels.get(finding.level, 0) + 1
     many, opened = _many(view), 0
     for at, node in enumerate(view.nodes):
-        levels = found.get(node.name, {})
+        levels = by_node.get(node.name, {})
         bad = sum(card.healthy is False for card in node.cards)
         wrong = bool(bad or levels.get("FAIL"))
         opened += wrong
-        resources = [_resource_bar(one) for one in node.resources]
+        resources = [_resource_bar(resource) for resource in node.resources]
         claimed = _claimed_bar([node], view.unit)
         parts = [plural(len(node.cards), "card")] if node.cards or not resources else []
         parts += [f"{claimed.text} claimed"] if claimed.known else []
-        parts += [f"{one.label} {one.text}" for one in resources]
+        parts += [f"{bar.label} {bar.text}" for bar in resources]
         yield NodeBox(
             name=node.name,
             place=f"node-{at}",
@@ -382,7 +384,7 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
             text=" · ".join(parts),
             drawn=resources[0] if resources and not claimed.known else claimed,
             problem=node.problem,
-            about=[f"{one.name}: {one.about or 'its cards are unknown'}" for one in node.resources]
+            about=[f"{resource.name}: {resource.about or 'its cards are unknown'}" for resource in node.resources]
             + ([f"Memory limit: {node.limit}"] if ":" in node.limit else []),
             pending=[_row(n, pod, view.unit) for n, pod in enumerate(node.pending)],
             cards=[_card(card, view) for card in node.cards],

@@ -30,12 +30,12 @@ class _Case(t.NamedTuple):
 def render(view: View) -> str:
     """Return the document, in the schema of Jenkins' xUnit plugin, which GitLab and others read too."""
     suites: dict[str, list[tuple[Check, _Case]]] = {}
-    found: dict[str, list[Finding]] = {}
+    by_check: dict[str, list[Finding]] = {}
     for finding in view.findings:
-        found.setdefault(finding.check, []).append(finding)
+        by_check.setdefault(finding.check, []).append(finding)
     for check in view.checks:
         cases = suites.setdefault(check.backend, [])
-        cases += [(check, case) for case in _cases(view, check, found.get(check.id, []))]
+        cases += [(check, case) for case in _cases(view, check, by_check.get(check.id, []))]
     if not view.checks:
         result = worst(["UNKNOWN", view.result])
         suites[CLUSTER] = [(Check("none", "A check ran"), _Case(CLUSTER, result, [], view.headline))]

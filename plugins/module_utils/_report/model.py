@@ -44,8 +44,8 @@ def percent(part: int | None, of: int | None) -> str:
     return f"{part * 100 // of} %" if part is not None and of else ""
 
 
-def plural(count: int, one: str) -> str:
-    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+def plural(count: int, singular: str) -> str:
+    return f"{count:,} {singular}" if count == 1 else f"{count:,} {singular}s"
 
 
 # The worst first.
@@ -234,7 +234,7 @@ class View:
         for check in self.checks:
             if check.backend in BACKENDS and check.backend not in there:
                 groups[check.backend] = (*groups.get(check.backend, ()), check)
-        return {name: group for name, group in groups.items() if all(one.label == NOTHING for one in group)}
+        return {name: group for name, group in groups.items() if all(check.label == NOTHING for check in group)}
 
     @property
     def present(self) -> tuple[Check, ...]:

@@ -82,9 +82,9 @@ def write(planned: t.Sequence[PlannedFile]) -> None:
 
     :raises BadInput: a file can't be written; it is unchanged, and those before it are written.
     """
-    for one in planned:
-        if one.changed:
-            _write(one.target)
+    for file in planned:
+        if file.changed:
+            _write(file.target)
 
 
 def _name(target: Target) -> str:
@@ -146,9 +146,9 @@ def render_json(report: JsonObject | None, allocation: JsonObject | None) -> str
 def _plain(value: t.Any) -> t.Any:
     """Replace NaN and infinity, which JSON doesn't have, by null."""
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (str, int, float)) else str(value)

@@ -19,7 +19,7 @@ Sample = tuple[dict[str, str], float]
 
 def render(view: View) -> str:
     """Return the metrics; those of checks only with a report, and those of a card only if the value is known."""
-    return "".join(_metric(*one) for one in [*_checks(view), *_cards(view)])
+    return "".join(_metric(*metric) for metric in [*_checks(view), *_cards(view)])
 
 
 def _checks(view: View) -> t.Iterator[tuple[str, str, list[Sample]]]:

@@ -81,11 +81,11 @@ def _result(view: View) -> str:
     if not view.checked:
         cards = sum(len(node.cards) for node in view.nodes)
         return f"{plural(len(view.nodes), 'node')}, {plural(cards, 'card')}. Nothing was checked.\n"
-    found = ", ".join(f"{view.found(level)} {level}" for level in FINDING_LEVELS)
+    counts = ", ".join(f"{view.found(level)} {level}" for level in FINDING_LEVELS)
     passed = f"{view.checks_with('PASS')} of {plural(len(view.checks), 'check')} passed"
     empty = view.checks_with(NOTHING)
     rest = f", {empty} had nothing to check" if empty else ""
-    return f"{view.result}: {view.headline} {found}; {passed}{rest}.\n"
+    return f"{view.result}: {view.headline} {counts}; {passed}{rest}.\n"
 
 
 def _cards(view: View) -> str:
@@ -93,10 +93,10 @@ def _cards(view: View) -> str:
     for node in view.nodes:
         for card in node.cards:
             rows.append([node.name, "?" if card.index is None else str(card.index), *_card(card)])
-        for one in node.resources:
-            share = percent(one.claimed, one.total)
-            claimed, total = amount(one.claimed, "shares"), amount(one.total, "shares")
-            rows.append([node.name, "-", _bar(one), claimed, total, share, "-", "", one.name])
+        for resource in node.resources:
+            share = percent(resource.claimed, resource.total)
+            claimed, total = amount(resource.claimed, "shares"), amount(resource.total, "shares")
+            rows.append([node.name, "-", _bar(resource), claimed, total, share, "-", "", resource.name])
         for unit in dict.fromkeys(pod.unit for pod in node.pending):
             mine = [pod for pod in node.pending if pod.unit == unit]
             held = amount(sum(pod.claimed or 0 for pod in mine), unit)
@@ -123,6 +123,6 @@ def _bar(card: Card | Resource) -> str:
 
 def _waiting(view: View) -> str:
     lines = [
-        f"  {one.pod} requests {one.requests or '?'}: {one.reason or 'not scheduled yet'}\n" for one in view.waiting
+        f"  {row.pod} requests {row.requests or '?'}: {row.reason or 'not scheduled yet'}\n" for row in view.waiting
     ]
     return "Waiting for a card:\n" + "".join(lines) if lines else ""
