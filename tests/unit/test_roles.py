@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+MODULES, ACTIONS = (list((ROOT / "plugins" / folder).glob("*.py")) for folder in ("modules", "action"))
 COLLECTION_WIDE = {"gpu_backend", "gpu_kubeconfig"}
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 
@@ -66,12 +67,16 @@ def test_a_role_has_metadata_and_a_readme(role):
 
 
 def test_the_action_group_holds_the_modules_that_connect_to_the_cluster():
-    """Roles set the kubeconfig once, in ``module_defaults``; a module that is missing here would not get it."""
+    """Roles set the kubeconfig once, in ``module_defaults``; a module that is missing here would not get it.
+
+    One that is an action alone names no options in its documentation: its action takes them.
+    """
     group = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"]["cluster"]
-    connecting = [
-        path.stem
-        for path in sorted((ROOT / "plugins/modules").glob("*.py"))
-        if "kubegpu.share.attributes.cluster" in path.read_text()
-    ]
+    connecting = sorted(
+        {
+            *(path.stem for path in MODULES if "kubegpu.share.attributes.cluster" in path.read_text()),
+            *(path.stem for path in ACTIONS if "auth_arguments" in path.read_text()),
+        }
+    )
     assert group[1:] == connecting
     assert group[0]["metadata"]["extend_group"] == ["kubernetes.core.k8s"]
