@@ -8,7 +8,7 @@ import typing as t
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import Plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_apply
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.types import NodeFacts
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned import PlannedAction
 
@@ -16,13 +16,13 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.planned imp
 class ActionModule(PlannedAction):
     """Executes the module ``nouveau`` only where there is something to do."""
 
-    arguments = nouveau_apply.ARGUMENTS
+    arguments = nouveau_plan.ARGUMENTS
     sections = ("distribution", "kernel", "nouveau")
 
     def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
-        return nouveau_apply.make_plan(params["state"] == "present", t.cast(NodeFacts, observed), params["keep_file"])
+        return nouveau_plan.make_plan(params["state"] == "present", t.cast(NodeFacts, observed), params["keep_file"])
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
         return {
-            "reboot_required": nouveau_apply.reboot_required(params["state"] == "present", t.cast(NodeFacts, observed))
+            "reboot_required": nouveau_plan.reboot_required(params["state"] == "present", t.cast(NodeFacts, observed))
         }

@@ -20,7 +20,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign 
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._images import build
+from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
@@ -81,13 +81,13 @@ class ActionModule(ShareAction):
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
         findings = examine(options, params["cluster"], hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
-        if params["cluster"] is not None and needed and params["image_delivery"] == build.IMPORT:
+        if params["cluster"] is not None and needed and params["image_delivery"] == delivery.IMPORT:
             findings += _archive(params["image_archive"], params["image"])
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
             findings += _helm(claims.backends, known["operators"], local)
-        if params["image_delivery"] == build.BUILD:
+        if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, findings)
 

@@ -9,13 +9,13 @@ import typing as t
 
 
 def image_delivery(delivery: str, reference: str, archive: str = "") -> str:
-    from ansible_collections.kubegpu.share.plugins.module_utils._images.build import resolve
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import resolve
 
     return resolve(delivery, reference, archive)
 
 
 def image_platforms(nodes: t.Sequence[t.Mapping[str, t.Any]], reference: str, identity: str) -> list[str]:
-    from ansible_collections.kubegpu.share.plugins.module_utils._images.build import missing_platforms
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import missing_platforms
 
     return missing_platforms(nodes, reference, identity)
 

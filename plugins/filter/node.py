@@ -13,7 +13,7 @@ if t.TYPE_CHECKING:
 
 
 def containerd_cdi(state: t.Mapping[str, t.Any]) -> bool:
-    from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
+    from ansible_collections.kubegpu.share.plugins.module_utils._runtime.properties import injects_cdi
 
     return injects_cdi(state)
 

@@ -68,7 +68,8 @@ import typing as t
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._images.build import ARGUMENTS, BUILD, IMPORT, identity_of
+from ansible_collections.kubegpu.share.plugins.module_utils._images.build import ARGUMENTS, identity_of
+from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import BUILD, IMPORT
 from ansible_collections.kubegpu.share.plugins.module_utils._images.image_archive import sha256
 from ansible_collections.kubegpu.share.plugins.module_utils._images.sources import digest
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins.table import image as pinned_image

@@ -53,7 +53,8 @@ reboot_required:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import ARGUMENTS, work
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import work
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_plan import ARGUMENTS
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 
 

@@ -17,7 +17,7 @@ from .._contracts import backends, hami
 from .._core.types import JsonObject
 from .._driver.nvidia_smi import root_of
 from .._node.baseline import default_runtime
-from .._runtime.common import injects_cdi
+from .._runtime.properties import injects_cdi
 from .chart import MISSING, Finding, ReleasePlan, deployed, finding, get, merged, put, unknown
 from .legacy import image_values, translate
 

@@ -17,7 +17,7 @@ from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from .._core.types import JsonObject
 from .._driver.nvidia_smi import root_of
 from .._images.names import repository_and_tag
-from .._runtime.common import injects_cdi
+from .._runtime.properties import injects_cdi
 from .configurations import CDI_CRI, ENVVAR, Configuration, Problem, configurations, parse_layouts
 
 PREFIX = "nvidia_device_plugin_"

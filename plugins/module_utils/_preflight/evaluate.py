@@ -16,7 +16,7 @@ from .._allocation.server_nodes import EVERY
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._contracts.model import node_unit
-from .._images import build
+from .._images import delivery
 from .._kube import tolerations
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
@@ -379,10 +379,10 @@ def _node(
     if runtime not in RUNTIMES:
         what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
         yield finding("runtime", what, "what can be set up is {known}")
-    elif own and options.image_delivery in build.IMPORTED and runtime != "containerd":
+    elif own and options.image_delivery in delivery.IMPORTED and runtime != "containerd":
         what = "runs {name}, and images are imported into containerd only"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
-    elif own and options.image_delivery in build.IMPORTED and not host.is_machine:
+    elif own and options.image_delivery in delivery.IMPORTED and not host.is_machine:
         what = "is no host of the inventory, and only hosts import images"
         yield finding("image-delivery", what, registry, "gpushare_image_delivery")
     if foreign and shared and not _configures(options, host.node, here):

@@ -18,14 +18,14 @@ from .._core.errors import BadInput
 from .._core.natural import natural
 from .._driver import available as driver_lists
 from .._driver import conflicts as driver_conflicts
-from .._driver import nouveau_apply, nvidia_smi
+from .._driver import nouveau_plan, nvidia_smi
 from .._driver.nouveau import NOVA
 from .._driver.nouveau import PATH as BLACKLIST
 from .._driver.types import MISMATCH, NodeFacts
 from .._host.types import PciGpu
 from .._node.types import GpuNode
 from .._openshift import coreos
-from .._runtime.plan import cgroup_driver
+from .._runtime.properties import cgroup_driver
 from .._toolkit import memory_limit
 from .._toolkit.facts import takes_cards_on_reload
 from .findings import NOTE, PROBLEM, WARNING, Finding
@@ -323,7 +323,7 @@ def _boot(machine: Machine) -> Finding | None:
     if not machine.node["nouveau"]["images"] or machine.node["distribution"]["family"] not in FAMILIES:
         return None
     try:
-        nouveau_apply.make_plan(True, machine.driver_facts)
+        nouveau_plan.make_plan(True, machine.driver_facts)
     except BadInput as error:
         return _found(PROBLEM, "can't have its initramfs rebuilt", "{reason}", reason=str(error))
     return None

@@ -14,7 +14,7 @@ from .._core.digest import digest
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
-from .containerd import RUNTIME_NAME, TOOLKIT_CONFIG, Options, release
+from .containerd import RUNTIME_NAME, TOOLKIT_CONFIG, Options
 
 # Where the GPU Operator installs its toolkit.
 OPERATOR_TOOLKIT = "/usr/local/nvidia/toolkit"
@@ -198,17 +198,3 @@ def replaced(name: str, runtime_type: str, program: str) -> str:
         # This is what is lost, whatever the runtime is called.
         return kind
     return "" if _RUNC.search(words[0]) else name
-
-
-# From this release on CDI is always on, and there is no setting for it any more: containerd's RELEASES.md.
-ALWAYS_SINCE = (2, 4)
-_SETTING = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*(true|false)[ \t\r]*$", re.MULTILINE)
-
-
-def injects_cdi(state: t.Mapping[str, t.Any]) -> bool:
-    """Return whether a containerd injects devices by CDI.
-
-    :param state: its facts, of which ``dump`` and ``version`` are read.
-    """
-    match = _SETTING.search(str(state.get("dump") or ""))
-    return match[1] == "true" if match else release(str(state.get("version") or "")) >= ALWAYS_SINCE

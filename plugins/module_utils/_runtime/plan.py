@@ -10,9 +10,10 @@ import dataclasses
 from .._rancher.settings import K3S, RKE2
 from . import containerd_plan, crio_plan, docker_plan, k3s_plan
 from .common import RuntimePlan
-from .containerd import Options, effective, release
+from .containerd import Options
 from .module import choose
-from .types import Kubelet, Runtimes, state_of
+from .properties import kubelet_driver, runtime_driver
+from .types import Kubelet, Runtimes
 
 TITLES = {"containerd": "containerd", "docker": "Docker", "crio": "CRI-O", "k3s": "k3s", "rke2": "RKE2"}
 # The setting that selects each runtime's cgroup driver.
@@ -21,11 +22,6 @@ CGROUP_SETTINGS = {
     "containerd": "SystemdCgroup of runc's options in containerd's config.toml",
     "crio": "cgroup_manager in crio.conf",
 }
-# From 1.34 on every kubelet asks the runtime, and its own setting counts only where that doesn't answer
-# (KubeletCgroupDriverFromCRI: https://kubernetes.io/docs/setup/production-environment/container-runtimes/).
-ASKS_SINCE = (1, 34)
-# The first releases that answer RuntimeConfig.
-ANSWERS_SINCE = {"containerd": (2, 0), "crio": (1, 28)}
 
 
 def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kubelet | None) -> RuntimePlan:
@@ -67,28 +63,3 @@ def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> l
         f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
         f"both to the same ({setting})"
     ]
-
-
-def runtime_driver(name: str, runtimes: Runtimes) -> str:
-    """Return a runtime's driver, ``systemd`` or ``cgroupfs``; nothing where it is unknown."""
-    state = state_of(name, runtimes)
-    if name != "containerd" or not state:
-        return str(state.get("cgroup_driver") or "") if state else ""
-    return effective(str(state.get("dump") or "")).cgroup_driver
-
-
-def kubelet_driver(kubelet: Kubelet, runtimes: Runtimes) -> str:
-    """Return the driver that the kubelet uses: where it takes that from its runtime, the runtime's."""
-    state = state_of(kubelet["runtime"], runtimes)
-    first = ANSWERS_SINCE.get(kubelet["runtime"])
-    asks = bool(kubelet["version"]) and release(kubelet["version"]) >= ASKS_SINCE
-    if asks and first is not None and state is not None and release(str(state.get("version") or "")) >= first:
-        return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
-    return kubelet["cgroup_driver"]
-
-
-def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
-    """Return the driver of the node's containers: the runtime's, else the kubelet's; nothing where it is unknown."""
-    if not kubelet:
-        return ""
-    return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]

@@ -18,7 +18,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images.build import
 from ansible_collections.kubegpu.share.plugins.module_utils._node.facts import observe
 from ansible_collections.kubegpu.share.plugins.module_utils._nvidia import plan as nvidia_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import node as preflight_node
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.properties import injects_cdi
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations, python_probe
 from ansible_runs import ROOT, ansible
 from node_trees import TreeSystem, load

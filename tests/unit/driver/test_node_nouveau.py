@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau, nouveau_apply
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau, nouveau_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import observe, work
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from node_fakes import FakeSystem, killed_at_every_step
@@ -89,16 +89,16 @@ class Node(FakeSystem):
         if size < 1000:
             return Done(2, "", "premature end of archive")
         names = ["init", "usr/lib/modules/6.1/kernel/drivers/gpu/drm/nouveau/nouveau.ko.xz"]
-        names += [nouveau_apply.PATH[1:]] if inside is not None else []
+        names += [nouveau.PATH[1:]] if inside is not None else []
         start = "" if self.tool == "initramfs-tools" else "-rw-r--r--   1 root     root          624 Dec 10  2022 "
         return Done(0, "".join(f"{start}{name}\n" for name in names), "")
 
     def make(self, path):
         if self.ends.rc == 0:
             self.clock += 1
-            inside = self.files.get(nouveau_apply.PATH)
+            inside = self.files.get(nouveau.PATH)
             # As dracut does for images that aren't for one host alone.
-            if self.tool == "dracut" and nouveau_apply.PATH not in self.files.get(nouveau_apply.DRACUT_PATH, ""):
+            if self.tool == "dracut" and nouveau.PATH not in self.files.get(nouveau.DRACUT_PATH, ""):
                 inside = None
             self.add(path, self.clock, inside)
             self.step()
@@ -166,13 +166,13 @@ IMAGES = [f"/boot/initrd.img-{release}" for release in KERNELS]
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine[2].split("/")[-1] + "-" + machine[0])
 def test_bare_machine_is_changed_once_and_restored(machine):
     node = Node(loaded="0\n", machine=machine)
-    files = [nouveau_apply.PATH, nouveau_apply.DRACUT_PATH] if machine[0] == "dracut" else [nouveau_apply.PATH]
+    files = [nouveau.PATH, nouveau.DRACUT_PATH] if machine[0] == "dracut" else [nouveau.PATH]
     images = [machine[2].format(release) for release in KERNELS]
     assert headers(work(True, True, node)) == [*files, *images, "module nouveau"]
-    assert nouveau_apply.PATH not in node.files and node.events == 0
+    assert nouveau.PATH not in node.files and node.events == 0
     result = work(True, False, node)
     assert headers(result) == [*files, *images, "module nouveau"] and not result["reboot_required"]
-    assert node.files[nouveau_apply.PATH] == BOTH
+    assert node.files[nouveau.PATH] == BOTH
     assert node.inside() == (dict.fromkeys(images, BOTH), [])
     node.ran.clear()
     assert work(True, False, node) == {"changed": False, "diff": [], "reboot_required": False}
@@ -199,7 +199,7 @@ def test_container_gets_only_the_file():
     for machine in MACHINES:
         node = Node(kernels=(), loaded="0\n", machine=machine)
         result = work(True, False, node)
-        assert headers(result) == [nouveau_apply.PATH] and not result["reboot_required"]
+        assert headers(result) == [nouveau.PATH] and not result["reboot_required"]
         assert not [line for line in node.ran if not line.startswith("uname")]
         assert not work(True, False, node)["changed"]
 
@@ -319,8 +319,8 @@ def test_no_reboot_removes_a_nova_that_is_built_in():
 @pytest.mark.parametrize("name", ["nouveau/nouveau.ko.xz", "nova-core/nova-core.ko.zst", "nova/nova_core.ko"])
 def test_images_with_a_driver_of_the_kernels_own(name):
     listed = f"usr/lib/modules/7.0/kernel/drivers/gpu/{name}\ninit\n"
-    assert nouveau.content(listed, nouveau_apply.PATH).nouveau
-    assert not nouveau.content(listed.replace("nova", "mova").replace("nouveau", "x"), nouveau_apply.PATH).nouveau
+    assert nouveau.content(listed, nouveau.PATH).nouveau
+    assert not nouveau.content(listed.replace("nova", "mova").replace("nouveau", "x"), nouveau.PATH).nouveau
 
 
 def test_module_that_came_into_use_requires_a_reboot():
@@ -346,10 +346,10 @@ def test_module_that_came_into_use_requires_a_reboot():
 )
 def test_lines_of_the_user_stay(text, after):
     # The blacklist of a package doesn't replace ours.
-    node = Node(files={nouveau_apply.PATH: text, "/usr/lib/modprobe.d/nvidia.conf": "blacklist nouveau\n"})
+    node = Node(files={nouveau.PATH: text, "/usr/lib/modprobe.d/nvidia.conf": "blacklist nouveau\n"})
     # The images may still lack a file of the user's.
-    assert headers(work(True, False, node)) == ([nouveau_apply.PATH] if after else []) + IMAGES
-    assert node.files[nouveau_apply.PATH] == (after or text)
+    assert headers(work(True, False, node)) == ([nouveau.PATH] if after else []) + IMAGES
+    assert node.files[nouveau.PATH] == (after or text)
     assert not work(True, False, node)["changed"]
 
 
@@ -394,7 +394,7 @@ def bad(node, how):
 
     node.make = make
     if how == "broken":
-        node.commands["lsinit"] = lambda argv: Done(0, f"{nouveau_apply.PATH}\n", "")
+        node.commands["lsinit"] = lambda argv: Done(0, f"{nouveau.PATH}\n", "")
     return message
 
 
@@ -489,11 +489,11 @@ def test_other_family_and_machine_without_any_tool_are_refused():
 
 @pytest.mark.parametrize("text", [BOTH, "# mine\nblacklist pcspkr\n" + BOTH])
 def test_absent_removes_our_lines_and_rebuilds_the_images(text):
-    node = Node(files={nouveau_apply.PATH: text}, loaded="3\n")
+    node = Node(files={nouveau.PATH: text}, loaded="3\n")
     result = work(False, False, node)
-    assert headers(result) == [nouveau_apply.PATH, *IMAGES] and not result["reboot_required"]
+    assert headers(result) == [nouveau.PATH, *IMAGES] and not result["reboot_required"]
     rest = text.replace(BOTH, "")
-    assert node.files.get(nouveau_apply.PATH) == (rest or None)
+    assert node.files.get(nouveau.PATH) == (rest or None)
     assert not any(node.end()[1].values())
     assert not work(False, False, node)["changed"]
     assert not work(False, False, Node())["changed"]
@@ -511,13 +511,13 @@ def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(machine, l
         node = Node(loaded="0\n", machine=machine)
         node.links_known = links_known
         if text:
-            node.files[nouveau_apply.PATH] = text
-            node.times[nouveau_apply.PATH] = 1.0
+            node.files[nouveau.PATH] = text
+            node.times[nouveau.PATH] = 1.0
         if not present:
             for release in KERNELS:
                 node.add(image.format(release), 50.0, text)
             if machine[0] == "dracut":
-                node.files[nouveau_apply.DRACUT_PATH] = nouveau_apply.DRACUT_TEXT
+                node.files[nouveau.DRACUT_PATH] = nouveau_plan.DRACUT_TEXT
         return node
 
     whole = fresh()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau, nouveau_apply
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import NouveauReconciler, work
 from real_initramfs import Machine
 
@@ -29,7 +29,7 @@ def test_every_kernels_image_is_rebuilt_then_nothing_and_restored(tool, tmp_path
     before = node.boot()
     result = work(True, False, node)
     # dracut's images are for every host here; they contain /etc/modprobe.d only with the drop-in.
-    files = [nouveau_apply.PATH] + [nouveau_apply.DRACUT_PATH] * (tool == "dracut")
+    files = [nouveau.PATH] + [nouveau.DRACUT_PATH] * (tool == "dracut")
     paths = [one["path"] for one in images(node)]
     assert [row["before_header"] for row in result["diff"]] == files + paths
     assert [(one["nouveau"], one["blacklist"], one["newer"]) for one in images(node)] == [(True, True, True)] * kernels
@@ -53,7 +53,7 @@ FAULTS = {
     ("initramfs-tools", "failed: "): ("/etc/initramfs-tools/hooks/zz", "exit 1\n"),
     ("initramfs-tools", "doesn't contain the blacklist"): (
         "/etc/initramfs-tools/hooks/zz",
-        f'rm -f "$DESTDIR{nouveau_apply.PATH}"\n',
+        f'rm -f "$DESTDIR{nouveau.PATH}"\n',
     ),
     ("initramfs-tools", "can't be read"): ("/etc/initramfs/post-update.d/zz", 'truncate -s 9000 "$2"\n'),
     ("initramfs-tools", "didn't change "): ("/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n"),

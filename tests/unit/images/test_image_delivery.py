@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.action import preflight
-from ansible_collections.kubegpu.share.plugins.module_utils._images import build
+from ansible_collections.kubegpu.share.plugins.module_utils._images import build, delivery
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table
 from own_cluster import run_playbook
 from role_templates import defaults, evaluated, value, variables_of
@@ -54,7 +54,7 @@ else:
     ],
 )
 def test_the_delivery_follows_from_what_is_named(given, reference, archive, found):
-    assert build.resolve(given, reference, archive) == found
+    assert delivery.resolve(given, reference, archive) == found
     own = {"gpushare_image_delivery": given, "gpushare_image": reference, "gpushare_image_archive": archive}
     assert value("preflight", "preflight_image_delivery", **defaults("preflight"), **own) == found
     assert value("gpushare", "__gpushare_delivery", **variables_of("gpushare", "vars"), **own) == found

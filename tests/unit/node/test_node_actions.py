@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from action_plugins import act, load
 from ansible_collections.kubegpu.share.plugins.action import gpu_node_info, nouveau, pinned_packages
-from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_apply as driver_nouveau
+from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau_plan as driver_nouveau
 from node_fakes import AptMachine
 from package_sets import KEY, apply, package_set, reconciler
 

@@ -12,7 +12,6 @@ import pytest
 import real_containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._core.secrets import mask_words
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd as c
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.common import injects_cdi
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_apply import (
     cri_state,
     losses,
@@ -20,6 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import load_order
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines, explain
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.properties import injects_cdi
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
 from hypothesis import given, settings
 from hypothesis import strategies as st

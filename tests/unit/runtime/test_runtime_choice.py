@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime import plan, properties
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
 from fake_node import FakeNode
 from runtime_kit import ABSENT, PRESENT, containerd_state, docker_state, show_unit
@@ -206,7 +206,7 @@ SystemdCgroup = false
     ],
 )
 def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: str) -> None:
-    assert plan.runtime_driver(name, {name: observed}) == theirs
+    assert properties.runtime_driver(name, {name: observed}) == theirs
     notes = plan.cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
     assert bool(notes) is (theirs == "cgroupfs")
     assert all("the kubelet's cgroupDriver is systemd" in one for one in notes)
@@ -233,7 +233,7 @@ SYSTEMD = CONTAINERD.replace("SystemdCgroup = false", "SystemdCgroup = true")
 )
 def test_a_kubelet_that_asks_its_runtime_agrees_with_it(name: str, version: str, kubelets: str, warned: bool) -> None:
     state = {"version": version, "dump": SYSTEMD, "cgroup_driver": "systemd"}
-    assert plan.runtime_driver(name, {name: state}) == "systemd"
+    assert properties.runtime_driver(name, {name: state}) == "systemd"
     own = {**kubelet(name, driver="cgroupfs"), "version": kubelets}
     assert bool(plan.cgroup_mismatch(name, {name: state}, own)) is warned
 
