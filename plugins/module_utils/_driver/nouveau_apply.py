@@ -196,7 +196,7 @@ def work(present: bool, check: bool, system: System, keep_file: bool = False) ->
     :param present: the blacklist is wanted.
     :param check: predict the changes without applying them.
     :param system: the machine.
-    :param keep_file: as in ``nouveau.plan``.
+    :param keep_file: as in ``nouveau_plan.make_plan``.
     """
     reconciler = NouveauReconciler(present, system, keep_file)
     result = core_plan.run(reconciler, check)

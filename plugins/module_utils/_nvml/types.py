@@ -156,7 +156,7 @@ class NvmlFacts(t.TypedDict):
 
 
 class Message(t.TypedDict, total=False):
-    """One message of the worker process; see ``protocol``."""
+    """One message of the worker process; see ``facts``."""
 
     failed: str
     system: SystemFacts
