@@ -148,7 +148,7 @@ def pytest(
     """Run pytest and count its tests one by one.
 
     :param program: what runs pytest.
-    :param yielding: take only the processor time that the lab's tests leave, which take longest.
+    :param yielding: leave most of the processor time to the lab, and keep enough that the tests' time limits hold.
     :param background: print its output when it has ended, since other stages print theirs meanwhile.
     """
     started = time.monotonic()
@@ -156,7 +156,7 @@ def pytest(
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         report = Path(folder) / "junit.xml"
         command = (*program, "-ra", f"--junitxml={report}", *arguments)
-        nice = ("nice", "-n", "10") if yielding else ()
+        nice = ("nice", "-n", "5") if yielding else ()
         code, last = run(*nice, *command, sink=log if background else None)
         log.seek(0)
         with PRINTING:

@@ -311,16 +311,19 @@ def tried(call: t.Callable[[], object]) -> bool:
     return True
 
 
-def until(condition: t.Callable[[], t.Any], seconds: float = 20.0, what: t.Callable[[], str] = str) -> t.Any:
+def until(
+    condition: t.Callable[[], t.Any], seconds: float = 20.0, what: t.Callable[[], str] = str, pause: float = 0.02
+) -> t.Any:
     """Wait for a change by other threads.
 
     :param what: says what is there instead.
+    :param pause: seconds between two looks; longer where a look takes processor time that the change needs.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
             return found
-        time.sleep(0.02)
+        time.sleep(pause)
     raise AssertionError(f"not within {seconds} s: {what()}")
 
 

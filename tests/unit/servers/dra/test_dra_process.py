@@ -6,6 +6,7 @@ kubelet's double uses it over gRPC, and the API server is a real one; the tests 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -94,6 +95,11 @@ class Process:
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
+    def state(self) -> str:
+        """Whether the process runs, and what it has written last."""
+        code = self._process.poll() if self._process is not None else "none"
+        return f"exit status {code}, registered at {self.kubelet.endpoints}, log: {self.log[-2000:]}"
+
     def ready(self) -> str:
         try:
             return ask_socket(self.status_socket, "/readyz")[1]
@@ -153,6 +159,10 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     # Each worker has a card's half for its claims.
     alive: dict[str, dra.ClaimRef] = {}
 
+    def until_done(call: t.Callable[[], object]) -> None:
+        # Beside a lab that compiles, a process may take a minute to start.
+        until(lambda: tried(call), 300, process.state, pause=0.2)
+
     def work(worker: int) -> None:
         number = worker * 1000
         try:
@@ -160,8 +170,8 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
                 is_last = stop.is_set()
                 number += 1
                 claim = process.claim(number, worker % 2, "8Gi")
-                until(lambda claim=claim: tried(lambda: kubelet.prepare(claim)), 90)
-                names = {one.removeprefix("gpu.kubegpu.share/claim=") for one in kubelet.prepare(claim)}
+                until_done(functools.partial(kubelet.prepare, claim))
+                names = {name.removeprefix("gpu.kubegpu.share/claim=") for name in kubelet.prepare(claim)}
                 there = {
                     entry["name"]
                     for file in process.cdi.glob(f"*{claim.uid}.json")
@@ -172,15 +182,15 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
                 if is_last:
                     alive[claim.uid] = claim
                     return
-                until(lambda claim=claim: tried(lambda: kubelet.unprepare(claim)), 90)
+                until_done(functools.partial(kubelet.unprepare, claim))
                 process.cluster.release(claim.name)
         except BaseException as error:
             problems.append(repr(error))
             raise
 
     workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for one in workers:
-        one.start()
+    for worker in workers:
+        worker.start()
     for turn in range(8):
         time.sleep(dice.uniform(0.3, 1.5))
         process.kill()
@@ -190,8 +200,8 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
         process.start()
         until(lambda: kubelet.endpoints, 60, process.ready)
     stop.set()
-    for one in workers:
-        one.join(120)
+    for worker in workers:
+        worker.join(700)
     assert not problems and len(alive) == 4
     until(lambda: process.ready() == "ok", 60, process.ready)
     assert process.specifications() == set(alive)
