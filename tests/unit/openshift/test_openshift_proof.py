@@ -7,6 +7,8 @@ The kubelet runs the pod's command on this machine, where the Service's name is 
 from __future__ import annotations
 
 import contextlib
+import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.filter.scheduler import extender_answer
+from ansible_collections.kubegpu.share.plugins.module_utils._host.http_probe import post
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import REQUEST
 from api_double import ApiDouble, make_node
 from extender_kit import eventually
 from gpushare.extender.command import Extender
@@ -25,6 +29,7 @@ from real_apiserver import MERGE, ApiServer, Refused, own_api_server
 from tls_files import Files
 
 NAMESPACE = "gpushare-system"
+ROOT = Path(__file__).resolve().parents[3]
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POD = f"{PODS}/gpushare-extender-proof"
 
@@ -85,22 +90,39 @@ class Kubelet:
         return {"name": "proof", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
 
 
-@pytest.fixture
-def extender(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """The scheduler's certificate as the Secret has it, and the port of an extender that asks for it."""
+@contextlib.contextmanager
+def serving(tmp_path: Path, failures: int = 0) -> Iterator[tuple[Path, Extender]]:
+    """The scheduler's certificate as the Secret has it, and an extender that asks for it.
+
+    :param failures: how often it can't read the nodes.
+    """
     (tmp_path / "files").mkdir()
     files, api = Files(tmp_path / "files"), ApiDouble()
     api.put("nodes", make_node("a", 16))
+    if failures:
+        api.fail("GET", "/nodes", times=failures)
     started = Extender(api, port=0, registry=CollectorRegistry(), tls=files.tls())
     started.start()
-    eventually(lambda: started.unsynced() is None)
     folder = tmp_path / "client"
     folder.mkdir()
     certificate, key = files.authority.sign("client", "kube-scheduler")
     for source, name in ((certificate, "tls.crt"), (key, "tls.key"), (files.authority.folder / "ca.crt", "ca.crt")):
         (folder / name).write_bytes(Path(source).read_bytes())
-    yield folder, started.service.port
+    yield folder, started
     started.stop()
+
+
+@pytest.fixture
+def extender(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    with serving(tmp_path) as (folder, started):
+        eventually(lambda: started.unsynced() is None)
+        yield folder, started.service.port
+
+
+def client_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
+    context.load_cert_chain(f"{folder}/tls.crt", f"{folder}/tls.key")
+    return context
 
 
 def prove(server: ApiServer, folder: Path) -> t.Any:
@@ -124,6 +146,18 @@ def test_the_extender_is_asked_with_the_schedulers_certificate(
         done = prove(server, tmp_path)
     assert done.rc == 0, done.text
     assert len(kubelet.seen) == 1 and server.ask("GET", POD)[0] == 404
+
+
+def test_an_extender_that_has_just_started_is_asked_until_it_is_ready(tmp_path: Path) -> None:
+    sources = ("plugins/module_utils/_host/http_probe.py", "roles/scheduler/files/ask_extender.py")
+    program = "".join((ROOT / source).read_text() for source in sources)
+    with serving(tmp_path, failures=5) as (folder, started):
+        url = f"https://127.0.0.1:{started.service.port}/gpushare-scheduler/filter"
+        assert json.loads(post(url, REQUEST, client_context(folder)).text)["Error"]
+        written = tmp_path / "written"
+        words = [url, REQUEST, "60", str(folder), str(written)]
+        subprocess.run([sys.executable, "-ISc", program, *words], check=True)
+    assert extender_answer(written.read_text(), url)["reason"] == ""
 
 
 def test_an_extender_that_does_not_answer_stops_the_run(
