@@ -24,9 +24,10 @@ from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.stream import Wanted, listed, uncollected
 from .._scheduler import constants
+from .evidence import Reader
 from .grants import is_driver
 from .model import Options, Servers
-from .parse import Reader, shorten
+from .parse import shorten
 from .registry import ALL, SCOPES
 from .report import report
 from .servers import is_server_pod

@@ -12,8 +12,9 @@ from .._contracts import gpushare as contract
 from .._contracts.gpushare import Card
 from .._contracts.model import Pod
 from .._core.types import JsonObject
+from .evidence import Reader
 from .model import Node, Snapshot
-from .parse import Reader, join, parse_int, plural, shorten
+from .parse import join, parse_int, plural, shorten
 from .result import CheckResult
 
 # Each source rounds a GPU's memory to MiB.

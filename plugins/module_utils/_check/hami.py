@@ -13,9 +13,10 @@ from .._contracts import hami, hami_marks
 from .._contracts.model import INIT, MAIN, Pod, parse_time
 from .._core.types import JsonObject
 from .catalog_stacks import BIND_SECONDS, CONTEXT_MIB, LOCK_SECONDS, PERCENT
+from .evidence import Reader, describe
 from .grants import entries_of, processes, usage_of, visible_gpus
 from .model import HAMI, Entry, Node, Snapshot
-from .parse import Reader, describe, join, parse_int, plural, shorten
+from .parse import join, parse_int, plural, shorten
 from .result import CheckResult
 
 MUTEX = "hami.io/mutex.lock"

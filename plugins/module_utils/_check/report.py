@@ -15,11 +15,12 @@ from .._core.errors import BadInput
 from .._core.natural import natural
 from .._core.types import JsonObject
 from .common import has_gpus
+from .evidence import Reader
 from .grants import usage_of
 from .hami import allocation_of, register_of
 from .model import DRA, HAMI, NVIDIA, Gpu, Node, Snapshot
 from .nvidia import allocated_entries, replicas_of
-from .parse import MAX_NUMBER, Reader
+from .parse import MAX_NUMBER
 from .registry import ALL, run
 from .result import FAIL, LEVELS, PASS, UNKNOWN, WARN, Finding
 

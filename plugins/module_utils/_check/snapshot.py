@@ -1,12 +1,11 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Build a Snapshot from the API's objects and the machines' evidence, which may be JSON of any shape. No I/O."""
+"""Build a Snapshot from the API's objects and the machines' evidence. No I/O."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing as t
 
 from .._allocation.claims import Read
@@ -19,9 +18,9 @@ from .._contracts.hami import NODE_REGISTER
 from .._contracts.model import Pod, PodParser, node_of, node_unit, parse_time
 from .._contracts.nvidia_plugin import announced
 from .._core.types import JsonObject
-from .evidence import MAX_GPUS, kubelet_of, nvml_of
+from .evidence import MAX_GPUS, Reader, describe, evidence_of
 from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Node, Nvml, Options, Servers, Snapshot
-from .parse import Reader, describe, shorten
+from .parse import shorten
 
 
 def snapshot(
@@ -41,8 +40,7 @@ def snapshot(
 
     :param nodes: Nodes, as the API returns them.
     :param pods: from ``read_pods``; finished ones may be left out.
-    :param evidence: by node name, an object with ``nvml``, ``kubelet`` and ``problem``, or its JSON text; or a
-        list of the UUIDs of the machine's GPUs.
+    :param evidence: by node name, as ``evidence_of`` takes it.
     :param now: seconds since 1970.
     :param reader: the one the pods were read with.
     :param configmaps: of kube-system; None where they can't be read.
@@ -136,13 +134,8 @@ def _node(
     reader = Reader()
     if known.problem:
         reader.add(known.problem)
-    given = evidence_by_node.get(known.name)
     observed = known.name in evidence_by_node
-    evidence = {} if isinstance(given, list) else reader.mapping(_parse_evidence(given, reader), "its evidence")
-    problem = reader.text(evidence.get("problem"), "its evidence's problem")
-    absent = problem or ("" if observed else "its machine wasn't observed in this run")
-    nvml = nvml_of(evidence.get("nvml"), reader, absent)
-    kubelet = kubelet_of(evidence.get("kubelet"), reader, absent)
+    nvml, kubelet, uuids = evidence_of(evidence_by_node.get(known.name), observed, reader)
     cards, cards_problem = _cards(known, nvml)
     mine = tuple(slices.get(known.name, ()))
     return Node(
@@ -151,23 +144,12 @@ def _node(
         unit=_unit(cards, nvml) or next((device.unit for of_node in mine for device in of_node.devices), None),
         pods=tuple(by_node.get(known.name, ())),
         observed=observed,
-        uuids=tuple(reader.texts(given, "its evidence")) if isinstance(given, list) else (),
+        uuids=uuids,
         nvml=nvml,
         kubelet=kubelet,
         unreadable=tuple(reader.unreadable),
         slices=mine,
     )
-
-
-def _parse_evidence(evidence: t.Any, reader: Reader) -> t.Any:
-    """Parse a machine's evidence, which may be JSON text."""
-    if not isinstance(evidence, str):
-        return evidence
-    try:
-        return json.loads(evidence)
-    except (ValueError, RecursionError):
-        reader.reject("its evidence", "JSON", evidence)
-        return None
 
 
 def backends(node: model.Node, by_claims: bool = False) -> tuple[str, ...]:

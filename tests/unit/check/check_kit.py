@@ -9,8 +9,8 @@ from typing import Any
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claims import Read, read
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect as cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._check import result
+from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers
-from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
