@@ -251,87 +251,75 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class EffectiveConfig:
-    """A parsed dump: the configuration that containerd has after its next start."""
+    """The configuration that containerd has after its next start.
+
+    :param flat: its values by their full path, as a dump has them.
+    :param plugin: the CRI plugin's name; empty where it isn't there.
+    :param cdi: whether CDI is enabled; None where this containerd doesn't support it.
+    :param names: of the runtimes with a table below ``runtimes``.
+    :param runtimes: each runtime's settings without empty strings, zeros and empty lists.
+    :param default_is_table: DEFAULT_TABLE is DEFAULT_RUNTIME, which has no type where ours replaces it.
+    :param models: the runtimes that ours can be a copy of, because they use runc's shim: runc first.
+    :param cgroup_driver: of most pods, ``systemd`` or ``cgroupfs``; empty where it is unknown.
+    """
 
     flat: Flat
     plugin: str
+    default_runtime: str
+    socket: str
+    cdi: bool | None
+    names: tuple[str, ...]
+    runtimes: t.Mapping[str, Flat]
+    default_is_table: bool
+    models: tuple[str, ...]
+    cgroup_driver: str
 
-    @property
-    def base(self) -> tuple[str, ...]:
-        return ("plugins", self.plugin)
 
-    def value(self, *path: str) -> t.Any:
-        return self.flat.get((*self.base, *path))
-
-    @property
-    def default_runtime(self) -> str:
-        # In 1.x this older table overrides the name; the dump has both.
-        if self.value("containerd", DEFAULT_RUNTIME, "runtime_type"):
-            return DEFAULT_TABLE
-        return str(self.value("containerd", "default_runtime_name") or "")
-
-    @property
-    def socket(self) -> str:
-        moved = ("plugins", "io.containerd.server.v1.grpc", "address")
-        return str(self.flat.get(("grpc", "address")) or self.flat.get(moved) or DEFAULT_SOCKET)
-
-    @property
-    def cdi(self) -> bool | None:
-        """Return whether CDI is enabled; None where this containerd doesn't support it."""
-        enabled = self.value("enable_cdi")
-        return enabled if isinstance(enabled, bool) else None
-
-    def runtimes(self) -> list[str]:
-        base = (*self.base, "containerd", "runtimes")
-        return sorted({path[len(base)] for path in self.flat if path[: len(base)] == base and len(path) > len(base)})
-
-    def runtime(self, name: str) -> Flat:
-        """Return one runtime's settings without empty strings, zeros and empty lists."""
-        base = (*self.base, "containerd", *((DEFAULT_RUNTIME,) if self.is_table(name) else ("runtimes", name)))
-        settings: Flat = {}
-        for full, value in self.flat.items():
-            path = full[len(base) :]
-            if full[: len(base)] == base and path:
-                if len(path) == 2 and path[0] == "options":
-                    path = ("options", OPTIONS.get(path[1].lower(), path[1]))
-                settings[path] = value
-        return {path: value for path, value in settings.items() if value not in ("", 0, [], {})}
-
-    def is_table(self, name: str) -> bool:
-        """Return whether a runtime is the default one as a table, which has no type where ours replaces it."""
-        has_type = bool(self.value("containerd", DEFAULT_RUNTIME, "runtime_type"))
-        return name == DEFAULT_TABLE and (has_type or name not in self.runtimes())
-
-    def models(self) -> list[str]:
-        """Return the runtimes that ours can be a copy of, because they use runc's shim: runc first."""
-        names = {name for name in self.runtimes() if name != RUNTIME_NAME}
-        names |= {DEFAULT_TABLE} & {self.default_runtime}
-        fitting = [name for name in names if self.runtime(name).get(("runtime_type",), RUNC_SHIMS[0]) in RUNC_SHIMS]
-        return sorted(fitting, key=lambda name: (name != "runc", name))
-
-    def model(self, default: str = "") -> str:
-        """Return the runtime that ours is a copy of: the default one, else runc, else another one.
-
-        :param default: the default runtime without ours.
-        """
-        fitting = self.models()
-        return default if default in fitting else next(iter(fitting), "")
-
-    @property
-    def cgroup_driver(self) -> str:
-        """Return the driver of most pods, ``systemd`` or ``cgroupfs``; empty where it is unknown."""
-        name = self.model() if self.plugin else ""
-        if not name:
-            return ""
-        return "systemd" if self.runtime(name).get(("options", "SystemdCgroup")) else "cgroupfs"
+def config_of(flat: Flat, plugin: str) -> EffectiveConfig:
+    """Return the configuration with these values, of which ``plugin`` is the CRI plugin."""
+    base = ("plugins", plugin, "containerd")
+    found: dict[str, Flat] = {}
+    table: Flat = {}
+    for full, value in flat.items():
+        settings, path = table, full[4:]
+        if full[:4] == (*base, "runtimes") and path:
+            settings, path = found.setdefault(path[0], {}), path[1:]
+        elif full[:4] != (*base, DEFAULT_RUNTIME):
+            continue
+        if len(path) == 2 and path[0] == "options":
+            path = ("options", OPTIONS.get(path[1].lower(), path[1]))
+        if path:
+            settings[path] = value
+    names = tuple(sorted(found))
+    has_type = bool(table.get(("runtime_type",)))
+    default_is_table = has_type or DEFAULT_TABLE not in found
+    if default_is_table:
+        found[DEFAULT_TABLE] = table
+    runtimes = {
+        name: {path: value for path, value in settings.items() if value not in ("", 0, [], {})}
+        for name, settings in found.items()
+    }
+    # In 1.x this older table overrides the name; the dump has both.
+    default = DEFAULT_TABLE if has_type else str(flat.get((*base, "default_runtime_name")) or "")
+    known = {*names, DEFAULT_TABLE} if default == DEFAULT_TABLE else {*names}
+    known.discard(RUNTIME_NAME)
+    fitting = [name for name in known if runtimes[name].get(("runtime_type",), RUNC_SHIMS[0]) in RUNC_SHIMS]
+    models = tuple(sorted(fitting, key=lambda name: (name != "runc", name)))
+    driver = ""
+    if plugin and models:
+        driver = "systemd" if runtimes[models[0]].get(("options", "SystemdCgroup")) else "cgroupfs"
+    moved = ("plugins", "io.containerd.server.v1.grpc", "address")
+    socket = str(flat.get(("grpc", "address")) or flat.get(moved) or DEFAULT_SOCKET)
+    enabled = flat.get(("plugins", plugin, "enable_cdi"))
+    cdi = enabled if isinstance(enabled, bool) else None
+    return EffectiveConfig(flat, plugin, default, socket, cdi, names, runtimes, default_is_table, models, driver)
 
 
 def effective(dump: str) -> EffectiveConfig:
-    """Parse a dump; ``plugin`` is empty where it has no CRI plugin."""
+    """Parse a dump."""
     flat = read_dump(dump)
     plugins = {path[1] for path in flat if path[0] == "plugins" and len(path) > 1}
-    known = [name for name in (CRI_PLUGIN[3], CRI_PLUGIN[2]) if name in plugins]
-    return EffectiveConfig(flat, known[0] if known else "")
+    return config_of(flat, next((name for name in (CRI_PLUGIN[3], CRI_PLUGIN[2]) if name in plugins), ""))
 
 
 UNIT = "containerd.service"

@@ -62,20 +62,20 @@ def belongs_to(name: str) -> str:
 
 def shows_options(seen: EffectiveConfig) -> bool:
     """Return whether a dump has the runtimes' options; containerd 1.4 prints such tables empty."""
-    base = (*seen.base, "containerd", "runtimes")
+    base = ("plugins", seen.plugin, "containerd", "runtimes")
     return any(path[: len(base)] == base and path[len(base) + 1 : -1] == ("options",) for path in seen.flat)
 
 
 def runtime_settings(seen: EffectiveConfig, binary: str, model: str) -> Flat:
     """Return the settings of our runtime: those of its model, with another binary."""
-    settings = dict(seen.runtime(model)) if model else {}
+    settings = dict(seen.runtimes.get(model, {}))
     # Settings of older shims: with any other shim the CRI plugin doesn't load.
     for old in ("runtime_engine", "runtime_root"):
         settings.pop((old,), None)
     if settings.get(("sandboxer",)) == "podsandbox":
         # The built-in value, which only the dump has.
         del settings[("sandboxer",)]
-    if settings.get(("runtime_type",)) not in RUNC_SHIMS or seen.is_table(model):
+    if settings.get(("runtime_type",)) not in RUNC_SHIMS or (model == DEFAULT_TABLE and seen.default_is_table):
         # The default runtime as a table has no type any more once ours replaces it.
         settings[("runtime_type",)] = RUNC_SHIMS[0]
     settings[("options", "BinaryName")] = binary
@@ -98,12 +98,12 @@ def unmet_requirements(seen: EffectiveConfig, wanted: Options, users_default: st
     if not wanted.default and users_default not in (None, RUNTIME_NAME) and seen.default_runtime == RUNTIME_NAME:
         unmet.append(f"default_runtime_name is {RUNTIME_NAME!r} and not {users_default!r}")
     # A copy of any runtime; of itself, where runc has built-in settings alone, or where it is the user's default.
-    models = seen.models()
-    if set(seen.runtime("runc")) <= {("runtime_type",), ("sandboxer",)} or users_default == RUNTIME_NAME:
+    models = list(seen.models)
+    if set(seen.runtimes.get("runc", {})) <= {("runtime_type",), ("sandboxer",)} or users_default == RUNTIME_NAME:
         models.append(RUNTIME_NAME)
-    if users_default == DEFAULT_TABLE and seen.is_table(users_default):
+    if users_default == DEFAULT_TABLE and seen.default_is_table:
         models.append(users_default)
-    ours, has_options = seen.runtime(RUNTIME_NAME), shows_options(seen)
+    ours, has_options = seen.runtimes.get(RUNTIME_NAME, {}), shows_options(seen)
     differences = [
         [
             f"runtimes.{RUNTIME_NAME}.{'.'.join(path)} is {ours.get(path)!r} and not {value!r}"

@@ -201,7 +201,7 @@ class _Edit:
             for name, table in (self._documents[path].get(runtimes) or {}).items():
                 for key, value in (table.get("options") or {}).items():
                     flat[(*runtimes, name, "options", key)] = value
-        return EffectiveConfig(flat, seen.plugin)
+        return containerd.config_of(flat, seen.plugin)
 
     def present(self) -> dict[str, str | None]:
         """Add our settings; return every file's text."""
@@ -281,15 +281,15 @@ class _Edit:
         flat: containerd.Flat = {}
         for path, name in self._sections(documents):
             flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
-        config = EffectiveConfig(flat, CRI_PLUGIN[3])
-        runc = ("plugins", config.plugin, "containerd", "runtimes", "runc")
-        if release == (1, 7) and "runc" not in config.runtimes():
+        runtimes = ("plugins", CRI_PLUGIN[3], "containerd", "runtimes")
+        runc = (*runtimes, "runc")
+        if release == (1, 7) and not any(path[:5] == runc for path in flat):
             # The built-in one of this release, which a table of ours in the file has to equal.
             flat[(*runc, "sandbox_mode")] = "podsandbox"
         flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
         if (1, 7) <= release < (2, 3):
-            flat.setdefault(("plugins", config.plugin, "enable_cdi"), release >= (2, 0))
-        return config
+            flat.setdefault(("plugins", CRI_PLUGIN[3], "enable_cdi"), release >= (2, 0))
+        return containerd.config_of(flat, CRI_PLUGIN[3])
 
     def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
         """Return the default runtime of the user's files and the runtimes that they name.
@@ -315,13 +315,13 @@ class _Edit:
         types = [plain[path].get(("plugins", name, *key)) for path, name in self._sections(plain)]
         if self._release >= DEEP_MERGE_SINCE or not any(types):
             return seen
-        return EffectiveConfig({**seen.flat, (*seen.base, *key): types[-1]}, seen.plugin)
+        return containerd.config_of({**seen.flat, ("plugins", seen.plugin, *key): types[-1]}, seen.plugin)
 
     def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
         """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
-        kind = seen.runtime(str(self.users_default)).get(("runtime_type",), "")
+        kind = seen.runtimes.get(str(self.users_default), {}).get(("runtime_type",), "")
         for key, option in LINUX_SETTINGS.items():
-            if not seen.value(*key) or self._release >= DEEP_MERGE_SINCE:
+            if not seen.flat.get(("plugins", seen.plugin, *key)) or self._release >= DEEP_MERGE_SINCE:
                 continue
             conflict = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
             instead = (
@@ -337,7 +337,7 @@ class _Edit:
 
     def _check_replacement(self, seen: EffectiveConfig) -> tuple[str, ...]:
         name = self.users_default or BUILTIN_DEFAULT
-        runtime = seen.runtime(name) if name != RUNTIME_NAME else {}
+        runtime = seen.runtimes.get(name, {}) if name != RUNTIME_NAME else {}
         kind = runtime.get(("runtime_type",), "")
         programs = (runtime.get(key, "") for key in PROGRAMS)
         lost = common.replaced(name, str(kind), str(next(filter(None, programs), "")))
@@ -356,12 +356,13 @@ class _Edit:
         :param named: runtimes of the user's files.
         :param plain: these files without our settings.
         """
-        model = seen.model(str(self.users_default))
+        default = str(self.users_default)
+        model = default if default in seen.models else next(iter(seen.models), "")
         if self.users_default == RUNTIME_NAME and RUNTIME_NAME in named:
-            if not named & set(seen.models()):
+            if not named & set(seen.models):
                 # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
                 return RUNTIME_NAME
-            if self._by_systemd(plain) and not seen.runtime(model).get(("options", "SystemdCgroup")):
+            if self._by_systemd(plain) and not seen.runtimes.get(model, {}).get(("options", "SystemdCgroup")):
                 # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
                 return RUNTIME_NAME
         return model
@@ -522,9 +523,9 @@ class _Edit:
                 document.put(type_key, "")
         runtimes = (*plugin, "containerd", "runtimes")
         # Before 2.0 the first runtime in a file removes the built-in ones.
-        for name in [runtime for runtime in seen.runtimes() if runtime != RUNTIME_NAME]:
+        for name in [runtime for runtime in seen.names if runtime != RUNTIME_NAME]:
             if document.get((*runtimes, name)) is None:
-                builtin = seen.runtime(name)
+                builtin = seen.runtimes[name]
                 for sub in _tables(builtin):
                     document.add_table((*runtimes, name, *sub), _keys(builtin, sub), toml.MARK)
         table = (*runtimes, RUNTIME_NAME)

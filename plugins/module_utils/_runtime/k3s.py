@@ -154,10 +154,12 @@ def effective(system: System, data: str) -> containerd.EffectiveConfig:
     old = ("plugins", containerd.CRI_PLUGIN[1])
     if not config.plugin and any(path[:2] == old for path in config.flat):
         # A template of version 1, which is valid with containerd 1.
-        config = containerd.EffectiveConfig(config.flat, old[1])
-    defaults = _own_defaults(_imported(system, data)).values()
-    default = {(*config.base, "containerd", "default_runtime_name"): name for name in defaults}
-    return containerd.EffectiveConfig({**config.flat, **default}, config.plugin) if config.plugin else config
+        config = containerd.config_of(config.flat, old[1])
+    defaults = list(_own_defaults(_imported(system, data)).values())
+    if not config.plugin or not defaults:
+        return config
+    key = ("plugins", config.plugin, "containerd", "default_runtime_name")
+    return containerd.config_of({**config.flat, key: defaults[-1]}, config.plugin)
 
 
 def _own_defaults(texts: dict[str, str]) -> dict[str, str]:
@@ -181,7 +183,7 @@ def observe(system: System, kind: Kind) -> K3sState | None:
     configured = settings_of(system, kind, daemon)
     data, ours = data_folder(kind, configured), drop_in(kind, configured)
     config = effective(system, data)
-    programs = {name: str(config.runtime(name).get(("options", "BinaryName"), "")) for name in config.runtimes()}
+    programs = {name: str(config.runtimes[name].get(("options", "BinaryName"), "")) for name in config.names}
     gone = [name for name, path in programs.items() if path.startswith("/") and not system.exists(path)]
     template = _template(system, data, version)
     own = {template.path: template.default} if template and template.default else {}
@@ -200,7 +202,7 @@ def observe(system: System, kind: Kind) -> K3sState | None:
         "default_runtime": config.default_runtime,
         "runtimes": programs,
         "gone": sorted(gone) if own_containerd(kind, configured) else [],
-        "types": {name: str(config.runtime(name).get(("runtime_type",), "")) for name in config.runtimes()},
+        "types": {name: str(config.runtimes[name].get(("runtime_type",), "")) for name in config.names},
         "low_level": low_level(system),
         "cgroup_driver": config.cgroup_driver,
         "service_active": daemon.active,

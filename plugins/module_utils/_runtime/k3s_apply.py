@@ -60,14 +60,14 @@ class K3sEngine(Engine):
         wrong = []
         if self._wanted.default and config.default_runtime != RUNTIME_NAME:
             wrong.append(f"in {k3s.rendered(self._data)} default_runtime_name is {config.default_runtime!r}")
-        binary = config.runtime(RUNTIME_NAME).get(("options", "BinaryName"))
+        binary = config.runtimes.get(RUNTIME_NAME, {}).get(("options", "BinaryName"))
         if binary != self._wanted.binary:
             wrong.append(f"it uses NVIDIA's runtime at {binary!r} and not at {self._wanted.binary!r}")
         return wrong or cri.differences(self._info(), self._wanted)
 
     def result(self) -> JsonObject:
         config = effective(self._system, self._data)
-        runtimes = {name: config.runtime(name).get(("options", "BinaryName"), "") for name in config.runtimes()}
+        runtimes = {name: config.runtimes[name].get(("options", "BinaryName"), "") for name in config.names}
         return {
             "effective": {"default_runtime": config.default_runtime, "runtimes": runtimes},
             "restarted": self.restarted,

@@ -68,7 +68,7 @@ def test_users_default_nvidia_keeps_systemds_cgroups_that_runc_hasnt(release: st
     config.write_text(text)
     real_containerd.apply(make_plan(PRESENT, real_containerd.observe(binary, config)).files)
     seen = containerd.effective(str(real_containerd.observe(binary, config)["dump"]))
-    ours = seen.runtime("nvidia")
+    ours = seen.runtimes["nvidia"]
     assert ours[("options", "BinaryName")] == PRESENT.binary and ours[("options", "SystemdCgroup")] is True
     assert unmet_requirements(seen, PRESENT, "nvidia") == []
     assert make_plan(PRESENT, real_containerd.observe(binary, config)).plan.empty
@@ -98,8 +98,8 @@ def test_our_runtime_copies_the_options_of_runc(release: str, text: str, tmp_pat
     assert after["error"] == ""
     assert unmet_requirements(new, PRESENT) == []
     assert losses(old, new, PRESENT, {}) == []
-    assert new.runtime("nvidia")[("options", "BinaryName")] == PRESENT.binary
-    assert new.runtime("nvidia").get(("options", "ShimCgroup")) == new.runtime("runc").get(("options", "ShimCgroup"))
+    assert new.runtimes["nvidia"][("options", "BinaryName")] == PRESENT.binary
+    assert new.runtimes["nvidia"].get(("options", "ShimCgroup")) == new.runtimes["runc"].get(("options", "ShimCgroup"))
 
 
 @REAL

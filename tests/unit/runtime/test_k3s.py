@@ -87,8 +87,8 @@ class Service:
             return Done(1, "", "no")
         found = k3s.effective(self.node, self.data)
         runtimes = {
-            name: {"options": {"BinaryName": found.runtime(name).get(("options", "BinaryName"), "")}}
-            for name in found.runtimes()
+            name: {"options": {"BinaryName": found.runtimes[name].get(("options", "BinaryName"), "")}}
+            for name in found.names
         }
         config = {"containerd": {"defaultRuntimeName": found.default_runtime or "runc", "runtimes": runtimes}}
         status = {"conditions": [{"type": "RuntimeReady", "status": True}]}
