@@ -71,8 +71,10 @@ class Literal(t.NamedTuple):
 
 
 class Document:
-    """A TOML file under edit; ``tree`` holds the values that the edited text has to have.
+    """A TOML file under edit.
 
+    :ivar text: as it is edited.
+    :ivar tree: the values that the edited text has to have.
     :raises Unparsable: it isn't TOML.
     :raises BadInput: (any method) it is written in a way that can't be edited safely.
     """
@@ -89,6 +91,7 @@ class Document:
 
     def _scan(self, text: str) -> None:
         self._text = text
+        self.text = self._bom + (text.removesuffix(self._line_end) if self._open else text)
         try:
             self._statements = toml_tree.scan(text)
         except (toml_tree.Unexpected, RecursionError) as error:
@@ -97,10 +100,6 @@ class Document:
         for statement in self._statements:
             if statement.path:
                 self._places.setdefault(statement.path, statement)
-
-    @property
-    def text(self) -> str:
-        return self._bom + (self._text.removesuffix(self._line_end) if self._open else self._text)
 
     def get(self, path: Path) -> t.Any:
         tree: t.Any = self.tree
@@ -389,6 +388,18 @@ class Document:
     def unsafe(self, reason: str) -> BadInput:
         """Create the error for a file that can't be edited."""
         return BadInput(f"{self._file} is written in a way that can't be edited safely ({reason}); it is left as it is")
+
+
+def new_file(head: str, tables: t.Iterable[tuple[Path, JsonObject]]) -> str:
+    """Return the text of a new file.
+
+    :param head: its first lines.
+    :param tables: each with its plain keys, in their order.
+    """
+    document = Document("", head)
+    for path, values in tables:
+        document.add_table(path, values)
+    return document.checked()
 
 
 def parse(path: str, text: str) -> JsonObject:

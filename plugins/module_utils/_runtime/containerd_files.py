@@ -74,35 +74,35 @@ def cri_sections(release: tuple[int, int], trees: t.Mapping[str, JsonObject]) ->
     return sorted(sections, key=lambda section: section[1] == CRI_PLUGIN[3]) if reads_one_format(release) else sections
 
 
-def load_order(main: str, texts: t.Mapping[str, str]) -> list[str]:
-    """Return a configuration's files in the order in which containerd merges them; the later one wins."""
+class Loaded(t.NamedTuple):
+    """The files of a configuration.
+
+    :param order: in which containerd merges them; the later one wins.
+    :param missing: the importing file and the path of each import without a wildcard that doesn't exist: containerd
+        doesn't start with them, and since 2.0 its dump doesn't report them.
+    """
+
+    order: list[str]
+    missing: list[tuple[str, str]]
+
+
+def loaded(main: str, texts: t.Mapping[str, str]) -> Loaded:
+    """Follow a configuration's imports."""
 
     def names(folder: str) -> list[str]:
         start = folder.rstrip("/") + "/"
         return list({path[len(start) :].partition("/")[0] for path in texts if path.startswith(start)})
 
     order: list[str] = []
+    missing: list[tuple[str, str]] = []
     pending = [main]
     while pending:
         path = pending.pop(0)
         if path in order or path not in texts:
             continue
         order.append(path)
-        pending.extend(containerd.resolve(path, containerd.imports_of(texts[path]), names))
-    return order
-
-
-def missing_imports(main: str, texts: t.Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the importing file and the path of each import without a wildcard that doesn't exist.
-
-    containerd doesn't start with them, and since 2.0 its dump doesn't report them.
-    """
-    missing = []
-    for path in load_order(main, texts):
-        exact = [pattern for pattern in containerd.imports_of(texts[path]) if "*" not in pattern]
-        missing += [
-            (path, imported)
-            for imported in containerd.resolve(path, exact, lambda _folder: [])
-            if imported not in texts
-        ]
-    return missing
+        for pattern in containerd.imports_of(texts[path]):
+            paths = containerd.resolve(path, [pattern], names)
+            missing += [(path, imported) for imported in paths if "*" not in pattern and imported not in texts]
+            pending += paths
+    return Loaded(order, missing)

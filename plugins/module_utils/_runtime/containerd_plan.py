@@ -37,9 +37,8 @@ from .containerd_apply import belongs_to, runtime_settings, shows_options, unmet
 from .containerd_files import (
     DEEP_MERGE_SINCE,
     cri_sections,
-    load_order,
+    loaded,
     merged_format,
-    missing_imports,
     newest_format,
     own_format,
     reads_one_format,
@@ -68,8 +67,8 @@ OF_THE_SERVER = {
     "enable_tls_streaming",
     "x509_key_pair_streaming",
 }
-# The type of a default runtime that is a table, below "containerd": 1.x knows it beside the name.
-DEFAULT_TYPE = (containerd.DEFAULT_RUNTIME, "runtime_type")
+# The type of a default runtime that is a table: 1.x knows it beside the name.
+DEFAULT_TYPE = ("containerd", containerd.DEFAULT_RUNTIME, "runtime_type")
 # Shim of 1.0, for which some settings of 1.x are.
 LINUX_SHIM = "io.containerd.runtime.v1.linux"
 # These settings, and their names in the options of newer shims.
@@ -151,7 +150,7 @@ class _Edit:
             # Files without anything of ours are left alone, whatever they are.
             files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
         self._documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
-        missing = missing_imports(self._main, observed["files"])
+        missing = loaded(self._main, observed["files"]).missing
         if missing and options.present:
             raise BadInput(
                 f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
@@ -170,7 +169,7 @@ class _Edit:
             self.effective = self._with_options()
 
     def _order(self, documents: Documents) -> list[str]:
-        return load_order(self._main, {path: document.text for path, document in documents.items()})
+        return loaded(self._main, {path: document.text for path, document in documents.items()}).order
 
     def _trees(self, documents: Documents) -> dict[str, JsonObject]:
         """Return the files' values, in the order in which containerd merges them."""
@@ -178,6 +177,13 @@ class _Edit:
 
     def _sections(self, documents: Documents) -> list[tuple[str, str]]:
         return cri_sections(self._release, self._trees(documents))
+
+    def _values(self, documents: Documents, *key: str) -> list[tuple[str, t.Any]]:
+        """Return the values of a key of the CRI plugin, each with the file that has it; the later one wins."""
+        values = [
+            (path, _value(documents[path].tree, "plugins", name, *key)) for path, name in self._sections(documents)
+        ]
+        return [(path, value) for path, value in values if value is not None]
 
     def _check_formats(self) -> None:
         newest, release = newest_format(self._release), _dotted(self._release)
@@ -198,7 +204,7 @@ class _Edit:
         flat = dict(seen.flat)
         runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
         for path in self._order(self._documents):
-            for name, table in (self._documents[path].get(runtimes) or {}).items():
+            for name, table in (_value(self._documents[path].tree, *runtimes) or {}).items():
                 for key, value in (table.get("options") or {}).items():
                     flat[(*runtimes, name, "options", key)] = value
         return containerd.config_of(flat, seen.plugin)
@@ -250,7 +256,7 @@ class _Edit:
 
     def _enable_cri(self, documents: Documents) -> None:
         for path, document in documents.items():
-            disabled = document.get(("disabled_plugins",)) or []
+            disabled = document.tree.get("disabled_plugins") or []
             if not isinstance(disabled, list) or not CRI_NAMES & {str(plugin) for plugin in disabled}:
                 continue
             if not self._options.enable_cri:
@@ -296,26 +302,22 @@ class _Edit:
 
         :param plain: the files without our settings.
         """
-        default, named = BUILTIN_DEFAULT, set()
-        for path, name in self._sections(plain):
-            table: toml.Path = ("plugins", name, "containerd")
-            default = plain[path].get((*table, "default_runtime_name")) or default
-            if self._release < DEEP_MERGE_SINCE and plain[path].get((*table, *DEFAULT_TYPE)):
-                default = containerd.DEFAULT_TABLE
-            runtimes = plain[path].get((*table, "runtimes"))
-            named |= set(runtimes) if isinstance(runtimes, dict) else set()
-        return str(default), named
+        defaults = [name for _path, name in self._values(plain, "containerd", "default_runtime_name") if name]
+        default = defaults[-1] if defaults else BUILTIN_DEFAULT
+        if self._release < DEEP_MERGE_SINCE and any(kind for _path, kind in self._values(plain, *DEFAULT_TYPE)):
+            default = containerd.DEFAULT_TABLE
+        tables = [table for _path, table in self._values(plain, "containerd", "runtimes") if isinstance(table, dict)]
+        return str(default), {name for table in tables for name in table}
 
     def _with_default_runtime(self, seen: EffectiveConfig, plain: Documents) -> EffectiveConfig:
         """Return an effective configuration with the type of the user's default_runtime, which ours replaces.
 
         :param plain: the files without our settings.
         """
-        key = ("containerd", *DEFAULT_TYPE)
-        types = [plain[path].get(("plugins", name, *key)) for path, name in self._sections(plain)]
-        if self._release >= DEEP_MERGE_SINCE or not any(types):
+        types = [kind for _path, kind in self._values(plain, *DEFAULT_TYPE) if kind]
+        if self._release >= DEEP_MERGE_SINCE or not types:
             return seen
-        return containerd.config_of({**seen.flat, ("plugins", seen.plugin, *key): types[-1]}, seen.plugin)
+        return containerd.config_of({**seen.flat, ("plugins", seen.plugin, *DEFAULT_TYPE): types[-1]}, seen.plugin)
 
     def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
         """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
@@ -369,22 +371,18 @@ class _Edit:
 
     def _by_systemd(self, plain: Documents) -> bool:
         """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
-        tables = [
-            plain[path].get(("plugins", name, "containerd", "runtimes", RUNTIME_NAME, "options"))
-            for path, name in self._sections(plain)
-        ]
+        options = self._values(plain, "containerd", "runtimes", RUNTIME_NAME, "options")
         return any(
             key.lower() == "systemdcgroup" and value is True
-            for table in tables
+            for _path, table in options
             if isinstance(table, dict)
             for key, value in table.items()
         )
 
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
-        sections = self._sections(documents)
-        having = [path for path, name in sections if documents[path].get(("plugins", name, *key)) is not None]
-        return having[-1] if having else self._main
+        values = self._values(documents, *key)
+        return values[-1][0] if values else self._main
 
     def _override(self, documents: Documents, ours: toml.Document) -> None:
         """Change the keys of files that are merged after our drop-in and would override it."""
@@ -398,7 +396,7 @@ class _Edit:
                     documents[path].put(full, value)
 
     def _import(self, document: toml.Document) -> None:
-        imports = document.get(("imports",))
+        imports = document.tree.get("imports")
         if imports is None:
             document.set(("imports",), [self._pattern], toml.MARK)
         elif not any(self._matches(pattern) for pattern in imports):
@@ -429,19 +427,17 @@ class _Edit:
         def key(*path: str) -> toml.Path:
             # In a file of version 2 a setting under version 3's name overrides the same one under its own.
             newer = ("plugins", CRI_PLUGIN[3], *path)
-            named = version < 3 and any(document.get(newer) is not None for document in plain.values())
+            named = version < 3 and any(_value(document.tree, *newer) is not None for document in plain.values())
             return newer if named else ("plugins", CRI_PLUGIN[version], *path)
 
-        document = toml.Document("", f"{HEADER}version = {version}\n")
+        tables: list[tuple[toml.Path, JsonObject]] = []
         if self._options.cdi and seen.cdi is not None:
-            document.add_table(key("enable_cdi")[:-1], {"enable_cdi": True})
+            tables.append((key("enable_cdi")[:-1], {"enable_cdi": True}))
         if self._options.default:
-            name = key("containerd", "default_runtime_name")
-            document.add_table(name[:-1], {name[-1]: RUNTIME_NAME})
-        for sub in _tables(settings):
-            table = key("containerd", "runtimes")
-            document.add_table((*table, RUNTIME_NAME, *sub), _keys(settings, sub))
-        return document.checked()
+            tables.append((key("containerd", "default_runtime_name")[:-1], {"default_runtime_name": RUNTIME_NAME}))
+        runtime = (*key("containerd", "runtimes"), RUNTIME_NAME)
+        tables += [((*runtime, *sub), _keys(settings, sub)) for sub in _tables(settings)]
+        return toml.new_file(f"{HEADER}version = {version}\n", tables)
 
     def _note_moved(self, trees: t.Mapping[str, JsonObject]) -> None:
         """Note the settings that containerd 2 moves to another plugin only beside a table of runtimes, like ours.
@@ -470,11 +466,11 @@ class _Edit:
         :param plain: the user's files without our settings.
         """
         trees = self._trees(plain)
-        counted = cri_sections(self._release, trees)
+        counted = self._sections(plain)
         merged = merged_format(self._release, trees.values())
         for path, tree in trees.items():
             for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
-                section = plain[path].get(("plugins", name))
+                section = _value(tree, "plugins", name)
                 if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
                     continue
                 own = own_format(tree)
@@ -508,7 +504,7 @@ class _Edit:
         document = documents[target]
         plain = _without_ours({target: document})[target]
         # A default runtime as a table overrides the name, unless it has no type.
-        type_key = (*plugin, "containerd", *DEFAULT_TYPE)
+        type_key = (*plugin, *DEFAULT_TYPE)
         ours = [key for key in (name_key, type_key, cdi_key) if document.get(key) != plain.get(key)]
         is_default = name_key in ours or type_key in ours
         if (is_default and not self._options.default) or (cdi_key in ours and not self._options.cdi):
@@ -552,7 +548,7 @@ class _Edit:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
         if self._concerned and self._release >= DEEP_MERGE_SINCE:
             texts = self._observed["files"]
-            order = [path for path in load_order(self._main, texts) if path != self.drop_in]
+            order = [path for path in loaded(self._main, texts).order if path != self.drop_in]
             self._note_moved({path: toml.parse(path, texts[path]) for path in order})
         self._unimport(self._documents.get(self._main))
         after: dict[str, str | None] = {}
@@ -590,7 +586,7 @@ class _Edit:
 
     def _unimport(self, document: toml.Document | None) -> None:
         key = ("imports",)
-        imports = document.get(key) if document is not None else None
+        imports = document.tree.get("imports") if document is not None else None
         if document is None or not imports or self._pattern not in imports:
             return
         mark = document.mark(key)
@@ -619,10 +615,18 @@ def _parse(path: str, text: str) -> toml.Document:
             ) from None
         raise
     for key in ("imports", "disabled_plugins"):
-        listed = document.get((key,))
+        listed = document.tree.get(key)
         if listed is not None and not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
             raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
     return document
+
+
+def _value(tree: JsonObject, *path: str) -> t.Any:
+    """Return the value at a path, or None."""
+    value: t.Any = tree
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _dotted(release: tuple[int, int]) -> str:
@@ -650,7 +654,7 @@ def _set_misspelled_options(document: toml.Document, plugin: str, settings: cont
     :param plugin: the CRI plugin's name in this file.
     """
     table = ("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME, "options")
-    written = document.get(table)
+    written = _value(document.tree, *table)
     for key in list(written) if isinstance(written, dict) else []:
         proper = containerd.OPTIONS.get(key.lower(), key)
         if proper != key:

@@ -218,7 +218,9 @@ def _present(
         )
     deleted = _deleted_runc(observed, others, trees.get(kept, {})) if wanted.default else None
     # The toolkit has to know its low-level runtime before CRI-O starts a container with it, and runc is never missing.
-    texts = {kept: _kept_text(deleted), drop_in: text} if deleted else {drop_in: text, kept: None}
+    texts = (
+        {kept: toml.new_file(HEADER, _tables(RUNC, deleted)), drop_in: text} if deleted else {drop_in: text, kept: None}
+    )
     return {**_low_level(observed, program), **texts}, warnings
 
 
@@ -295,25 +297,15 @@ def _patch(version: str) -> tuple[int, ...]:
 
 
 def _drop_in_text(wanted: Options, ours: JsonObject) -> str:
-    document = toml.Document("", HEADER)
-    if wanted.default:
-        document.add_table(("crio", "runtime"), {"default_runtime": RUNTIME_NAME})
-    _add_runtime(document, RUNTIME_NAME, ours)
-    return document.checked()
+    default = [(("crio", "runtime"), {"default_runtime": RUNTIME_NAME})] if wanted.default else []
+    return toml.new_file(HEADER, [*default, *_tables(RUNTIME_NAME, ours)])
 
 
-def _kept_text(table: JsonObject) -> str:
-    document = toml.Document("", HEADER)
-    _add_runtime(document, RUNC, table)
-    return document.checked()
-
-
-def _add_runtime(document: toml.Document, name: str, settings: JsonObject) -> None:
+def _tables(name: str, settings: JsonObject) -> list[tuple[toml.Path, JsonObject]]:
+    """Return a runtime's tables, each with its plain keys."""
     table = (*crio.RUNTIMES, name)
-    document.add_table(table, {key: value for key, value in settings.items() if not isinstance(value, dict)})
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            document.add_table((*table, key), value)
+    plain = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    return [(table, plain), *(((*table, key), value) for key, value in settings.items() if isinstance(value, dict))]
 
 
 def _low_level(observed: CrioState, program: str) -> dict[str, str | None]:

@@ -13,7 +13,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._documents.toml_editor import MARK
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import containerd
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd import Options
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import load_order
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import loaded
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_plan import make_plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -34,8 +34,8 @@ def observed(files: dict[str, str], release: str) -> dict[str, t.Any]:
     if done:
         dump += f"[{base}.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n"
         dump += f"[{base}.runtimes.nvidia.options]\nBinaryName = '{BINARY}'\nSystemdCgroup = false\n"
-    loaded = {path: files[path] for path in load_order(MAIN, files)}
-    return containerd_state(loaded, version=release, config_path=MAIN, drop_in=files.get(DROP_IN), dump=dump)
+    read = {path: files[path] for path in loaded(MAIN, files).order}
+    return containerd_state(read, version=release, config_path=MAIN, drop_in=files.get(DROP_IN), dump=dump)
 
 
 def applied(files: dict[str, str], options: Options, release: str) -> dict[str, str]:

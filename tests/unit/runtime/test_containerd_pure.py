@@ -17,7 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_
     losses,
     unmet_requirements,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import load_order
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.containerd_files import loaded
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.engine import error_lines, explain
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.properties import injects_cdi
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.types import Loss
@@ -63,7 +63,7 @@ def test_imports_are_resolved_as_containerd_does() -> None:
 def test_load_order_is_breadth_first_and_each_file_once() -> None:
     texts = dict.fromkeys(("/c/a.toml", "/c/z.toml", "/c/other.toml"), "")
     texts |= {"/c/m.toml": 'imports = ["b.toml", "a.toml"]\n', "/c/b.toml": 'imports = ["z.toml", "m.toml"]\n'}
-    assert load_order("/c/m.toml", texts) == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
+    assert loaded("/c/m.toml", texts).order == ["/c/m.toml", "/c/b.toml", "/c/a.toml", "/c/z.toml"]
 
 
 SECRETS = r"""[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]
