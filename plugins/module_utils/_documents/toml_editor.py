@@ -241,6 +241,56 @@ class Document:
                 self._replace(self._places[path], toml_tree.array_remove(self._text, value, asked.index(item)))
             asked.remove(item)
 
+    def put_table(self, path: Path, values: JsonObject) -> None:
+        """Let a table have these keys: one of ours nothing else, and a user's beside his own, as by ``put``."""
+        if self.get(path) is None:
+            self.add_table(path, values, MARK)
+            return
+        ours = self.comment(path) == MARK
+        for key, value in values.items():
+            if not ours:
+                self.put((*path, key), value)
+            elif self.get((*path, key)) != value:
+                self.set((*path, key), value)
+        keys = [place.path[-1] for place in self.places() if place.path[:-1] == path and not place.header]
+        for key in keys if ours else ():
+            if key not in values:
+                self.delete((*path, key))
+
+    def add_item(self, path: Path, item: str) -> None:
+        """Add a string to the end of an array, so that ``remove_item`` restores the bytes; a missing one is created."""
+        items = self.get(path)
+        if items is None:
+            self.set(path, [item], MARK)
+            return
+        trial = Document(self._file, self.text)
+        trial.listed(path, item, present=True)
+        trial = Document(self._file, trial.text)
+        trial.listed(path, item, present=False)
+        if trial.text == self.text:
+            self.listed(path, item, present=True)
+        else:
+            # Removing it from the list again would leave a comma or a blank.
+            self.put(path, [*items, item])
+
+    def remove_item(self, path: Path, item: str) -> None:
+        """Undo ``add_item``, also where somebody else has changed the array since."""
+        items, mark = self.get(path), self.mark(path)
+        if not items or item not in items:
+            return
+        if mark and mark.was and items == [*self.item(mark.was).value, item]:
+            self.restore(path)
+            return
+        self.listed(path, item, present=False)
+        if mark and mark.was:
+            # Its old value is obsolete.
+            self.set(path, self.find(path), mark.comment)
+        elif self.comment(path) == MARK:
+            if self.get(path):
+                self.set(path, self.find(path), "")
+            else:
+                self.delete(path)
+
     def delete(self, path: Path) -> None:
         """Remove a key, or a table's header and keys with the blank line that ``add_table`` put above it.
 

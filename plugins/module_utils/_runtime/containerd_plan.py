@@ -233,7 +233,8 @@ class _Edit:
                 _set_misspelled_options(theirs[path], name, settings)
             drop_in = ours.text
         else:
-            self._unimport(theirs.get(self._main))
+            if self._main in theirs:
+                theirs[self._main].remove_item(("imports",), self._pattern)
             sections = self._sections(theirs)
             # The file whose section counts, or that gets one.
             target = sections[-1][0] if sections else self._main
@@ -396,19 +397,8 @@ class _Edit:
                     documents[path].put(full, value)
 
     def _import(self, document: toml.Document) -> None:
-        imports = document.tree.get("imports")
-        if imports is None:
-            document.set(("imports",), [self._pattern], toml.MARK)
-        elif not any(self._matches(pattern) for pattern in imports):
-            trial = toml.Document(self._main, document.text)
-            trial.listed(("imports",), self._pattern, present=True)
-            trial = toml.Document(self._main, trial.text)
-            trial.listed(("imports",), self._pattern, present=False)
-            if trial.text == document.text:
-                document.listed(("imports",), self._pattern, present=True)
-            else:
-                # Removing it from the list again would leave a comma or a blank.
-                document.put(("imports",), [*imports, self._pattern])
+        if not any(self._matches(pattern) for pattern in document.tree.get("imports") or []):
+            document.add_item(("imports",), self._pattern)
 
     def _matches(self, pattern: str) -> bool:
         full = posixpath.normpath(posixpath.join(posixpath.dirname(self._main), pattern))
@@ -526,23 +516,7 @@ class _Edit:
                     document.add_table((*runtimes, name, *sub), _keys(builtin, sub), toml.MARK)
         table = (*runtimes, RUNTIME_NAME)
         for sub in _tables(settings):
-            values = _keys(settings, sub)
-            path = (*table, *sub)
-            if document.get(path) is None:
-                document.add_table(path, values, toml.MARK)
-            elif document.comment(path) != toml.MARK:
-                for key, value in values.items():
-                    document.put((*path, key), value)
-            else:
-                # A table of our own holds nothing but these settings.
-                for key, value in values.items():
-                    if document.get((*path, key)) != value:
-                        document.set((*path, key), value)
-                for key in [
-                    place.path[-1] for place in document.places() if place.path[:-1] == path and not place.header
-                ]:
-                    if key not in values:
-                        document.delete((*path, key))
+            document.put_table((*table, *sub), _keys(settings, sub))
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
@@ -550,7 +524,8 @@ class _Edit:
             texts = self._observed["files"]
             order = [path for path in loaded(self._main, texts).order if path != self.drop_in]
             self._note_moved({path: toml.parse(path, texts[path]) for path in order})
-        self._unimport(self._documents.get(self._main))
+        if self._main in self._documents:
+            self._documents[self._main].remove_item(("imports",), self._pattern)
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
             document.restore_all(SECTIONS)
@@ -583,25 +558,6 @@ class _Edit:
             f"containerd's CRI plugin stays enabled, because this node's kubelet uses it; {path} had "
             f"disabled_plugins = {mark.was} before this collection enabled it"
         )
-
-    def _unimport(self, document: toml.Document | None) -> None:
-        key = ("imports",)
-        imports = document.tree.get("imports") if document is not None else None
-        if document is None or not imports or self._pattern not in imports:
-            return
-        mark = document.mark(key)
-        if mark and mark.was and imports == [*document.item(mark.was).value, self._pattern]:
-            document.restore(key)
-            return
-        document.listed(key, self._pattern, present=False)
-        if mark and mark.was:
-            # Somebody else has changed the list since, so its old value is obsolete.
-            document.set(key, document.find(key), mark.comment)
-        elif document.comment(key) == toml.MARK:
-            if document.get(key):
-                document.set(key, document.find(key), "")
-            else:
-                document.delete(key)
 
 
 def _parse(path: str, text: str) -> toml.Document:
