@@ -28,31 +28,30 @@ _ASSIGNED = re.compile(
 _URL_IN_WORDS = re.compile(r"://(?P<secret>[^\s/\"']+)@")
 
 
-class Masking:
-    """The credentials of one kind of file.
+def masked(text: str, spans: t.Iterable[Span]) -> str:
+    """Replace each credential by a numbered placeholder.
 
-    :param find: returns the start and the end of each credential in a text, in their order and without an overlap.
+    :param spans: of the credentials, in their order and without an overlap.
     """
+    parts, done = [], 0
+    for number, (start, end) in enumerate(spans, 1):
+        parts += [text[done:start], f"{PLACEHOLDER}-{number}"]
+        done = end
+    return "".join(parts) + text[done:]
 
-    def __init__(self, find: t.Callable[[str], t.Iterable[Span]]) -> None:
-        self._find = find
 
-    def mask(self, text: str) -> str:
-        """Replace each credential by a numbered placeholder."""
-        return _replaced(text, self._find(text))
+def unmasked(text: str, real: str, spans: t.Iterable[Span]) -> str:
+    """Restore the credentials of a masked text, which may have been edited.
 
-    def unmask(self, text: str, real: str) -> str:
-        """Restore the credentials of a masked text, which may have been edited.
+    :param real: the text that was masked, and ``spans`` its credentials.
+    """
+    secrets = [real[start:end] for start, end in spans]
 
-        :param real: the file from which ``text`` was masked.
-        """
-        secrets = [real[start:end] for start, end in self._find(real)]
+    def secret(match: t.Match[str]) -> str:
+        number = int(match.group(1))
+        return secrets[number - 1] if 0 < number <= len(secrets) else match.group()
 
-        def secret(match: t.Match[str]) -> str:
-            number = int(match.group(1))
-            return secrets[number - 1] if 0 < number <= len(secrets) else match.group()
-
-        return re.sub(rf"{PLACEHOLDER}-([0-9]+)", secret, text)
+    return re.sub(rf"{PLACEHOLDER}-([0-9]+)", secret, text)
 
 
 def is_secret(key: str) -> bool:
@@ -80,12 +79,4 @@ def without_overlap(spans: t.Iterable[Span]) -> list[Span]:
 
 def mask_words(text: str) -> str:
     """Replace the credentials of a daemon's message, which can't be restored."""
-    return _replaced(text, in_words(text))
-
-
-def _replaced(text: str, spans: t.Iterable[Span]) -> str:
-    parts, done = [], 0
-    for number, (start, end) in enumerate(spans, 1):
-        parts += [text[done:start], f"{PLACEHOLDER}-{number}"]
-        done = end
-    return "".join(parts) + text[done:]
+    return masked(text, in_words(text))

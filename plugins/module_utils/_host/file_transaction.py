@@ -186,12 +186,12 @@ def _put(system: System, path: str, text: str, permissions: tuple[int, str], put
         system.run(["chown", owner, path])
 
 
-def check_unchanged(changes: t.Sequence[Replacement], read: t.Callable[[str], str | None]) -> None:
+def check_unchanged(changes: t.Sequence[Replacement], texts: t.Mapping[str, str | None]) -> None:
     """Verify that files still have the texts from which the plan was made.
 
-    :param read: returns a file's text.
+    :param texts: of the files by path, as the plan had them.
     :raises ShareError: a file was changed since; nothing was written.
     """
     for change in changes:
-        if digest(read(change.path)) != change.before:
+        if digest(texts[change.path]) != change.before:
             raise ShareError(f"{change.path} was changed by another process during this run; run again")

@@ -16,7 +16,7 @@ import posixpath
 import re
 import typing as t
 
-from .._core.secrets import URL, Masking, Span, in_words, is_secret, mask_words, without_overlap
+from .._core.secrets import URL, Span, in_words, is_secret, mask_words, masked, unmasked, without_overlap
 from .._host.system import System
 from .._host.systemd import Unit, reason_of, stale, unit
 from .._rancher.settings import K3S, RKE2
@@ -101,8 +101,14 @@ def credentials(text: str) -> list[Span]:
     return without_overlap(ranges)
 
 
-_MASKING = Masking(credentials)
-mask, unmask = _MASKING.mask, _MASKING.unmask
+def mask(text: str) -> str:
+    """Replace a file's credentials by placeholders."""
+    return masked(text, credentials(text))
+
+
+def unmask(text: str, real: str) -> str:
+    """Restore the credentials of a masked text, which may have been edited, from the file that was masked."""
+    return unmasked(text, real, credentials(real))
 
 
 def drop_in_path(main: str) -> str:

@@ -12,7 +12,7 @@ import typing as t
 from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
 from .._host.system import System
-from .._host.systemd import stale, unit
+from .._host.systemd import Unit, stale, unit
 from . import cri
 from .containerd import (
     CRI_PLUGIN,
@@ -194,25 +194,19 @@ class ContainerdEngine(Engine):
         self._wanted = wanted
         self._expected = {tuple(setting["path"]): setting["value"] for setting in expected}
         self._users_default = users_default
-        daemon = unit(system, UNIT)
+        daemon = self._daemon()
         self._binary = daemon.binary or "containerd"
         self._config = config_path(daemon)
 
-    def check_preconditions(self) -> None:
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which containerd couldn't start any pod")
-        daemon = unit(self._system, UNIT)
+        daemon = self._daemon()
         text = self.config_on_disk().value
         paths = list(read_files(self._system, self._config))
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
-        if fresh and text and not self._system.exists(self.record):
+        if changes and fresh and text and not self._system.exists(self.record):
             self._active = text
-
-    def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
-        if not changes:
-            # The plan consists of a restart alone.
-            self._active = None
-        return changes
 
     def config_on_disk(self) -> ConfigOnDisk:
         return ConfigOnDisk(*dump(self._system, self._binary, self._config))
@@ -235,7 +229,7 @@ class ContainerdEngine(Engine):
         if state == "missing" and cri_disabled(effective(self.config_on_disk().value or "")):
             # It is disabled on purpose, and only our settings were removed.
             state = "ok"
-        if state == "ok" and unit(self._system, UNIT).active:
+        if state == "ok" and self._daemon().active:
             return "", True
         return ("its CRI plugin failed to load", True) if state == "error" else ("its CRI plugin didn't answer", False)
 
@@ -247,6 +241,9 @@ class ContainerdEngine(Engine):
 
     def result(self) -> JsonObject:
         return {"effective": mask(self.config_on_disk().value), "restarted": self.restarted}
+
+    def _daemon(self) -> Unit:
+        return unit(self._system, UNIT)
 
     def _socket(self) -> str:
         return effective(self.config_on_disk().value or "").socket

@@ -33,13 +33,15 @@ class CrioEngine(Engine):
         self._main, self._folder = paths_of(self._daemon())
         self._masks = masks(system, self._daemon())
 
-    def check_preconditions(self) -> None:
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which CRI-O couldn't start any pod")
         daemon = self._daemon()
         paths = list(read_files(self._system, self._main, self._folder))
         fresh = daemon.active and not stale(self._system, daemon.pid, paths)
-        if fresh and not self._system.exists(self.record):
+        # Its own dump doesn't show the toolkit's configuration.
+        by_dump = bool(changes) and all(change.path != containerd.TOOLKIT_CONFIG for change in changes)
+        if by_dump and fresh and not self._system.exists(self.record):
             self._active = config_of_files(self._system, daemon)[0] or None
 
     def file_writer(self) -> Put | None:
@@ -50,11 +52,6 @@ class CrioEngine(Engine):
 
     def unredact(self, text: str, real: str) -> str:
         return self._masks.unmask(text)
-
-    def add_managed_files(self, changes: list[Replacement]) -> list[Replacement]:
-        if not changes or any(change.path == containerd.TOOLKIT_CONFIG for change in changes):
-            self._active = None
-        return changes
 
     def config_on_disk(self) -> ConfigOnDisk:
         text, error = config_of_files(self._system, self._daemon())

@@ -14,7 +14,7 @@ import re
 import typing as t
 
 from .._core.digest import digest
-from .._core.secrets import Masking
+from .._core.secrets import masked, unmasked
 from .._host.system import System
 from .._host.systemd import Unit, naming, reason_of, unit
 from .containerd import RUNTIME_NAME, Options, low_level, release
@@ -51,8 +51,14 @@ def _credentials(text: str) -> t.Iterator[tuple[int, int]]:
         yield match.span(match.lastindex or 0)
 
 
-_MASKING = Masking(_credentials)
-mask, unmask = _MASKING.mask, _MASKING.unmask
+def mask(text: str) -> str:
+    """Replace the file's credentials by placeholders."""
+    return masked(text, _credentials(text))
+
+
+def unmask(text: str, real: str) -> str:
+    """Restore the credentials of a masked text, which may have been edited, from the file that was masked."""
+    return unmasked(text, real, _credentials(real))
 
 
 def major(version: str) -> int:

@@ -59,7 +59,7 @@ class DockerEngine(Engine):
         running = info(system, daemon)
         self._version = running.version if running else ""
 
-    def check_preconditions(self) -> None:
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, "without which Docker couldn't start any container")
 

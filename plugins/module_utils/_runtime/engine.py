@@ -57,9 +57,10 @@ class Engine:
         # The configuration that the daemon runs with; None where it has to be restarted in any case.
         self._active: t.Any = None
 
-    def check_preconditions(self) -> None:
-        """Refuse a change that can't be made.
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
+        """Refuse a change that can't be made, and find out whether the daemon runs with the files on disk.
 
+        :param changes: of the files; none where the plan consists of a restart alone.
         :raises ShareError: nothing was changed.
         """
 
@@ -179,8 +180,9 @@ class ConfigUpdate:
         :raises NotInEffect: the change was rolled back; the message says if that failed.
         """
         engine = self._engine
-        engine.check_preconditions()
-        check_unchanged(changes, self._redacted)
+        engine.check_preconditions(changes)
+        texts = {change.path: self._system.read(change.path) for change in changes}
+        check_unchanged(changes, {path: None if text is None else engine.redact(text) for path, text in texts.items()})
         before, ran_with = engine.config_on_disk(), engine.running_config()
         files = []
         for change in changes:
@@ -236,10 +238,6 @@ class ConfigUpdate:
             return self._engine.config_on_disk()
         finally:
             self._transaction.restore(backups)
-
-    def _redacted(self, path: str) -> str | None:
-        text = self._system.read(path)
-        return None if text is None else self._engine.redact(text)
 
     def _write(self, changes: t.Sequence[Replacement]) -> list[Backup]:
         """Write all files, or none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing as t
 
 from .._core.types import JsonObject
+from .._host.file_transaction import Replacement
 from .._host.system import System
 from .._rancher.settings import Kind
 from . import cri, k3s
@@ -33,7 +34,7 @@ class K3sEngine(Engine):
         self._data = data_folder(kind, settings_of(system, kind, daemon))
         self._crictl = kind.client("crictl", daemon.binary, self._data)
 
-    def check_preconditions(self) -> None:
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
         if self._wanted.present:
             require_binary(self._system, self._wanted.binary, f"where {self.name} searches for it")
 

@@ -1,27 +1,21 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of ``container_runtime``: for the runtime that the kubelet uses, or the requested one; its cgroup driver."""
+"""The plan of ``container_runtime``: for the runtime that the kubelet uses, or the requested one."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from .._core.errors import BadInput
 from .._rancher.settings import K3S, RKE2
 from . import containerd_plan, crio_plan, docker_plan, k3s_plan
 from .common import RuntimePlan
-from .containerd import Options
-from .module import choose
-from .properties import kubelet_driver, runtime_driver
-from .types import Kubelet, Runtimes
-
-TITLES = {"containerd": "containerd", "docker": "Docker", "crio": "CRI-O", "k3s": "k3s", "rke2": "RKE2"}
-# The setting that selects each runtime's cgroup driver.
-CGROUP_SETTINGS = {
-    "docker": '"exec-opts": ["native.cgroupdriver=systemd"] in daemon.json',
-    "containerd": "SystemdCgroup of runc's options in containerd's config.toml",
-    "crio": "cgroup_manager in crio.conf",
-}
+from .containerd import Options, effective
+from .containerd_apply import ELSEWHERE, belongs_to, cri_disabled
+from .module import AUTO, RUNTIMES
+from .properties import cgroup_mismatch
+from .types import Kubelet, Runtimes, state_of
 
 
 def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kubelet | None) -> RuntimePlan:
@@ -52,14 +46,62 @@ def make_plan(requested: str, wanted: Options, runtimes: Runtimes, kubelet: Kube
     return dataclasses.replace(planned, runtime=name, warnings=(*planned.warnings, *notes))
 
 
-def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> list[str]:
-    """Warn of a kubelet and a runtime with different cgroup drivers, which breaks the pods' limits."""
-    theirs = runtime_driver(name, runtimes)
-    own = kubelet_driver(kubelet, runtimes) if kubelet and kubelet["runtime"] == name else ""
-    if not theirs or not own or theirs == own:
-        return []
-    setting = CGROUP_SETTINGS.get(name, "cgroupDriver of the kubelet's config.yaml")
-    return [
-        f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
-        f"both to the same ({setting})"
-    ]
+def choose(requested: str, present: bool, runtimes: Runtimes, kubelet: Kubelet | None) -> str:
+    """Choose the runtime to configure.
+
+    :param requested: the option ``runtime``.
+    :param present: whether NVIDIA's runtime is added or removed.
+    :param runtimes: ``gpu_node.runtimes``.
+    :param kubelet: ``gpu_node.kubelet``.
+    :returns: one of RUNTIMES; empty where there is none and nothing has to be removed.
+    :raises BadInput: the user has to choose.
+    """
+    containerd = runtimes.get("containerd")
+    own = containerd.get("embedded", "") if containerd else ""
+    if requested != AUTO:
+        if requested == "containerd" and (own in ELSEWHERE or own in ("k3s", "rke2")) and present:
+            raise BadInput(belongs_to(own))
+        return requested
+    ours = [name for name in RUNTIMES if has_our_settings(name, runtimes)]
+    if not present and len(ours) == 1:
+        # Even if the kubelet uses another runtime by now.
+        return ours[0]
+    if kubelet and kubelet["runtime"]:
+        return kubelet["runtime"]
+    if own in ELSEWHERE:
+        if not present:
+            return ""
+        raise BadInput(belongs_to(own))
+    if kubelet and kubelet["endpoint"]:
+        raise BadInput(
+            f"runtime_name: the kubelet uses {kubelet['endpoint']}, which belongs to no supported runtime; set "
+            f"runtime_name to one of {', '.join(RUNTIMES)}"
+        )
+    installed = [name for name in RUNTIMES if (state := state_of(name, runtimes)) and state["version"]]
+    if containerd and "docker" in installed and cri_disabled(effective(containerd.get("dump", ""))):
+        # The containerd of Docker's package serves Docker alone.
+        installed = [name for name in installed if name != "containerd"]
+    if len(installed) == 1:
+        return installed[0]
+    if not installed or not (present or ours):
+        if present:
+            raise BadInput("runtime_name: no container runtime is installed on this node")
+        return ""
+    raise BadInput(
+        f"runtime_name: this node has {' and '.join(installed)} and no kubelet that names the one it uses; set "
+        f"runtime_name to {' or '.join(installed)}"
+    )
+
+
+def has_our_settings(name: str, runtimes: Runtimes) -> bool:
+    """Return whether a runtime's configuration still holds settings of this module."""
+    state = state_of(name, runtimes)
+    if not state:
+        return False
+    if state.get("pending") or state.get("ours"):
+        return True
+    containerd = runtimes.get("containerd") if name == "containerd" else None
+    if not containerd:
+        return False
+    marked = any("# kubegpu.share" in text for text in containerd.get("files", {}).values())
+    return marked or bool(containerd.get("drop_in"))

@@ -17,10 +17,15 @@ _SETTING = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*(true|false)[ \t\r]*$", re
 # From 1.34 on every kubelet asks the runtime, and its own setting counts only where that doesn't answer
 # (KubeletCgroupDriverFromCRI: https://kubernetes.io/docs/setup/production-environment/container-runtimes/).
 ASKS_SINCE = (1, 34)
-
-
 # The first releases that answer RuntimeConfig.
 ANSWERS_SINCE = {"containerd": (2, 0), "crio": (1, 28)}
+TITLES = {"containerd": "containerd", "docker": "Docker", "crio": "CRI-O", "k3s": "k3s", "rke2": "RKE2"}
+# The setting that selects each runtime's cgroup driver.
+CGROUP_SETTINGS = {
+    "docker": '"exec-opts": ["native.cgroupdriver=systemd"] in daemon.json',
+    "containerd": "SystemdCgroup of runc's options in containerd's config.toml",
+    "crio": "cgroup_manager in crio.conf",
+}
 
 
 def runtime_driver(name: str, runtimes: Runtimes) -> str:
@@ -46,6 +51,19 @@ def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
     if not kubelet:
         return ""
     return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
+
+
+def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> list[str]:
+    """Warn of a kubelet and a runtime with different cgroup drivers, which breaks the pods' limits."""
+    theirs = runtime_driver(name, runtimes)
+    own = kubelet_driver(kubelet, runtimes) if kubelet and kubelet["runtime"] == name else ""
+    if not theirs or not own or theirs == own:
+        return []
+    setting = CGROUP_SETTINGS.get(name, "cgroupDriver of the kubelet's config.yaml")
+    return [
+        f"the kubelet's cgroupDriver is {own} and {TITLES[name]}'s is {theirs}, so limits of pods are unreliable; set "
+        f"both to the same ({setting})"
+    ]
 
 
 def injects_cdi(state: t.Mapping[str, t.Any]) -> bool:

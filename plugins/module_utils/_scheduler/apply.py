@@ -13,7 +13,7 @@ from .._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._core.untrusted import line
-from .._host.file_transaction import FileTransaction, replacements
+from .._host.file_transaction import FileTransaction, Replacement, replacements
 from .._host.http_probe import TIMEOUT, Answer, Post, Probe, post, probe
 from .._host.system import System
 from .._host.systemd import stale, unit
@@ -196,7 +196,7 @@ class Server(Engine):
         self.unit = self._places.unit
         self.record = self._places.record
 
-    def check_preconditions(self) -> None:
+    def check_preconditions(self, changes: t.Sequence[Replacement]) -> None:
         if not unit(self._system, self.unit).loaded:
             raise BadInput(f"scheduler_mode: this machine has no {self.unit}")
         if self._plan["config"] == self._places.config:

@@ -78,7 +78,7 @@ class Apply:
         :raises ShareError: nothing was written.
         :raises NotInEffect: the old files are restored and kube-scheduler runs with them, or the message says why not.
         """
-        check_unchanged(changes, self._system.read)
+        check_unchanged(changes, {change.path: self._system.read(change.path) for change in changes})
         if any(change.path == self._manifest for change in changes) and self._system.link(self._manifest) is not None:
             raise ShareError(f"{self._manifest} is a symbolic link; nothing was changed")
         self._staged = self._staging()

@@ -14,7 +14,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._node import facts
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import kubelet as runtime_kubelet
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import plan, properties
-from ansible_collections.kubegpu.share.plugins.module_utils._runtime.module import choose
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.plan import choose
+from ansible_collections.kubegpu.share.plugins.module_utils._runtime.properties import TITLES, cgroup_mismatch
 from fake_node import FakeNode
 from runtime_kit import ABSENT, PRESENT, containerd_state, docker_state, show_unit
 
@@ -63,7 +64,7 @@ def test_refusals_name_the_choice(
         choose(name, True, runtimes, kubelets)
 
 
-@pytest.mark.parametrize(("name", "title"), plan.TITLES.items())
+@pytest.mark.parametrize(("name", "title"), TITLES.items())
 def test_a_runtime_that_isnt_installed(name: str, title: str) -> None:
     with pytest.raises(BadInput, match=f"runtime_name: {title} isn't installed"):
         plan.make_plan(name, PRESENT, {}, None)
@@ -207,10 +208,10 @@ SystemdCgroup = false
 )
 def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: str) -> None:
     assert properties.runtime_driver(name, {name: observed}) == theirs
-    notes = plan.cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
+    notes = cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
     assert bool(notes) is (theirs == "cgroupfs")
     assert all("the kubelet's cgroupDriver is systemd" in one for one in notes)
-    assert plan.cgroup_mismatch(name, {name: observed}, kubelet("other", driver="systemd")) == []
+    assert cgroup_mismatch(name, {name: observed}, kubelet("other", driver="systemd")) == []
 
 
 SYSTEMD = CONTAINERD.replace("SystemdCgroup = false", "SystemdCgroup = true")
@@ -235,7 +236,7 @@ def test_a_kubelet_that_asks_its_runtime_agrees_with_it(name: str, version: str,
     state = {"version": version, "dump": SYSTEMD, "cgroup_driver": "systemd"}
     assert properties.runtime_driver(name, {name: state}) == "systemd"
     own = {**kubelet(name, driver="cgroupfs"), "version": kubelets}
-    assert bool(plan.cgroup_mismatch(name, {name: state}, own)) is warned
+    assert bool(cgroup_mismatch(name, {name: state}, own)) is warned
 
 
 def test_the_task_warns_and_passes_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
