@@ -150,7 +150,7 @@ class _Edit:
             # Files without anything of ours are left alone, whatever they are.
             files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
         self._documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
-        missing = loaded(self._main, observed["files"]).missing
+        self._order, missing = loaded(self._main, observed["files"])
         if missing and options.present:
             raise BadInput(
                 f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
@@ -168,22 +168,16 @@ class _Edit:
         if self._release < DUMP_HAS_OPTIONS:
             self.effective = self._with_options()
 
-    def _order(self, documents: Documents) -> list[str]:
-        return loaded(self._main, {path: document.text for path, document in documents.items()}).order
-
     def _trees(self, documents: Documents) -> dict[str, JsonObject]:
         """Return the files' values, in the order in which containerd merges them."""
-        return {path: documents[path].tree for path in self._order(documents)}
+        return {path: documents[path].tree for path in self._order if path in documents}
 
     def _sections(self, documents: Documents) -> list[tuple[str, str]]:
         return cri_sections(self._release, self._trees(documents))
 
-    def _values(self, documents: Documents, *key: str) -> list[tuple[str, t.Any]]:
-        """Return the values of a key of the CRI plugin, each with the file that has it; the later one wins."""
-        values = [
-            (path, _value(documents[path].tree, "plugins", name, *key)) for path, name in self._sections(documents)
-        ]
-        return [(path, value) for path, value in values if value is not None]
+    def _cri_tables(self, documents: Documents) -> list[tuple[str, JsonObject]]:
+        """Return the CRI plugin's tables that count, each with its file; the later one wins."""
+        return [(path, documents[path].tree["plugins"][name]) for path, name in self._sections(documents)]
 
     def _check_formats(self) -> None:
         newest, release = newest_format(self._release), _dotted(self._release)
@@ -203,8 +197,8 @@ class _Edit:
             return seen
         flat = dict(seen.flat)
         runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
-        for path in self._order(self._documents):
-            for name, table in (_value(self._documents[path].tree, *runtimes) or {}).items():
+        for tree in self._trees(self._documents).values():
+            for name, table in (_value(tree, *runtimes) or {}).items():
                 for key, value in (table.get("options") or {}).items():
                     flat[(*runtimes, name, "options", key)] = value
         return containerd.config_of(flat, seen.plugin)
@@ -215,11 +209,12 @@ class _Edit:
         self._enable_cri(theirs)
         version = self._format(theirs)
         plain = _without_ours(theirs)
-        self.users_default, named = self._users_default(plain)
-        seen = self._with_default_runtime(self._enabled(theirs, version), plain)
+        tables = [table for _path, table in self._cri_tables(plain)]
+        self.users_default, named = self._users_default(tables)
+        seen = self._with_default_runtime(self._enabled(theirs, version), tables)
         self._check_linux_settings(seen, theirs)
         self.replacement = self._check_replacement(seen)
-        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, plain))
+        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, tables))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
@@ -228,8 +223,9 @@ class _Edit:
             self._note_ignored(plain)
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
             ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
-            self._override(theirs, ours)
-            for path, name in self._sections(theirs):
+            sections = self._sections(theirs)
+            self._override(theirs, sections, ours)
+            for path, name in sections:
                 _set_misspelled_options(theirs[path], name, settings)
             drop_in = ours.text
         else:
@@ -286,8 +282,8 @@ class _Edit:
             return seen
         # The dump lacks a disabled plugin.
         flat: containerd.Flat = {}
-        for path, name in self._sections(documents):
-            flat.update(_flatten(documents[path].tree["plugins"][name], ("plugins", CRI_PLUGIN[3])))
+        for _path, table in self._cri_tables(documents):
+            flat.update(_flatten(table, ("plugins", CRI_PLUGIN[3])))
         runtimes = ("plugins", CRI_PLUGIN[3], "containerd", "runtimes")
         runc = (*runtimes, "runc")
         if release == (1, 7) and not any(path[:5] == runc for path in flat):
@@ -298,25 +294,27 @@ class _Edit:
             flat.setdefault(("plugins", CRI_PLUGIN[3], "enable_cdi"), release >= (2, 0))
         return containerd.config_of(flat, CRI_PLUGIN[3])
 
-    def _users_default(self, plain: Documents) -> tuple[str, set[str]]:
+    def _users_default(self, tables: t.Sequence[JsonObject]) -> tuple[str, set[str]]:
         """Return the default runtime of the user's files and the runtimes that they name.
 
-        :param plain: the files without our settings.
+        :param tables: of the CRI plugin, without our settings.
         """
-        defaults = [name for _path, name in self._values(plain, "containerd", "default_runtime_name") if name]
-        default = defaults[-1] if defaults else BUILTIN_DEFAULT
-        if self._release < DEEP_MERGE_SINCE and any(kind for _path, kind in self._values(plain, *DEFAULT_TYPE)):
-            default = containerd.DEFAULT_TABLE
-        tables = [table for _path, table in self._values(plain, "containerd", "runtimes") if isinstance(table, dict)]
-        return str(default), {name for table in tables for name in table}
+        default, named = BUILTIN_DEFAULT, set()
+        for table in tables:
+            default = _value(table, "containerd", "default_runtime_name") or default
+            if self._release < DEEP_MERGE_SINCE and _value(table, *DEFAULT_TYPE):
+                default = containerd.DEFAULT_TABLE
+            runtimes = _value(table, "containerd", "runtimes")
+            named |= set(runtimes) if isinstance(runtimes, dict) else set()
+        return str(default), named
 
-    def _with_default_runtime(self, seen: EffectiveConfig, plain: Documents) -> EffectiveConfig:
+    def _with_default_runtime(self, seen: EffectiveConfig, tables: t.Sequence[JsonObject]) -> EffectiveConfig:
         """Return an effective configuration with the type of the user's default_runtime, which ours replaces.
 
-        :param plain: the files without our settings.
+        :param tables: of the CRI plugin, without our settings.
         """
-        types = [kind for _path, kind in self._values(plain, *DEFAULT_TYPE) if kind]
-        if self._release >= DEEP_MERGE_SINCE or not types:
+        types = [_value(table, *DEFAULT_TYPE) for table in tables]
+        if self._release >= DEEP_MERGE_SINCE or not any(types):
             return seen
         return containerd.config_of({**seen.flat, ("plugins", seen.plugin, *DEFAULT_TYPE): types[-1]}, seen.plugin)
 
@@ -353,11 +351,11 @@ class _Edit:
             )
         return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
-    def _model(self, seen: EffectiveConfig, named: set[str], plain: Documents) -> str:
+    def _model(self, seen: EffectiveConfig, named: set[str], tables: t.Sequence[JsonObject]) -> str:
         """Return the runtime that ours is a copy of.
 
         :param named: runtimes of the user's files.
-        :param plain: these files without our settings.
+        :param tables: of the CRI plugin, without our settings.
         """
         default = str(self.users_default)
         model = default if default in seen.models else next(iter(seen.models), "")
@@ -365,32 +363,26 @@ class _Edit:
             if not named & set(seen.models):
                 # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
                 return RUNTIME_NAME
-            if self._by_systemd(plain) and not seen.runtimes.get(model, {}).get(("options", "SystemdCgroup")):
+            if _by_systemd(tables) and not seen.runtimes.get(model, {}).get(("options", "SystemdCgroup")):
                 # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
                 return RUNTIME_NAME
         return model
 
-    def _by_systemd(self, plain: Documents) -> bool:
-        """Return whether the runtime nvidia of the user's files leaves cgroups to systemd."""
-        options = self._values(plain, "containerd", "runtimes", RUNTIME_NAME, "options")
-        return any(
-            key.lower() == "systemdcgroup" and value is True
-            for _path, table in options
-            if isinstance(table, dict)
-            for key, value in table.items()
-        )
-
     def _holder(self, documents: Documents, key: toml.Path) -> str:
         """Return the file that sets a key of the CRI plugin."""
-        values = self._values(documents, *key)
-        return values[-1][0] if values else self._main
+        having = [path for path, table in self._cri_tables(documents) if _value(table, *key) is not None]
+        return having[-1] if having else self._main
 
-    def _override(self, documents: Documents, ours: toml.Document) -> None:
-        """Change the keys of files that are merged after our drop-in and would override it."""
-        order = self._order({**documents, self.drop_in: ours})
+    def _override(self, documents: Documents, sections: t.Sequence[tuple[str, str]], ours: toml.Document) -> None:
+        """Change the keys of files that are merged after our drop-in and would override it.
+
+        :param sections: of the CRI plugin, by path and the plugin's name.
+        """
+        texts = {path: document.text for path, document in documents.items()}
+        order = loaded(self._main, {**texts, self.drop_in: ours.text}).order
         later = order[order.index(self.drop_in) + 1 :]
         values = {key: value for plugin in ours.tree["plugins"].values() for key, value in _flatten(plugin, ()).items()}
-        for path, name in [section for section in self._sections(documents) if section[0] in later]:
+        for path, name in [section for section in sections if section[0] in later]:
             for key, value in values.items():
                 full = ("plugins", name, *key)
                 if documents[path].get(full) not in (None, value):
@@ -575,6 +567,20 @@ def _parse(path: str, text: str) -> toml.Document:
         if listed is not None and not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
             raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
     return document
+
+
+def _by_systemd(tables: t.Iterable[JsonObject]) -> bool:
+    """Return whether the runtime nvidia of the user's files leaves cgroups to systemd.
+
+    :param tables: of the CRI plugin, without our settings.
+    """
+    options = [_value(table, "containerd", "runtimes", RUNTIME_NAME, "options") for table in tables]
+    return any(
+        key.lower() == "systemdcgroup" and value is True
+        for table in options
+        if isinstance(table, dict)
+        for key, value in table.items()
+    )
 
 
 def _value(tree: JsonObject, *path: str) -> t.Any:
