@@ -284,26 +284,26 @@ class EffectiveConfig:
 def config_of(flat: Flat, plugin: str) -> EffectiveConfig:
     """Return the configuration with these values, of which ``plugin`` is the CRI plugin."""
     base = ("plugins", plugin, "containerd")
-    found: dict[str, Flat] = {}
-    table: Flat = {}
+    tables: dict[str, Flat] = {}
+    default_table: Flat = {}
     for full, value in flat.items():
-        settings, path = table, full[4:]
+        settings, path = default_table, full[4:]
         if full[:4] == (*base, "runtimes") and path:
-            settings, path = found.setdefault(path[0], {}), path[1:]
+            settings, path = tables.setdefault(path[0], {}), path[1:]
         elif full[:4] != (*base, DEFAULT_RUNTIME):
             continue
         if len(path) == 2 and path[0] == "options":
             path = ("options", OPTIONS.get(path[1].lower(), path[1]))
         if path:
             settings[path] = value
-    names = tuple(sorted(found))
-    has_type = bool(table.get(("runtime_type",)))
-    default_is_table = has_type or DEFAULT_TABLE not in found
+    names = tuple(sorted(tables))
+    has_type = bool(default_table.get(("runtime_type",)))
+    default_is_table = has_type or DEFAULT_TABLE not in tables
     if default_is_table:
-        found[DEFAULT_TABLE] = table
+        tables[DEFAULT_TABLE] = default_table
     runtimes = {
         name: {path: value for path, value in settings.items() if value not in ("", 0, [], {})}
-        for name, settings in found.items()
+        for name, settings in tables.items()
     }
     # In 1.x this older table overrides the name; the dump has both.
     default = DEFAULT_TABLE if has_type else str(flat.get((*base, "default_runtime_name")) or "")

@@ -20,7 +20,6 @@ import typing as t
 from .._core.errors import BadInput, NotInEffect
 from .._core.types import JsonObject
 from .._documents import toml_editor as toml
-from .._documents.toml_tree import written_key
 from . import common, containerd
 from .common import (
     HEADER,
@@ -33,42 +32,30 @@ from .common import (
     restart_reason,
 )
 from .containerd import CRI_PLUGIN, RUNTIME_NAME, EffectiveConfig, Options
-from .containerd_apply import belongs_to, runtime_settings, shows_options, unmet_requirements
+from .containerd_apply import belongs_to, runtime_settings, unmet_requirements
 from .containerd_files import (
+    BUILTIN_DEFAULT,
     DEEP_MERGE_SINCE,
+    DEFAULT_TYPE,
+    DROP_IN_PATTERN,
+    SECTIONS,
+    Documents,
+    Files,
+    UsersFiles,
     cri_sections,
+    flatten,
     loaded,
-    merged_format,
-    newest_format,
-    own_format,
-    reads_one_format,
+    value_at,
+    without_ours,
 )
 from .types import ContainerdState
 
 NEW_FILE = f"{toml.MARK}, new file"
-# A pattern, so that containerd still starts when somebody deletes our file and leaves the import.
-DROP_IN_PATTERN = "99-kubegpu-*.toml"
-# The dump of 1.4 leaves out every runtime's options.
-DUMP_HAS_OPTIONS = (1, 6)
 # In disabled_plugins.
 CRI_NAMES = {"cri", *CRI_PLUGIN.values()}
-BUILTIN_DEFAULT = "runc"
 IMAGES_PLUGIN = "io.containerd.cri.v1.images"
 # Settings of older formats' containerd table that are the plugin's for images since 2.0.
 MOVED = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
-# A file without any of these means the same in every format, except for the names in its lists.
-SECTIONS = ("plugins", "proxy_plugins", "stream_processors")
-# In the CRI plugin's section of version 2, settings of its server, which keep this name in version 3.
-OF_THE_SERVER = {
-    "disable_tcp_service",
-    "stream_server_address",
-    "stream_server_port",
-    "stream_idle_timeout",
-    "enable_tls_streaming",
-    "x509_key_pair_streaming",
-}
-# The type of a default runtime that is a table: 1.x knows it beside the name.
-DEFAULT_TYPE = ("containerd", containerd.DEFAULT_RUNTIME, "runtime_type")
 # Shim of 1.0, for which some settings of 1.x are.
 LINUX_SHIM = "io.containerd.runtime.v1.linux"
 # These settings, and their names in the options of newer shims.
@@ -76,8 +63,6 @@ LINUX_SETTINGS = {("systemd_cgroup",): "SystemdCgroup", ("containerd", "no_pivot
 # A runtime's program, the first one that is set; the others are of the shim of 1.0.
 PROGRAMS = (("options", "BinaryName"), ("runtime_engine",), ("options", "Runtime"))
 UNIT = "containerd.service"
-
-Documents = dict[str, toml.Document]
 
 
 def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet: bool = False) -> RuntimePlan:
@@ -141,89 +126,30 @@ class _Edit:
         self.expected: list[JsonObject] = []
         self.warnings: list[str] = []
         self.replacement: tuple[str, ...] = ()
-        self._main = observed["config_path"]
-        self._release = containerd.release(observed["version"])
-        self.drop_in = containerd.drop_in_path(self._main)
+        self._files = files = Files(observed, options.present)
+        self._main, self._release, self._documents = files.main, files.release, files.documents
+        self.drop_in, self.effective = files.drop_in, files.effective
         self._pattern = posixpath.join(posixpath.dirname(self.drop_in), DROP_IN_PATTERN)
-        files = observed["files"]
-        if not options.present:
-            # Files without anything of ours are left alone, whatever they are.
-            files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
-        self._documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
-        self._order, missing = loaded(self._main, observed["files"])
-        if missing and options.present:
-            raise BadInput(
-                f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
-                "remove the import or restore the file"
-            )
-        if options.present:
-            self._check_formats()
-        # A removal needs nothing of the node's files where none of them is ours.
-        self._concerned = bool(options.present or files or self.drop_in in observed["files"])
-        if observed["error"] and self._concerned and not missing:
-            marked = [path for path, text in observed["files"].items() if text.startswith("\ufeff")]
-            where = f" ({', '.join(marked)} begins with a byte order mark)" if marked else ""
-            raise BadInput(f"containerd can't read its own configuration: {observed['error']}{where}")
-        self.effective = containerd.effective(observed["dump"])
-        if self._release < DUMP_HAS_OPTIONS:
-            self.effective = self._with_options()
-
-    def _trees(self, documents: Documents) -> dict[str, JsonObject]:
-        """Return the files' values, in the order in which containerd merges them."""
-        return {path: documents[path].tree for path in self._order if path in documents}
-
-    def _sections(self, documents: Documents) -> list[tuple[str, str]]:
-        return cri_sections(self._release, self._trees(documents))
-
-    def _cri_tables(self, documents: Documents) -> list[tuple[str, JsonObject]]:
-        """Return the CRI plugin's tables that count, each with its file; the later one wins."""
-        return [(path, documents[path].tree["plugins"][name]) for path, name in self._sections(documents)]
-
-    def _check_formats(self) -> None:
-        newest, release = newest_format(self._release), _dotted(self._release)
-        for path, tree in self._trees(self._documents).items():
-            own = tree.get("version", 0)
-            # To Python, true and false are numbers.
-            if not isinstance(own, int) or isinstance(own, bool) or own not in (0, *CRI_PLUGIN):
-                raise BadInput(f"{path}: version {own!r} of containerd's configuration isn't supported")
-            if own > newest:
-                # 1.6 ignores the file without an error.
-                raise BadInput(f"{path} has version {own}, and containerd {release} reads nothing newer than {newest}")
-
-    def _with_options(self) -> EffectiveConfig:
-        """Add the runtimes' options from the files to a dump that leaves them out."""
-        seen = self.effective
-        if not seen.plugin or shows_options(seen):
-            return seen
-        flat = dict(seen.flat)
-        runtimes = ("plugins", seen.plugin, "containerd", "runtimes")
-        for tree in self._trees(self._documents).values():
-            for name, table in (_value(tree, *runtimes) or {}).items():
-                for key, value in (table.get("options") or {}).items():
-                    flat[(*runtimes, name, "options", key)] = value
-        return containerd.config_of(flat, seen.plugin)
 
     def present(self) -> dict[str, str | None]:
         """Add our settings; return every file's text."""
         theirs = self._documents
         self._enable_cri(theirs)
-        version = self._format(theirs)
-        plain = _without_ours(theirs)
-        tables = [table for _path, table in self._cri_tables(plain)]
-        self.users_default, named = self._users_default(tables)
-        seen = self._with_default_runtime(self._enabled(theirs, version), tables)
-        self._check_linux_settings(seen, theirs)
+        users = self._files.without_ours()
+        self._set_format(users.version)
+        self.users_default, seen = users.default, users.effective
+        self._check_linux_settings(seen)
         self.replacement = self._check_replacement(seen)
-        settings = runtime_settings(seen, self._options.binary, self._model(seen, named, tables))
+        settings = runtime_settings(seen, self._options.binary, self._model(users))
         drop_in: str | None = None
         if self._release >= DEEP_MERGE_SINCE:
             for document in theirs.values():
                 document.restore_all(SECTIONS)
-            self._note_moved(self._trees(plain))
-            self._note_ignored(plain)
+            self._note_moved(self._files.trees(users.documents))
+            self.warnings += users.ignored
             self._import(theirs.setdefault(self._main, toml.Document(self._main, "")))
-            ours = toml.Document(self.drop_in, self._drop_in_text(plain, version, seen, settings))
-            sections = self._sections(theirs)
+            ours = toml.Document(self.drop_in, self._drop_in_text(users, settings))
+            sections = self._files.sections(theirs)
             self._override(theirs, sections, ours)
             for path, name in sections:
                 _set_misspelled_options(theirs[path], name, settings)
@@ -231,25 +157,20 @@ class _Edit:
         else:
             if self._main in theirs:
                 theirs[self._main].remove_item(("imports",), self._pattern)
-            sections = self._sections(theirs)
+            sections = self._files.sections(theirs)
             # The file whose section counts, or that gets one.
             target = sections[-1][0] if sections else self._main
             if target == self._main:
                 theirs.setdefault(self._main, toml.Document(self._main, ""))
-            self._edit_in_place(theirs, target, version, seen, settings)
-            _set_misspelled_options(theirs[target], CRI_PLUGIN[version], settings)
+            self._edit_in_place(theirs, target, users.version, seen, settings)
+            _set_misspelled_options(theirs[target], CRI_PLUGIN[users.version], settings)
         return {self.drop_in: drop_in, **{path: document.checked() for path, document in theirs.items()}}
 
-    def _format(self, documents: Documents) -> int:
-        """Return the format of our settings: that of the other files."""
-        document = documents.get(self._main)
+    def _set_format(self, version: int) -> None:
+        document = self._documents.get(self._main)
         if document is None or not document.tree:
-            # Every 2.x reads 3; 4 would require 2.3.
-            version = min(newest_format(self._release), 3)
             mark = toml.MARK if document is not None else NEW_FILE
-            documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
-            return version
-        return merged_format(self._release, self._trees(documents).values())
+            self._documents.setdefault(self._main, toml.Document(self._main, "")).set(("version",), version, mark)
 
     def _enable_cri(self, documents: Documents) -> None:
         for path, document in documents.items():
@@ -263,68 +184,13 @@ class _Edit:
                 )
             document.put(("disabled_plugins",), [plugin for plugin in disabled if plugin not in CRI_NAMES])
 
-    def _enabled(self, documents: Documents, version: int) -> EffectiveConfig:
-        """Return the effective configuration with the CRI plugin enabled, as containerd reads it beside our settings.
-
-        :param version: the format of our settings.
-        """
-        seen, release = self.effective, self._release
-        off = seen.flat.get(("disabled_plugins",)) or []
-        ours = self._observed["files"].get(self.drop_in)
-        # Since our drop-in was written, the user has converted his files, and the dump has them in the former format.
-        outdated = own_format(toml.parse(self.drop_in, ours or "")) not in (0, version) and reads_one_format(release)
-        if (
-            not outdated
-            and seen.plugin
-            and seen.plugin not in off
-            and (release < (2, 0) or seen.plugin == CRI_PLUGIN[3])
-        ):
-            return seen
-        # The dump lacks a disabled plugin.
-        flat: containerd.Flat = {}
-        for _path, table in self._cri_tables(documents):
-            flat.update(_flatten(table, ("plugins", CRI_PLUGIN[3])))
-        runtimes = ("plugins", CRI_PLUGIN[3], "containerd", "runtimes")
-        runc = (*runtimes, "runc")
-        if release == (1, 7) and not any(path[:5] == runc for path in flat):
-            # The built-in one of this release, which a table of ours in the file has to equal.
-            flat[(*runc, "sandbox_mode")] = "podsandbox"
-        flat.setdefault((*runc, "runtime_type"), containerd.RUNC_SHIMS[0])
-        if (1, 7) <= release < (2, 3):
-            flat.setdefault(("plugins", CRI_PLUGIN[3], "enable_cdi"), release >= (2, 0))
-        return containerd.config_of(flat, CRI_PLUGIN[3])
-
-    def _users_default(self, tables: t.Sequence[JsonObject]) -> tuple[str, set[str]]:
-        """Return the default runtime of the user's files and the runtimes that they name.
-
-        :param tables: of the CRI plugin, without our settings.
-        """
-        default, named = BUILTIN_DEFAULT, set()
-        for table in tables:
-            default = _value(table, "containerd", "default_runtime_name") or default
-            if self._release < DEEP_MERGE_SINCE and _value(table, *DEFAULT_TYPE):
-                default = containerd.DEFAULT_TABLE
-            runtimes = _value(table, "containerd", "runtimes")
-            named |= set(runtimes) if isinstance(runtimes, dict) else set()
-        return str(default), named
-
-    def _with_default_runtime(self, seen: EffectiveConfig, tables: t.Sequence[JsonObject]) -> EffectiveConfig:
-        """Return an effective configuration with the type of the user's default_runtime, which ours replaces.
-
-        :param tables: of the CRI plugin, without our settings.
-        """
-        types = [_value(table, *DEFAULT_TYPE) for table in tables]
-        if self._release >= DEEP_MERGE_SINCE or not any(types):
-            return seen
-        return containerd.config_of({**seen.flat, ("plugins", seen.plugin, *DEFAULT_TYPE): types[-1]}, seen.plugin)
-
-    def _check_linux_settings(self, seen: EffectiveConfig, documents: Documents) -> None:
+    def _check_linux_settings(self, seen: EffectiveConfig) -> None:
         """Refuse settings of 1.x with which the CRI plugin doesn't load, which no dump shows."""
         kind = seen.runtimes.get(str(self.users_default), {}).get(("runtime_type",), "")
         for key, option in LINUX_SETTINGS.items():
             if not seen.flat.get(("plugins", seen.plugin, *key)) or self._release >= DEEP_MERGE_SINCE:
                 continue
-            conflict = f"{self._holder(documents, key)} has {key[-1]} = true, with which containerd's CRI plugin"
+            conflict = f"{self._files.holder(key)} has {key[-1]} = true, with which containerd's CRI plugin"
             instead = (
                 f"take it out, and give each runtime the type {containerd.RUNC_SHIMS[0]} and the option {option} = true"
             )
@@ -345,33 +211,24 @@ class _Edit:
         done = self.effective.default_runtime == RUNTIME_NAME
         if lost and not runtime and not done and self._options.default and not self._options.replace_default:
             raise BadInput(
-                f"{self._holder(self._documents, ('containerd', 'default_runtime_name'))} has default_runtime_name = "
+                f"{self._files.holder(('containerd', 'default_runtime_name'))} has default_runtime_name = "
                 f"{json.dumps(name)}, and no runtime of this name is configured, so that containerd's CRI plugin "
                 "doesn't load; correct the name, or configure this runtime"
             )
         return check_replacement("containerd", name, lost, self._options, done, self._observed["low_level"])
 
-    def _model(self, seen: EffectiveConfig, named: set[str], tables: t.Sequence[JsonObject]) -> str:
-        """Return the runtime that ours is a copy of.
-
-        :param named: runtimes of the user's files.
-        :param tables: of the CRI plugin, without our settings.
-        """
-        default = str(self.users_default)
-        model = default if default in seen.models else next(iter(seen.models), "")
-        if self.users_default == RUNTIME_NAME and RUNTIME_NAME in named:
-            if not named & set(seen.models):
+    def _model(self, users: UsersFiles) -> str:
+        """Return the runtime that ours is a copy of."""
+        seen = users.effective
+        model = users.default if users.default in seen.models else next(iter(seen.models), "")
+        if users.default == RUNTIME_NAME and RUNTIME_NAME in users.named:
+            if not users.named & set(seen.models):
                 # The user's own runtime nvidia is the only one configured; the built-in runc isn't used.
                 return RUNTIME_NAME
-            if _by_systemd(tables) and not seen.runtimes.get(model, {}).get(("options", "SystemdCgroup")):
+            if users.by_systemd and not seen.runtimes.get(model, {}).get(("options", "SystemdCgroup")):
                 # Older tools leave it out of nvidia. Where only nvidia has it, all pods have run with it.
                 return RUNTIME_NAME
         return model
-
-    def _holder(self, documents: Documents, key: toml.Path) -> str:
-        """Return the file that sets a key of the CRI plugin."""
-        having = [path for path, table in self._cri_tables(documents) if _value(table, *key) is not None]
-        return having[-1] if having else self._main
 
     def _override(self, documents: Documents, sections: t.Sequence[tuple[str, str]], ours: toml.Document) -> None:
         """Change the keys of files that are merged after our drop-in and would override it.
@@ -381,7 +238,7 @@ class _Edit:
         texts = {path: document.text for path, document in documents.items()}
         order = loaded(self._main, {**texts, self.drop_in: ours.text}).order
         later = order[order.index(self.drop_in) + 1 :]
-        values = {key: value for plugin in ours.tree["plugins"].values() for key, value in _flatten(plugin, ()).items()}
+        values = {key: value for plugin in ours.tree["plugins"].values() for key, value in flatten(plugin, ()).items()}
         for path, name in [section for section in sections if section[0] in later]:
             for key, value in values.items():
                 full = ("plugins", name, *key)
@@ -397,23 +254,23 @@ class _Edit:
         same_folder = posixpath.dirname(full) == posixpath.dirname(self.drop_in)
         return same_folder and fnmatch.fnmatchcase(self.drop_in, full)
 
-    def _drop_in_text(self, plain: Documents, version: int, seen: EffectiveConfig, settings: containerd.Flat) -> str:
+    def _drop_in_text(self, users: UsersFiles, settings: containerd.Flat) -> str:
         """Return the text of our drop-in.
 
-        :param plain: the user's files without our settings.
-        :param version: the drop-in's format.
-        :param seen: the effective configuration.
         :param settings: of our runtime.
         """
+        version = users.version
 
         def key(*path: str) -> toml.Path:
             # In a file of version 2 a setting under version 3's name overrides the same one under its own.
             newer = ("plugins", CRI_PLUGIN[3], *path)
-            named = version < 3 and any(_value(document.tree, *newer) is not None for document in plain.values())
+            named = version < 3 and any(
+                value_at(document.tree, *newer) is not None for document in users.documents.values()
+            )
             return newer if named else ("plugins", CRI_PLUGIN[version], *path)
 
         tables: list[tuple[toml.Path, JsonObject]] = []
-        if self._options.cdi and seen.cdi is not None:
+        if self._options.cdi and users.effective.cdi is not None:
             tables.append((key("enable_cdi")[:-1], {"enable_cdi": True}))
         if self._options.default:
             tables.append((key("containerd", "default_runtime_name")[:-1], {"default_runtime_name": RUNTIME_NAME}))
@@ -442,32 +299,6 @@ class _Edit:
                     f"runtimes was beside it; with NVIDIA's runtime it takes effect, instead of {json.dumps(now)}"
                 )
 
-    def _note_ignored(self, plain: Documents) -> None:
-        """Note the settings that containerd ignores in the format in which it reads them, as it did before.
-
-        :param plain: the user's files without our settings.
-        """
-        trees = self._trees(plain)
-        counted = self._sections(plain)
-        merged = merged_format(self._release, trees.values())
-        for path, tree in trees.items():
-            for name in (CRI_PLUGIN[1], CRI_PLUGIN[2]):
-                section = _value(tree, "plugins", name)
-                if (path, name) in counted or not isinstance(section, dict) or not set(section) - OF_THE_SERVER:
-                    continue
-                own = own_format(tree)
-                number = merged if any(own_format(tree) > 1 for tree in trees.values()) else 2
-                table, newer = (f"[plugins.{written_key((plugin,))}]" for plugin in (name, CRI_PLUGIN[2]))
-                names = (
-                    f"{newer} as the table's name" if number == 2 else "its tables as in `containerd config default`"
-                )
-                self.warnings.append(
-                    f"containerd {_dotted(self._release)} ignores {table} of {path}, which has "
-                    f"{f'version {own}' if own else 'no version'}, as it did before NVIDIA's runtime was added; to "
-                    f"bring it into effect convert the file to version {number} by hand (`version = {number}`, and "
-                    f"{names}; `containerd config migrate` would drop its settings) and run again"
-                )
-
     # ----------------------------------------------------------------- before 2.0
 
     def _edit_in_place(
@@ -484,7 +315,7 @@ class _Edit:
         plugin: toml.Path = ("plugins", CRI_PLUGIN[version])
         name_key, cdi_key = (*plugin, "containerd", "default_runtime_name"), (*plugin, "enable_cdi")
         document = documents[target]
-        plain = _without_ours({target: document})[target]
+        plain = without_ours({target: document})[target]
         # A default runtime as a table overrides the name, unless it has no type.
         type_key = (*plugin, *DEFAULT_TYPE)
         ours = [key for key in (name_key, type_key, cdi_key) if document.get(key) != plain.get(key)]
@@ -512,9 +343,9 @@ class _Edit:
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
-        if self._concerned and self._release >= DEEP_MERGE_SINCE:
+        if self._files.concerned and self._release >= DEEP_MERGE_SINCE:
             texts = self._observed["files"]
-            order = [path for path in loaded(self._main, texts).order if path != self.drop_in]
+            order = [path for path in self._files.order if path != self.drop_in]
             self._note_moved({path: toml.parse(path, texts[path]) for path in order})
         if self._main in self._documents:
             self._documents[self._main].remove_item(("imports",), self._pattern)
@@ -552,56 +383,6 @@ class _Edit:
         )
 
 
-def _parse(path: str, text: str) -> toml.Document:
-    try:
-        document = toml.Document(path, text)
-    except toml.Unparsable:
-        if path.endswith(".tmpl") or "{{" in text:
-            raise BadInput(
-                f"{path} is a template from which another program generates the configuration; it is left as it is: "
-                "set the runtime in that program's own settings (k3s and RKE2: default-runtime in config.yaml)"
-            ) from None
-        raise
-    for key in ("imports", "disabled_plugins"):
-        listed = document.tree.get(key)
-        if listed is not None and not (isinstance(listed, list) and all(isinstance(item, str) for item in listed)):
-            raise BadInput(f"{path}: {key} isn't a list of texts; correct it, it is left as it is")
-    return document
-
-
-def _by_systemd(tables: t.Iterable[JsonObject]) -> bool:
-    """Return whether the runtime nvidia of the user's files leaves cgroups to systemd.
-
-    :param tables: of the CRI plugin, without our settings.
-    """
-    options = [_value(table, "containerd", "runtimes", RUNTIME_NAME, "options") for table in tables]
-    return any(
-        key.lower() == "systemdcgroup" and value is True
-        for table in options
-        if isinstance(table, dict)
-        for key, value in table.items()
-    )
-
-
-def _value(tree: JsonObject, *path: str) -> t.Any:
-    """Return the value at a path, or None."""
-    value: t.Any = tree
-    for part in path:
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _dotted(release: tuple[int, int]) -> str:
-    return ".".join(map(str, release))
-
-
-def _flatten(tree: JsonObject, path: toml.Path) -> containerd.Flat:
-    flat: containerd.Flat = {}
-    for key, value in tree.items():
-        flat.update(_flatten(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value})
-    return flat
-
-
 def _tables(settings: containerd.Flat) -> list[toml.Path]:
     return sorted({path[:-1] for path in settings} | {()})
 
@@ -616,21 +397,8 @@ def _set_misspelled_options(document: toml.Document, plugin: str, settings: cont
     :param plugin: the CRI plugin's name in this file.
     """
     table = ("plugins", plugin, "containerd", "runtimes", RUNTIME_NAME, "options")
-    written = _value(document.tree, *table)
+    written = value_at(document.tree, *table)
     for key in list(written) if isinstance(written, dict) else []:
         proper = containerd.OPTIONS.get(key.lower(), key)
         if proper != key:
             document.put((*table, key), settings[("options", proper)])
-
-
-def _without_ours(documents: Documents) -> Documents:
-    """Return the same files without our settings."""
-    plain = {}
-    for path, document in documents.items():
-        plain[path] = document
-        if toml.MARK in document.text:
-            unmarked = toml.Document(path, document.checked())
-            # Other marked keys have their own rules.
-            unmarked.restore_all(SECTIONS)
-            plain[path] = toml.Document(path, unmarked.checked())
-    return plain

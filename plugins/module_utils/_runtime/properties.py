@@ -36,16 +36,6 @@ def runtime_driver(name: str, runtimes: Runtimes) -> str:
     return effective(str(state.get("dump") or "")).cgroup_driver
 
 
-def kubelet_driver(kubelet: Kubelet, runtimes: Runtimes) -> str:
-    """Return the driver that the kubelet uses: where it takes that from its runtime, the runtime's."""
-    state = state_of(kubelet["runtime"], runtimes)
-    first = ANSWERS_SINCE.get(kubelet["runtime"])
-    asks = bool(kubelet["version"]) and release(kubelet["version"]) >= ASKS_SINCE
-    if asks and first is not None and state is not None and release(str(state.get("version") or "")) >= first:
-        return runtime_driver(kubelet["runtime"], runtimes) or kubelet["cgroup_driver"]
-    return kubelet["cgroup_driver"]
-
-
 def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
     """Return the driver of the node's containers: the runtime's, else the kubelet's; nothing where it is unknown."""
     if not kubelet:
@@ -55,9 +45,15 @@ def cgroup_driver(kubelet: Kubelet | None, runtimes: Runtimes) -> str:
 
 def cgroup_mismatch(name: str, runtimes: Runtimes, kubelet: Kubelet | None) -> list[str]:
     """Warn of a kubelet and a runtime with different cgroup drivers, which breaks the pods' limits."""
-    theirs = runtime_driver(name, runtimes)
-    own = kubelet_driver(kubelet, runtimes) if kubelet and kubelet["runtime"] == name else ""
-    if not theirs or not own or theirs == own:
+    state, theirs = state_of(name, runtimes), runtime_driver(name, runtimes)
+    if not state or not theirs or not kubelet or kubelet["runtime"] != name:
+        return []
+    own, first = kubelet["cgroup_driver"], ANSWERS_SINCE.get(name)
+    asks = bool(kubelet["version"]) and release(kubelet["version"]) >= ASKS_SINCE
+    if asks and first is not None and release(str(state.get("version") or "")) >= first:
+        # It takes the runtime's.
+        return []
+    if not own or own == theirs:
         return []
     setting = CGROUP_SETTINGS.get(name, "cgroupDriver of the kubelet's config.yaml")
     return [
