@@ -24,7 +24,8 @@ from .._core.digest import digest
 from .._core.errors import BadInput
 from .._core.libraries import yaml
 from .._core.types import JsonObject
-from .constants import CONFIG
+from .._documents.yaml_tree import Loader
+from .constants import CONFIG, CONTAINER
 from .constants import POLICY as PATH
 from .control_plane import INSECURE_PORT
 from .decode import Decoded, Source
@@ -50,6 +51,10 @@ CONFIG_SINCE = API_VERSIONS[-1][0]
 # https://github.com/kubernetes/kubernetes/blob/v1.18.19/staging/src/k8s.io/kube-scheduler/config/v1alpha2/types.go
 ALPHA_MINOR, ALPHA = 18, "v1alpha2"
 NO_POLICY_SINCE = 23
+# From here on the flags of the leader election override the configuration's fields.
+FLAGS_LEAD_SINCE = 23
+# With these locks kube-schedulers don't use a lease.
+NO_LEASE = ("endpoints", "configmaps")
 LIVEZ_SINCE = 31
 # Up to here kube-scheduler also has a port without TLS.
 INSECURE_UP_TO = 22
@@ -167,6 +172,28 @@ def from_flags(flags: t.Mapping[str, str]) -> JsonObject:
         place[path[-1]] = _typed(path[-1], name, flags[name])
     profile = _profile(flags)
     return {**config, "profiles": [profile]} if profile else config
+
+
+def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[str, str] | None:
+    """Return namespace and name of the lease by which kube-schedulers elect a leader; None where they use none.
+
+    :param text: the configuration; None where it has none.
+    :param flags: kube-scheduler's flags.
+    :param minor: of kube-scheduler 1.``minor``.
+    """
+    try:
+        configured = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
+    except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
+        configured = None
+    election = dict(configured) if isinstance(configured, dict) else {}
+    if text is None or minor >= FLAGS_LEAD_SINCE:
+        by_flags = from_flags(flags)["leaderElection"]
+        if "leader-elect" not in flags:
+            del by_flags["leaderElect"]
+        election.update(by_flags)
+    if election.get("leaderElect") is False or election.get("resourceLock") in NO_LEASE:
+        return None
+    return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or CONTAINER)
 
 
 def _profile(flags: t.Mapping[str, str]) -> JsonObject:

@@ -28,7 +28,6 @@ from .plan import (
     SchedulerPlan,
     changed,
     changes_of,
-    lease_of,
     outdated,
     refuse_half_upgraded,
 )
@@ -76,7 +75,7 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         # k3s is its own process, which sees the machine's files.
         loads={after: on_disk} if options.present and places.kind.name == "rke2" else {},
         urls=_urls(flags, minor),
-        lease=lease_of(text, flags, minor),
+        lease=config.lease_of(text, flags, minor),
         # k3s elects no leader where its datastore is SQLite.
         lease_certain=False,
         extender=options.extender.url if options.present else "",

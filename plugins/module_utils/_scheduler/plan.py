@@ -11,6 +11,7 @@ collection's own files records that, because an upgrade by kubeadm regenerates t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import posixpath
 import re
@@ -32,14 +33,10 @@ from .kubeadm_edit import PATCHES, ExtenderFile, patch_files
 from .static_pod_plan import Stamp, StaticPod
 
 OWN_PATHS = tuple(form.path for form in FORMS.values())
-# From here on the flags of the leader election override the configuration's fields.
-FLAGS_LEAD_SINCE = 23
 # Where the version is unknown.
 NEWEST = 99
 # kubespray writes it at every run of its cluster.yml, with the extenders of this variable.
 KUBESPRAY_FILE, KUBESPRAY_EXTENDERS = "kubescheduler-config.yaml", "kube_scheduler_extenders"
-# With these locks kube-schedulers don't use a lease.
-NO_LEASE = ("endpoints", "configmaps")
 
 
 class ObserveAgain(Exception):
@@ -174,17 +171,21 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
     if options.patches_dir and observed["patches_dir"] != options.patches_dir:
         raise ObserveAgain(patches_dir=options.patches_dir)
     manifest = StaticPod(text, path)
-    flags = manifest.flags()
-    minor = config.minor_of(manifest.image, options.version) if options.present else 0
+    flags = manifest.flags
+    minor: int | None = None
+    loads: dict[str, str] = {}
     if options.present:
+        minor = config.minor_of(manifest.image, options.version)
         _refuse_second_pod(observed)
-    wanted_files, loads = (
-        _present(options, observed, manifest, minor) if options.present else (_absent(options, observed, manifest), {})
-    )
+        wanted_files, loads = _present(options, observed, manifest, minor)
+    else:
+        with contextlib.suppress(BadInput):
+            minor = config.minor_of(manifest.image, options.version)
+        wanted_files = _absent(options, observed, manifest)
     files = changed(wanted_files)
     if files:
         _refuse_unsafe(options, observed)
-    after = manifest.flags()
+    after = manifest.flags
     named = (after.get(FORMS["config"].flag, ""), after.get(FORMS["policy"].flag, ""))
     return SchedulerPlan(
         plan=changes_of(files, _unproven(observed, named, options.present)),
@@ -193,9 +194,9 @@ def make_plan(options: Options, observed: ControlPlane) -> SchedulerPlan:
         policy=named[1],
         before=(flags.get(FORMS["config"].flag, ""), flags.get(FORMS["policy"].flag, "")),
         loads=loads,
-        urls=manifest.urls(options.version),
+        urls=manifest.urls(minor),
         manifest=path,
-        lease=lease_of(_config_after(observed, files, named[0]), after, _minor_or_newest(manifest, options)),
+        lease=config.lease_of(_config_after(observed, files, named[0]), after, NEWEST if minor is None else minor),
         warnings=_kubespray_warnings(options, files),
         extender=options.extender.url if options.present else "",
     )
@@ -224,7 +225,7 @@ def extender_file(options: Options, observed: ControlPlane) -> ExtenderFile:
     :raises BadInput: this kube-scheduler can't be configured as requested.
     """
     manifest = StaticPod(observed["manifest"] or "", observed["manifest_path"])
-    flags = manifest.flags()
+    flags = manifest.flags
     form = _form(options, flags, config.minor_of(manifest.image, options.version))
     return ExtenderFile(form, flags.get(FORMS[form].flag) or FORMS[form].path)
 
@@ -238,7 +239,7 @@ def _touched(observed: ControlPlane, manifest: str) -> bool:
 def _may_be_merged(observed: ControlPlane) -> bool:
     """Return whether a user's own file may have our extender though nothing else of ours is there."""
     try:
-        flags = StaticPod(observed["manifest"] or "", observed["manifest_path"]).flags()
+        flags = StaticPod(observed["manifest"] or "", observed["manifest_path"]).flags
     except BadInput:
         # We never wrote such a manifest.
         return False
@@ -328,7 +329,7 @@ def _present(
     options: Options, observed: ControlPlane, manifest: StaticPod, minor: int
 ) -> tuple[list[File], dict[str, str]]:
     """Return the files, and the path on the machine of the one with the extender by its path for kube-scheduler."""
-    flags = manifest.flags()
+    flags = manifest.flags
     name = _form(options, flags, minor)
     form = FORMS[name]
     named = flags.get(form.flag, "")
@@ -341,7 +342,7 @@ def _present(
         if before is None:
             raise BadInput(f"{path}, which kube-scheduler's --{form.flag} names, doesn't exist")
         note = config.read(observed["merged"])
-        text, noted = config.put_in(path, name, before, minor, options.extender, note, manifest.annotated())
+        text, noted = config.put_in(path, name, before, minor, options.extender, note, manifest.annotated)
         files, flag = [_note(observed, noted), File(path, before, text)], None
     else:
         path = form.path
@@ -349,10 +350,10 @@ def _present(
         text = form.new(minor, flags, options.extender)
         files, flag = [], f"--{form.flag}={form.path}"
         manifest.mount(flag)
-    restart = text != before or outdated(observed, manifest.flags(), name, text)
+    restart = text != before or outdated(observed, manifest.flags, name, text)
     stamp = manifest.restamp(digest(text), restart=restart, interrupted=observed["pending"])
     own = _own_files(observed, {} if flag is None else {name: text})
-    patches = _patches(options, observed, patch_files(stamp, flag, manifest.volume_names().ours))
+    patches = _patches(options, observed, patch_files(stamp, flag, manifest.volume_names.ours))
     # The manifest after the files that it names and before those that it no longer names: kubelet acts on it at once.
     files = [
         *files,
@@ -388,7 +389,7 @@ def outdated(observed: ControlPlane, flags: t.Mapping[str, str], form: FormName,
 
 def _absent(options: Options, observed: ControlPlane, manifest: StaticPod) -> list[File]:
     files: list[File] = []
-    stamp = manifest.stamp().sha256
+    stamp = manifest.stamp.sha256
     note = config.read(observed["merged"])
     for form, path in _merged_paths(manifest, note):
         text = _text_of(form, path, observed)
@@ -410,7 +411,7 @@ def _merged_paths(manifest: StaticPod, note: config.Note | None) -> list[tuple[F
     """Return the user's files that may have our extender, each with its form."""
     if note is not None:
         return [(note.form, note.path)]
-    flags = manifest.flags()
+    flags = manifest.flags
     paths = []
     for form in FORMS.values():
         named = flags.get(form.flag, "")
@@ -419,7 +420,7 @@ def _merged_paths(manifest: StaticPod, note: config.Note | None) -> list[tuple[F
         try:
             paths.append((form.name, manifest.host_path(named)))
         except BadInput:
-            if manifest.annotated():
+            if manifest.annotated:
                 raise
             # Not a file that we could have changed.
     return paths
@@ -501,13 +502,6 @@ def _patches(options: Options, observed: ControlPlane, wanted: t.Mapping[str, st
 # --------------------------------------------------------------------------- lease
 
 
-def _minor_or_newest(manifest: StaticPod, options: Options) -> int:
-    try:
-        return config.minor_of(manifest.image, options.version)
-    except BadInput:
-        return NEWEST
-
-
 def _config_after(observed: ControlPlane, files: t.Sequence[File], named: str) -> str | None:
     """Return the text of kube-scheduler's configuration after the change."""
     if not named:
@@ -515,31 +509,3 @@ def _config_after(observed: ControlPlane, files: t.Sequence[File], named: str) -
     own = named == FORMS["config"].path
     path, before = (named, observed["ours"]) if own else (observed["config_path"], observed["config"])
     return {changed_path: text for changed_path, _before, text in files}.get(path, before)
-
-
-def lease_of(text: str | None, flags: t.Mapping[str, str], minor: int) -> tuple[str, str] | None:
-    """Return namespace and name of the lease by which kube-schedulers elect a leader; None where they use none.
-
-    :param text: the configuration; None where it has none.
-    :param flags: kube-scheduler's flags.
-    :param minor: of kube-scheduler 1.``minor``.
-    """
-    try:
-        configured = (yaml.load(text, Loader=Loader) or {}).get("leaderElection") if text else None
-    except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
-        configured = None
-    election = dict(configured) if isinstance(configured, dict) else {}
-    if text is None or minor >= FLAGS_LEAD_SINCE:
-        by_flags = config.from_flags(flags)["leaderElection"]
-        election.update({key: value for key, value in by_flags.items() if set(_FLAGS_OF.get(key, ())) & set(flags)})
-    if election.get("leaderElect") is False or election.get("resourceLock") in NO_LEASE:
-        return None
-    return str(election.get("resourceNamespace") or "kube-system"), str(election.get("resourceName") or CONTAINER)
-
-
-_FLAGS_OF = {
-    "leaderElect": ("leader-elect",),
-    "resourceLock": ("leader-elect-resource-lock",),
-    "resourceName": ("leader-elect-resource-name", "lock-object-name"),
-    "resourceNamespace": ("leader-elect-resource-namespace", "lock-object-namespace"),
-}

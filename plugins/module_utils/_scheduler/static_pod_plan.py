@@ -11,7 +11,7 @@ import typing as t
 
 from .._core.errors import BadInput
 from .._core.types import JsonObject
-from .._documents.yaml_editor import Document, Path, Step
+from .._documents.yaml_editor import Document, Path
 from . import config
 from . import control_plane as cp
 from .config import FORMS
@@ -61,32 +61,50 @@ class StaticPod:
     """kube-scheduler's manifest while it is edited.
 
     :param path: the manifest's file, for messages.
+    :ivar flags: kube-scheduler's flags by their names without dashes; of those without a value it is empty.
+    :ivar annotated: whether the pod has our annotation.
+    :ivar stamp: the annotation's; an empty one without the annotation.
+    :ivar volume_names: which names of volumes are ours.
     :raises BadInput: it can't be edited; it is left as it is.
     """
 
     def __init__(self, text: str, path: str = cp.MANIFEST) -> None:
         self._file = path
         self._document = Document(path, text)
-        if self._document.get(("kind",)) != "Pod":
-            raise self._refused(
-                ("kind",), f"is a {self._document.get(('kind',)) or 'mapping without a kind'}, not a Pod"
-            )
+        # The values, of which each edit changes its own.
+        self._pod: JsonObject = self._document.get(())
+        if self._pod.get("kind") != "Pod":
+            raise self._refused(("kind",), f"is a {self._pod.get('kind') or 'mapping without a kind'}, not a Pod")
         self._demand(dict, ("metadata",), ANNOTATIONS, ("spec",))
         self._demand(list, ("spec", "containers"), ("spec", "volumes"), of=dict)
-        self._container: Path = ("spec", "containers", self._find())
-        self._demand(list, *((*self._container, name) for name in ("command", "args")), of=(str, int, float))
-        self._demand(list, (*self._container, "volumeMounts"), of=dict)
-
-    def _find(self) -> int:
-        """Return the number of kube-scheduler's container, by its name or else by what it runs.
-
-        :raises BadInput: there is none, or there are several.
-        """
-        numbers = cp.scheduler_containers(self._document.get(("spec", "containers")) or [])
+        containers = (self._pod.get("spec") or {}).get("containers") or []
+        numbers = cp.scheduler_containers(containers)
         if len(numbers) != 1:
             count = f"{len(numbers)} containers" if numbers else "no container"
             raise self._refused(("spec", "containers"), f"has {count} {CONTAINER}", BESIDE)
-        return numbers[0]
+        self._at: Path = ("spec", "containers", numbers[0])
+        self._container: JsonObject = containers[numbers[0]]
+        self._demand(list, *((*self._at, name) for name in ("command", "args")), of=(str, int, float))
+        self._demand(list, (*self._at, "volumeMounts"), of=dict)
+        self.image = str(self._container.get("image") or "")
+        annotations = (self._pod.get("metadata") or {}).get("annotations") or {}
+        self.annotated = ANNOTATION in annotations
+        self.stamp = Stamp.parse(str(annotations.get(ANNOTATION) or ""))
+        self._read()
+
+    def _read(self) -> None:
+        """Read the flags and the volumes' names, which edits change."""
+        words = cp.words_of(self._container)
+        self.flags = {}
+        for number, word in enumerate(words):
+            if not word.startswith("--"):
+                continue
+            name, equals, value = word[2:].partition("=")
+            following = words[number + 1] if number + 1 < len(words) else "--"
+            # kube-scheduler accepts both characters.
+            self.flags[name.replace("_", "-")] = value if equals or following.startswith("-") else following
+        self._words = words
+        self.volume_names = VolumeNames.of(self._pod["spec"].get("volumes") or [])
 
     def _demand(self, kind: type, *paths: Path, of: type | tuple[type, ...] = object) -> None:
         for path in paths:
@@ -106,50 +124,29 @@ class StaticPod:
         advice = f", and {way_out}" if way_out else ""
         return BadInput(f"{self._file}, line {line}, {reason}; it is left as it is{advice}")
 
-    @property
-    def image(self) -> str:
-        return str(self._get("image") or "")
-
-    def _get(self, *steps: Step) -> t.Any:
-        return self._document.get((*self._container, *steps))
-
     def _flag_list(self) -> str:
         """Return the container's list for a further flag: args if there are any, because they follow the command.
 
         :raises BadInput: a flag in neither would reach kube-scheduler.
         """
-        command = [str(word) for word in self._get("command") or []]
+        command = [str(word) for word in self._container.get("command") or []]
         if command and posixpath.basename(command[0]) in SHELLS:
             raise self._refused(
-                (*self._container, "command"),
+                (*self._at, "command"),
                 f"starts kube-scheduler by {command[0]}, whose arguments can't be edited safely",
                 BESIDE,
             )
         # A command here would replace that of the image.
-        return "args" if self._get("args") or not command else "command"
-
-    def flags(self) -> dict[str, str]:
-        """Return kube-scheduler's flags by their names without dashes; of those without a value it is empty."""
-        words = cp.words_of(self._get())
-        flags: dict[str, str] = {}
-        for number, word in enumerate(words):
-            if not word.startswith("--"):
-                continue
-            name, equals, value = word[2:].partition("=")
-            following = words[number + 1] if number + 1 < len(words) else "--"
-            # kube-scheduler accepts both characters.
-            flags[name.replace("_", "-")] = value if equals or following.startswith("-") else following
-        return flags
+        return "args" if self._container.get("args") or not command else "command"
 
     def host_path(self, path: str) -> str:
         """Return the path on the machine of a path in the container.
 
         :raises BadInput: it isn't on the machine.
         """
-        volumes = {volume.get("name"): volume for volume in self._document.get(("spec", "volumes")) or []}
-        mounts = sorted(
-            self._get("volumeMounts") or [], key=lambda mount: len(str(mount.get("mountPath"))), reverse=True
-        )
+        volumes = {volume.get("name"): volume for volume in self._pod["spec"].get("volumes") or []}
+        mounts = self._container.get("volumeMounts") or []
+        mounts = sorted(mounts, key=lambda mount: len(str(mount.get("mountPath"))), reverse=True)
         path = posixpath.normpath(path)
         for mount in mounts:
             folder = posixpath.normpath(str(mount.get("mountPath")))
@@ -159,9 +156,9 @@ class StaticPod:
                     return posixpath.normpath(f"{host}/{mount.get('subPath') or ''}/{path[len(folder) :]}")
                 break
         words = [
-            (self._document.line((*self._container, name, number)), str(word))
+            (self._document.line((*self._at, name, number)), str(word))
             for name in ("command", "args")
-            for number, word in enumerate(self._get(name) or [])
+            for number, word in enumerate(self._container.get(name) or [])
             if path in str(word)
         ]
         line, word = (words or [(1, path)])[0]
@@ -172,42 +169,34 @@ class StaticPod:
 
     # ----------------------------------------------------------------- our part
 
-    def annotated(self) -> bool:
-        return ANNOTATION in (self._document.get(ANNOTATIONS) or {})
-
-    def stamp(self) -> Stamp:
-        """Return the annotation's stamp; an empty one without the annotation."""
-        return Stamp.parse(str((self._document.get(ANNOTATIONS) or {}).get(ANNOTATION) or ""))
-
     def restamp(self, sha256: str, *, restart: bool, interrupted: bool) -> str:
         """Annotate the pod with the stamp of the next configuration, as ``Stamp.following`` makes it, and return it."""
-        stamp = self.stamp().following(sha256, restart=restart, interrupted=interrupted)
+        stamp = self.stamp.following(sha256, restart=restart, interrupted=interrupted)
         self.annotate(stamp)
         return str(stamp)
 
     def annotate(self, stamp: Stamp) -> None:
-        if self.stamp() != stamp:
+        if self.stamp != stamp:
             self._document.set((*ANNOTATIONS, ANNOTATION), str(stamp))
+            self.annotated, self.stamp = True, stamp
 
     def mount(self, flag: str = f"--config={CONFIG}") -> None:
         """Mount our folder in the container, and add the flag that names a file in that folder.
 
         :raises BadInput: another volume is mounted at that path.
         """
-        flags = (*self._container, self._flag_list())
-        if flag not in cp.words_of(self._get()):
+        flags = (*self._at, self._flag_list())
+        if flag not in self._words:
             self._document.append(flags, flag)
-        mounts, names = (*self._container, "volumeMounts"), self.volume_names()
-        there = self._get("volumeMounts") or []
+        mounts, names = (*self._at, "volumeMounts"), self.volume_names
+        there = self._container.get("volumeMounts") or []
         for number in sorted(set(range(len(there))) - set(names.among(there))):
             if posixpath.normpath(str(there[number].get("mountPath"))) == FOLDER:
                 name = there[number].get("name")
                 raise self._refused((*mounts, number), f"mounts {name} at {FOLDER}, the path of our folder")
         put_ours(self._document, mounts, MOUNT, names)
         put_ours(self._document, ("spec", "volumes"), HOST_FOLDER, names)
-
-    def volume_names(self) -> VolumeNames:
-        return VolumeNames.of(self._document.get(("spec", "volumes")) or [])
+        self._read()
 
     def restore(self, *, annotation: bool = True) -> None:
         """Remove everything of ours: each flag that names a file of our folder, the folder, the annotation.
@@ -216,42 +205,43 @@ class StaticPod:
         """
         ours = tuple(f"--{name}={FOLDER}/" for name in FLAGS)
         for name in ("command", "args"):
-            words = [str(word) for word in self._get(name) or []]
+            words = [str(word) for word in self._container.get(name) or []]
             for number in reversed([n for n, word in enumerate(words) if word.startswith(ours)]):
-                self._document.delete((*self._container, name, number))
-        names = self.volume_names()
-        for path in ((*self._container, "volumeMounts"), ("spec", "volumes")):
-            remove_ours(self._document, path, names)
-        if annotation and self.annotated():
+                self._document.delete((*self._at, name, number))
+        for path in ((*self._at, "volumeMounts"), ("spec", "volumes")):
+            remove_ours(self._document, path, self.volume_names)
+        if annotation and self.annotated:
             self._document.delete((*ANNOTATIONS, ANNOTATION))
+            self.annotated, self.stamp = False, Stamp("")
+        self._read()
 
     def text(self) -> str:
         return self._document.checked()
 
     # ----------------------------------------------------------------- health
 
-    def urls(self, version: str | None) -> tuple[str, ...]:
-        """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags."""
-        try:
-            minor: int | None = config.minor_of(self.image, version)
-        except BadInput:
-            minor = None
-        base = self._probed() or cp.health_base(self.flags(), minor)
+    def urls(self, minor: int | None) -> tuple[str, ...]:
+        """Return the URLs of kube-scheduler's health, from the manifest's own probe or its flags.
+
+        :param minor: of kube-scheduler 1.``minor``; None where it is unknown.
+        """
+        base = self._probed() or cp.health_base(self.flags, minor)
         return tuple(base + path for path in config.health_paths(minor or 0))
 
     def _probed(self) -> str:
         """Return the URL that kubelet's probe asks, without its path; empty without a probe."""
-        asked = self._get("livenessProbe", "httpGet") or {}
+        probe = self._container.get("livenessProbe")
+        asked = (probe.get("httpGet") if isinstance(probe, dict) else None) or {}
         port = asked.get("port")
         if isinstance(port, str) and not port.isdigit():
             port = {
                 container_port.get("name"): container_port.get("containerPort")
-                for container_port in self._get("ports") or []
+                for container_port in self._container.get("ports") or []
             }.get(port)
         if not port:
             return ""
         scheme = str(asked.get("scheme") or "HTTP").lower()
-        listens = self.flags().get("bind-address" if scheme == "https" else "address") or ""
+        listens = self.flags.get("bind-address" if scheme == "https" else "address") or ""
         return cp.server_url(str(asked.get("host") or listens), port, scheme)
 
 
@@ -298,8 +288,10 @@ def put_ours(document: Document, path: Path, item: JsonObject, names: VolumeName
     :param names: which names are ours there.
     """
     item, items = {**item, "name": names.ours}, document.get(path) or []
-    if [items[number] for number in names.among(items)] != [item]:
-        remove_ours(document, path, names)
+    numbers = names.among(items)
+    if [items[number] for number in numbers] != [item]:
+        for number in reversed(numbers):
+            document.delete((*path, number))
         document.append(path, item)
 
 

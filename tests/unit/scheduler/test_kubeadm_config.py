@@ -324,7 +324,7 @@ def test_real_kubeadm_applies_the_patches(configured: bool, tmp_path: Path) -> N
     assert ours.text() == after
     ours.restore()
     expected = StaticPod(ours.text())
-    assert expected.flags() == {**StaticPod(manifests.kubeadm(36)).flags(), "v": "2"}
+    assert expected.flags == {**StaticPod(manifests.kubeadm(36)).flags, "v": "2"}
     left = yaml.safe_load(ours.text())
     assert left["spec"]["volumes"] == yaml.safe_load(manifests.kubeadm(36))["spec"]["volumes"]
 

@@ -25,7 +25,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.extenders
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.plan import (
     ObserveAgain,
     Options,
-    lease_of,
     make_plan,
 )
 from fake_machine import ABSENT, EXTENDER, PRESENT
@@ -636,7 +635,7 @@ ELECTION = "leaderElection: {%s}\n"
 def test_lease_by_configuration_and_flags(
     text: str | None, flags: dict[str, str], minor: int, lease: tuple[str, str] | None
 ) -> None:
-    assert lease_of(text, flags, minor) == lease
+    assert sc.lease_of(text, flags, minor) == lease
 
 
 def test_lease_of_the_users_configuration() -> None:

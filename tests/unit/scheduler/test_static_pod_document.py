@@ -32,7 +32,7 @@ FLAG = f"--config={CONFIG}"
 
 def edited(text: str, sha256: str = SHA256) -> str:
     pod = StaticPod(text)
-    if pod.flags().get("config", CONFIG) == CONFIG:
+    if pod.flags.get("config", CONFIG) == CONFIG:
         pod.mount()
     pod.annotate(Stamp(sha256))
     return pod.text()
@@ -97,7 +97,7 @@ def test_manifest_edited_and_restored(name: str) -> None:
     assert foreign(after) == foreign(before)
     assert after["metadata"]["annotations"][ANNOTATION] == SHA256
     container = scheduler(after)
-    theirs = StaticPod(text).flags().get("config", CONFIG) != CONFIG
+    theirs = StaticPod(text).flags.get("config", CONFIG) != CONFIG
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     assert words.count(FLAG) == (0 if theirs else 1)
     volumes = [one for one in after["spec"].get("volumes") or [] if one["name"] == VOLUME]
@@ -106,7 +106,7 @@ def test_manifest_edited_and_restored(name: str) -> None:
         assert words[-1] == FLAG, "behind all others"
         assert volumes == [{"name": VOLUME, "hostPath": {"path": FOLDER, "type": "Directory"}}]
         assert mounts == [{"name": VOLUME, "mountPath": FOLDER, "readOnly": True}]
-        assert StaticPod(done).flags()["config"] == CONFIG
+        assert StaticPod(done).flags["config"] == CONFIG
     # Every line that there was is there still, but for those that had brackets filled, or JSON that got a comma.
     lines = done.splitlines()
     rest = [line for line in text.splitlines() if line not in lines and line + "," not in lines]
@@ -125,7 +125,7 @@ def test_kubernetes_parser_agrees(name: str, tmp_path: Path) -> None:
     after = by_kubernetes(edited(CORPUS[name]), tmp_path)
     assert foreign(after) == foreign(before)
     assert after["metadata"]["annotations"][ANNOTATION] == SHA256
-    if StaticPod(CORPUS[name]).flags().get("config", CONFIG) == CONFIG:
+    if StaticPod(CORPUS[name]).flags.get("config", CONFIG) == CONFIG:
         assert {"name": VOLUME, "hostPath": {"path": FOLDER, "type": "Directory"}} in after["spec"]["volumes"]
         assert {"name": VOLUME, "mountPath": FOLDER, "readOnly": True} in scheduler(after)["volumeMounts"]
 
@@ -187,13 +187,13 @@ def test_host_path_of_subpath_and_unsupported_volumes() -> None:
     ],
 )
 def test_flags(name: str, flags: dict[str, str]) -> None:
-    assert flags.items() <= StaticPod(CORPUS[name]).flags().items()
+    assert flags.items() <= StaticPod(CORPUS[name]).flags.items()
 
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_machine_reads_the_same_flags_without_a_yaml_library(name: str) -> None:
     for text in (CORPUS[name], edited(CORPUS[name])):
-        assert cp.flag(text, "config") == StaticPod(text).flags().get("config", "")
+        assert cp.flag(text, "config") == StaticPod(text).flags.get("config", "")
 
 
 def test_other_flag_of_ours_is_removed() -> None:
