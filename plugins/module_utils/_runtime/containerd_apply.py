@@ -214,12 +214,10 @@ class ContainerdEngine(Engine):
     def own_files(self) -> list[str]:
         return [drop_in_path(self._config)]
 
-    def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        return unmet_requirements(effective(after.value), self._wanted, self._users_default)
-
-    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
+    def compare(self, before: ConfigOnDisk, after: ConfigOnDisk) -> tuple[list[str], list[Loss]]:
         old, new = effective(before.value), effective(after.value)
-        return losses(old, new, self._wanted, self._expected)
+        unmet = unmet_requirements(new, self._wanted, self._users_default)
+        return unmet, losses(old, new, self._wanted, self._expected)
 
     def health_error(self) -> tuple[str, bool]:
         ctr = posixpath.join(posixpath.dirname(self._binary), "ctr")

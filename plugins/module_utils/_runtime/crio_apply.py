@@ -57,11 +57,9 @@ class CrioEngine(Engine):
         text, error = config_of_files(self._system, self._daemon())
         return ConfigOnDisk(text, self._masks.mask(error))
 
-    def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        return crio.unmet_requirements(crio.parse_config(after.value), self._wanted)
-
-    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
-        return crio.losses(crio.parse_config(before.value), crio.parse_config(after.value))
+    def compare(self, before: ConfigOnDisk, after: ConfigOnDisk) -> tuple[list[str], list[Loss]]:
+        old, new = crio.parse_config(before.value), crio.parse_config(after.value)
+        return crio.unmet_requirements(new, self._wanted), crio.losses(old, new)
 
     def health_error(self) -> tuple[str, bool]:
         daemon = self._daemon()

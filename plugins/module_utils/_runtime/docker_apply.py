@@ -23,6 +23,7 @@ from . import docker
 from .containerd import RUNTIME_NAME, Options
 from .docker import config_path, info, validate
 from .engine import ConfigOnDisk, Engine, require_binary
+from .types import Loss
 
 RELOAD_SECONDS = 5.0
 POLL_SECONDS = 0.25
@@ -95,9 +96,9 @@ class DockerEngine(Engine):
             validate(self._system, self._daemon(), self._config, self._version),
         )
 
-    def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
+    def compare(self, before: ConfigOnDisk, after: ConfigOnDisk) -> tuple[list[str], list[Loss]]:
         if not self._wanted.present:
-            return []
+            return [], []
         runtimes: docker.FileRuntimes = after.value
         named = runtimes.default or self._flags.default
         wrong = []
@@ -105,7 +106,7 @@ class DockerEngine(Engine):
             wrong.append(f"default-runtime is {named!r}")
         if runtimes.runtimes.get(RUNTIME_NAME) != self._wanted.binary:
             wrong.append(f"runtimes.{RUNTIME_NAME} isn't in it")
-        return wrong
+        return wrong, []
 
     def activate(self, transaction: FileTransaction, timeout: float) -> str:
         text = self._system.read(self._config)

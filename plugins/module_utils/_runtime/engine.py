@@ -88,13 +88,12 @@ class Engine:
         """Return the paths of files that hold settings of this collection alone, and that may be empty."""
         return []
 
-    def validate_new_config(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[str]:
-        """List the reasons to reject new files that no daemon has read yet."""
-        return []
+    def compare(self, before: ConfigOnDisk, after: ConfigOnDisk) -> tuple[list[str], list[Loss]]:
+        """Compare the effective configurations of the old files and of new ones that no daemon has read yet.
 
-    def losses(self, before: ConfigOnDisk, after: ConfigOnDisk) -> list[Loss]:
-        """List the user's settings that new files would alter, by the effective configurations of both."""
-        return []
+        :returns: the reasons to reject the new files, and the user's settings that they would alter.
+        """
+        return [], []
 
     def activate(self, transaction: FileTransaction, timeout: float) -> str:
         """Make the daemon run with the files on disk.
@@ -186,24 +185,23 @@ class ConfigUpdate:
         before, ran_with = engine.config_on_disk(), engine.running_config()
         files = []
         for change in changes:
-            real = self._system.read(change.path)
+            real = texts[change.path]
             text = None if change.after is None else engine.unredact(change.after, real or "")
             files.append(Replacement(change.path, digest(real), text))
         files = engine.add_managed_files(files)
         backups = self._write(files)
         after = engine.config_on_disk()
-        reasons = []
-        if after.error:
-            reasons = [after.error]
-        elif changes:
-            reasons = engine.validate_new_config(before, after)
+        reasons = [after.error] if after.error else []
+        losses: list[Loss] = []
+        if changes and not after.error:
+            reasons, losses = engine.compare(before, after)
         if reasons:
             self._undo(backups)
             raise NotInEffect(f"{engine.name} rejects the new configuration; it was rolled back: {'; '.join(reasons)}")
-        if changes and before.value and engine.losses(before, after):
+        if losses and before.value:
             # An earlier file of ours may have hidden what the user wrote: compare with his files alone.
             self._transaction.restore(backups)
-            losses = engine.losses(self._users_config(before), after)
+            _reasons, losses = engine.compare(self._users_config(before), after)
             if losses:
                 self._undo(backups)
                 paths = [mask_words(".".join(loss.path)) for loss in losses]
