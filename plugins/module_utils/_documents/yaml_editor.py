@@ -11,6 +11,7 @@ manifests in the tests without any edit: indentation, line ends, marks of docume
 
 from __future__ import annotations
 
+import bisect
 import collections
 import copy
 import json
@@ -27,10 +28,7 @@ from .yaml_tree import (
     Loader,
     Node,
     Repeated,
-    comments,
     fault,
-    line_end,
-    line_start,
     parse,
     refuse_large,
 )
@@ -165,7 +163,7 @@ class Document:
             self._splice(last.end, last.end, self._style.separator(self._text, node) + new)
             return
         lines = self._style.block_entry(self._text, node, key, value)
-        at = line_end(self._text, last.end)
+        at = _line_end(self._text, last.end)
         self._splice(at, at, "".join(self._style.newline + line for line in lines))
 
     def _fill(self, path: Path, node: Node, value: dict[Step, t.Any] | list[t.Any]) -> None:
@@ -233,7 +231,7 @@ class Document:
         if node.flow:
             self._remove_flow(node, number)
             return
-        start, end = line_start(self._text, entry.start), line_end(self._text, entry.end)
+        start, end = _line_start(self._text, entry.start), _line_end(self._text, entry.end)
         if self._text[start : entry.start].strip():
             # It shares its line with the dash above it.
             if following is None:
@@ -241,7 +239,7 @@ class Document:
             self._splice(entry.start, following.start, "")
             return
         # Comments on lines of their own stay.
-        kept = "".join(self._style.newline + comment for comment in comments(self._text, self._tree, start, end))
+        kept = "".join(self._style.newline + comment for comment in _comment_lines(self._text, self._tree, start, end))
         if start:
             before = start - (2 if self._text[:start].endswith("\r\n") else 1)
             self._splice(before, end, kept)
@@ -328,8 +326,42 @@ def _is_json(text: str) -> bool:
         return False
 
 
+def _comment_lines(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
+    """Return the comments on lines of their own; a line of a multi-line scalar is none.
+
+    :param tree: of the whole text.
+    :param start: of the part to search, and ``end`` its end; None for the end of the text.
+    """
+
+    def texts(node: Node) -> t.Iterator[tuple[int, int]]:
+        if node.kind == SCALAR and "\n" in text[node.start : node.end]:
+            yield node.start, node.end
+        for entry in node.entries:
+            yield from texts(entry.value)
+
+    # In the order of their positions, as entries are.
+    inside = [(-1, -1), *texts(tree)]
+    return [
+        match[0]
+        for match in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
+        if match.start() >= inside[bisect.bisect_left(inside, (match.start(),)) - 1][1]
+    ]
+
+
+def _line_start(text: str, at: int) -> int:
+    return text.rfind("\n", 0, at) + 1
+
+
+def _line_end(text: str, at: int) -> int:
+    """Return the position of a line's end, before its line break."""
+    end = text.find("\n", at)
+    if end < 0:
+        return len(text)
+    return end - 1 if text[end - 1 : end] == "\r" and end > at else end
+
+
 def _comments(text: str, tree: Node) -> collections.Counter[str]:
-    return collections.Counter(comment.strip() for comment in comments(text, tree))
+    return collections.Counter(comment.strip() for comment in _comment_lines(text, tree))
 
 
 def _line_of(text: str, at: int) -> int:
@@ -383,7 +415,7 @@ class Style:
         :param key: the entry's key; None in a list.
         """
         last = node.entries[-1]
-        prefix = text[line_start(text, last.start) : last.start]
+        prefix = text[_line_start(text, last.start) : last.start]
         if self._json and self._unit and not prefix.strip():
             written = json.dumps(value, ensure_ascii=False, indent=self._unit)
             written = written.replace("\n", self.newline + prefix)

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The positions of all values in a YAML text, and the text of new values in the file's style."""
+"""The positions of all values in a YAML text."""
 
 from __future__ import annotations
 
@@ -88,40 +88,6 @@ class Node:
         if self.kind == LIST and isinstance(step, int):
             return self.entries[step] if step < len(self.entries) else None
         return next((entry for entry in self.entries if self.kind == MAP and entry.key == step), None)
-
-
-def comments(text: str, tree: Node, start: int = 0, end: int | None = None) -> list[str]:
-    """Return the comments on lines of their own; a line of a multi-line scalar is none.
-
-    :param tree: of the whole text.
-    :param start: of the part to search, and ``end`` its end; None for the end of the text.
-    """
-
-    def texts(node: Node) -> t.Iterator[tuple[int, int]]:
-        if node.kind == SCALAR and "\n" in text[node.start : node.end]:
-            yield node.start, node.end
-        for entry in node.entries:
-            yield from texts(entry.value)
-
-    # In the order of their positions, as entries are.
-    inside = [(-1, -1), *texts(tree)]
-    return [
-        match[0]
-        for match in re.compile(r"(?m)^[ \t]*#[^\r\n]*").finditer(text, start, len(text) if end is None else end)
-        if match.start() >= inside[bisect.bisect_left(inside, (match.start(),)) - 1][1]
-    ]
-
-
-def line_start(text: str, at: int) -> int:
-    return text.rfind("\n", 0, at) + 1
-
-
-def line_end(text: str, at: int) -> int:
-    """Return the position of a line's end, before its line break."""
-    end = text.find("\n", at)
-    if end < 0:
-        return len(text)
-    return end - 1 if text[end - 1 : end] == "\r" and end > at else end
 
 
 def parse(text: str, is_json: bool) -> Node:
