@@ -85,7 +85,8 @@ class Apply:
         interrupted = self._files.pending() and self._written(self._manifest) >= self._written(cp.PENDING)
         replaced = interrupted or any(change.path == self._manifest for change in changes)
         pods = set(self._pods())
-        ending = self._running_with(self._system.read(self._manifest))
+        manifest = self._system.read(self._manifest)
+        ending = self._running_with(manifest)
         # kube-scheduler may run without root, so everybody can read the folder.
         done = self._system.run(["mkdir", "-p", "-m", "0755", FOLDER])
         if done.rc != 0:
@@ -94,7 +95,8 @@ class Apply:
         old_seconds: float | None = None if replaced else STABLE_SECONDS
         for backup in backups:
             if backup.path == self._manifest:
-                ending |= self._running_with(backup.text)
+                if backup.text != manifest:
+                    ending |= self._running_with(backup.text)
                 if digest(backup.text) == backup.replaced_by:
                     # It returns to its state before an earlier run, which kubelet may not have noticed.
                     old_seconds = NOTICED_SECONDS
