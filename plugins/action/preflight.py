@@ -15,7 +15,7 @@ import os
 import shutil
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import nodes
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
@@ -25,7 +25,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images import image
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_name
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import limit_mode, node_name
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
@@ -68,7 +68,7 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
         hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
-        limit = nodes.mode(params["memory_limit"])
+        limit = limit_mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
         claims = Claims(
             known.get("given") or {},
@@ -79,9 +79,10 @@ class ActionModule(ShareAction):
         )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
-        findings = examine(options, params["cluster"], hosts, params["ignore"])
+        cluster = cluster_of(known) if known else None
+        findings = examine(options, cluster, hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
-        if params["cluster"] is not None and needed and params["image_delivery"] == delivery.IMPORT:
+        if cluster is not None and needed and params["image_delivery"] == delivery.IMPORT:
             findings += _archive(params["image_archive"], params["image"])
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.

@@ -9,6 +9,7 @@ import typing as t
 
 if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Wanted
+    from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 
 def card_exclusions(
@@ -23,7 +24,7 @@ def card_exclusions(
 
 
 def initial_inventory(
-    nodes: t.Sequence[t.Mapping[str, t.Any]],
+    nodes: t.Sequence[JsonObject],
     gpu_nodes: str | t.Sequence[str] = (),
     control_plane: str | t.Sequence[str] = (),
     ssh: bool = True,

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import claims as dra
 from .._core.natural import natural
 from .claims import Read, add_cards, resolve
-from .nodes import NodeShares, Part, read_node
+from .nodes import NodeShares, Part
 from .pods import (
     DRA,
     GPUSHARE,
@@ -26,24 +25,9 @@ from .pods import (
     Claim,
     NodeEntry,
     PodEntry,
-    PodReader,
 )
 
 BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA)
-
-
-def allocation(
-    nodes: t.Iterable[t.Any], pods: t.Iterable[t.Any], slices: t.Sequence[t.Any] = (), claims: t.Sequence[t.Any] = ()
-) -> Allocation:
-    """Compute the allocation of a cluster; nodes are in natural order of their names.
-
-    :param slices: the API's ResourceSlices.
-    :param claims: the API's ResourceClaims.
-    """
-    read = PodReader()
-    parsed = [shares for node in nodes for shares in read_node(node)]
-    in_api = Read(tuple(map(dra.slice_of, slices)), tuple(map(dra.claim_of, claims)))
-    return assemble(parsed, [claim for pod in pods for claim in read(pod)], in_api)
 
 
 def assemble(nodes: t.Sequence[NodeShares], claims: t.Iterable[Claim], by_claims: Read) -> Allocation:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import typing as t
 
-from .._contracts import gpushare as contract
 from .._core.types import JsonObject
 from .._kube.errors import KubeError
 
@@ -89,14 +88,12 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
     return installed
 
 
-def announced(allocatable: t.Mapping[str, str]) -> list[str]:
+def announced(allocatable: t.Mapping[str, int]) -> list[str]:
     """Return the resources of other stacks that a node has now.
 
     kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable.
     """
-    return sorted(
-        name for name, text in allocatable.items() if RESOURCES.fullmatch(name) and contract.quantity(text) > 0
-    )
+    return sorted(name for name, number in allocatable.items() if RESOURCES.fullmatch(name) and number > 0)
 
 
 def plugins(daemon_sets: t.Iterable[JsonObject]) -> list[Plugin]:

@@ -1,108 +1,27 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which back end has a node's cards and who allocates them: decided once, from variables and cluster. Pure."""
+"""Which back end has a node's cards, who allocates them, and where the cluster's servers run: decided once. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
-import re
 import typing as t
 
-from .._contracts import backends, claim_templates, hami, hami_marks, nvidia_plugin
+from .._contracts import claim_templates
 from .._contracts import gpushare as contract
+from .._contracts.backends import GPUSHARE, HAMI, NVIDIA
 from .._contracts.model import Node
 from .._core.types import JsonObject
-from . import server_nodes
-from .cluster import ClusterNode, ClusterState
+from .._kube import tolerations
+from .allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER, lacks_restricted, release
+from .cluster import Cluster
 
-GPUSHARE, HAMI, NVIDIA, LABEL_BACKEND = backends.GPUSHARE, backends.HAMI, backends.NVIDIA, backends.LABEL
-# Values of gpushare_allocation, a node's variable. The first two and the other back ends are the allocators below.
-EXTENDER, DRA, AUTO = "extender", "dra", "auto"
+# Values of gpushare_allocation, a node's variable.
+AUTO = "auto"
 ALLOCATIONS = (EXTENDER, DRA, AUTO)
 # On a node, while playbooks/switch.yml switches it: the new allocator.
 SWITCHING = "kubegpu.share/switch"
-
-
-@dataclasses.dataclass(frozen=True)
-class Allocator:
-    """Who gives away a node's cards, and by what that is known of the node.
-
-    :param backend: a value of gpu_backend.
-    :param role: the role that deploys it. Role switch goes through its files of tasks: ``backend_deploy``,
-        ``backend_remove``, ``backend_clean`` on the machine, and ``backend_canary``, the pod that proves it.
-    :param title: in messages.
-    :param label: of a node that has it.
-    :param restricted: the label that lets its servers run on a node, which no kubelet may set.
-    :param server: label of its server's pods on a node.
-    :param annotations: what that server writes on a node.
-    :param resources: what a node announces by it, as a shell matches names.
-    """
-
-    backend: str
-    role: str
-    title: str
-    label: tuple[str, str]
-    restricted: tuple[str, str]
-    server: tuple[str, str]
-    annotations: tuple[str, ...] = ()
-    resources: tuple[str, ...] = ()
-
-    def labels(self, labels: t.Mapping[str, t.Any]) -> bool:
-        """Return whether these labels of a node say that it has the node."""
-        return labels.get(self.label[0]) == self.label[1]
-
-    def announces(self, resource: str) -> bool:
-        """Return whether a resource is one of its own."""
-        return any(fnmatch.fnmatchcase(resource, pattern) for pattern in self.resources)
-
-
-_NAME = "app.kubernetes.io/name"
-ALLOCATORS: t.Mapping[str, Allocator] = {
-    EXTENDER: Allocator(
-        GPUSHARE,
-        "gpushare",
-        "the extender",
-        (contract.NODE_LABEL, contract.NODE_LABEL_VALUE),
-        (backends.RESTRICTED, EXTENDER),
-        (_NAME, "gpushare-device-plugin"),
-        (contract.NODE_CARDS,),
-        (contract.RESOURCE_MEMORY,),
-    ),
-    DRA: Allocator(
-        GPUSHARE,
-        "gpushare",
-        "claims",
-        (contract.NODE_LABEL, contract.NODE_LABEL_CLAIMS),
-        (backends.RESTRICTED, DRA),
-        (_NAME, "gpushare-dra-driver"),
-    ),
-    HAMI: Allocator(
-        HAMI,
-        "hami",
-        "HAMi",
-        (LABEL_BACKEND, HAMI),
-        (backends.RESTRICTED, HAMI),
-        hami_marks.PLUGIN_LABEL,
-        (hami.NODE_REGISTER,),
-        (hami.RESOURCE_COUNT,),
-    ),
-    NVIDIA: Allocator(
-        NVIDIA,
-        "nvidia_device_plugin",
-        "NVIDIA's device plugin",
-        (LABEL_BACKEND, NVIDIA),
-        (backends.RESTRICTED, NVIDIA),
-        (_NAME, "nvidia-device-plugin"),
-        (),
-        (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
-    ),
-}
-BACKENDS = tuple(dict.fromkeys(allocator.backend for allocator in ALLOCATORS.values()))
-
-# The first release whose kube-apiserver and kube-scheduler divide a device by claims, by the feature gate.
-CLAIMS_SINCE = (1, 36)
+# The feature gate by which the control plane divides a device by claims.
 GATE = "DRAConsumableCapacity"
 OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Values that claims can do, by variable; what isn't here they can't do yet.
@@ -213,7 +132,7 @@ class Backends(t.TypedDict):
     dedicated: bool
     claims: str
     allocators: dict[str, JsonObject]
-    templates: server_nodes.Place
+    templates: Place
     control_plane_image: bool
     unrestricted: list[str]
 
@@ -221,65 +140,39 @@ class Backends(t.TypedDict):
 NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}
 
 
-def release(version: str) -> tuple[int, int]:
-    """Return major and minor number of a version; zeros for one that has none."""
-    numbers = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-
-
-def observed(cluster: ClusterState) -> dict[str, frozenset[str]]:
+def observed(cluster: Cluster) -> dict[str, frozenset[str]]:
     """Return the allocators of each node's cards now; several where a change wasn't completed."""
-    sliced = {row["node"] for row in cluster["slices"] or () if row["driver"] == claim_templates.DRIVER}
-    shared = {pod["node"] for pod in cluster["sharing_pods"] or ()}
+    sliced = {row["node"] for row in cluster.slices or () if row["driver"] == claim_templates.DRIVER}
+    shared = {pod.node for pod in cluster.sharing_pods or ()}
     by_node = {}
-    for node in cluster["nodes"]:
-        name = node["name"]
-        given = {EXTENDER: _is_announced(node) or name in shared, DRA: name in sliced}
-        by_node[name] = frozenset(
+    for node in cluster.nodes:
+        given = {EXTENDER: _is_announced(node) or node.name in shared, DRA: node.name in sliced}
+        by_node[node.name] = frozenset(
             allocation
             for allocation, allocator in ALLOCATORS.items()
-            if given.get(allocation) or allocator.labels(node["labels"])
+            if given.get(allocation) or allocator.labels(node.labels)
         )
     return by_node
 
 
-def allocator_of(node: Node) -> str:
-    """Return the allocator that has a node, whoever deployed it; empty where nobody has.
-
-    Its label decides; a node without one has what its allocator writes there, or announces.
-    """
-    for name, allocator in ALLOCATORS.items():
-        if allocator.labels(node.labels):
-            return name
-    for name, allocator in ALLOCATORS.items():
-        if any(key in node.annotations for key in allocator.annotations):
-            return name
-    for name, allocator in ALLOCATORS.items():
-        # HAMi's resource is NVIDIA's, too; a node of HAMi has its annotation.
-        if name != HAMI and any(allocator.announces(key) and size > 0 for key, size in node.capacity.items()):
-            return name
-    return ""
-
-
-def _is_announced(node: ClusterNode) -> bool:
+def _is_announced(node: Node) -> bool:
     # kubelet reports the capacity of a removed plugin for five minutes, with nothing allocatable, and that of one that
     # is down, too: then its annotation is there.
-    allocatable = contract.quantity(node["allocatable"].get(contract.RESOURCE_MEMORY, 0))
-    return allocatable > 0 or contract.NODE_CARDS in node["annotations"]
+    return node.allocatable.get(contract.RESOURCE_MEMORY, 0) > 0 or contract.NODE_CARDS in node.annotations
 
 
-def no_claims(cluster: ClusterState, capacity: bool | None, values: t.Mapping[str, t.Any]) -> tuple[str, JsonObject]:
+def no_claims(cluster: Cluster, capacity: bool | None, values: t.Mapping[str, t.Any]) -> tuple[str, JsonObject]:
     """Return why the cluster can't have claims, as code and fields; an empty code where it can.
 
     :param capacity: whether the API server keeps the capacity that a claim asks for; None if it isn't known.
     :param values: of the variables in ``POSSIBLE``.
     """
-    version = cluster["version"]
+    version = cluster.version
     if release(version) < CLAIMS_SINCE:
         return VERSION, {"version": version, "since": ".".join(map(str, CLAIMS_SINCE))}
     if capacity is False:
         return GATE_OFF, {"gate": GATE, "version": version}
-    if any(OPENSHIFT_LABEL in node["labels"] for node in cluster["nodes"]):
+    if any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes):
         return ON_OPENSHIFT, {}
     for name, possible in POSSIBLE.items():
         if values.get(name, possible[0]) not in possible:
@@ -289,7 +182,7 @@ def no_claims(cluster: ClusterState, capacity: bool | None, values: t.Mapping[st
 
 def resolve(
     wanted: t.Sequence[Wanted],
-    cluster: ClusterState,
+    cluster: Cluster,
     capacity: bool | None = None,
     values: t.Mapping[str, t.Any] | None = None,
     switch: t.Collection[str] = (),
@@ -328,9 +221,9 @@ def resolve(
     others = frozenset().union(*(given for name, given in now.items() if name not in named))
     own = [node for node in nodes if node["backend"] == GPUSHARE or node["wanted"] in ALLOCATIONS]
     imported = values.get(IMPORTED, ())
-    tolerated = values.get(server_nodes.VARIABLE, server_nodes.EVERY)
+    tolerated = values.get(TOLERATIONS, EVERY_TAINT)
     sharing = [node["node"] for node in own]
-    templates = server_nodes.place(values.get(TEMPLATES_NODES) or (), cluster["nodes"], imported, sharing, tolerated)
+    templates = server_place(values.get(TEMPLATES_NODES) or (), cluster.nodes, imported, sharing, tolerated)
     on_control_plane = bool(own) and not {*templates["nodes"]}.isdisjoint(imported or ())
     return {
         "nodes": nodes,
@@ -358,28 +251,22 @@ def resolve(
         "templates": templates,
         "control_plane_image": needed[EXTENDER] or on_control_plane,
         "unrestricted": [
-            node["name"]
-            for node in cluster["nodes"]
-            if node["name"] not in named and any(lacks_restricted(node["labels"], allocator) for allocator in selecting)
+            node.name
+            for node in cluster.nodes
+            if node.name not in named and any(lacks_restricted(node.labels, allocator) for allocator in selecting)
         ],
     }
 
 
-def lacks_restricted(labels: t.Mapping[str, t.Any], allocator: str) -> bool:
-    """Return whether a node's labels say that an allocator has it, without the one that no kubelet may set."""
-    entry = ALLOCATORS[allocator]
-    return entry.labels(labels) and labels.get(entry.restricted[0]) != entry.restricted[1]
-
-
-def is_absent(node: str, cluster: ClusterState, alone: t.Collection[str]) -> bool:
+def is_absent(node: str, cluster: Cluster, alone: t.Collection[str]) -> bool:
     """Return whether a node is left out where nodes join: it is none of them, and not in the cluster.
 
     :param alone: as for ``resolve``.
     """
-    return bool(alone) and node not in alone and all(other["name"] != node for other in cluster["nodes"])
+    return bool(alone) and node not in alone and all(other.name != node for other in cluster.nodes)
 
 
-def as_it_is(cluster: ClusterState) -> Backends:
+def as_it_is(cluster: Cluster) -> Backends:
     """Return the back ends as the nodes have them now, whatever variables ask for.
 
     A cluster without any such node has the extender's parts, if it has parts.
@@ -405,19 +292,19 @@ def claims_of(extender: t.Collection[str], dra: t.Collection[str]) -> str:
 
 
 def _default(
-    cluster: ClusterState, unable: tuple[str, JsonObject], now: t.Mapping[str, frozenset[str]]
+    cluster: Cluster, unable: tuple[str, JsonObject], now: t.Mapping[str, frozenset[str]]
 ) -> tuple[str, str, JsonObject]:
     """Return what ``auto`` is on a node that has nothing yet: allocation, code and fields."""
     code, fields = unable
     if code:
         return EXTENDER, code, fields
     others = frozenset().union(*now.values()) & {EXTENDER, DRA}
-    pods = len(cluster["sharing_pods"] or ())
+    pods = len(cluster.sharing_pods or ())
     if pods:
         return EXTENDER, PODS, {"count": pods}
     if len(others) == 1:
         return (EXTENDER if EXTENDER in others else DRA), JOINED, {}
-    return DRA, SERVED, {"version": cluster["version"]}
+    return DRA, SERVED, {"version": cluster.version}
 
 
 def _of_node(
@@ -445,3 +332,96 @@ def _of_node(
     if present and present != target:
         return made(present, PENDING)
     return made(by_default[0], by_default[1], by_default[2]) if target == AUTO else made(target, REQUESTED)
+
+
+# Of the control plane's nodes: since kubeadm 1.20, and before that. No kubelet may set them on its own node.
+CONTROL_PLANE_LABELS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+# Taints that these pods always tolerate: the control plane's own, and those of servers of k3s and RKE2. As in
+# roles/gpushare/templates/server_parts.j2.
+TOLERATED = (*CONTROL_PLANE_LABELS, "node-role.kubernetes.io/etcd", "CriticalAddonsOnly")
+# The variable with further tolerations, and its default: every taint.
+TOLERATIONS = "gpushare_tolerations"
+EVERY_TAINT: tuple[JsonObject, ...] = ({"operator": "Exists"},)
+
+# Of one node: its kubelet chooses them when it registers, and an object of some ten thousands would be refused.
+MOST_TAINTS = 50
+
+# On the nodes that a variable names; on the control plane; on the nodes of gpushare, which run pods of tenants.
+NAMED, CONTROL_PLANE, GPU_NODES = "named", "control_plane", "gpu_nodes"
+
+
+class Place(t.TypedDict):
+    """Where pods of a server run.
+
+    :ivar place: ``NAMED``, ``CONTROL_PLANE`` or ``GPU_NODES``.
+    :ivar nodes: the names of these nodes, empty for ``GPU_NODES``.
+    :ivar imported: the playbooks import the servers' image there, rather than each node pulling it.
+    :ivar taints: keys of these nodes' own taints that its pods tolerate, besides ``TOLERATED``; none of a node that has
+        more than ``MOST_TAINTS``. A Deployment's pods can't tolerate every taint: they would stay on nodes that are
+        gone, and return to one that is drained.
+    """
+
+    place: str
+    nodes: list[str]
+    imported: bool
+    taints: list[str]
+
+
+def control_plane(nodes: t.Sequence[Node], imported: t.Collection[str] | None) -> list[str]:
+    """Return the names of the control plane's nodes where the servers' pods can run; none unless they can on all.
+
+    :param imported: nodes that get the servers' image from the playbooks; None where each node pulls it.
+    """
+    names = [node.name for node in nodes if _is_control_plane(node) and not closing_taints(node)]
+    return sorted(names) if imported is None or set(names) <= set(imported) else []
+
+
+def _is_control_plane(node: Node) -> bool:
+    return any(label in node.labels for label in CONTROL_PLANE_LABELS)
+
+
+def closing_taints(node: Node) -> list[JsonObject]:
+    """Return the taints of a node that the servers' pods don't tolerate wherever they run."""
+    return tolerations.untolerated(tolerations.lasting(node.taints), tolerations.exist(TOLERATED))
+
+
+def closed_control_plane(nodes: t.Iterable[Node]) -> dict[str, list[JsonObject]]:
+    """Return the control plane's nodes that have such taints, with these."""
+    return {node.name: closing_taints(node) for node in nodes if _is_control_plane(node) and closing_taints(node)}
+
+
+def server_place(
+    named: t.Sequence[str],
+    nodes: t.Sequence[Node],
+    imported: t.Collection[str] | None,
+    sharing: t.Collection[str] = (),
+    tolerated: t.Sequence[JsonObject] = EVERY_TAINT,
+) -> Place:
+    """Return where a server runs that the playbooks deploy once for the cluster.
+
+    :param named: the variable's nodes; empty to choose.
+    :param imported: as for ``control_plane``.
+    :param sharing: the nodes of gpushare.
+    :param tolerated: the value of the variable ``TOLERATIONS``.
+    """
+    known = imported is not None
+    if named:
+        taints = _own_taints(nodes, named, tolerated)
+        return {"place": NAMED, "nodes": list(named), "imported": known, "taints": taints}
+    names = control_plane(nodes, imported)
+    if names:
+        return {"place": CONTROL_PLANE, "nodes": names, "imported": known, "taints": []}
+    return {"place": GPU_NODES, "nodes": [], "imported": known, "taints": _own_taints(nodes, sharing, tolerated)}
+
+
+def _own_taints(nodes: t.Iterable[Node], chosen: t.Collection[str], tolerated: t.Sequence[JsonObject]) -> list[str]:
+    closed = [closing_taints(node) for node in nodes if node.name in chosen]
+    few = [taints for taints in closed if len(taints) <= MOST_TAINTS]
+    return sorted(
+        {
+            str(taint.get("key"))
+            for taints in few
+            for taint in taints
+            if not tolerations.untolerated((taint,), tolerated)
+        }
+    )

@@ -9,7 +9,8 @@ import dataclasses
 import typing as t
 
 from .._contracts import claim_templates
-from .._contracts import gpushare as contract
+from .._contracts.claims import Claim, claim_of
+from .._contracts.model import Node, Pod, PodParser, known, node_of
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -17,8 +18,8 @@ from .._core.wait import Waiting
 from .._kube.api import Kube
 from .._kube.errors import TOO_MANY, KubeError
 from .._kube.options import auth_arguments
-from .._kube.refs import Ref, is_ready
-from . import foreign, node_backends
+from .._kube.refs import Ref
+from . import allocators, foreign
 
 # No pod of the node has a card; nor is anything else of another allocator left there.
 DRAINED, CLEAN = "drained", "clean"
@@ -26,7 +27,7 @@ ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "node": {"type": "str", "required": True},
     "state": {"type": "str", "choices": [DRAINED, CLEAN], "required": True},
-    "allocator": {"type": "str", "choices": list(node_backends.ALLOCATORS)},
+    "allocator": {"type": "str", "choices": list(allocators.ALLOCATORS)},
     "force": {"type": "bool", "default": False},
     "delete_emptydir_data": {"type": "bool", "default": False},
     "grace_period": {"type": "int"},
@@ -50,20 +51,32 @@ class Remain(t.NamedTuple):
         return f"{self.code} {self.name}"
 
 
+class BoundPod(t.NamedTuple):
+    """A pod of the node, and what tells whether it may be evicted.
+
+    :param controller: kind and name of the object that makes it again; empty without one.
+    :param has_data: in an emptyDir, which is lost with it.
+    """
+
+    pod: Pod
+    controller: tuple[str, str]
+    has_data: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class NodeState:
     """What the API has of a node.
 
-    :param node: the Node object; None where there is none.
+    :param node: None where there is none.
     :param pods: bound to it.
-    :param slices: its ResourceSlices.
+    :param slices: the names of its ResourceSlices of this collection's driver.
     :param claims: of the whole cluster.
     """
 
-    node: JsonObject | None
-    pods: t.Sequence[JsonObject]
-    slices: t.Sequence[JsonObject]
-    claims: t.Sequence[JsonObject]
+    node: Node | None
+    pods: t.Sequence[BoundPod]
+    slices: t.Sequence[str]
+    claims: t.Sequence[Claim]
 
 
 def read(kube: Kube, name: str, by_claims: bool) -> NodeState:
@@ -71,47 +84,47 @@ def read(kube: Kube, name: str, by_claims: bool) -> NodeState:
 
     :param by_claims: the cluster serves claims.
     """
-    api, node = claim_templates.API_VERSION, f"spec.nodeName={name}"
+    api, on_node = claim_templates.API_VERSION, f"spec.nodeName={name}"
+    nodes, parse = known("node", [node_of(kube.get(Ref("v1", "Node", "", name)))]), PodParser()
+    listed = kube.list_all("v1", "Pod", field_selector=on_node)
+    slices = kube.list_all(api, "ResourceSlice", field_selector=on_node) if by_claims else []
+    claims = kube.list_all(api, "ResourceClaim") if by_claims else []
     return NodeState(
-        kube.get(Ref("v1", "Node", "", name)),
-        kube.list_all("v1", "Pod", field_selector=node),
-        kube.list_all(api, "ResourceSlice", field_selector=node) if by_claims else [],
-        kube.list_all(api, "ResourceClaim") if by_claims else [],
+        nodes[0] if nodes else None,
+        [BoundPod(pod, _controller(raw), _has_data(raw)) for raw in listed for pod in known("pod", [parse(raw)])],
+        [str(raw["metadata"]["name"]) for raw in slices if raw["spec"].get("driver") == claim_templates.DRIVER],
+        list(map(claim_of, claims)),
     )
+
+
+def _controller(pod: JsonObject) -> tuple[str, str]:
+    owners = pod["metadata"].get("ownerReferences") or []
+    return next(((owner["kind"], owner["name"]) for owner in owners if owner.get("controller")), ("", ""))
+
+
+def _has_data(pod: JsonObject) -> bool:
+    return any("emptyDir" in volume for volume in pod["spec"].get("volumes") or [])
 
 
 def serves_claims(kube: Kube) -> bool:
     """Return whether the cluster divides devices by claims."""
-    return node_backends.release(str(kube.version().get("gitVersion", ""))) >= node_backends.CLAIMS_SINCE
+    return allocators.release(str(kube.version().get("gitVersion", ""))) >= allocators.CLAIMS_SINCE
 
 
-def _results(claim: JsonObject) -> list[JsonObject]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or []
-    return [result for result in results if result.get("driver") in (claim_templates.DRIVER, *foreign.DRIVERS)]
-
-
-def holders(state: NodeState) -> list[JsonObject]:
+def holders(state: NodeState) -> list[BoundPod]:
     """Return the pods that have a card of the node, whoever has allocated it; not those that have ended."""
-    claiming = {
-        str(user.get("uid"))
-        for claim in state.claims
-        if _results(claim)
-        for user in claim["status"].get("reservedFor") or []
-    }
+    drivers = {claim_templates.DRIVER, *foreign.DRIVERS}
+    claiming = {user.uid for claim in state.claims if claim.drivers & drivers for user in claim.users}
     return [
-        pod
-        for pod in state.pods
-        if not contract.finished(pod)
-        and (contract.counts(pod) or contract.pod_uid(pod) in claiming or _asks_others(pod))
+        bound
+        for bound in state.pods
+        if not bound.pod.finished and (bound.pod.holds_units or bound.pod.uid in claiming or _asks_others(bound.pod))
     ]
 
 
-def _asks_others(pod: JsonObject) -> bool:
+def _asks_others(pod: Pod) -> bool:
     """Return whether a container has another stack's resource; beside it another one may name 0 of the same."""
-    spec = pod.get("spec") or {}
-    both = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    return any(foreign.announced((container.get("resources") or {}).get("limits") or {}) for container in both)
+    return any(foreign.announced(container.requests) for container in pod.containers)
 
 
 def remains(state: NodeState, allocator: str) -> list[Remain]:
@@ -119,46 +132,28 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
 
     :param allocator: that one's name, a key of ``ALLOCATORS``.
     """
-    if state.node is None:
+    node = state.node
+    if node is None:
         return []
-    metadata, status = state.node["metadata"], state.node.get("status") or {}
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    left = [Remain(POD, contract.pod_key(pod)) for pod in holders(state)]
-    kept = node_backends.ALLOCATORS[allocator]
+    left = [Remain(POD, bound.pod.key) for bound in holders(state)]
+    kept = allocators.ALLOCATORS[allocator]
     # Before the node has its label, it announces nothing there.
-    own = kept.labels(labels)
-    resources = [
-        name
-        for name, text in (status.get("allocatable") or {}).items()
-        if contract.quantity(text) > 0 and not (own and kept.announces(name))
-    ]
-    for other in node_backends.ALLOCATORS.values():
+    own = kept.labels(node.labels)
+    resources = [name for name, number in node.allocatable.items() if number > 0 and not (own and kept.announces(name))]
+    for other in allocators.ALLOCATORS.values():
         if other == kept:
             continue
-        left += [Remain(SERVER, contract.pod_key(pod)) for pod in state.pods if _has(pod, other.server)]
+        server, component = other.server
+        left += [Remain(SERVER, bound.pod.key) for bound in state.pods if bound.pod.labels.get(server) == component]
         own_labels = (other.label, other.restricted)
-        left += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if labels.get(key) == value]
-        left += [Remain(ANNOTATION, name) for name in other.annotations if name in annotations]
+        left += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if node.labels.get(key) == value]
+        left += [Remain(ANNOTATION, name) for name in other.annotations if name in node.annotations]
         left += [Remain(RESOURCE, name) for name in resources if other.announces(name)]
-    return list(
-        dict.fromkeys(left if allocator == node_backends.DRA else left + _of_claims(state, str(metadata["name"])))
-    )
-
-
-def _has(pod: JsonObject, label: tuple[str, str]) -> bool:
-    return (pod["metadata"].get("labels") or {}).get(label[0]) == label[1]
-
-
-def _of_claims(state: NodeState, node: str) -> list[Remain]:
-    """Return what is left of the DRA driver."""
-    ours = claim_templates.DRIVER
-    slices = [str(raw["metadata"]["name"]) for raw in state.slices if raw["spec"].get("driver") == ours]
-    claims = [
-        contract.pod_key(claim)
-        for claim in state.claims
-        if any(result["driver"] == ours and result.get("pool") == node for result in _results(claim))
-    ]
-    return [*(Remain(SLICE, name) for name in slices), *(Remain(CLAIM, name) for name in claims)]
+    if allocator != allocators.DRA:
+        left += [Remain(SLICE, name) for name in state.slices]
+        claims = [claim for claim in state.claims if any(part.pool == node.name for part in claim.parts)]
+        left += [Remain(CLAIM, claim.key) for claim in claims]
+    return list(dict.fromkeys(left))
 
 
 class Drain:
@@ -177,59 +172,58 @@ class Drain:
         return read(self._kube, self._params["node"], self._by_claims)
 
     def plan(self, state: NodeState) -> Plan:
-        pods = holders(state)
-        refused = [reason for reason in map(self._refusal, pods) if reason]
+        reasons = {bound.pod.key: self._refusal(bound) for bound in holders(state)}
+        refused = {key: reason for key, reason in reasons.items() if reason}
         if refused:
             raise BadInput(
-                f"node {self._params['node']} can't be drained of its pods with cards: {'; '.join(refused)}. "
+                f"node {self._params['node']} can't be drained of its pods with cards: {'; '.join(refused.values())}. "
                 "Nothing was evicted",
-                pods=[contract.pod_key(pod) for pod in pods if self._refusal(pod)],
+                pods=list(refused),
             )
-        return Plan(tuple(Change(f"Pod {contract.pod_key(pod)}", "has a card\n", "", pod) for pod in pods))
+        return Plan(tuple(Change(f"Pod {key}", "has a card\n", "", key) for key in reasons))
 
-    def _refusal(self, pod: JsonObject) -> str:
+    def _refusal(self, bound: BoundPod) -> str:
         """Return why a pod isn't evicted; empty where it may be, or goes already."""
-        if contract.terminating(pod):
+        key, (kind, name) = bound.pod.key, bound.controller
+        if bound.pod.terminating:
             return ""
-        key, metadata = contract.pod_key(pod), pod["metadata"]
-        owner = next((ref for ref in metadata.get("ownerReferences") or [] if ref.get("controller")), None)
-        if MIRROR in (metadata.get("annotations") or {}):
+        if MIRROR in bound.pod.annotations:
             return f"{key} is a static pod of the node"
-        if owner and owner["kind"] == "DaemonSet":
-            return f"{key} is a pod of DaemonSet {owner['name']}, which would make it again: exclude the node there"
-        if not owner and not self._params["force"]:
+        if kind == "DaemonSet":
+            return f"{key} is a pod of DaemonSet {name}, which would make it again: exclude the node there"
+        if not kind and not self._params["force"]:
             return f"{key} has no controller that makes it again (maintenance_force evicts it nevertheless)"
-        volumes = (pod.get("spec") or {}).get("volumes") or []
-        if any("emptyDir" in volume for volume in volumes) and not self._params["delete_emptydir_data"]:
+        if bound.has_data and not self._params["delete_emptydir_data"]:
             return f"{key} has data in an emptyDir, which is lost (maintenance_delete_emptydir_data allows that)"
         return ""
 
     def apply(self, state: NodeState, plan: Plan) -> None:
         left, refusals = holders(state), dict[str, str]()
         for _attempt in self._waiting.attempts():
-            for pod in left:
-                if not contract.terminating(pod):
-                    self._evict(pod, refusals)
+            for bound in left:
+                if not bound.pod.terminating:
+                    self._evict(bound.pod, refusals)
             state = self.observe()
             left = holders(state)
             if not left:
                 return
-        names = [contract.pod_key(pod) for pod in left]
+        names = [bound.pod.key for bound in left]
         reasons = [f"{name} ({refusals[name]})" if name in refusals else name for name in names]
-        lost = "" if is_ready(state.node or {}) else ". The node isn't Ready, so its kubelet ends no pod"
+        ready = state.node is not None and state.node.ready == "True"
+        lost = "" if ready else ". The node isn't Ready, so its kubelet ends no pod"
         raise NotInEffect(
             f"node {self._params['node']} still has pods with cards after {self._params['timeout']} s: "
             f"{', '.join(reasons)}{lost}",
             pods=names,
         )
 
-    def _evict(self, pod: JsonObject, refusals: dict[str, str]) -> None:
-        refusals.pop(contract.pod_key(pod), None)
+    def _evict(self, pod: Pod, refusals: dict[str, str]) -> None:
+        refusals.pop(pod.key, None)
         try:
-            self._kube.evict(pod["metadata"]["namespace"], pod["metadata"]["name"], self._params["grace_period"])
+            self._kube.evict(pod.namespace, pod.name, self._params["grace_period"])
         except KubeError as error:
             if error.status == TOO_MANY:
-                refusals[contract.pod_key(pod)] = error.message or str(error)
+                refusals[pod.key] = error.message or str(error)
             elif error.status != 404:
                 raise
 

@@ -17,12 +17,6 @@ from .._core.types import JsonObject
 from .pods import GPUSHARE, HAMI, MOST, NVIDIA, Card, CardEntry, PodEntry, ResourceEntry
 
 
-def mode(value: t.Any) -> str:
-    """Return the variable's value; YAML parses a bare ``off`` as false."""
-    text = str(value)
-    return "off" if text.lower() in ("off", "false", "no") else text
-
-
 def limit_of_cards(limits: t.Iterable[str]) -> str:
     """Return what a node's cards in slices say about limits, as a device plugin announces it; the worst card counts.
 

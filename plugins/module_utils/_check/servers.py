@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._allocation.node_backends import ALLOCATORS, lacks_restricted
+from .._allocation.allocators import ALLOCATORS, lacks_restricted
 from .._contracts import backends
 from .._contracts import gpushare as contract
 from .._contracts.claim_templates import API_VERSION, DRIVER

@@ -9,16 +9,13 @@ card, ``gpu-mem-8.cards-2``, ``gpu-mem-8-4.cards-2`` for two containers of the s
 ``gpu-mem-4.models-x2aa100x2a.without-k80``. The policy of role gpushare writes the same names in CEL; a test compares
 the two.
 
-The servers' image contains this very file. It imports only the standard library and ``_core/types.py``, and does no
-I/O.
+The servers' image contains this very file. It imports only the standard library, and does no I/O.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-
-from .._core.types import JsonObject
 
 # The driver and its DeviceClass, and the domain of its attributes.
 DRIVER = "gpu.kubegpu.share"
@@ -108,13 +105,6 @@ def container_of(request: str) -> str:
     """Return what the requests of one container have in common: ``gpu-1`` of ``gpu-1-0``; else the request itself."""
     match = _OF_CARD.fullmatch(request)
     return match[1] if match else request
-
-
-def templates_of_pod(pod: JsonObject) -> tuple[str, ...]:
-    """Return the names of the templates of this kind that a pod names, each once."""
-    claims = (pod.get("spec") or {}).get("resourceClaims") or []
-    names = [str(claim.get("resourceClaimTemplateName") or "") for claim in claims]
-    return tuple(dict.fromkeys(name for name in names if name.startswith(PREFIX) and shape_of(name) is not None))
 
 
 def _escaped(pattern: str) -> str:

@@ -97,6 +97,7 @@ class Claim:
     """A ResourceClaim.
 
     :param created: as the API writes times.
+    :param drivers: of which it has devices.
     :param owner: the pod for which Kubernetes made it from a template; None for any other claim.
     :param ours: it asks for, or has, cards of this collection's driver.
     :param wanted_mib: what its requests name.
@@ -108,6 +109,7 @@ class Claim:
     uid: str
     created: str
     terminating: bool
+    drivers: frozenset[str]
     owner: User | None
     ours: bool
     wanted_mib: int
@@ -206,13 +208,15 @@ def claim_of(raw: t.Any) -> Claim:
         metadata, status = raw["metadata"], raw.get("status") or {}
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
         parts = tuple(_part(result) for result in results if result["driver"] == DRIVER)
+        # The claim of another driver may have none.
+        asked = (raw["spec"].get("devices") or {}).get("requests") or []
         requests = [
             exact
-            for request in ((raw.get("spec") or {}).get("devices") or {}).get("requests") or []
+            for request in asked
             for exact in (request.get("exactly"), *(request.get("firstAvailable") or ()))
             if exact and exact.get("deviceClassName") == DRIVER
         ]
-        prioritized = any(request.get("firstAvailable") for request in raw["spec"]["devices"]["requests"])
+        prioritized = any(request.get("firstAvailable") for request in asked)
         owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
         return Claim(
             namespace=str(metadata["namespace"]),
@@ -220,6 +224,7 @@ def claim_of(raw: t.Any) -> Claim:
             uid=str(metadata["uid"]),
             created=str(metadata.get("creationTimestamp") or ""),
             terminating=bool(metadata.get("deletionTimestamp")),
+            drivers=frozenset(str(result["driver"]) for result in results),
             owner=User(str(owners[0]["name"]), str(owners[0]["uid"])) if owners else None,
             ours=bool(parts or requests),
             wanted_mib=sum(map(_wanted, requests[:1] if prioritized else requests)),

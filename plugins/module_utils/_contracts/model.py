@@ -17,6 +17,7 @@ import sys
 import types
 import typing as t
 
+from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._core.untrusted import line
 from . import gpushare
@@ -340,9 +341,10 @@ class Node:
     :param taints: key, value and effect of each.
     :param capacity: amounts of extended resources, whose names have a domain, by name.
     :param allocatable: the same of what pods may have.
-    :param announced: a device plugin of this collection lists its cards.
     :param cards: those of its annotation, or else as upstream divides its units; none for other back ends.
     :param cards_problem: why its annotation can't be read; empty where it can.
+    :param runtime: its container runtime with the version, as ``containerd://2.1.4``.
+    :param hostnames: its addresses of type Hostname.
     :param problem: why nothing else is known of it; empty where it is known.
     """
 
@@ -355,10 +357,19 @@ class Node:
     taints: tuple[JsonObject, ...] = ()
     capacity: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
     allocatable: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
-    announced: bool = False
     cards: tuple[Card, ...] = ()
     cards_problem: str = ""
+    runtime: str = ""
+    kubelet_version: str = ""
+    os: str = ""
+    arch: str = ""
+    hostnames: tuple[str, ...] = ()
     problem: str = ""
+
+    @property
+    def announced(self) -> bool:
+        """A device plugin of this collection lists its cards."""
+        return bool(self.annotations.get(gpushare.NODE_CARDS))
 
     @property
     def announced_limit(self) -> str:
@@ -380,20 +391,16 @@ def node_of(raw: t.Any) -> Node | None:
 
 def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    info = status.get("nodeInfo") or {}
     annotations = _texts(metadata.get("annotations"))
     capacity = _extended(status.get("capacity"))
-    addresses = [one.get("address") for one in status.get("addresses") or () if one.get("type") == "InternalIP"]
+    addresses = [(one.get("type"), str(one.get("address") or "")) for one in status.get("addresses") or ()]
     conditions = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
-    text, problem = annotations.get(gpushare.NODE_CARDS, ""), ""
-    cards = gpushare.equal_cards(capacity.get(gpushare.RESOURCE_MEMORY, 0), capacity.get(gpushare.RESOURCE_COUNT, 0))
-    if text:
-        try:
-            cards = gpushare.cards_from_annotation(text)
-        except ContractError as error:
-            problem = str(error)
+    cards, problem = announced_cards(annotations, capacity)
     return Node(
         name=name,
-        address=str(next(iter(addresses), None) or ""),
+        # Whoever connects to it parses it: ``untrusted.other_machine``.
+        address=next((line(address) for kind, address in addresses if kind == "InternalIP"), ""),
         labels=_texts(metadata.get("labels")),
         annotations=annotations,
         ready=str(next(iter(conditions), None) or ""),
@@ -403,10 +410,41 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
         ),
         capacity=capacity,
         allocatable=_extended(status.get("allocatable")),
-        announced=bool(text),
-        cards=tuple(cards),
+        cards=cards,
         cards_problem=problem,
+        runtime=line(info.get("containerRuntimeVersion")),
+        kubelet_version=line(info.get("kubeletVersion")),
+        os=line(info.get("osImage")),
+        arch=line(info.get("architecture")),
+        hostnames=tuple(address for kind, address in addresses if kind == "Hostname"),
     )
+
+
+_Parsed = t.TypeVar("_Parsed", Node, Pod)
+
+
+def known(kind: str, objects: t.Iterable[_Parsed | None]) -> list[_Parsed]:
+    """Return nodes or pods, of which nothing may be unknown.
+
+    :raises ShareError: one of them is malformed.
+    """
+    parsed = [item for item in objects if item is not None]
+    for item in parsed:
+        if item.problem:
+            raise ShareError(f"{kind} {item.name}: {item.problem}")
+    return parsed
+
+
+def announced_cards(annotations: t.Mapping[str, str], capacity: t.Mapping[str, int]) -> tuple[tuple[Card, ...], str]:
+    """Return a node's cards as in ``Node``, and why its annotation can't be read."""
+    problem = ""
+    if text := annotations.get(gpushare.NODE_CARDS):
+        try:
+            return tuple(gpushare.cards_from_annotation(text)), ""
+        except ContractError as error:
+            problem = str(error)
+    units, count = (capacity.get(name, 0) for name in (gpushare.RESOURCE_MEMORY, gpushare.RESOURCE_COUNT))
+    return tuple(gpushare.equal_cards(units, count)), problem
 
 
 def card_unit(units: int, shared_mib: int) -> str | None:

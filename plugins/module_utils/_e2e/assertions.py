@@ -74,7 +74,6 @@ def as_announced(node: Node, cards: Cards | None) -> Node:
     return dataclasses.replace(
         node,
         annotations=annotations,
-        announced=True,
         cards=tuple(sorted(mine, key=lambda card: card.index)),
         cards_problem="",
         capacity={**node.capacity, **capacity},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import typing as t
 
-from .._allocation.node_backends import allocator_of
+from .._allocation.allocators import allocator_of
 from .._contracts.model import Node
 from .._core.types import JsonObject
 from . import nodes, result

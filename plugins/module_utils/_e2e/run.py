@@ -11,7 +11,7 @@ import random
 import signal
 import typing as t
 
-from .._allocation.node_backends import ALLOCATORS, allocator_of
+from .._allocation.allocators import ALLOCATORS, allocator_of
 from .._contracts import backends, nvidia_plugin
 from .._contracts.model import Node
 from .._core.errors import BadInput, ShareError

@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._allocation import foreign, server_nodes
+from .._allocation import foreign
 from .._allocation import node_backends as backends
-from .._allocation.cluster import ClusterNode, ClusterState
-from .._allocation.node_backends import CLAIMS_SINCE, DRA, EXTENDER, GATE, POSSIBLE
+from .._allocation.allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER
+from .._allocation.cluster import Cluster
+from .._allocation.node_backends import GATE, POSSIBLE
 from .._contracts import hami
-from .._contracts.backends import RESTRICTED
+from .._contracts.backends import GPUSHARE, LABEL, NVIDIA, RESTRICTED
 from .._contracts.gpushare import NODE_LABEL
+from .._contracts.model import Node
 from .._core.types import JsonObject
 from .._kube import tolerations
 from .findings import NOTE, PROBLEM, WARNING, Finding
@@ -73,18 +75,18 @@ class Claims:
         """Return whether a node has gpushare, or is to have it."""
         return self.backends is None or node in self.backends["gpushare"]
 
-    def moves(self, node: ClusterNode) -> bool:
+    def moves(self, node: Node) -> bool:
         """Return whether this run switches a node, which it doesn't where it has the back end already."""
-        rows = self.backends["nodes"] if self.backends and node["name"] in self.switch else []
-        begun = backends.SWITCHING in node["annotations"]
-        return any(row["node"] == node["name"] and (begun or row["present"] != [row["allocation"]]) for row in rows)
+        rows = self.backends["nodes"] if self.backends and node.name in self.switch else []
+        begun = backends.SWITCHING in node.annotations
+        return any(row["node"] == node.name and (begun or row["present"] != [row["allocation"]]) for row in rows)
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""
         return self.backends is None or node in self.backends["extender"]
 
 
-def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.Iterator[Finding]:
+def examine(claims: Claims, cluster: Cluster, shared: frozenset[str]) -> t.Iterator[Finding]:
     """Return all findings.
 
     :param shared: nodes whose cards are to be shared.
@@ -109,11 +111,11 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
         yield from _webhook(claims, claims.backends, cluster)
         yield from _operators(claims.backends, cluster)
         yield from _releases(claims, cluster)
-    announced = {(announced_slice["node"], announced_slice["driver"]) for announced_slice in cluster["slices"] or ()}
-    for node, driver in ((node, driver) for node in cluster["nodes"] for driver in foreign.DRIVERS):
-        if node["name"] in shared and (node["name"], driver) in announced:
+    announced = {(announced_slice["node"], announced_slice["driver"]) for announced_slice in cluster.slices or ()}
+    for node, driver in ((node, driver) for node in cluster.nodes for driver in foreign.DRIVERS):
+        if node.name in shared and (node.name, driver) in announced:
             title, how = foreign.DRIVERS[driver]
-            here = [plugin for plugin in foreign.on_node(cluster["plugins"], node["labels"]) if "dra" in plugin["name"]]
+            here = [plugin for plugin in foreign.on_node(cluster.plugins, node.labels) if "dra" in plugin["name"]]
             yield Finding(
                 "foreign-plugin",
                 PROBLEM,
@@ -121,10 +123,10 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
                 foreign.way_out(here)
                 if any(plugin["owner"] for plugin in here)
                 else f"remove that driver from the node ({how})",
-                node["name"],
+                node.name,
                 fields={
                     "named_by": "gpu_nodes",
-                    "node": node["name"],
+                    "node": node.name,
                     "driver": driver,
                     "plugin": foreign.told(here) or title,
                     "plugins": here,
@@ -132,11 +134,11 @@ def examine(claims: Claims, cluster: ClusterState, shared: frozenset[str]) -> t.
             )
 
 
-def _served(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
+def _served(claims: Claims, cluster: Cluster) -> t.Iterator[Finding]:
     """Report everything that the cluster or a variable lacks for claims."""
     code, _fields = backends.no_claims(cluster, claims.capacity, {})
     fields = {
-        "version": cluster["version"],
+        "version": cluster.version,
         "gate": GATE,
         "since": ".".join(map(str, CLAIMS_SINCE)),
         "extender": EXTENDER,
@@ -196,10 +198,10 @@ def _automatic(nodes: t.Iterable[backends.NodeBackend]) -> t.Iterator[Finding]:
         yield Finding("allocation", NOTE, what, variable=VARIABLE, fields=fields)
 
 
-def _changes(claims: Claims, cluster: ClusterState, nodes: t.Sequence[backends.NodeBackend]) -> t.Iterator[Finding]:
+def _changes(claims: Claims, cluster: Cluster, nodes: t.Sequence[backends.NodeBackend]) -> t.Iterator[Finding]:
     """Report nodes between two allocations, and those whose variable asks for another than they have."""
     now = backends.observed(cluster)
-    marks = {node["name"]: node["annotations"].get(backends.SWITCHING) for node in cluster["nodes"]}
+    marks = {node.name: node.annotations.get(backends.SWITCHING) for node in cluster.nodes}
     others = [row for row in nodes if row["node"] not in claims.switch]
     for row in others:
         mark = marks.get(row["node"])
@@ -272,16 +274,16 @@ def _unnamed(known: backends.Backends) -> t.Iterator[Finding]:
         )
 
 
-def _templates(claims: Claims, observed: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _templates(claims: Claims, observed: backends.Backends, cluster: Cluster) -> t.Iterator[Finding]:
     """Report where the server of claim templates can't run, or runs beside pods of tenants."""
     where = observed["templates"]
     if not observed["parts"]["dra"] or backends.IMPORTED not in claims.values:
         return
     fields: JsonObject = {"server": "gpushare-dra-templates", "where": where["place"]}
-    tolerated = claims.values.get(server_nodes.VARIABLE, server_nodes.EVERY)
-    named = [node for node in cluster["nodes"] if node["name"] in where["nodes"]]
-    closed = {node["name"]: tolerations.untolerated(server_nodes.closing(node), tolerated) for node in named}
-    known = {node["name"] for node in cluster["nodes"]}
+    tolerated = claims.values.get(backends.TOLERATIONS, backends.EVERY_TAINT)
+    named = [node for node in cluster.nodes if node.name in where["nodes"]]
+    closed = {node.name: tolerations.untolerated(backends.closing_taints(node), tolerated) for node in named}
+    known = {node.name for node in cluster.nodes}
     imported = {*(claims.values.get(backends.IMPORTED) or ()), *observed["gpushare"]}
     unknown = [name for name in where["nodes"] if name not in known]
     without = [name for name in where["nodes"] if where["imported"] and name not in imported]
@@ -294,18 +296,18 @@ def _templates(claims: Claims, observed: backends.Backends, cluster: ClusterStat
         do = "name such hosts, or put the servers' image into a registry"
         fields["nodes"] = without
         yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
-    elif where["place"] == server_nodes.NAMED and all(closed.values()):
+    elif where["place"] == backends.NAMED and all(closed.values()):
         what = "{server} tolerates none of the taints of {nodes}"
         do = "add their tolerations to gpushare_tolerations, or name other nodes"
         fields["nodes"] = _tainted(closed)
         yield Finding("templates-nodes", PROBLEM, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
-    elif where["place"] == server_nodes.GPU_NODES and server_nodes.closed_control_plane(cluster["nodes"]):
+    elif where["place"] == backends.GPU_NODES and backends.closed_control_plane(cluster.nodes):
         what = "{server} runs on the nodes with shared cards, since it doesn't tolerate the taints of {nodes}: who "
         what += "takes a node with shared cards gets its account, which lists all pods"
         do = "name nodes of the control plane there, whose taints it then tolerates"
-        fields["nodes"] = _tainted(server_nodes.closed_control_plane(cluster["nodes"]))
+        fields["nodes"] = _tainted(backends.closed_control_plane(cluster.nodes))
         yield Finding("templates-place", WARNING, what, do, variable=backends.TEMPLATES_NODES, fields=fields)
-    elif where["place"] == server_nodes.GPU_NODES:
+    elif where["place"] == backends.GPU_NODES:
         what = "{server} runs on the nodes with shared cards, since no control plane can run it: who takes one of them "
         what += "gets its account, which lists all pods"
         do = "name nodes without pods of tenants there, or, where the playbooks import its image, all nodes of the "
@@ -317,17 +319,17 @@ def _tainted(taints_by_node: t.Mapping[str, t.Sequence[JsonObject]]) -> list[str
     return [f"{name} ({', '.join(tolerations.shown(taints))})" for name, taints in taints_by_node.items()]
 
 
-def _webhook(claims: Claims, known: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _webhook(claims: Claims, known: backends.Backends, cluster: Cluster) -> t.Iterator[Finding]:
     """Say which pods HAMi's webhook takes where another device plugin announces the same resource."""
     resource = hami.RESOURCE_COUNT
-    announcing = {node["name"] for node in cluster["nodes"] if resource in foreign.announced(node["allocatable"])}
+    announcing = {node.name for node in cluster.nodes if resource in foreign.announced(node.allocatable)}
     others = sorted((announcing | set(known["nvidia"])) - set(known["hami"]))
     if not known["hami"] or not others:
         return
     variable = "hami_overwrite_default_scheduler"
     value = claims.values.get(variable)
     fields: JsonObject = {"others": others, "resource": resource, "value": value}
-    fields.update(scheduler=hami.SCHEDULER, label=backends.LABEL_BACKEND)
+    fields.update(scheduler=hami.SCHEDULER, label=LABEL)
     if value == "always":
         yield Finding(
             "hami-takes-pods",
@@ -349,13 +351,13 @@ def _webhook(claims: Claims, known: backends.Backends, cluster: ClusterState) ->
         )
 
 
-def _operators(known: backends.Backends, cluster: ClusterState) -> t.Iterator[Finding]:
+def _operators(known: backends.Backends, cluster: Cluster) -> t.Iterator[Finding]:
     """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
     # Beside a ClusterPolicy a GPUCluster has the nodes with this label, or none in the releases that refuse both.
-    policy = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
-    by_claims = {node["name"] for node in cluster["nodes"] if not policy or node["labels"].get(foreign.MODE) == "dra"}
+    policy = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
+    by_claims = {node.name for node in cluster.nodes if not policy or node.labels.get(foreign.MODE) == "dra"}
     claimed = [name for name in (*known["nvidia"], *known["hami"]) if name in by_claims]
-    for operator in cluster["operators"]:
+    for operator in cluster.operators:
         fields = {"operator": f"{operator['kind']} {operator['name']}", "nodes": known["nvidia"] or known["hami"]}
         if operator["kind"] == "ClusterPolicy" and known["nvidia"]:
             yield Finding(
@@ -379,19 +381,19 @@ def _operators(known: backends.Backends, cluster: ClusterState) -> t.Iterator[Fi
             )
 
 
-def _releases(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
+def _releases(claims: Claims, cluster: Cluster) -> t.Iterator[Finding]:
     """Report charts of others that a run would change, or because of whose objects helm would fail."""
     # There the GPU Operator deploys NVIDIA's device plugin.
-    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
+    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
     for backend, releases in claims.releases.items():
-        if backend == backends.NVIDIA and operated:
+        if backend == NVIDIA and operated:
             continue
         variable, space = backends.RELEASES[backend]
         namespace, name = claims.values.get(space), claims.values.get(variable)
         fields = {
             "releases": list(releases),
             "namespace": namespace,
-            "label": backends.LABEL_BACKEND,
+            "label": LABEL,
             "backend": backend,
         }
         if f"{namespace}/{name}" in releases:
@@ -408,7 +410,7 @@ def _releases(claims: Claims, cluster: ClusterState) -> t.Iterator[Finding]:
 
 def _variable(row: backends.NodeBackend) -> str:
     """Return the variable of which a node has another value."""
-    own = {name for name, allocator in backends.ALLOCATORS.items() if allocator.backend == backends.GPUSHARE}
+    own = {name for name, allocator in ALLOCATORS.items() if allocator.backend == GPUSHARE}
     return VARIABLE if {row["wanted"], *row["present"]} <= {*own, backends.AUTO} else BACKEND
 
 
@@ -418,12 +420,12 @@ def _asked(wanted: str, present: t.Iterable[str]) -> str:
     :param wanted: an allocator, or ``auto``.
     :param present: the node's allocators.
     """
-    allocator = backends.ALLOCATORS.get(wanted)
-    if allocator and allocator.backend != backends.GPUSHARE:
+    allocator = ALLOCATORS.get(wanted)
+    if allocator and allocator.backend != GPUSHARE:
         return f"-e {BACKEND}={allocator.backend}"
-    others = any(backends.ALLOCATORS[name].backend != backends.GPUSHARE for name in present)
-    return (f"-e {BACKEND}={backends.GPUSHARE} " if others else "") + f"-e {VARIABLE}={wanted}"
+    others = any(ALLOCATORS[name].backend != GPUSHARE for name in present)
+    return (f"-e {BACKEND}={GPUSHARE} " if others else "") + f"-e {VARIABLE}={wanted}"
 
 
 def _title(name: str) -> str:
-    return TITLES.get(name, backends.ALLOCATORS[name].title)
+    return TITLES.get(name, ALLOCATORS[name].title)

@@ -11,11 +11,12 @@ import typing as t
 
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
-from .._allocation.cluster import ClusterNode, ClusterState, node_cards
-from .._allocation.server_nodes import EVERY
+from .._allocation.cluster import Cluster
+from .._allocation.node_backends import EVERY_TAINT
+from .._contracts import backends
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
-from .._contracts.model import node_unit
+from .._contracts.model import Node, node_unit
 from .._images import delivery
 from .._kube import tolerations
 from .._node.types import GpuNode
@@ -87,9 +88,9 @@ TROUBLE = {
 
 # By back end, the variable with the tolerations of its pods on the nodes, and what they are.
 TOLERATIONS = {
-    node_backends.GPUSHARE: ("gpushare_tolerations", "gpushare's device plugin or DRA driver"),
-    node_backends.HAMI: ("hami_tolerations", "HAMi's device plugin"),
-    node_backends.NVIDIA: ("nvidia_device_plugin_tolerations", "NVIDIA's device plugin"),
+    backends.GPUSHARE: ("gpushare_tolerations", "gpushare's device plugin or DRA driver"),
+    backends.HAMI: ("hami_tolerations", "HAMi's device plugin"),
+    backends.NVIDIA: ("nvidia_device_plugin_tolerations", "NVIDIA's device plugin"),
 }
 
 # Upstream's published images are builds of early 2019, with a Kubernetes 1.11 client.
@@ -152,11 +153,11 @@ class Host:
 
 
 def examine(
-    options: Options, cluster: ClusterState | None, hosts: t.Sequence[Host], ignore: t.Sequence[str] = ()
+    options: Options, cluster: Cluster | None, hosts: t.Sequence[Host], ignore: t.Sequence[str] = ()
 ) -> Findings:
     """Return all that would stop the run.
 
-    :param cluster: as the module ``cluster_info`` returns it; None to examine the machines alone.
+    :param cluster: None to examine the machines alone.
     :param ignore: findings that the user accepts: ``id`` or ``id@host``.
     :raises BadInput: ``ignore`` names no such finding.
     """
@@ -255,11 +256,11 @@ def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
 
 
 def _cluster(
-    options: Options, cluster: ClusterState, hosts: t.Sequence[Host], shared: frozenset[str]
+    options: Options, cluster: Cluster, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
-    yield from _images(options, cluster["version"])
+    yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
-    nodes = {node["name"]: node for node in cluster["nodes"]}
+    nodes = {node.name: node for node in cluster.nodes}
     for host in hosts:
         twins = [other.host for other in hosts if other.node == host.node]
         if len(twins) > 1 and twins[0] == host.host:
@@ -271,8 +272,8 @@ def _cluster(
         if node is None:
             yield _unknown_node(host, nodes)
         else:
-            yield from _node(options, host, node, host.node in shared, cluster["plugins"])
-            yield from _driver_container(host, node, cluster["operators"])
+            yield from _node(options, host, node, host.node in shared, cluster.plugins)
+            yield from _driver_container(host, node, cluster.operators)
     yield from _taints(options, cluster, shared)
     if options.memory_unit in contract.MIB_PER_UNIT:
         yield from _unit_change(options, cluster)
@@ -299,7 +300,7 @@ def _images(options: Options, version: str) -> t.Iterator[Finding]:
             )
 
 
-def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
+def _unknown_node(host: Host, nodes: t.Mapping[str, Node]) -> Finding:
     what = "host {host}" if host.is_machine else "{host}"
     if host.node != host.host:
         what += " (gpu_node_name: {node})"
@@ -316,12 +317,10 @@ def _unknown_node(host: Host, nodes: t.Mapping[str, ClusterNode]) -> Finding:
     )
 
 
-def _driver_container(
-    host: Host, node: ClusterNode, operators: t.Sequence[foreign_plugins.Operator]
-) -> t.Iterator[Finding]:
+def _driver_container(host: Host, node: Node, operators: t.Sequence[foreign_plugins.Operator]) -> t.Iterator[Finding]:
     """Report a driver container that is to come: role driver would install a second driver meanwhile."""
     label, value = foreign_plugins.DRIVER_LABEL
-    if host.facts is None or host.options.driver_state != "present" or node["labels"].get(label) != value:
+    if host.facts is None or host.options.driver_state != "present" or node.labels.get(label) != value:
         return
     names = [operator["name"] for operator in operators if operator["drives"]]
     if names and not host.facts["driver"]["others"]:
@@ -339,7 +338,7 @@ def _driver_container(
 
 
 def _node(
-    options: Options, host: Host, node: ClusterNode, shared: bool, plugins: t.Sequence[foreign_plugins.Plugin]
+    options: Options, host: Host, node: Node, shared: bool, plugins: t.Sequence[foreign_plugins.Plugin]
 ) -> t.Iterator[Finding]:
     """Report what is in the way of one node.
 
@@ -348,12 +347,12 @@ def _node(
     """
     variable = "gpushare_nodes" if options.nodes else "gpu_nodes"
 
-    runtime = node["runtime"].partition(":")[0]
-    foreign = [name for name in foreign_plugins.announced(node["allocatable"]) if not _goes(options, node, name)]
-    here = foreign_plugins.on_node(plugins, node["labels"]) if foreign else []
+    runtime = node.runtime.partition(":")[0]
+    foreign = [name for name in foreign_plugins.announced(node.allocatable) if not _goes(options, node, name)]
+    here = foreign_plugins.on_node(plugins, node.labels) if foreign else []
     fields = {
         "node": host.node,
-        "runtime": node["runtime"],
+        "runtime": node.runtime,
         "name": runtime,
         "resources": foreign,
         "known": " or ".join(RUNTIMES),
@@ -366,10 +365,10 @@ def _node(
         return Finding(id, severity, what, action, host.host, variable, fields, "node {node} ")
 
     conditions = "run 'kubectl describe node {node}': its conditions have the reason"
-    if not node["ready"] and options.claims.moves(node):
+    if node.ready != "True" and options.claims.moves(node):
         do = f"mend the node first, or leave it out of this run; {conditions}"
         yield finding("node-not-ready", "isn't Ready: its kubelet ends no pod, and starts none", do, variable="")
-    elif not node["ready"]:
+    elif node.ready != "True":
         yield finding("node-not-ready", "isn't Ready", conditions, variable="", severity=WARNING)
     if not (host.is_gpu_host or shared):
         return
@@ -377,7 +376,7 @@ def _node(
     own = options.claims.shares(host.node)
     registry = "put the servers' image into a registry and set it to registry"
     if runtime not in RUNTIMES:
-        what = "runs " + ("{runtime}" if node["runtime"] else "an unknown container runtime")
+        what = "runs " + ("{runtime}" if node.runtime else "an unknown container runtime")
         yield finding("runtime", what, "what can be set up is {known}")
     elif own and options.image_delivery in delivery.IMPORTED and runtime != "containerd":
         what = "runs {name}, and images are imported into containerd only"
@@ -393,14 +392,14 @@ def _node(
         )
 
 
-def _goes(options: Options, node: ClusterNode, resource: str) -> bool:
+def _goes(options: Options, node: Node, resource: str) -> bool:
     """Return whether a resource is no other plugin's: of this collection's, or of one that goes.
 
     The GPU Operator's device plugin goes from the nodes that it labels, where role gpushare has it do so.
     """
-    if node_backends.LABEL_BACKEND in node["labels"]:
+    if backends.LABEL in node.labels:
         return True
-    return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node["labels"])
+    return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node.labels)
 
 
 def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Plugin]) -> bool:
@@ -409,31 +408,31 @@ def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Pl
     return ours and bool(here) and all(plugin["owner"].startswith("ClusterPolicy ") for plugin in here)
 
 
-def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> t.Iterator[Finding]:
+def _taints(options: Options, cluster: Cluster, shared: frozenset[str]) -> t.Iterator[Finding]:
     """Report taints that keep the pods of a back end, or those of users, off nodes with shared cards."""
     known = options.claims.backends
     given = {row["node"]: row["backend"] for row in known["nodes"]} if known else {}
-    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster["operators"])
+    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
     needed: dict[tuple[str, ...], list[str]] = {}
-    for node in cluster["nodes"]:
-        lasting = tolerations.lasting(node["taints"])
-        if node["name"] not in shared or not lasting:
+    for node in cluster.nodes:
+        lasting = tolerations.lasting(node.taints)
+        if node.name not in shared or not lasting:
             continue
-        needed.setdefault(tuple(tolerations.shown(lasting)), []).append(node["name"])
-        backend = given.get(node["name"], node_backends.GPUSHARE)
+        needed.setdefault(tuple(tolerations.shown(lasting)), []).append(node.name)
+        backend = given.get(node.name, backends.GPUSHARE)
         variable, server = TOLERATIONS[backend]
-        refused = tolerations.untolerated(lasting, options.claims.values.get(variable, EVERY))
+        refused = tolerations.untolerated(lasting, options.claims.values.get(variable, EVERY_TAINT))
         # The GPU Operator's ClusterPolicy has the tolerations of its own pods.
-        if refused and not (backend == node_backends.NVIDIA and operated):
+        if refused and not (backend == backends.NVIDIA and operated):
             yield Finding(
                 "taint-servers",
                 PROBLEM,
                 "node {node} has {taints}, which its entries don't tolerate: {server} wouldn't run there",
                 "leave it unset, which tolerates every taint, or add {toleration}",
-                node["name"],
+                node.name,
                 variable,
                 {
-                    "node": node["name"],
+                    "node": node.name,
                     "taints": tolerations.shown(refused),
                     "server": server,
                     "toleration": [f"{{key: {taint['key']}, operator: Exists}}" for taint in refused],
@@ -455,16 +454,16 @@ def _taints(options: Options, cluster: ClusterState, shared: frozenset[str]) -> 
         )
 
 
-def _unit_change(options: Options, cluster: ClusterState) -> t.Iterator[Finding]:
+def _unit_change(options: Options, cluster: Cluster) -> t.Iterator[Finding]:
     units = (None, options.memory_unit)
-    noted = {node["name"] for node in cluster["nodes"] if node_unit(node_cards(node)) not in units}
-    sliced = {announced["node"] for announced in cluster["slices"] or () if announced["unit"] not in units}
+    noted = {node.name for node in cluster.nodes if node_unit(node.cards) not in units}
+    sliced = {announced["node"] for announced in cluster.slices or () if announced["unit"] not in units}
     other = sorted(noted | sliced)
-    held = [pod for pod in cluster["sharing_pods"] or () if pod["node"] in other]
+    held = [pod for pod in cluster.sharing_pods or () if pod.node in other]
     # A template's name has the number only, and its content follows the unit.
-    held += [pod for pod in cluster["claiming_pods"] or () if sliced and pod["node"] in ("", *other)]
-    pods = [f"{pod['namespace']}/{pod['name']}" for pod in held]
-    where = "there" if all(pod["node"] for pod in held) else "there, or waiting,"
+    held += [pod for pod in cluster.claiming_pods or () if sliced and pod.node in ("", *other)]
+    pods = [pod.key for pod in held]
+    where = "there" if all(pod.node for pod in held) else "there, or waiting,"
     if other and pods:
         yield Finding(
             "unit-change",

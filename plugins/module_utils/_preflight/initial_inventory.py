@@ -14,10 +14,13 @@ import contextlib
 import typing as t
 from urllib.parse import urlsplit
 
-from .._allocation import node_backends
-from .._allocation.server_nodes import CONTROL_PLANE_LABELS
+from .._allocation import allocators
+from .._allocation.cluster import node_of_row
+from .._allocation.node_backends import CONTROL_PLANE_LABELS
 from .._contracts import gpushare, nvidia_plugin
+from .._contracts.model import Node
 from .._core import untrusted
+from .._core.types import JsonObject
 from .._kube.tolerations import REPELLING
 
 # Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
@@ -83,41 +86,41 @@ class _Machines:
                 self.leave(name, variable, error.code, f"{error}", address or name)
         return addresses
 
-    def checked(self, nodes: t.Iterable[t.Mapping[str, t.Any]], server: str) -> list[_Node]:
+    def checked(self, nodes: t.Iterable[Node], server: str) -> list[_Machine]:
         """Return the cluster's nodes by names that an inventory can have.
 
         :param server: the API server's URL.
         """
         known = []
-        for row in nodes:
+        for node in nodes:
             try:
-                known.append(_Node(untrusted.host_name(row["name"]), row))
+                known.append(_Machine(untrusted.host_name(node.name), node))
             except untrusted.Refused as error:
-                self.leave(str(row["name"]), "metadata.name", error.code, f"{error}")
-        shared = collections.Counter(address for node in known for address in node.announced)
+                self.leave(node.name, "metadata.name", error.code, f"{error}")
+        shared = collections.Counter(address for machine in known for address in machine.announced)
         host = ""
         with contextlib.suppress(untrusted.Refused):
             host = str(untrusted.other_machine(urlsplit(server).hostname or ""))
-        for node in known:
-            code, why = node.refusal
-            if not code and any(shared[address] > 1 for address in node.announced):
+        for machine in known:
+            code, why = machine.refusal
+            if not code and any(shared[address] > 1 for address in machine.announced):
                 code, why = "same-address", "is that of another node, too"
-            if not code and not node.control_plane and host in node.announced:
+            if not code and not machine.control_plane and host in machine.announced:
                 code, why = "api-server", API_SERVER
-            node.refusal = code, why
+            machine.refusal = code, why
         return known
 
 
-class _Node:
+class _Machine:
     """A node whose name is one; ``refusal`` says by code and text why it isn't reached by its address."""
 
-    def __init__(self, name: untrusted.NodeName, data: t.Mapping[str, t.Any]) -> None:
-        self.name, self.data = name, data
-        self.control_plane = any(label in data["labels"] for label in CONTROL_PLANE_LABELS)
+    def __init__(self, name: untrusted.NodeName, node: Node) -> None:
+        self.name, self.node = name, node
+        self.control_plane = any(label in node.labels for label in CONTROL_PLANE_LABELS)
         # A server of k3s or RKE2 is a worker, too, as long as nobody taints it.
-        repelled = any(taint.get("effect") in REPELLING for taint in data.get("taints") or ())
+        repelled = any(taint["effect"] in REPELLING for taint in node.taints)
         self.takes_pods = not (self.control_plane and repelled)
-        self.given, self.address, self.refusal = data["address"], "", ("", "")
+        self.given, self.address, self.refusal = node.address, "", ("", "")
         try:
             # Without an address Ansible resolves the name.
             other = untrusted.other_machine(self.given or name)
@@ -127,13 +130,13 @@ class _Node:
             self.announced, self.refusal = set(), (error.code, str(error))
 
 
-def _has_gpu(node: t.Mapping[str, t.Any]) -> bool:
-    labelled = any(node["labels"].get(label) in ("true", node_backends.DRA) for label in GPU_LABELS)
-    return labelled or any(node["capacity"].get(resource, "0") != "0" for resource in GPU_RESOURCES)
+def _has_gpu(node: Node) -> bool:
+    labelled = any(node.labels.get(label) in ("true", allocators.DRA) for label in GPU_LABELS)
+    return labelled or any(node.capacity.get(resource) for resource in GPU_RESOURCES)
 
 
 def initial_inventory(
-    nodes: t.Sequence[t.Mapping[str, t.Any]],
+    nodes: t.Sequence[JsonObject],
     gpu_nodes: str | t.Sequence[str] = (),
     control_plane: str | t.Sequence[str] = (),
     ssh: bool = True,
@@ -157,19 +160,22 @@ def initial_inventory(
                 machines.leave(name, "init_control_plane", "same-address", "is that of another machine, too", address)
         over_api = [] if ssh else list(gpus)
     else:
-        known = machines.checked(nodes, server)
-        with_gpu = [node for node in known if _has_gpu(node.data)]
+        known = machines.checked(map(node_of_row, nodes), server)
+        with_gpu = [machine for machine in known if _has_gpu(machine.node)]
         assumed = not with_gpu
-        gpu = with_gpu or [node for node in known if node.takes_pods]
-        closed = {node.name for node in known if not ssh or any(system in node.data["os"] for system in UNCHANGEABLE)}
-        over_api = [node.name for node in gpu if node.name in closed]
-        by_ssh = [node for node in known if (node in gpu or node.control_plane) and node.name not in closed]
-        for node in by_ssh:
-            if node.refusal[0]:
-                machines.leave(node.name, "the address InternalIP", *node.refusal, node.given)
-        reached = [node for node in by_ssh if not node.refusal[0]]
-        gpus = {node.name: node.address for node in reached if node in gpu}
-        planes = {node.name: node.address for node in reached if node.control_plane}
+        gpu = with_gpu or [machine for machine in known if machine.takes_pods]
+        systems = {machine.name: machine.node.os for machine in known}
+        closed = {name for name, os in systems.items() if not ssh or any(system in os for system in UNCHANGEABLE)}
+        over_api = [machine.name for machine in gpu if machine.name in closed]
+        by_ssh = [
+            machine for machine in known if (machine in gpu or machine.control_plane) and machine.name not in closed
+        ]
+        for machine in by_ssh:
+            if machine.refusal[0]:
+                machines.leave(machine.name, "the address InternalIP", *machine.refusal, machine.given)
+        reached = [machine for machine in by_ssh if not machine.refusal[0]]
+        gpus = {machine.name: machine.address for machine in reached if machine in gpu}
+        planes = {machine.name: machine.address for machine in reached if machine.control_plane}
     return {
         "gpu_nodes": {name: address for name, address in gpus.items() if name not in over_api},
         "control_plane": planes if ssh else {},

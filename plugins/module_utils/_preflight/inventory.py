@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import typing as t
 
-from .._allocation.node_backends import EXTENDER, GPUSHARE, Wanted
+from .._allocation.allocators import EXTENDER
+from .._allocation.node_backends import Wanted
 from .._contracts import card_exclusion
+from .._contracts.backends import GPUSHARE
 
 NODE = "gpu_node_name"
 
@@ -28,6 +30,12 @@ def listed(given: t.Any) -> list[str]:
     """Return a list that may be text with commas, as from the command line or a survey of AWX."""
     words = given.split(",") if isinstance(given, str) else given
     return [word for word in (str(word).strip() for word in words) if word]
+
+
+def limit_mode(value: t.Any) -> str:
+    """Return the variable ``gpushare_memory_limit``; YAML parses a bare ``off`` as false."""
+    text = str(value)
+    return "off" if text.lower() in ("off", "false", "no") else text
 
 
 BACKEND, ALLOCATION, EXCLUDE = "gpu_backend", "gpushare_allocation", "gpu_exclude"

@@ -13,8 +13,10 @@ import json
 import re
 import typing as t
 
-from .._allocation import server_nodes
+from .._allocation import node_backends
+from .._allocation.cluster import node_of_row
 from .._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
+from .._contracts.model import Node
 from .._core.digest import digest
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -140,7 +142,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
             },
             **config.insecure_addresses(minor, {"port": "0"}),
         }
-        result["nodes"], result["control_plane"] = _nodes(cluster["nodes"], options)
+        result["nodes"], result["control_plane"] = _nodes(map(node_of_row, cluster["nodes"]), options)
     _check_server(minor, server, "scheduler_openshift_image" if on_openshift else "scheduler_dedicated_image")
     extender = Extender(url, int(options["timeout"]), bool(options["preemption"]), tls)
     # Without a kubeconfig, kube-scheduler uses its pod's service account.
@@ -216,17 +218,17 @@ def _check_server(minor: int, server: int, variable: str) -> None:
         )
 
 
-def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[list[str], bool]:
+def _nodes(nodes: t.Iterable[Node], options: SchedulerOptions) -> tuple[list[str], bool]:
     """Return the nodes where pods of the scheduler may run; none where all of them may, or the control plane's do.
 
     The kubelet of a node that somebody took gets the account of each pod there: so these are the control plane's nodes,
     if there are enough, and no node is named.
     """
-    on_linux = [node for node in nodes if node["labels"].get("kubernetes.io/os", "linux") == "linux"]
-    linux = [node["name"] for node in on_linux]
+    on_linux = [node for node in nodes if node.labels.get("kubernetes.io/os", "linux") == "linux"]
+    linux = [node.name for node in on_linux]
     imported = options.get("imported")
     if not options["nodes"]:
-        control = server_nodes.control_plane(t.cast("t.Sequence[t.Any]", on_linux), imported)
+        control = node_backends.control_plane(on_linux, imported)
         if len(control) >= max(int(options["replicas"]), 1):
             return [], True
     wanted = [str(name) for name in options["nodes"] or imported or ()]
@@ -234,14 +236,14 @@ def _nodes(nodes: t.Sequence[JsonObject], options: SchedulerOptions) -> tuple[li
     chosen = sorted({name for name in wanted if name in linux})
     if wanted and not chosen:
         raise BadInput(f"scheduler_dedicated_nodes: none of {', '.join(wanted)} is a node of the cluster")
-    tolerated = [*tolerations.exist(server_nodes.TOLERATED), *(options.get("tolerations") or ())]
+    tolerated = [*tolerations.exist(node_backends.TOLERATED), *(options.get("tolerations") or ())]
     if chosen:
         # As the template has it: nodes that were chosen by name may be those of the GPUs.
         tolerated += tolerations.exist(["nvidia.com/gpu"])
     refused = {
-        node["name"]: tolerations.untolerated(tolerations.lasting(node.get("taints") or ()), tolerated)
+        node.name: tolerations.untolerated(tolerations.lasting(node.taints), tolerated)
         for node in on_linux
-        if node["name"] in (chosen or linux)
+        if node.name in (chosen or linux)
     }
     open_nodes = [name for name, taints in refused.items() if not taints]
     if len(open_nodes) < int(options["replicas"]) <= len(refused):

@@ -10,12 +10,12 @@ import json
 import re
 import typing as t
 
-from .._allocation import cluster
-from .._allocation import node_backends as backends
-from .._allocation.node_backends import CLAIMS_SINCE, OPENSHIFT_LABEL, release
-from .._allocation.server_nodes import CONTROL_PLANE_LABELS
-from .._contracts import claim_templates
+from .._allocation import allocators, cluster, node_backends
+from .._allocation.allocators import CLAIMS_SINCE, DRA, release
+from .._allocation.node_backends import CONTROL_PLANE_LABELS, OPENSHIFT_LABEL
+from .._contracts import claim_templates, model
 from .._contracts import claims as dra
+from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA
 from .._contracts.gpushare import ContractError
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -64,8 +64,8 @@ SCHEDULER_OPTIONS: JsonObject = {
 }
 WANTED: JsonObject = {
     "node": {"type": "str", "required": True},
-    "backend": {"type": "str", "choices": list(backends.BACKENDS), "default": backends.GPUSHARE},
-    "allocation": {"type": "str", "choices": list(backends.ALLOCATIONS), "default": backends.EXTENDER},
+    "backend": {"type": "str", "choices": list(allocators.BACKENDS), "default": GPUSHARE},
+    "allocation": {"type": "str", "choices": list(node_backends.ALLOCATIONS), "default": allocators.EXTENDER},
 }
 BACKENDS_OPTIONS: JsonObject = {
     "wanted": {"type": "list", "elements": "dict", "options": WANTED},
@@ -103,10 +103,10 @@ PROBE: JsonObject = {
 }
 # By which parts of an allocation are known, in the order in which they are removed; the servers make the Leases.
 DAEMON_SETS: t.Mapping[str, tuple[str, ...]] = {
-    backends.EXTENDER: ("gpushare-device-plugin", EXTENDER),
-    backends.DRA: ("gpushare-dra-driver",),
+    allocators.EXTENDER: ("gpushare-device-plugin", EXTENDER),
+    DRA: ("gpushare-dra-driver",),
 }
-LEASES: t.Mapping[str, str] = {backends.EXTENDER: "gpushare-ledger", backends.DRA: "gpushare-dra-templates"}
+LEASES: t.Mapping[str, str] = {allocators.EXTENDER: "gpushare-ledger", DRA: "gpushare-dra-templates"}
 
 
 class NamespaceState(t.TypedDict):
@@ -137,19 +137,14 @@ class DetectedScheduler(t.TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
-    """One node; ``hostnames`` are the names that the API reports for its machine.
+class Node(model.Node):
+    """A node, and what of it tells how it runs kube-scheduler; ``hostnames`` are all names of its machine.
 
     :param distribution: that runs kube-scheduler outside of a pod; empty for another or an unknown one.
     :param server: k3s or RKE2 run there as a server, by what its kubelet says of itself; asked of machines in group
         control_plane only.
     """
 
-    name: str
-    labels: t.Mapping[str, str]
-    kubelet: str
-    os: str
-    hostnames: tuple[str, ...] = ()
     distribution: str = ""
     server: bool = False
 
@@ -261,8 +256,8 @@ def _fitting_mode(state: State) -> tuple[str, str]:
         return OPENSHIFT, f"it is OpenShift {state.openshift}"
     for node in [node for node in state.nodes if node.control_plane][:1]:
         for mark, (mode, _title) in SERVERS.items():
-            if mark in node.kubelet:
-                return mode, f"node {node.name} runs {node.kubelet}"
+            if mark in node.kubelet_version:
+                return mode, f"node {node.name} runs {node.kubelet_version}"
     if state.schedulers:
         return STATIC_POD, f"node {min(state.schedulers)} runs kube-scheduler as a static pod"
     return DEDICATED, ""
@@ -283,7 +278,8 @@ def _unsupported(hosts: t.Mapping[str, str], state: State) -> str:
         return ""
     where = f" on {', '.join(places)}" if places else ""
     # A server without an agent is no node.
-    servers = [title for mark, (_mode, title) in SERVERS.items() if any(mark in node.kubelet for node in state.nodes)]
+    kubelets = [node.kubelet_version for node in state.nodes]
+    servers = [title for mark, (_mode, title) in SERVERS.items() if any(mark in kubelet for kubelet in kubelets)]
     how = ", ".join(distributions or servers) or "MicroK8s, k0s, RKE1, or a unit of systemd, as kubeasz installs it"
     return f"kube-scheduler runs{where} outside of a pod ({how})"
 
@@ -321,23 +317,22 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     :raises BadInput: the scheduler can't be used in the requested mode.
     """
     version = cluster.known_version(kube.version().get("gitVersion"))
-    nodes = kube.list_all("v1", "Node")
+    nodes = model.known("node", map(model.node_of, kube.list_all("v1", "Node")))
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
     by_claims = wanted is not None and any(
-        node["backend"] == backends.GPUSHARE and node["allocation"] != backends.EXTENDER
-        for node in wanted["wanted"] or ()
+        row["backend"] == GPUSHARE and row["allocation"] != allocators.EXTENDER for row in wanted["wanted"] or ()
     )
     pods = bool(params.get("sharing_pods")) or by_claims
     # Who takes the nodes as they are, as verify does, may not read others' objects.
     as_it_is = wanted is not None and wanted["wanted"] is None
-    state: JsonObject = {**cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)}
-    state |= {"capacity": _keeps_capacity(kube, version) if by_claims else None, "backends": None, "given": {}}
-    state |= {"releases": {}, "server": kube.server}
+    state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
+    capacity = _keeps_capacity(kube, version) if by_claims else None
+    result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}}
     if wanted is not None:
-        made = _backends(kube, wanted, state, options)
-        state |= {"backends": made, "given": wanted["values"]}
-        state["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
+        made = _backends(kube, wanted, state, capacity, options)
+        result |= {"backends": made, "given": wanted["values"]}
+        result["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
             there = {host: node for host, node in options["hosts"].items() if node not in made["absent"]}
             options = {**options, "hosts": there}
@@ -345,31 +340,33 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
     scheduler = detect(kube, options, nodes, version) if options is not None else None
-    return {"changed": False, **state, "scheduler": scheduler, "requests": dict(kube.requests)}
+    result |= {"scheduler": scheduler, "server": kube.server, "requests": dict(kube.requests)}
+    return {"changed": False, **result}
 
 
-def _backends(kube: Kube, wanted: JsonObject, collected: JsonObject, options: JsonObject | None) -> backends.Backends:
+def _backends(
+    kube: Kube, wanted: JsonObject, state: cluster.Cluster, capacity: bool | None, options: JsonObject | None
+) -> node_backends.Backends:
     """Decide each node's back end.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
-    :param collected: what was read of the cluster.
+    :param capacity: as for ``node_backends.resolve``.
     :param options: as ``SCHEDULER_OPTIONS``.
     """
-    state = t.cast(cluster.ClusterState, collected)
     if wanted["wanted"] is None:
-        return backends.as_it_is(state)
+        return node_backends.as_it_is(state)
     namespaces = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     there, dedicated, selecting = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
-    made = backends.resolve(
-        wanted["wanted"], state, collected["capacity"], wanted["values"], switch, there, dedicated, alone, selecting
+    made = node_backends.resolve(
+        wanted["wanted"], state, capacity, wanted["values"], switch, there, dedicated, alone, selecting
     )
     # Machines of the control plane join, too.
-    hosts = [node for node in namespaces["hosts"].values() if backends.is_absent(node, state, alone)]
+    hosts = [node for node in namespaces["hosts"].values() if node_backends.is_absent(node, state, alone)]
     return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts]))}
 
 
-def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) -> dict[str, list[str]]:
+def _others_releases(kube: Kube, made: node_backends.Backends, values: JsonObject) -> dict[str, list[str]]:
     """Return, by back end, helm's releases of the names that this run's would have, as ``namespace/name``.
 
     Where this collection has deployed a chart, or begun to, its namespace has a label. Objects of the whole cluster are
@@ -377,7 +374,7 @@ def _others_releases(kube: Kube, made: backends.Backends, values: JsonObject) ->
     """
     parts, there = t.cast(JsonObject, made["parts"]), t.cast(JsonObject, made["there"])
     names = {}
-    for backend, (variable, _namespace) in backends.RELEASES.items():
+    for backend, (variable, _namespace) in node_backends.RELEASES.items():
         name = values.get(variable)
         if not name or there[backend] or not parts[backend]:
             continue
@@ -407,18 +404,17 @@ def _keeps_capacity(kube: Kube, version: str) -> bool | None:
     return "capacity" in kept["spec"]["spec"]["devices"]["requests"][0]["exactly"]
 
 
-def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tuple[backends.Parts, bool, list[str]]:
+def _parts(kube: Kube, options: JsonObject, state: cluster.Cluster) -> tuple[node_backends.Parts, bool, list[str]]:
     """Return the allocators of which parts are in the cluster, and whether a dedicated scheduler is.
 
     The third are those whose server selects its nodes without the restricted label, as earlier versions deployed it.
 
     :param options: as ``SCHEDULER_OPTIONS``.
     """
-    label = backends.LABEL_BACKEND
-    namespaces = kube.list_all("v1", "Namespace", label_selector=label)
-    labelled = {(item["metadata"].get("labels") or {}).get(label) for item in namespaces}
-    labelled |= {node["labels"].get(label) for node in state["nodes"]}
-    labelled |= {backends.NVIDIA for operator in state["operators"] if operator["changed"]}
+    namespaces = kube.list_all("v1", "Namespace", label_selector=LABEL)
+    labelled = {(item["metadata"].get("labels") or {}).get(LABEL) for item in namespaces}
+    labelled |= {node.labels.get(LABEL) for node in state.nodes}
+    labelled |= {NVIDIA for operator in state.operators if operator["changed"]}
     namespace = str(options["namespace"])
     daemon_sets = kube.list_all("apps/v1", "DaemonSet", namespace=namespace)
     sets = {item["metadata"]["name"]: item for item in daemon_sets}
@@ -427,20 +423,20 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.ClusterState) -> tupl
     dedicated = _exists(kube, Ref("apps/v1", "Deployment", str(options["dedicated_namespace"]), DEDICATED_NAME))
     there = {
         allocation: LEASES[allocation] in lease_names or not sets.keys().isdisjoint(DAEMON_SETS[allocation])
-        for allocation in (backends.EXTENDER, backends.DRA)
+        for allocation in (allocators.EXTENDER, DRA)
     }
     selecting = []
     for allocation, (server, *_others) in DAEMON_SETS.items():
-        key, value = backends.ALLOCATORS[allocation].restricted
+        key, value = allocators.ALLOCATORS[allocation].restricted
         if server in sets:
             selector = sets[server]["spec"]["template"]["spec"].get("nodeSelector") or {}
             if selector.get(key) != value:
                 selecting.append(allocation)
-    parts = backends.Parts(
-        extender=there[backends.EXTENDER] or dedicated,
-        dra=there[backends.DRA],
-        hami=backends.HAMI in labelled,
-        nvidia=backends.NVIDIA in labelled,
+    parts = node_backends.Parts(
+        extender=there[allocators.EXTENDER] or dedicated,
+        dra=there[DRA],
+        hami=HAMI in labelled,
+        nvidia=NVIDIA in labelled,
     )
     return parts, dedicated, selecting
 
@@ -470,11 +466,10 @@ def _unit(raw: JsonObject) -> str | None:
     return units.pop() if len(units) == 1 else None
 
 
-def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[JsonObject], version: str) -> DetectedScheduler:
+def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[model.Node], version: str) -> DetectedScheduler:
     """Detect how the cluster runs its scheduler.
 
     :param options: as ``SCHEDULER_OPTIONS``.
-    :param nodes: the API's Node objects.
     :param version: the API server's version.
     :raises BadInput: a scheduler would be left without the extender, or a dedicated scheduler would stay at work.
     """
@@ -545,10 +540,9 @@ def _ownership(namespace: JsonObject | None) -> JsonObject:
     return {"name": metadata["name"], "labels": metadata.get("labels") or {}, "annotations": own}
 
 
-def read_state(kube: Kube, nodes: t.Sequence[JsonObject], hosts: t.Iterable[str] = ()) -> State:
+def read_state(kube: Kube, nodes: t.Sequence[model.Node], hosts: t.Iterable[str] = ()) -> State:
     """Read kube-scheduler's pods and lease, or OpenShift's version.
 
-    :param nodes: the API's Node objects.
     :param hosts: names of the nodes of group control_plane.
     """
     hosts = frozenset(hosts)
@@ -594,7 +588,7 @@ def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
     }
 
 
-def _is_server(annotations: JsonObject) -> bool:
+def _is_server(annotations: t.Mapping[str, str]) -> bool:
     for name in NODE_ARGUMENTS:
         try:
             words = json.loads(annotations.get(name) or "[]")
@@ -605,25 +599,20 @@ def _is_server(annotations: JsonObject) -> bool:
     return False
 
 
-def _node(node: JsonObject, hosts: t.Collection[str]) -> Node:
-    metadata, status = node["metadata"], node.get("status") or {}
-    info = status.get("nodeInfo") or {}
-    labels = metadata.get("labels") or {}
-    names = [address.get("address") for address in status.get("addresses") or [] if address.get("type") == "Hostname"]
-    names.append(labels.get("kubernetes.io/hostname"))
-    kubelet = cluster.known_version(info.get("kubeletVersion"))
-    annotations = metadata.get("annotations") or {}
+def _node(node: model.Node, hosts: t.Collection[str]) -> Node:
+    kubelet = cluster.known_version(node.kubelet_version)
     marks = {
         "k0s": K0S in kubelet,
-        "MicroK8s": MICROK8S_LABEL in labels,
-        "RKE1": any(name.startswith(RKE1_ANNOTATIONS) for name in annotations),
+        "MicroK8s": MICROK8S_LABEL in node.labels,
+        "RKE1": any(name.startswith(RKE1_ANNOTATIONS) for name in node.annotations),
     }
+    hostname = node.labels.get("kubernetes.io/hostname")
     return Node(
-        str(metadata["name"]),
-        labels,
-        kubelet,
-        line(info.get("osImage", "")),
-        tuple(str(name) for name in names if name),
-        next((title for title, marked in marks.items() if marked), ""),
-        str(metadata["name"]) in hosts and _is_server(annotations),
+        **{
+            **vars(node),
+            "kubelet_version": kubelet,
+            "hostnames": (*node.hostnames, hostname) if hostname else node.hostnames,
+            "distribution": next((title for title, marked in marks.items() if marked), ""),
+            "server": node.name in hosts and _is_server(node.annotations),
+        }
     )

@@ -18,6 +18,8 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ...module_utils._backends import chart
 from ...module_utils._backends import cluster as backend
 from ...module_utils._contracts import claim_templates
+from ...module_utils._contracts.claims import Slice, slice_of
+from ...module_utils._contracts.model import Node, node_of
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, helm
@@ -132,14 +134,14 @@ class ClusterTasks:
         self._kubes: dict[str, tuple[Connection, Kube]] = {}
         self.missing = ""
 
-    def nodes(self, options: JsonObject) -> list[JsonObject] | None:
+    def nodes(self, options: JsonObject) -> list[Node] | None:
         """Return the cluster's nodes; None where ``missing`` says why.
 
         :param options: a task's, with those of the connection.
         :raises ShareError: they can't be read.
         """
         answer = self.predict(K8S_INFO, {**_auth(options), "api_version": "v1", "kind": "Node"})
-        return answer["resources"] if answer else None
+        return [node for node in map(node_of, answer["resources"]) if node is not None] if answer else None
 
     def unverified(self, options: JsonObject) -> bool:
         """Return whether the checks haven't passed since a run of site.yml changed something.
@@ -150,7 +152,7 @@ class ClusterTasks:
         answer = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
         return any("deletionTimestamp" not in resource["metadata"] for resource in (answer or {}).get("resources", []))
 
-    def slices(self, options: JsonObject) -> list[JsonObject]:
+    def slices(self, options: JsonObject) -> list[Slice]:
         """Return the cluster's ResourceSlices.
 
         :param options: a task's, with those of the connection.
@@ -159,7 +161,7 @@ class ClusterTasks:
         answer = self._with(
             options, lambda kube: {"resources": kube.list_all(claim_templates.API_VERSION, "ResourceSlice")}
         )
-        return t.cast("list[JsonObject]", (answer or {})["resources"])
+        return list(map(slice_of, (answer or {})["resources"]))
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.

@@ -6,20 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import typing as t
 
-from ...module_utils._allocation.node_backends import ALLOCATORS, LABEL_BACKEND
-from ...module_utils._contracts import claim_templates as claims
-from ...module_utils._contracts import gpushare as contract
-from ...module_utils._contracts.model import node_unit
+from ...module_utils._allocation.allocators import ALLOCATORS
+from ...module_utils._contracts import backends
+from ...module_utils._contracts.claims import Slice
+from ...module_utils._contracts.gpushare import MIB_PER_UNIT
+from ...module_utils._contracts.model import Node, node_unit
 from ...module_utils._core.types import JsonObject
 from .site import counted
 
 NEXT = "ansible-playbook kubegpu.share.acceptance"
 # Acceptance knows no claims yet.
 NEXT_CLAIMS = "kubectl get resourceclaims --all-namespaces"
-GIB = 1024**3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +70,19 @@ class Summary:
 
 
 def summary(
-    nodes: t.Iterable[JsonObject],
+    nodes: t.Sequence[Node],
     plan: JsonObject | None,
     check: bool,
-    slices: t.Iterable[JsonObject] | None = None,
+    slices: t.Iterable[Slice] | None = None,
 ) -> Summary:
     """Return the summary.
 
-    :param nodes: the API's Node objects.
     :param plan: the plan with which the run began, as ``SitePlan.result`` returns it; None without one.
     :param check: the run was in check mode.
-    :param slices: the API's ResourceSlices, where the cards are allocated by claims; None where they aren't.
+    :param slices: where the cards are allocated by claims; None where they aren't.
     """
     steps = None if plan is None else sum(len(host["steps"]) for host in [*plan["hosts"].values(), plan["cluster"]])
-    nodes = list(nodes)
-    sharing = [cards for cards in map(contract.node_cards, nodes) if cards]
-    others = _others(nodes)
+    sharing = [node.cards for node in nodes if node.cards]
     units = {node_unit(cards) for cards in sharing}
     announced = Summary(
         nodes=len(sharing),
@@ -95,40 +91,38 @@ def summary(
         unit=(units.pop() or "") if len(units) == 1 else "",
         steps=steps,
         check=check,
-        others=others,
+        others=_others(nodes),
     )
     return announced if slices is None else _with_slices(announced, slices)
 
 
-def _others(nodes: t.Iterable[JsonObject]) -> dict[str, JsonObject]:
+def _others(nodes: t.Iterable[Node]) -> dict[str, JsonObject]:
     """Return what nodes of other back ends than gpushare announce."""
     others: dict[str, JsonObject] = {}
     for node in nodes:
-        name = str((node["metadata"].get("labels") or {}).get(LABEL_BACKEND))
+        name = node.labels.get(backends.LABEL, "")
         if name not in ALLOCATORS:
             continue
         summed = others.setdefault(name, {"nodes": 0, "resources": {}})
         summed["nodes"] += 1
-        for resource, text in ((node.get("status") or {}).get("allocatable") or {}).items():
-            if any(fnmatch.fnmatchcase(resource, pattern) for pattern in ALLOCATORS[name].resources):
-                summed["resources"][resource] = summed["resources"].get(resource, 0) + contract.quantity(text)
+        for resource, number in node.allocatable.items():
+            if ALLOCATORS[name].announces(resource):
+                summed["resources"][resource] = summed["resources"].get(resource, 0) + number
     return others
 
 
-def _with_slices(announced: Summary, slices: t.Iterable[JsonObject]) -> Summary:
+def _with_slices(announced: Summary, slices: t.Iterable[Slice]) -> Summary:
     """Return a summary with what the DRA driver announces, too."""
-    ours = [slice_["spec"] for slice_ in slices if slice_["spec"].get("driver") == claims.DRIVER]
-    devices = [device for spec in ours for device in spec.get("devices") or []]
-    sizes = [contract.quantity(device["capacity"][claims.CAPACITY]["value"]) for device in devices]
-    nodes = {spec.get("nodeName") for spec in ours if spec.get("devices")}
-    unit = "MiB" if announced.unit == "MiB" or any(size % GIB for size in sizes) else "GiB"
-    shared = sum(sizes) // (GIB // 1024 if unit == "MiB" else GIB)
+    # Only this collection's slices have devices.
+    ours = [slice_ for slice_ in slices if slice_.devices]
+    sizes = [device.memory_mib for slice_ in ours for device in slice_.devices]
+    unit = "MiB" if announced.unit == "MiB" or any(mib % 1024 for mib in sizes) else "GiB"
     return dataclasses.replace(
         announced,
-        nodes=announced.nodes + len(nodes),
-        cards=announced.cards + len(devices),
-        units=announced.units + shared,
-        unit=unit if devices else announced.unit,
+        nodes=announced.nodes + len({slice_.node for slice_ in ours}),
+        cards=announced.cards + len(sizes),
+        units=announced.units + sum(sizes) // MIB_PER_UNIT[unit],
+        unit=unit if sizes else announced.unit,
         # Acceptance runs by the extender.
-        next=NEXT_CLAIMS if devices and not announced.nodes else announced.next,
+        next=NEXT_CLAIMS if sizes and not announced.nodes else announced.next,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from ...module_utils._allocation import node_backends
+from ...module_utils._allocation import allocators
 from ...module_utils._core.types import JsonObject
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -28,7 +28,7 @@ PLACES: dict[str, frozenset[str]] = {
 }
 # Variables of no role alone.
 SHARED: JsonObject = {
-    "gpu_backend": {"type": "str", "choices": list(node_backends.BACKENDS)},
+    "gpu_backend": {"type": "str", "choices": list(allocators.BACKENDS)},
     "gpu_exclude": {"type": "list", "elements": "str"},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},

@@ -4,8 +4,16 @@
 from __future__ import annotations
 
 import json
+import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.claims import Read
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import Cluster
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import assemble
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.nodes import read_node
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.pods import Allocation, PodReader
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims import claim_of, slice_of
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import Node
 
 T4, V100 = "GPU-1c1ae2a4-3c34-4e7f-9d0e-000000000001", "GPU-1c1ae2a4-3c34-4e7f-9d0e-000000000002"
 
@@ -147,3 +155,19 @@ def mixed_cluster():
         reason = {"type": "PodScheduled", "status": "True" if bound else "False", "message": "no card has so much"}
         one["status"] |= {"conditions": [reason], "containerStatuses": [{"name": "main"}], "qosClass": "Guaranteed"}
     return {"/api/v1/nodes": nodes, "/api/v1/pods": made}
+
+
+def row(name: str, **fields: t.Any) -> dict[str, t.Any]:
+    """A node as the module ``cluster_info`` returns it."""
+    [bare] = Cluster("", (Node(name, ready="True"),)).result()["nodes"]
+    return {**bare, **fields}
+
+
+def allocation(
+    nodes: t.Iterable[t.Any], pods: t.Iterable[t.Any], slices: t.Sequence[t.Any] = (), claims: t.Sequence[t.Any] = ()
+) -> Allocation:
+    """Compute the allocation of a cluster from the objects of its API."""
+    read = PodReader()
+    parsed = [shares for node in nodes for shares in read_node(node)]
+    in_api = Read(tuple(map(slice_of, slices)), tuple(map(claim_of, claims)))
+    return assemble(parsed, [claim for pod in pods for claim in read(pod)], in_api)

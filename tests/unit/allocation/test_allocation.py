@@ -7,7 +7,7 @@ import json
 
 import allocation_snapshots as api
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute as allocation
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import percent
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_unit
@@ -95,14 +95,14 @@ def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated)
         for at, (containers, on, index, phase, leaving) in enumerate(described)
     ]
     expected, used, total = inspect(nodes, pods)
-    found = allocation.allocation(nodes, pods)
+    found = api.allocation(nodes, pods)
     ours = {one["name"]: one for one in found["nodes"] if one["total"]}
     assert list(ours) == ["gpu1", "gpu2", "gpu10"]
     for name, inspected in expected.items():
         one = ours[name]
         assert [(each["used"], each["total"]) for each in one["cards"]] == inspected["cards"]
         assert (one["used"], one["total"]) == (inspected["used"], inspected["total"])
-        assert allocation.percent(one["used"], one["total"]) == inspected["percent"]
+        assert percent(one["used"], one["total"]) == inspected["percent"]
         rows = {each["name"]: (at["index"], each["units"]) for at in one["cards"] for each in at["pods"]}
         rows.update({each["name"]: (-1, each["units"]) for each in one["pending"]})
         assert rows == inspected["pods"]
@@ -116,14 +116,14 @@ def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated)
 
 
 def test_unequal_cards_have_their_own_sizes():
-    found = allocation.allocation([node(memory=12, count=2, cards=[card(0, 10, 11175), card(1, 1, 2002)])], [])
+    found = api.allocation([node(memory=12, count=2, cards=[card(0, 10, 11175), card(1, 1, 2002)])], [])
     assert [(one["total"], one["used"]) for one in found["nodes"][0]["cards"]] == [(10, 0), (1, 0)]
     assert found["total"] == 11
 
 
 def test_the_fields_of_a_pod():
     pods = [pod("late", 2, index=1, assigned=False, terminating=True), pod("lost", 1, index=7), pod("new", 3)]
-    found = allocation.allocation([node()], pods)["nodes"][0]
+    found = api.allocation([node()], pods)["nodes"][0]
     assert found["cards"][1]["pods"] == [
         {
             **{"namespace": "team", "name": "late", "uid": "uid-late", "phase": "Running", "problem": ""},
@@ -137,7 +137,7 @@ def test_the_fields_of_a_pod():
 def test_pending_pods_have_the_schedulers_reason():
     waiting = pod("w", 20, on=None, phase="Pending")
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card\nhas 20"}]
-    found = allocation.allocation([node()], [waiting, pod("none", 0, on=None)])
+    found = api.allocation([node()], [waiting, pod("none", 0, on=None)])
     (row,) = found["waiting"]
     assert row.items() >= {"namespace": "team", "name": "w", "units": 20, "reason": "no card has 20"}.items()
     assert (row["state"], row["phase"], row["backend"]) == ("pending", "Pending", "gpushare")
@@ -168,7 +168,7 @@ def test_the_table():
     cards = [card(0, 16), card(1, 16, healthy=False)]
     pods = [pod("binpack-0", 2, index=0), pod("binpack-1", 1, index=0, terminating=True), pod("big", 8, index=1)]
     waiting = pod("huge", 99, on=None, phase="Pending")
-    found = allocation.allocation([node(cards=cards), node("gpu2", 16, 1)], [*pods, waiting])
+    found = api.allocation([node(cards=cards), node("gpu2", 16, 1)], [*pods, waiting])
     assert (
         table(found)
         == """\
@@ -202,7 +202,7 @@ Allocated/Total GPU memory of the cluster (GiB): 11/48 (22%)
 
 
 def test_pods_without_a_card_have_their_own_column():
-    text = table(allocation.allocation([node(count=1)], [pod("lost", 3)]))
+    text = table(api.allocation([node(count=1)], [pod("lost", 3)]))
     lines = [line.split() for line in text.splitlines()]
     assert ["NAMESPACE", "POD", "STATUS", "GPU0(Allocated)", "PENDING(Allocated)"] in lines
     assert ["team", "lost", "Running", "0", "3"] in lines
@@ -210,7 +210,7 @@ def test_pods_without_a_card_have_their_own_column():
 
 
 def test_the_table_of_a_cluster_without_shares():
-    text = table(allocation.allocation([{"metadata": {"name": "cp1"}, "status": {}}], []))
+    text = table(api.allocation([{"metadata": {"name": "cp1"}, "status": {}}], []))
     assert text.startswith("No node advertises shared GPU memory")
     assert len(text.splitlines()) == 1
 
@@ -219,7 +219,7 @@ def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
     both = pod("both", 12, index=0)
     both["metadata"]["annotations"][contract.POD_INDICES] = "0,1"
     cards = [card(0, 16), contract.Card(1, "GPU-11", 1, 16384, 16, False, "Model", "MIG is on")]
-    found = allocation.allocation([node(cards=cards)], [both, pod("one", 3, index=1)])
+    found = api.allocation([node(cards=cards)], [both, pod("one", 3, index=1)])
     shown = found["nodes"][0]
     assert [(one["used"], [(each["name"], each["units"]) for each in one["pods"]]) for one in shown["cards"]] == [
         (6, [("both", 6)]),
@@ -238,6 +238,6 @@ def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
 def test_a_share_on_a_missing_card_is_pending() -> None:
     both = pod("both", 12, index=0)
     both["metadata"]["annotations"][contract.POD_INDICES] = "0,5"
-    shown = allocation.allocation([node(cards=[card(0, 16)])], [both])["nodes"][0]
+    shown = api.allocation([node(cards=[card(0, 16)])], [both])["nodes"][0]
     assert (shown["cards"][0]["used"], shown["used"]) == (6, 12)
     assert [(each["name"], each["units"]) for each in shown["pending"]] == [("both", 6)]

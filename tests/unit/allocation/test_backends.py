@@ -13,6 +13,7 @@ from allocation_snapshots import (
     HAMI_TEXT_9,
     T4,
     V100,
+    allocation,
     asks,
     booked,
     given,
@@ -23,7 +24,6 @@ from allocation_snapshots import (
     pod,
     upstream,
 )
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import allocation
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import draw_bar, table
 from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import backends
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract

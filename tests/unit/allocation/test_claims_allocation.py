@@ -8,8 +8,7 @@ import dataclasses
 import re
 
 import pytest
-from allocation_snapshots import asks, booked, node, ours, pod
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import allocation
+from allocation_snapshots import allocation, asks, booked, node, ours, pod
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect, table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from allocation_snapshots import ours
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import nodes as memory_limit
+from allocation_snapshots import allocation, ours
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import NodeOptions
 from gpu_nodes import HEALTHY, gpu_node
@@ -90,7 +89,7 @@ def test_a_required_limit_can_be_skipped_for_a_host():
     ("value", "mode"), [(False, "off"), ("off", "off"), ("False", "off"), ("auto", "auto"), (1, "1")]
 )
 def test_false_means_off(value, mode):
-    assert memory_limit.mode(value) == mode
+    assert inventory.limit_mode(value) == mode
 
 
 def limited(name, limit=None):
@@ -102,7 +101,7 @@ def limited(name, limit=None):
 
 def test_the_table_has_the_memory_limit():
     nodes = [limited("gpu1", contract.LIMIT_ENFORCED), limited("gpu2", "unenforced: old"), limited("gpu3")]
-    found = compute.allocation(nodes, [])
+    found = allocation(nodes, [])
     assert [one["memory_limit"] for one in found["nodes"]] == ["enforced", "unenforced: old", ""]
     lines = table(found).splitlines()
     assert lines[:3] == ["NAME:       gpu1", "IPADDRESS:  192.0.2.7", "LIMIT:      enforced"]

@@ -41,8 +41,9 @@ def claim(name, user, driver=OURS, pool="gpu1"):
         "allocation": {"devices": {"results": [{"driver": driver, "pool": pool, "device": "gpu-0"}]}},
         "reservedFor": [{"resource": "pods", "name": user, "uid": user}],
     }
-    metadata = {"name": name, "namespace": "default"}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "status": status}
+    metadata = {"name": name, "namespace": "default", "uid": name}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+    return {**body, "spec": {"devices": {}}, "status": status}
 
 
 def slice_of(driver=OURS, on="gpu1"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.compute import allocation
+from allocation_snapshots import allocation
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from check_kit import checked, failing, found
 

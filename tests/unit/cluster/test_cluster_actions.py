@@ -8,6 +8,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import role_templates
+from allocation_snapshots import row
 from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.action import preflight
 from gpu_nodes import gpu_node
@@ -52,16 +53,7 @@ def run(action, task_vars):
 
 
 def node(name):
-    return {
-        "name": name,
-        "ready": True,
-        "capacity": {},
-        "allocatable": {},
-        "labels": {},
-        "annotations": {},
-        "runtime": "containerd://2.2.9",
-        "taints": [],
-    }
+    return row(name, runtime="containerd://2.2.9")
 
 
 HOSTVARS = {"one": {"gpu_node": GPU_NODE, "gpu_node_name": "gpu1", "driver_version": "615.71.09"}, "cp1": {}}

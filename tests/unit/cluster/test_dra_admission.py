@@ -9,6 +9,7 @@ import json
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import claim_templates as templates
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims import pod_claims
 from gpushare.templates.objects import template_of
 from gpushare_objects import rendered
 from hypothesis import HealthCheck, given, settings
@@ -196,7 +197,7 @@ def test_a_shape_of_pod_gets_its_claim(server, wanted):
     assert isinstance(spec, dict), spec
     assert essence(spec) == essence(turned(wanted))
     # Whoever makes the template knows it by its name alone.
-    names = templates.templates_of_pod({"spec": spec})
+    names = tuple(use.template for use in pod_claims({"spec": spec}) if use.units())
     assert len(names) == (1 if contract.pod_units(wanted) else 0)
     for name in names:
         assert templates.shape_of(name) == claim_of(wanted)[0]

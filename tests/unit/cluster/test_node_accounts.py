@@ -13,8 +13,10 @@ import json
 import typing as t
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
+    ALLOCATORS,
+    CONTROL_PLANE_LABELS,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.backends import RESTRICTED
 from gpushare_objects import rendered
 from own_cluster import controllers, scheduler, until

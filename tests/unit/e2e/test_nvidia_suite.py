@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import ALLOCATORS, observed
-from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.allocators import ALLOCATORS
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import Cluster as State
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import observed
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import Node, node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
@@ -294,8 +296,7 @@ def test_a_node_that_was_given_to_a_back_end_is_of_its_kind_whatever_others_left
     one = node("a", {GPU: 2, "aliyun.com/gpu-mem": 16}, **labels)
     one["metadata"]["annotations"] = {"hami.io/node-nvidia-register": "[]", "kubegpu.share/cards": "[]"}
     assert kinds([node_of(one)]) == [(*kind, ["a"])]
-    state = {"nodes": [{"name": "a", "labels": labels, "annotations": {}, "allocatable": {}}]}
-    state |= {"slices": [], "sharing_pods": [], "claiming_pods": []}
+    state = State("v1.36.3", (Node("a", labels=labels),))
     assert {ALLOCATORS[name].backend for name in observed(state)["a"]} == {backend}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from allocation_snapshots import row
 from ansible_collections.kubegpu.share.plugins.filter.inventory import initial_inventory
 from ansible_runs import ansible
 from real_apiserver import MERGE, own_api_server
@@ -86,13 +87,7 @@ def test_without_a_cluster_the_ways_to_name_machines_are_reported(tmp_path):
 
 
 def node(name, address="", labels=(), capacity=None, os="Debian GNU/Linux 12"):
-    return {
-        "name": name,
-        "address": address,
-        "labels": dict.fromkeys(labels, "true"),
-        "capacity": capacity or {},
-        "os": os,
-    }
+    return row(name, address=address, labels=dict.fromkeys(labels, "true"), capacity=capacity or {}, os=os)
 
 
 SERVER = node("cp1", "192.0.2.1", ["node-role.kubernetes.io/control-plane"])
@@ -105,15 +100,15 @@ COREOS = "Red Hat Enterprise Linux CoreOS 9.6"
     [
         ([PLANE, node("w1", "192.0.2.2"), node("w2")], {}, ["w1", "w2"], ["cp1"], [], True),
         ([PLANE, node("w1"), node("w2", labels=["nvidia.com/gpu.present"])], {}, ["w2"], ["cp1"], [], False),
-        ([PLANE, node("w1", capacity={"aliyun.com/gpu-mem": "16"}), node("w2")], {}, ["w1"], ["cp1"], [], False),
-        ([node("w1", capacity={"nvidia.com/gpu": "0"})], {}, ["w1"], [], [], True),
+        ([PLANE, node("w1", capacity={"aliyun.com/gpu-mem": 16}), node("w2")], {}, ["w1"], ["cp1"], [], False),
+        ([node("w1", capacity={"nvidia.com/gpu": 0})], {}, ["w1"], [], [], True),
         ([PLANE, node("w1")], {"ssh": False}, [], [], ["w1"], True),
         ([{**PLANE, "os": COREOS}, node("w1", os=COREOS), node("w2")], {}, ["w2"], [], ["w1"], True),
         # A server of k3s or RKE2 is a worker, too.
         ([SERVER], {}, ["cp1"], ["cp1"], [], True),
         ([SERVER, node("w1")], {}, ["cp1", "w1"], ["cp1"], [], True),
         ([{**SERVER, "taints": [{"key": "a", "effect": "PreferNoSchedule"}]}], {}, ["cp1"], ["cp1"], [], True),
-        ([SERVER, node("w1", capacity={"nvidia.com/gpu": "1"})], {}, ["w1"], ["cp1"], [], False),
+        ([SERVER, node("w1", capacity={"nvidia.com/gpu": 1})], {}, ["w1"], ["cp1"], [], False),
         ([PLANE], {}, [], ["cp1"], [], True),
         ([PLANE], {"gpu_nodes": "a=1.2.3.4, b", "control_plane": ["c"]}, ["a", "b"], ["c"], [], False),
     ],

@@ -8,6 +8,7 @@ import json
 import pytest
 from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import site_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan, about
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.summary import NEXT, summary
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import Refusal, Step
@@ -227,4 +228,4 @@ def of(backend, number):
 )
 def test_the_summary_says_what_there_is(nodes, steps, check, text):
     made = None if steps is None else SitePlan({"h": plan(*[PACKAGES] * steps)}, EMPTY).result()
-    assert summary(nodes, made, check).text() == text
+    assert summary(list(map(node_of, nodes)), made, check).text() == text

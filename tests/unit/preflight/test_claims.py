@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.allocators import ALLOCATORS
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import (
-    ALLOCATORS,
     NO_PARTS,
     POSSIBLE,
     SWITCHING,
@@ -83,7 +84,7 @@ def found(asked, *objects, **given):
     cluster = read(asked, *objects, **given)
     known = cluster["given"], cluster["capacity"], cluster["backends"], given.get("switch", ()), cluster["releases"]
     claims = Claims(*known)
-    return {one.id: one.text for one in examine(claims, cluster, frozenset(asked))}
+    return {one.id: one.text for one in examine(claims, cluster_of(cluster), frozenset(asked))}
 
 
 def chosen(asked, *objects, **given):
@@ -476,7 +477,7 @@ def test_no_driver_is_installed_while_the_operators_container_is_to_come(label, 
 
     def ids(state):
         host = Host("gpu1", "gpu1", "gpu_nodes", seen, NodeOptions(driver_state=state))
-        return {one.id for one in examine_all(options, cluster, [host])}
+        return {one.id for one in examine_all(options, cluster_of(cluster), [host])}
 
     assert ("driver-container-absent" in ids("present")) == stops
     assert "driver-container-absent" not in ids("external")
@@ -515,7 +516,7 @@ def test_claims_need_no_list_of_device_ids():
     def ids(allocation):
         cluster = read({"gpu1": allocation})
         options = Options(memory_unit="MiB", claims=Claims({}, True, cluster["backends"]))
-        return {one.id for one in examine_all(options, cluster, [host])}
+        return {one.id for one in examine_all(options, cluster_of(cluster), [host])}
 
     assert "device-list" in ids("extender")
     assert "device-list" not in ids("dra")
@@ -528,7 +529,7 @@ def test_a_back_ends_own_resources_are_not_foreign_and_its_nodes_need_no_image()
         announcing = node("gpu1", {"nvidia.com/gpu": "2"}, labels=labels, runtime="docker://26.0.0")
         cluster = read({"gpu1": asked}, announcing)
         options = Options(claims=Claims(backends=cluster["backends"]))
-        return {one.id for one in examine_all(options, cluster, [host])}
+        return {one.id for one in examine_all(options, cluster_of(cluster), [host])}
 
     for backend in ("hami", "nvidia"):
         assert not {"foreign-plugin", "no-gpu-nodes", "image-delivery"} & ids(backend, label_of(backend))
@@ -594,7 +595,7 @@ def test_the_gpu_operators_plugin_is_configured_and_nobody_elses():
         cluster = read({"gpu1": "nvidia"}, node("gpu1", {"nvidia.com/gpu": "2"}, labels=labels), plugin)
         options = Options(claims=Claims(backends=cluster["backends"]))
         host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
-        assert ("foreign-plugin" in {one.id for one in examine_all(options, cluster, [host])}) is problem
+        assert ("foreign-plugin" in {one.id for one in examine_all(options, cluster_of(cluster), [host])}) is problem
 
 
 def test_another_unit_waits_for_the_pods_with_claims():
@@ -605,8 +606,8 @@ def test_another_unit_waits_for_the_pods_with_claims():
     def text(unit, *pods):
         kube = FakeKube(node("gpu1", labels={"gpushare": "dra"}), node("gpu2"), *offered, *pods)
         cluster = collect(kube, {"memory_unit": unit, "scheduler": None})
-        options = Options(memory_unit=unit, claims=Claims(backends=as_it_is(cluster)))
-        return {one.id: one.text for one in examine_all(options, cluster, [])}.get("unit-change", "")
+        options = Options(memory_unit=unit, claims=Claims(backends=as_it_is(cluster_of(cluster))))
+        return {one.id: one.text for one in examine_all(options, cluster_of(cluster), [])}.get("unit-change", "")
 
     kind = {"apiVersion": "v1", "kind": "Pod"}
     runs, waits = (kind | turned(number, Shape((4,)), on) for number, on in ((1, "gpu1"), (2, "")))
@@ -679,7 +680,7 @@ def test_a_plugin_of_others_is_named_with_its_origin_and_left_alone(plugin, said
     cluster = read({"gpu1": "extender"}, there, plugin)
     host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
     options = Options(claims=Claims(backends=cluster["backends"]))
-    [one] = [one for one in examine_all(options, cluster, [host]) if one.id == "foreign-plugin"]
+    [one] = [one for one in examine_all(options, cluster_of(cluster), [host]) if one.id == "foreign-plugin"]
     assert said in one.text and to_do in one.text
 
 
@@ -705,12 +706,14 @@ def test_a_plugin_of_others_that_has_just_left_is_no_problem():
     left = node("gpu1", {"nvidia.com/gpu": "2"}, free={"nvidia.com/gpu": "0"})
     cluster = read({"gpu1": "extender"}, left)
     host = Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)
-    found_ids = {one.id for one in examine_all(Options(claims=Claims(backends=cluster["backends"])), cluster, [host])}
+    found_ids = {
+        one.id for one in examine_all(Options(claims=Claims(backends=cluster["backends"])), cluster_of(cluster), [host])
+    }
     assert "foreign-plugin" not in found_ids and cluster["plugins"] == []
 
 
 def test_nothing_is_resolved_without_a_node():
-    cluster = read({})
+    cluster = cluster_of(read({}))
     assert resolve([], cluster)["parts"] == NO_PARTS
 
 
@@ -727,7 +730,7 @@ def test_nothing_is_resolved_without_a_node():
 )
 def test_where_nothing_is_asked_for_the_nodes_are_taken_as_they_are(labels, parts):
     nodes = [node(name, {"nvidia.com/gpu": "2"}, labels=label_of(value)) for name, value in labels.items()]
-    assert {name for name, there in as_it_is(read({}, *nodes))["parts"].items() if there} == parts
+    assert {name for name, there in as_it_is(cluster_of(read({}, *nodes)))["parts"].items() if there} == parts
 
 
 def test_who_takes_the_nodes_as_they_are_reads_no_objects_of_others():

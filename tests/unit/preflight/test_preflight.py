@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as operator
@@ -81,7 +82,8 @@ def found(options=None, objects=None, hosts=HOSTS, version="v1.36.3", ignore=())
     kube = FakeKube(*(objects or [node("gpu1"), node("cp1")]))
     kube.version_answer = {"gitVersion": version}
     unit = options.memory_unit if options.memory_unit in contract.MIB_PER_UNIT else None
-    return examine(options, collect(kube, {"memory_unit": unit, "scheduler": None}), hosts, ignore)
+    cluster = cluster_of(collect(kube, {"memory_unit": unit, "scheduler": None}))
+    return examine(options, cluster, hosts, ignore)
 
 
 def with_gpu1(**changes):

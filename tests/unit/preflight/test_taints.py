@@ -7,7 +7,9 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import server_nodes
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_backends
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import Node
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from gpushare_objects import rendered
@@ -29,7 +31,7 @@ def examined(asked: dict[str, str], *nodes: t.Any, **given: t.Any) -> t.Any:
     cluster = read(asked, *nodes, **given)
     claims = Claims(cluster["given"], cluster["capacity"], cluster["backends"], (), cluster["releases"])
     options = Options(image_delivery="registry", claims=claims)
-    return examine(options, cluster, [Host(name, name, "gpu_nodes") for name in asked])
+    return examine(options, cluster_of(cluster), [Host(name, name, "gpu_nodes") for name in asked])
 
 
 def tainted(name: str, *taints: dict[str, str]) -> t.Any:
@@ -97,7 +99,7 @@ def test_the_server_of_claim_templates_has_a_place_where_every_node_has_a_taint(
     assert "since it doesn't tolerate the taints of cp1 (mine=x:NoSchedule)" in text and "\n" not in text
     assert (found["taint-servers"].severity if "taint-servers" in found else "") == severity
     [pod] = [one["spec"]["template"]["spec"] for one in templates(made) if one["kind"] == "Deployment"]
-    assert [one["key"] for one in pod["tolerations"]] == [*server_nodes.TOLERATED, "nvidia.com/gpu", *place]
+    assert [one["key"] for one in pod["tolerations"]] == [*node_backends.TOLERATED, "nvidia.com/gpu", *place]
     assert all(one["operator"] == "Exists" for one in pod["tolerations"])
 
 
@@ -121,12 +123,12 @@ def test_a_node_of_thousands_of_taints_adds_none_to_a_deployment() -> None:
     """A kubelet chooses its node's taints when it registers; the API server takes some ten thousand of them."""
     many = [{"key": f"k{number}", "effect": "NoSchedule"} for number in range(20_000)]
     nodes: t.Any = [
-        {"name": "taken", "labels": {}, "taints": many},
-        {"name": "gpu1", "labels": {}, "taints": [SKU, {"key": "other", "effect": "NoExecute"}]},
+        Node("taken", taints=tuple(many)),
+        Node("gpu1", taints=(SKU, {"key": "other", "effect": "NoExecute"})),
     ]
     begun = time.process_time()
-    found = server_nodes.place((), nodes, None, ("taken", "gpu1"))
-    assert (found["place"], found["taints"]) == (server_nodes.GPU_NODES, ["other", "sku"])
-    named = server_nodes.place(("taken", "gpu1"), nodes, None, (), [{"key": "sku", "operator": "Exists"}])
-    assert (named["place"], named["taints"]) == (server_nodes.NAMED, ["sku"])
+    found = node_backends.server_place((), nodes, None, ("taken", "gpu1"))
+    assert (found["place"], found["taints"]) == (node_backends.GPU_NODES, ["other", "sku"])
+    named = node_backends.server_place(("taken", "gpu1"), nodes, None, (), [{"key": "sku", "operator": "Exists"}])
+    assert (named["place"], named["taints"]) == (node_backends.NAMED, ["sku"])
     assert time.process_time() - begun < 10

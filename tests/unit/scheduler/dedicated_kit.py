@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 
 import role_templates
+from allocation_snapshots import row
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.dedicated import plan
@@ -59,7 +60,7 @@ SOURCES = {
 
 
 def node(name, **labels):
-    return {"name": name, "labels": {"kubernetes.io/os": "linux", **labels}}
+    return row(name, labels={"kubernetes.io/os": "linux", **labels})
 
 
 def planned(server="v1.36.3", there=("cp1", "gpu1", "gpu2"), **options):

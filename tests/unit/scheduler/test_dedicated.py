@@ -8,9 +8,10 @@ import hashlib
 import pytest
 import role_templates
 import yaml
+from allocation_snapshots import row
 from ansible_collections.kubegpu.share.plugins.filter.scheduler import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import server_nodes
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.server_nodes import CONTROL_PLANE_LABELS
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_backends
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import CONTROL_PLANE_LABELS
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler import config as scheduler_config
@@ -111,7 +112,7 @@ def test_unsupported_cluster_versions_refused(version):
 
 
 def test_only_linux_nodes_of_the_cluster_count():
-    nodes = ("cp1", "gpu1", node("old", **{"kubernetes.io/os": "windows"}), {"name": "bare", "labels": {}})
+    nodes = ("cp1", "gpu1", node("old", **{"kubernetes.io/os": "windows"}), row("bare"))
     assert planned(there=nodes, replicas=3)["nodes"] == []
     with pytest.raises(BadInput, match="there are only 3"):
         planned(there=nodes, replicas=4)
@@ -176,7 +177,7 @@ def test_nodes_whose_taints_its_pods_do_not_tolerate_are_no_place_for_them():
 def test_its_pods_tolerate_what_the_plan_takes_for_tolerated():
     tolerations = pod_of(there=(control("cp1"), control("cp2"), "w1"))["spec"]["tolerations"]
     keys = [one["key"] for one in tolerations if one["key"].startswith(("node-role", "Critical"))]
-    assert keys == list(server_nodes.TOLERATED)
+    assert keys == list(node_backends.TOLERATED)
 
 
 def test_nodes_outside_the_cluster_are_left_out():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import (
     SCHEDULER_OPTIONS,
@@ -23,7 +24,7 @@ IMAGE = "registry.k8s.io/kube-scheduler:v1.36.3"
 
 
 def node(name, kubelet="v1.36.3", labels=None, os="Debian GNU/Linux 12 (bookworm)"):
-    return Node(name, CONTROL if labels is None else labels, kubelet, os)
+    return Node(name, labels=CONTROL if labels is None else labels, kubelet_version=kubelet, os=os)
 
 
 WORKER = node("gpu1", labels={})
@@ -88,7 +89,7 @@ def test_lease_holder_is_found_by_host_name_label_or_address(names, hostname, le
     nodes = [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)]
     kube = FakeKube(*nodes, lease(leader))
     hosts = dict(zip(("a", "b"), names, strict=True))
-    assert select_mode("static_pod", hosts, read_state(kube, nodes)).hosts == ("b", "a")
+    assert select_mode("static_pod", hosts, read_state(kube, list(map(node_of, nodes)))).hosts == ("b", "a")
 
 
 def test_dedicated_mode_on_a_kubeadm_cluster():
@@ -118,9 +119,9 @@ def test_refused(mode, hosts, state, sentence):
 
 # --------------------------------------------------------------------------- schedulers that no mode configures
 
-K0S = State([Node("gpu1", {}, "v1.34.2+k0s.0", "", (), "k0s")], {}, "controller-1_7a-1")
-MICROK8S = State([Node("m1", {}, "v1.32.9", "", (), "MicroK8s")], {}, "m1_7a-1")
-KUBEASZ = State([Node("192.168.1.1", {}, "v1.33.1", "", ("k8s-01",)), WORKER], {}, "k8s-01_7a-1")
+K0S = State([Node("gpu1", kubelet_version="v1.34.2+k0s.0", distribution="k0s")], {}, "controller-1_7a-1")
+MICROK8S = State([Node("m1", kubelet_version="v1.32.9", distribution="MicroK8s")], {}, "m1_7a-1")
+KUBEASZ = State([Node("192.168.1.1", kubelet_version="v1.33.1", hostnames=("k8s-01",)), WORKER], {}, "k8s-01_7a-1")
 ABROAD = State(MANAGED.nodes, {}, "ip-172-16-3-4.ec2.internal_7a-1")
 NO_AGENT = State([node("gpu1", "v1.30.1+k3s1", {})], {}, "srv_7a-1")
 OTHER_REGION = State(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import collect
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import direct
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.initial_inventory import initial_inventory
@@ -150,8 +151,8 @@ def node(name: str, *addresses: str, **labels: str) -> t.Any:
 def test_a_node_of_both_families_has_the_address_of_the_clusters_first(server: ApiServer) -> None:
     given = types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set())
     nodes = [node("gpu1", "10.0.0.5", "2001:db8::5"), node("gpu2", "2001:db8::6", "10.0.0.6"), node("gpu3")]
-    made = collect(direct.connect(given), nodes, "v1.36.3", foreigners=False)
-    assert [one["address"] for one in made["nodes"]] == ["10.0.0.5", "2001:db8::6", ""]
+    made = collect(direct.connect(given), list(map(node_of, nodes)), "v1.36.3", foreigners=False)
+    assert [one.address for one in made.nodes] == ["10.0.0.5", "2001:db8::6", ""]
 
 
 def test_an_inventory_has_ipv6_addresses_as_ssh_takes_them(server: ApiServer) -> None:
@@ -159,7 +160,7 @@ def test_an_inventory_has_ipv6_addresses_as_ssh_takes_them(server: ApiServer) ->
     given = types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set())
     gpu = {"nvidia.com/gpu.present": "true"}
     nodes = [node("gpu1", "2001:db8::5", **gpu), node("gpu2", "2001:db8::6", **gpu)]
-    known = collect(direct.connect(given), nodes, "v1.36.3", foreigners=False)["nodes"]
+    known = collect(direct.connect(given), list(map(node_of, nodes)), "v1.36.3", foreigners=False).result()["nodes"]
     made = initial_inventory(known, server="https://[2001:DB8:0:0::6]:6443")
     assert made["gpu_nodes"] == {"gpu1": "2001:db8::5"}
     assert [one["node"] for one in made["left_out"]] == ["gpu2"]

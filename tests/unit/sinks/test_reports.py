@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 
 import hostile
 import pytest
-from allocation_snapshots import node, pod
+from allocation_snapshots import allocation, node, pod
 from ansible_collections.kubegpu.share.plugins.filter.controller import FilterModule
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation import compute
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import table
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import result
@@ -99,7 +98,7 @@ def test_tables_of_inspect(text: str) -> None:
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": text}]
     bound = pod("a", [{"name": text, "resources": {"limits": {contract.RESOURCE_MEMORY: "2"}}}], "gpu1", {})
     bound["metadata"]["namespace"] = text
-    found = compute.allocation([taken], [waiting, bound])
+    found = allocation([taken], [waiting, bound])
     for wide in (False, True):
         shown = table(found, wide)
         clean(shown)
