@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._contracts.model import UNFINISHED, Node, Pod, PodParser, announced_cards, known, node_unit
+from .._contracts.model import UNFINISHED, Node, Pod, PodParser, announced_cards, node_unit, well_formed
 from .._core import untrusted
 from .._core.types import JsonObject
 from . import foreign
@@ -129,7 +129,7 @@ def collect(
     claiming: tuple[Pod, ...] | None = None
     others_units = {node_unit(node.cards) for node in nodes} | {row["unit"] for row in slices or ()}
     if sharing_pods or (memory_unit is not None and others_units - {None, memory_unit}):
-        pods = known("pod", map(PodParser(), kube.list_all("v1", "Pod", field_selector=UNFINISHED)))
+        pods = well_formed("pod", map(PodParser(), kube.list_all("v1", "Pod", field_selector=UNFINISHED)))
         sharing = tuple(pod for pod in pods if pod.holds_units)
         claiming = tuple(pod for pod in pods if any(use.units() for use in pod.uses))
     others = any(foreign.announced(node.allocatable) for node in nodes)

@@ -17,9 +17,8 @@ from .._contracts.gpushare import (
     NODE_LABEL_VALUES,
     RESOURCE_COUNT,
     RESOURCE_MEMORY,
-    node_resource,
 )
-from .._contracts.model import UNFINISHED, Pod
+from .._contracts.model import UNFINISHED, Node, Pod
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.stream import Wanted, listed, uncollected
@@ -32,7 +31,7 @@ from .registry import ALL, SCOPES
 from .report import report
 from .servers import is_server_pod
 from .servers_scheduler import DENY, NONE, WARN
-from .snapshot import read_pods, snapshot
+from .snapshot import read_nodes, read_pods, snapshot
 
 if t.TYPE_CHECKING:
     from .._kube.api import Kube
@@ -99,8 +98,10 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
 
     with uncollected():
         # Which client set spec.nodeName is in managedFields, so pods are needed whole.
-        nodes, pods = listed(kube, Wanted("Node", lambda raw: [raw]), Wanted("Pod", keep, UNFINISHED, whole=True))
-        if params["scope"] == ALL and any(_has_hami(node) for node in nodes):
+        nodes, pods = listed(
+            kube, Wanted("Node", lambda raw: read_nodes([raw], reader)), Wanted("Pod", keep, UNFINISHED, whole=True)
+        )
+        if params["scope"] == ALL and any(node.annotations.get(hami.NODE_REGISTER) for node in nodes):
             pods = [*pods, *_refused(kube, reader)]
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
         servers = _servers(kube, params["servers"], server_pods)
@@ -135,23 +136,18 @@ def _servers(kube: Kube, given: JsonObject | None, pods: t.Sequence[JsonObject])
     return Servers(**{**given, "control_plane": tuple(given["control_plane"])}, pods=tuple(pods), api=kube)
 
 
-def _may_have_claims(nodes: t.Iterable[t.Any], pods: t.Iterable[Pod]) -> bool:
+def _may_have_claims(nodes: t.Iterable[Node], pods: t.Iterable[Pod]) -> bool:
     """Return whether there may be slices and claims of this collection: who has neither saves three requests."""
     return any(pod.uses or is_driver(pod) for pod in pods) or any(_is_without_plugin(node) for node in nodes)
 
 
-def _is_without_plugin(node: t.Any) -> bool:
+def _is_without_plugin(node: Node) -> bool:
     """Return whether a node is to share its cards, by claims or without a device plugin that announces them."""
-    try:
-        metadata = node["metadata"]
-        label = (metadata.get("labels") or {}).get(NODE_LABEL)
-        if label == NODE_LABEL_CLAIMS:
-            return True
-        labelled = label in NODE_LABEL_VALUES
-        announced = NODE_CARDS in (metadata.get("annotations") or {})
-        return labelled and not announced and not node_resource(node, RESOURCE_MEMORY, "allocatable")
-    except (AttributeError, KeyError, TypeError):
-        return False
+    label = node.labels.get(NODE_LABEL)
+    if label == NODE_LABEL_CLAIMS:
+        return True
+    announces = NODE_CARDS in node.annotations or bool(node.allocatable.get(RESOURCE_MEMORY))
+    return label in NODE_LABEL_VALUES and not announces
 
 
 def _templates(kube: Kube) -> list[str]:
@@ -167,9 +163,9 @@ def _templates(kube: Kube) -> list[str]:
     return ["/".join(str((raw.get("metadata") or {}).get(key)) for key in ("namespace", "name")) for raw in templates]
 
 
-def _configmaps(kube: Kube, nodes: t.Iterable[t.Any]) -> tuple[list[JsonObject] | None, str]:
+def _configmaps(kube: Kube, nodes: t.Iterable[Node]) -> tuple[list[JsonObject] | None, str]:
     """Return kube-system's ConfigMaps, where a node has upstream's plugin: only upstream's extender reads them."""
-    if not any(_is_upstream(node) for node in nodes):
+    if not any(RESOURCE_COUNT in node.capacity and not node.announced for node in nodes):
         return [], ""
     try:
         return kube.list_all("v1", "ConfigMap", namespace="kube-system"), ""
@@ -188,21 +184,6 @@ def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
             return []
 
     return listed(kube, Wanted("Pod", keep, "status.phase=Failed", whole=True))[0]
-
-
-def _has_hami(node: t.Any) -> bool:
-    try:
-        return bool((node["metadata"].get("annotations") or {}).get(hami.NODE_REGISTER))
-    except (AttributeError, KeyError, TypeError):
-        return False
-
-
-def _is_upstream(node: t.Any) -> bool:
-    try:
-        annotations = node["metadata"].get("annotations") or {}
-        return RESOURCE_COUNT in (node["status"].get("capacity") or {}) and not annotations.get(NODE_CARDS)
-    except (AttributeError, KeyError, TypeError):
-        return False
 
 
 def _now() -> int:

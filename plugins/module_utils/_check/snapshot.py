@@ -24,7 +24,7 @@ from .parse import shorten
 
 
 def snapshot(
-    nodes: t.Any,
+    nodes: t.Iterable[model.Node],
     pods: t.Iterable[Pod],
     evidence: t.Any,
     options: Options,
@@ -38,11 +38,11 @@ def snapshot(
 ) -> Snapshot:
     """Build a snapshot.
 
-    :param nodes: Nodes, as the API returns them.
+    :param nodes: from ``read_nodes``.
     :param pods: from ``read_pods``; finished ones may be left out.
     :param evidence: by node name, as ``evidence_of`` takes it.
     :param now: seconds since 1970.
-    :param reader: the one the pods were read with.
+    :param reader: the one that nodes and pods were read with.
     :param configmaps: of kube-system; None where they can't be read.
     :param servers: None where this collection's servers aren't checked.
     :param by_claims: slices and claims; None where there are none.
@@ -61,11 +61,7 @@ def snapshot(
             by_node.setdefault(pod.node, []).append(pod)
         elif not pod.finished:
             pending.append(pod)
-    by_name: dict[str, Node] = {}
-    for raw in reader.mappings(nodes, "the list of nodes"):
-        node = _node(raw, by_node, evidence_by_node, slices, reader)
-        if node is not None:
-            by_name[node.name] = node
+    by_name = {node.name: _node(node, by_node, evidence_by_node, slices) for node in nodes}
     maps = None if configmaps is None else reader.mappings(configmaps, "the list of ConfigMaps")
     return Snapshot(
         nodes=tuple(by_name[name] for name in sorted(by_name)),
@@ -120,17 +116,24 @@ def read_pods(pods: t.Any, reader: Reader) -> list[Pod]:
 # --------------------------------------------------------------------------- nodes
 
 
+def read_nodes(nodes: t.Any, reader: Reader) -> list[model.Node]:
+    """Keep of Nodes what the checks need."""
+    read = []
+    for raw in reader.mappings(nodes, "the list of nodes"):
+        node = node_of(raw)
+        if node is None:
+            reader.reject("a node", "one with a name", raw)
+        else:
+            read.append(node)
+    return read
+
+
 def _node(
-    raw: JsonObject,
+    known: model.Node,
     by_node: t.Mapping[str, list[Pod]],
     evidence_by_node: JsonObject,
     slices: t.Mapping[str, t.Sequence[dra.Slice]],
-    cluster: Reader,
-) -> Node | None:
-    known = node_of(raw)
-    if known is None:
-        cluster.reject("a node", "one with a name", raw)
-        return None
+) -> Node:
     reader = Reader()
     if known.problem:
         reader.add(known.problem)

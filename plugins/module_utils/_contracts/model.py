@@ -423,7 +423,7 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
 _Parsed = t.TypeVar("_Parsed", Node, Pod)
 
 
-def known(kind: str, objects: t.Iterable[_Parsed | None]) -> list[_Parsed]:
+def well_formed(kind: str, objects: t.Iterable[_Parsed | None]) -> list[_Parsed]:
     """Return nodes or pods, of which nothing may be unknown.
 
     :raises ShareError: one of them is malformed.

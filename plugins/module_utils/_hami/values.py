@@ -14,6 +14,7 @@ import re
 import typing as t
 
 from .._contracts import backends, hami
+from .._contracts.model import Node, node_of, well_formed
 from .._core.types import JsonObject
 from .._driver.nvidia_smi import root_of
 from .._node.baseline import default_runtime
@@ -242,7 +243,7 @@ def plan(options: Options, cluster: Cluster) -> ReleasePlan:
         problems.append(root)
         root = "/"
     own["driver_root"] = root
-    overwrites, reason = _overwrites(options, cluster["nodes"], cluster["others"])
+    overwrites, reason = _overwrites(options, well_formed("node", map(node_of, cluster["nodes"])), cluster["others"])
     notes += [reason] if reason else []
     values = merged(_own_values(t.cast(Options, own), cluster["version"], way, overwrites), moved.values)
     problems += unknown(values, cluster["chart_values"], OPEN)
@@ -362,20 +363,17 @@ def _number(value: float) -> float | int:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def _overwrites(
-    options: Options, nodes: t.Sequence[JsonObject], known: t.Collection[str]
-) -> tuple[bool, Finding | None]:
+def _overwrites(options: Options, nodes: t.Iterable[Node], used: t.Collection[str]) -> tuple[bool, Finding | None]:
     """Return whether the webhook takes pods that name no scheduler, and a note if other nodes announce the resource.
 
-    :param known: nodes that announce it, or will.
+    :param used: nodes that announce it, or will.
     """
     announcing = {
-        str(node["metadata"]["name"])
+        node.name
         for node in nodes
-        if (node["metadata"].get("labels") or {}).get("gpu") != SELECTOR["gpu"]
-        and str(((node.get("status") or {}).get("allocatable") or {}).get(hami.RESOURCE_COUNT, "0")) != "0"
+        if node.labels.get("gpu") != SELECTOR["gpu"] and node.allocatable.get(hami.RESOURCE_COUNT)
     }
-    others = sorted((announcing | set(known)) - set(options["nodes"]))
+    others = sorted((announcing | set(used)) - set(options["nodes"]))
     wanted = options["overwrite_default_scheduler"]
     if not others:
         return wanted != "never", None

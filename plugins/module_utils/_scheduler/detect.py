@@ -317,7 +317,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     :raises BadInput: the scheduler can't be used in the requested mode.
     """
     version = cluster.known_version(kube.version().get("gitVersion"))
-    nodes = model.known("node", map(model.node_of, kube.list_all("v1", "Node")))
+    nodes = model.well_formed("node", map(model.node_of, kube.list_all("v1", "Node")))
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
     by_claims = wanted is not None and any(

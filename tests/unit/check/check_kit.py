@@ -12,7 +12,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check import result
 from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
-from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_pods, snapshot
+from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_nodes, read_pods, snapshot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, Ref
@@ -44,7 +44,7 @@ def checked(world: JsonObject, before: JsonObject | None = None, scope: str = "a
     pods = read_pods(world["pods"], reader)
     evidence, servers = world["evidence"], servers_of(world.get("servers"))
     seen = snapshot(
-        world["nodes"],
+        read_nodes(world["nodes"], reader),
         pods,
         evidence,
         given,
