@@ -582,7 +582,7 @@ def test_a_node_that_is_not_ready_is_not_switched(has, switched, severity):
     options = Options(claims=Claims({}, True, cluster["backends"], switched))
     [one] = [
         one
-        for one in examine_all(options, cluster, [Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)])
+        for one in examine_all(options, cluster_of(cluster), [Host("gpu1", "gpu1", "gpu_nodes", facts(), R615)])
         if one.id == "node-not-ready"
     ]
     assert one.severity == severity and one.text.startswith("node gpu1 isn't Ready")
