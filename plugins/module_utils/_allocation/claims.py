@@ -1,14 +1,13 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes whose cards are divided by claims: the cards in slices, and which pod holds what. No I/O.
-Read what the API has of claims: two lists besides those of nodes and pods."""
+"""Nodes whose cards are divided by claims: two lists of the API besides nodes and pods, cards, and who holds what."""
 
 from __future__ import annotations
 
 import typing as t
 
-from .._contracts import claim_templates, hami
+from .._contracts import claim_templates
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import ContractError
@@ -16,7 +15,11 @@ from .._contracts.model import Pod
 from .._kube.errors import KubeError
 from .._kube.stream import Wanted, listed
 from .nodes import NodeShares, Part, card_entry, limit_of_cards
-from .pods import DRA, GPUSHARE, MOST, Claim, PodReader, Shares
+from .pods import DRA, GPUSHARE, MOST, Claim, PodReader, Shares, held_units
+
+if t.TYPE_CHECKING:
+    from .._kube.api import Kube
+    from .._kube.stream import Streams
 
 
 class Read(t.NamedTuple):
@@ -164,7 +167,9 @@ def _resolved(
     entry["containers"] = [{"name": name, "units": held} for name, held in containers.items()]
     if entry["state"] not in ("pending", "terminating"):
         entry["state"] = "assigned" if entry["assigned"] else "unassigned"
-    given: Shares = tuple((device, _held(held)) for device, held in shares.items()) or ((None, _held(wanted)),)
+    given: Shares = tuple((device, held_units(held)) for device, held in shares.items()) or (
+        (None, held_units(wanted)),
+    )
     return pod._replace(node=node, shares=given)
 
 
@@ -175,17 +180,8 @@ def _unused(claim: dra.Claim, reader: PodReader, units: t.Mapping[str, str | Non
     in_place = Pod(claim.namespace, claim.name, claim.uid, frozenset({claim.uid}), claim.parts[0].pool)
     entry = reader.entry(in_place, [], False, False, problem)
     unit = units.get(claim.parts[0].pool, usual)
-    shares = tuple((device, _held(_units(mib, unit))) for (_pool, device), mib in claim.mib().items())
+    shares = tuple((device, held_units(_units(mib, unit))) for (_pool, device), mib in claim.mib().items())
     return Claim(claim.parts[0].pool, DRA, False, shares, entry)
-
-
-def _held(units: int) -> hami.Held:
-    return hami.Held(units, 0, 0)
-
-
-if t.TYPE_CHECKING:
-    from .._kube.api import Kube
-    from .._kube.stream import Streams
 
 
 def read(kube: Kube | Streams) -> Read:

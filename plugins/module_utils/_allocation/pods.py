@@ -200,12 +200,12 @@ class PodReader:
     # ----------------------------------------------------------------- backends
 
     def _gpushare(self, pod: Pod) -> Claim:
-        shares: Shares = ((None, _held(pod.units)),)
+        shares: Shares = ((None, held_units(pod.units)),)
         # Annotations of a pod that isn't bound don't count.
         if pod.booking and pod.node:
             key = (pod.booking.indices, pod.units // len(pod.booking.indices))
             if key not in self._shares:
-                self._shares[key] = tuple((index, _held(key[1])) for index in key[0])
+                self._shares[key] = tuple((index, held_units(key[1])) for index in key[0])
             shares = self._shares[key]
         problem = _too_much(pod.units)
         given = pod.booking is not None and pod.booking.assigned
@@ -237,13 +237,13 @@ class PodReader:
         """Return what a pod with HAMi's resources and without its annotations holds."""
         mib = _requested_mib(pod)
         problem = _too_much(mib) or (f"it has no annotation {hami.POD_ALLOCATED}" if pod.node else "")
-        return self._claim(pod, HAMI, ((None, _held(_sane(mib))),), self.entry(pod, [], False, False, problem))
+        return self._claim(pod, HAMI, ((None, held_units(_sane(mib))),), self.entry(pod, [], False, False, problem))
 
     def _nvidia(self, pod: Pod, counts: t.Mapping[str, int], named: list[tuple[str, int]]) -> Claim:
         problem = _too_much(sum(counts.values()))
         entry = self.entry(pod, named, pod.phase == "Running", bool(pod.node), problem)
         entry["resources"] = {} if problem else dict(counts)
-        held = hami.NOTHING if problem else _held(sum(counts.values()))
+        held = hami.NOTHING if problem else held_units(sum(counts.values()))
         return self._claim(pod, NVIDIA, ((None, held),), entry)
 
     # ----------------------------------------------------------------- entries
@@ -283,7 +283,8 @@ class PodReader:
         return self._lists[key]
 
 
-def _held(units: int) -> hami.Held:
+def held_units(units: int) -> hami.Held:
+    """Return what a pod holds of a card where only units are counted."""
     return hami.Held(units, 0, 0)
 
 
