@@ -10,7 +10,7 @@ import functools
 import typing as t
 
 from .._contracts import backends, hami, hami_marks
-from .._contracts.gpushare import left_behind
+from .._contracts.gpushare import finished, left_behind, pod_key, pod_node, terminating
 from .._contracts.hami_marks import PLUGIN_LABEL
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
@@ -263,7 +263,7 @@ class Leftovers:
                 changes.append(Change(str(ref), before, "", (ref, patch, status)))
         for pod in observed.pods:
             keys = hami_marks.pod_annotations(pod)
-            if keys and not pod["metadata"].get("deletionTimestamp"):
+            if keys and not terminating(pod):
                 ref = _ref("v1", "Pod", pod)
                 before = "".join(f"annotation {key}\n" for key in keys)
                 changes.append(Change(str(ref), before, "", (ref, _annotations(keys), {})))
@@ -324,20 +324,14 @@ def _labels(node: JsonObject) -> list[tuple[str, str]]:
 
 def holders(pods: t.Iterable[JsonObject]) -> list[str]:
     """Return the pods that hold, or are about to get, a part of a card by HAMi."""
-    holding = []
-    for pod in pods:
-        phase = str((pod.get("status") or {}).get("phase") or "")
-        annotations = pod["metadata"].get("annotations") or {}
-        bound = bool(pod["spec"].get("nodeName"))
-        if bound and phase not in ("Succeeded", "Failed") and hami.POD_ALLOCATED in annotations:
-            holding.append(f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}")
-    return sorted(holding)
+    running = (pod for pod in pods if pod_node(pod) and not finished(pod))
+    return sorted(pod_key(pod) for pod in running if hami.POD_ALLOCATED in (pod["metadata"].get("annotations") or {}))
 
 
 def _plugins(kube: Kube, node: str) -> list[str]:
     key, value = hami_marks.PLUGIN_LABEL
     pods = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
-    return [f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}" for pod in pods]
+    return list(map(pod_key, pods))
 
 
 class _Labels:

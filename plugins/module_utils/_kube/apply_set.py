@@ -11,6 +11,7 @@ import dataclasses
 import typing as t
 from types import MappingProxyType
 
+from .._contracts.gpushare import pod_node
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -264,10 +265,10 @@ class ClusterObjects:
                 texts.append(str(error))
                 continue
             if ref not in pending:
-                pods = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") in nodes]
+                pods = [pod for pod in pods if pod_node(pod) in nodes]
             texts += reasons(live if not pods else None, pods, events)
             texts += self._logs(pods)
-            empty = nodes - {str((pod.get("spec") or {}).get("nodeName")) for pod in pods}
+            empty = nodes - set(map(pod_node, pods))
             texts += [f"no pod of {ref} is on {name}" for name in sorted(empty)]
         for name in sorted(nodes):
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import typing as t
 from types import MappingProxyType
 
-from .._contracts.gpushare import node_resource
+from .._contracts.gpushare import node_resource, terminating
 from .._core.both_ends import both_ends
 from .._core.types import JsonObject
 from .refs import is_ready, ref_of
@@ -76,7 +76,7 @@ def selector(live: JsonObject) -> str:
 
 def ready(pod: JsonObject) -> bool:
     """Return whether a pod is ready and not being deleted."""
-    return not (pod.get("metadata") or {}).get("deletionTimestamp") and is_ready(pod)
+    return not terminating(pod) and is_ready(pod)
 
 
 def containers_with_logs(pod: JsonObject) -> list[str]:

@@ -19,7 +19,7 @@ import json
 import re
 import typing as t
 
-from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE, RESOURCE_MEMORY, quantity
+from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE, RESOURCE_MEMORY, pod_key, pod_node, quantity
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -282,10 +282,10 @@ def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], others:
     :param observed: the cluster's state.
     """
     spec = observed.spec
-    held = [pod for pod in observed.pods if _asks(pod) and _node(pod) in ours]
+    held = [pod for pod in observed.pods if _asks(pod) and pod_node(pod) in ours]
     if not others and _get(spec, DEVICE_PLUGIN) is not False:
         # No node would announce the resources that they wait for.
-        held += [pod for pod in observed.pods if _asks(pod) and not _node(pod)]
+        held += [pod for pod in observed.pods if _asks(pod) and not pod_node(pod)]
     if held:
         raise BadInput(
             f"gpushare_nodes: {_named(held)} {'asks' if len(held) == 1 else 'ask'} for NVIDIA's own resources, which "
@@ -321,7 +321,7 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
                 "device plugins would allocate its cards; remove the label first, or add the node"
             )
         held = [
-            pod for pod in observed.pods if _node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))
+            pod for pod in observed.pods if pod_node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))
         ]
         if held:
             raise BadInput(
@@ -456,12 +456,8 @@ def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
     return False
 
 
-def _node(pod: JsonObject) -> str:
-    return str((pod.get("spec") or {}).get("nodeName") or "")
-
-
 def _named(pods: t.Sequence[JsonObject]) -> str:
-    names = sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods)
+    names = sorted(map(pod_key, pods))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{'pod' if len(names) == 1 else 'pods'} {', '.join(names[:3])}{more}"
 

@@ -16,7 +16,7 @@ from .._allocation.node_backends import CONTROL_PLANE_LABELS, OPENSHIFT_LABEL
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
 from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA
-from .._contracts.gpushare import ContractError
+from .._contracts.gpushare import ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._core.untrusted import line
@@ -560,11 +560,9 @@ def read_state(kube: Kube, nodes: t.Sequence[model.Node], hosts: t.Iterable[str]
         pods += kube.list_all("v1", "Pod", namespace="kube-system", field_selector=f"spec.nodeName={node}")
     schedulers = _schedulers(pods)
     hosted = {
-        str(pod["spec"].get("nodeName")): str(pod["metadata"]["name"])
+        pod_node(pod): str(pod["metadata"]["name"])
         for pod in pods
-        if not is_mirror(pod)
-        and scheduler_container(pod) is not None
-        and str(pod["spec"].get("nodeName")) not in schedulers
+        if not is_mirror(pod) and scheduler_container(pod) is not None and pod_node(pod) not in schedulers
     }
     return dataclasses.replace(state, schedulers=schedulers, hosted=hosted)
 
@@ -581,11 +579,7 @@ def _unlabelled(state: State, hosts: t.Iterable[str]) -> list[str]:
 def _schedulers(pods: t.Iterable[JsonObject]) -> dict[str, str]:
     """Return the image of each kube-scheduler that is a static pod, by its node."""
     pairs = [(pod, scheduler_container(pod)) for pod in pods if is_mirror(pod)]
-    return {
-        str(pod["spec"].get("nodeName")): str(container.get("image", ""))
-        for pod, container in pairs
-        if container is not None
-    }
+    return {pod_node(pod): str(container.get("image", "")) for pod, container in pairs if container is not None}
 
 
 def _is_server(annotations: t.Mapping[str, str]) -> bool:
