@@ -231,7 +231,7 @@ class PodParser:
             namespace=sys.intern(str(metadata.get("namespace") or "")),
             name=name,
             uid=uid,
-            uids=frozenset(one for one in (uid, annotations.get(STATIC_HASH)) if one),
+            uids=frozenset((uid, annotations.get(STATIC_HASH, ""))) - {""},
             node=node,
             phase=sys.intern(str(status.get("phase") or "")),
             unscheduled="" if node else _unscheduled(status),
@@ -257,14 +257,14 @@ class PodParser:
     ) -> tuple[tuple[Container, ...], int, tuple[tuple[str, int], ...]]:
         """Return the containers, the pod's units, and which containers have these."""
         if spec.get(INIT) or spec.get(EPHEMERAL):
-            every = tuple(_container(one, kind) for kind in (INIT, MAIN, EPHEMERAL) for one in spec.get(kind) or ())
+            every = tuple(_container(row, kind) for kind in (INIT, MAIN, EPHEMERAL) for row in spec.get(kind) or ())
             return every, gpushare.pod_units(raw), tuple(gpushare.gpu_containers(raw))
         listed = spec.get(MAIN) or ()
         known = self._lists.get(id(listed))
         if known is None:
             if len(self._lists) >= self.MOST_LISTS:
                 self._lists = {}
-            containers = tuple(_container(one, MAIN) for one in listed)
+            containers = tuple(_container(row, MAIN) for row in listed)
             # The list is kept too, so that no other one gets its number.
             known = listed, containers, gpushare.pod_units(raw), tuple(gpushare.gpu_containers(raw))
             self._lists[id(listed)] = known
@@ -294,9 +294,9 @@ def _container(raw: JsonObject, kind: str) -> Container:
 def _init_ended(status: JsonObject, containers: t.Iterable[Container]) -> bool:
     passing = {container.name for container in containers if container.init}
     ended = {
-        one.get("name")
-        for one in status.get("initContainerStatuses") or ()
-        if ((one.get("state") or {}).get("terminated") or {}).get("exitCode", 1) == 0
+        container.get("name")
+        for container in status.get("initContainerStatuses") or ()
+        if ((container.get("state") or {}).get("terminated") or {}).get("exitCode", 1) == 0
     }
     return passing <= ended
 
@@ -394,8 +394,8 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
     info = status.get("nodeInfo") or {}
     annotations = _texts(metadata.get("annotations"))
     capacity = _extended(status.get("capacity"))
-    addresses = [(one.get("type"), str(one.get("address") or "")) for one in status.get("addresses") or ()]
-    conditions = [one.get("status") for one in status.get("conditions") or () if one.get("type") == "Ready"]
+    addresses = [(row.get("type"), str(row.get("address") or "")) for row in status.get("addresses") or ()]
+    conditions = [row.get("status") for row in status.get("conditions") or () if row.get("type") == "Ready"]
     cards, problem = announced_cards(annotations, capacity)
     return Node(
         name=name,
@@ -406,7 +406,7 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
         ready=str(next(iter(conditions), None) or ""),
         schedulable=not spec.get("unschedulable"),
         taints=tuple(
-            {key: str(one.get(key) or "") for key in ("key", "value", "effect")} for one in spec.get("taints") or ()
+            {key: str(taint.get(key) or "") for key in ("key", "value", "effect")} for taint in spec.get("taints") or ()
         ),
         capacity=capacity,
         allocatable=_extended(status.get("allocatable")),
@@ -473,7 +473,7 @@ def parse_time(text: str) -> int | None:
     matched = _TIME.fullmatch(text)
     if not matched:
         return None
-    parts = [int(one) for one in matched.groups()[:6]]
+    parts = [int(part) for part in matched.groups()[:6]]
     if not (1 <= parts[1] <= 12 and 1 <= parts[2] <= 31 and parts[3] < 24 and parts[4] < 60 and parts[5] <= 60):
         return None
     sign, hours, minutes = matched.groups()[6:]
