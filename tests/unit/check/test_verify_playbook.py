@@ -23,9 +23,16 @@ CONTROL_PLANE = {
 }
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Ansible builds the archive of a module once for all runs of one collection."""
+    return Stage(tmp_path_factory.mktemp("stage"))
+
+
 @pytest.fixture
-def stage(tmp_path):
-    return Stage(tmp_path)
+def stage(built):
+    built.reset()
+    return built
 
 
 def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknown(stage, tmp_path):
@@ -84,24 +91,24 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
     assert call["namespace"] is None and call["scheduler_name"] is None and call["timeout"] == 120
 
 
-def test_findings_of_both_samples_fail_the_run(stage):
+def test_findings_of_the_only_sample_fail_the_run(stage):
     findings = [finding("FAIL"), finding("WARN", "G9", "gpu2"), *(finding("FAIL", "C2", f"n{at}") for at in range(12))]
-    stage.returns("gpu_allocation_check", {"report": report(*findings)}, {"report": report(*findings, samples=2)})
+    stage.returns("gpu_allocation_check", {"report": report(*findings)})
     with extender("no JSON") as url:
         rc, text = stage.play(
-            *("-e", "verify_grace=1", "-e", "verify_nodes=gpu1,gpu9", "-e", "verify_allowed_processes=Xorg,dcgm"),
-            hosts={"gpu_nodes": {"gpu1": {}, "gpu2": UNREACHABLE}, "control_plane": {"cp1": {}}},
+            *("-e", "verify_grace=0", "-e", "verify_nodes=gpu1,gpu9", "-e", "verify_allowed_processes=Xorg,dcgm"),
+            hosts={"gpu_nodes": {"gpu1": {}, "gpu2": {}}, "control_plane": {"cp1": {}}},
             verify_extender_url=url,
         )
     assert rc == 2, text
     assert "FAIL: 13 findings (G6 on gpu1, C2 on n0," in text and "C2 on n8 and more), reported above" in text
     assert "G9 on" not in text.split("reported above")[0].rsplit("FAIL: ", 1)[1]
-    for call in stage.calls("gpu_allocation_check"):
-        assert evidence(call)["gpu1"]["problem"] == ""
-        # Not in verify_nodes.
-        assert evidence(call)["gpu2"]["problem"] == "its machine wasn't observed in this run"
-        assert call["extender"] == {"cp1": "its answer isn't JSON"}
-        assert call["allowed_processes"] == ["Xorg", "dcgm"] and call["allowed_pods"] is None
+    [call] = stage.calls("gpu_allocation_check")
+    assert evidence(call)["gpu1"]["problem"] == ""
+    # Not in verify_nodes.
+    assert evidence(call)["gpu2"]["problem"] == "its machine wasn't observed in this run"
+    assert call["extender"] == {"cp1": "its answer isn't JSON"}
+    assert call["allowed_processes"] == ["Xorg", "dcgm"] and call["allowed_pods"] is None
     assert stats(text)["result"] == "FAIL"
 
 
@@ -201,14 +208,9 @@ def test_sites_last_step_fails_after_two_samples_and_only_reports_in_check_mode(
     assert len(stage.calls("gpu_allocation_check")) == 1
 
 
-@pytest.mark.parametrize("extender_too", [False, True])
-def test_what_the_nodes_have_decides_which_servers_are_looked_at(stage, extender_too):
+def test_where_claims_allocate_all_cards_control_planes_are_left_alone(stage):
     """The variable is each node's: localhost has none, and a value of it there changes nothing."""
-    parts = {"extender": extender_too, "dra": True}
-    found = chosen() if extender_too else {"scheduler": None}
-    stage.returns("cluster_info", {**found, "backends": {"parts": parts}})
-    stage.returns("control_plane_info", {"control_plane": CONTROL_PLANE})
-    stage.returns("gpu_allocation_check", {"report": report()})
+    stage.returns("cluster_info", {"scheduler": None, "backends": {"parts": {"extender": False, "dra": True}}})
     away = {"acceptance": {"node": "gpu1", "untested": ["gpu2"], "steps": []}, "checks": [], "findings": []}
     stage.returns("gpu_acceptance", away)
     hosts = {"gpu_nodes": {"gpu1": {"gpushare_allocation": "dra"}, "gpu2": {}}, "control_plane": {"cp1": {}}}
@@ -219,6 +221,5 @@ def test_what_the_nodes_have_decides_which_servers_are_looked_at(stage, extender
     assert asked["backends"] == {"wanted": None}
     [call] = stage.calls("gpu_allocation_check")
     assert call["servers"]["problem"] == "" and "allocation" not in call["servers"]
-    # Where claims allocate all cards, control planes are left alone.
-    assert (call["extender"] is None, len(stage.calls("control_plane_info"))) == (not extender_too, int(extender_too))
+    assert call["extender"] is None and not stage.calls("control_plane_info")
     assert "The canary ran on gpu1. Not tested: gpu2, whose cards have the other allocation" in text

@@ -134,11 +134,16 @@ class Stage:
         for name, options in stand_ins.items():
             text = STAND_IN.format(folder=str(folder), name=name, takes=options)
             (self._collection / "plugins" / "modules" / f"{name}.py").write_text(text)
+        self.reset()
+
+    def reset(self) -> None:
+        """Let the modules answer as those of a healthy cluster without cards."""
         self.returns("cluster_info", chosen())
         self.returns("nvml_info", {"nvml": NVML})
         self.returns("kubelet_devices_info", {"kubelet": KUBELET})
         self.returns("control_plane_info", {"fail": "it can't be read"})
         self.returns("gpu_allocation_check", {"report": report()})
+        (self.folder / "gpu_acceptance.json").unlink(missing_ok=True)
 
     def returns(self, module: str, *answers: dict[str, t.Any]) -> None:
         """Set a module's result for its first call, its second one and so on; the last one is repeated."""
