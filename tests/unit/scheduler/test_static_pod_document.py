@@ -68,25 +68,35 @@ def foreign(pod: JsonObject) -> JsonObject:
     return pod
 
 
-def by_kubernetes(text: str, folder: Path) -> JsonObject:
-    """A manifest as Kubernetes' parser reads it: kubectl does so without a cluster, as kubelet does."""
+# kubectl, unlike kubelet, cuts a file at its dashes.
+PARSED = [name for name in CORPUS if name != "directive"]
+
+
+@pytest.fixture(scope="module")
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[JsonObject, JsonObject]]:
+    """Each manifest, and the edited one, as Kubernetes' parser reads it: kubectl does so without a cluster."""
+    folder = tmp_path_factory.mktemp("manifests")
     kubectl = real_kubeadm.binary("kubectl")
-    file = folder / ("checked.json" if text.startswith("{") else "checked.yaml")
-    file.write_bytes(text.encode())
+    for number, name in enumerate(PARSED):
+        for place, text in (("0", CORPUS[name]), ("1", edited(CORPUS[name]))):
+            suffix = "json" if text.startswith("{") else "yaml"
+            (folder / f"{number:03}-{place}.{suffix}").write_bytes(text.encode())
     done = subprocess.run(
-        [kubectl, "label", "--local", "-o", "json", "-f", file, "checked=yes"],
+        [kubectl, "label", "--local", "-o", "json", "-f", folder, "checked=yes"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(folder / "none")},
     )
     assert done.returncode == 0, done.stderr
-    pod: JsonObject = json.loads(done.stdout)
-    del pod["metadata"]["labels"]["checked"]
-    if not pod["metadata"]["labels"]:
-        del pod["metadata"]["labels"]
-    return pod
+    pods: list[JsonObject] = json.loads("[" + done.stdout.replace("\n}\n{", "\n},\n{") + "]")
+    for pod in pods:
+        del pod["metadata"]["labels"]["checked"]
+        if not pod["metadata"]["labels"]:
+            del pod["metadata"]["labels"]
+    assert len(pods) == 2 * len(PARSED)
+    return dict(zip(PARSED, zip(pods[::2], pods[1::2], strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", CORPUS)
@@ -118,11 +128,9 @@ def test_manifest_edited_and_restored(name: str) -> None:
     assert undone(text) == text, "there is nothing of ours"
 
 
-# kubectl, unlike kubelet, cuts a file at its dashes.
-@pytest.mark.parametrize("name", [name for name in CORPUS if name != "directive"])
-def test_kubernetes_parser_agrees(name: str, tmp_path: Path) -> None:
-    before = by_kubernetes(CORPUS[name], tmp_path)
-    after = by_kubernetes(edited(CORPUS[name]), tmp_path)
+@pytest.mark.parametrize("name", PARSED)
+def test_kubernetes_parser_agrees(name: str, parsed: dict[str, tuple[JsonObject, JsonObject]]) -> None:
+    before, after = parsed[name]
     assert foreign(after) == foreign(before)
     assert after["metadata"]["annotations"][ANNOTATION] == SHA256
     if StaticPod(CORPUS[name]).flags.get("config", CONFIG) == CONFIG:

@@ -28,9 +28,9 @@ def play(hosts: str, *roles: dict[str, t.Any]) -> dict[str, t.Any]:
     return {"hosts": hosts, "gather_facts": False, "any_errors_fatal": True, "roles": [*roles]}
 
 
-def run(folder: Path, *plays: dict[str, t.Any]) -> tuple[int, dict[str, str]]:
+def run(folder: Path, *plays: dict[str, t.Any], hosts: t.Iterable[str] = HOSTS) -> tuple[int, dict[str, str]]:
     """Run the plays; return the exit code and each task's output by its name."""
-    done = run_playbook(folder, list(plays), groups={"kubegpu_schedulers": HOSTS})
+    done = run_playbook(folder, list(plays), groups={"kubegpu_schedulers": list(hosts)})
     output: dict[str, str] = {}
     for name, text in re.findall(r"(?ms)^TASK \[(.*?)\] \**\n(.*?)(?=^TASK |^PLAY |\Z)", done.text):
         output[name] = output.get(name, "") + text
@@ -38,35 +38,25 @@ def run(folder: Path, *plays: dict[str, t.Any]) -> tuple[int, dict[str, str]]:
     return done.rc, output
 
 
-def test_unchanged_machine_is_not_observed_again(tmp_path: Path) -> None:
+def test_a_machine_is_observed_again_only_for_other_options(tmp_path: Path) -> None:
     kinds = {"scheduler_state": "absent", "scheduler_detection": {"mode": "static_pod"}}
-    validated, machine = (
-        play("kubegpu_schedulers", role("validate", **kinds)),
-        play("kubegpu_schedulers", role("machine", **kinds)),
-    )
-    code, output = run(tmp_path, validated, {**machine, "serial": 1})
-    assert code == 0
+    # The options of the second step, by host.
+    changed: dict[str, dict[str, t.Any]] = {
+        "cp1": {},
+        "cp2": {"scheduler_extender_timeout": 1},
+        "cp3": {"scheduler_extender_preemption": False},
+        "cp4": {"scheduler_state": "present"},
+    }
+    machines = [play(host, role("machine", **{**kinds, **options})) for host, options in changed.items()]
+    code, output = run(tmp_path, play("kubegpu_schedulers", role("validate", **kinds)), *machines, hosts=changed)
+    assert code == 2
     assert sorted(re.findall(r"(?m)^(\w+): \[(\w+)\]", output[OBSERVE])) == [
-        *[("ok", host) for host in HOSTS],
-        *[("skipping", host) for host in HOSTS],
+        *[("ok", host) for host in sorted([*changed, "cp2", "cp3", "cp4"])],
+        ("skipping", "cp1"),
     ]
-    assert "ok:" not in output[CONFIGURE] and "changed:" not in output[CONFIGURE]
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"scheduler_state": "present"}, 2),
-        ({"scheduler_extender_timeout": 1}, 0),
-        pytest.param({"scheduler_extender_preemption": False}, 0, marks=pytest.mark.long),
-    ],
-)
-def test_changed_options_observe_again(tmp_path: Path, changed: dict[str, t.Any], expected: int) -> None:
-    kinds = {"scheduler_state": "absent", "scheduler_detection": {"mode": "static_pod"}}
-    first, again = play("cp1", role("validate", **kinds)), play("cp1", role("machine", **{**kinds, **changed}))
-    code, output = run(tmp_path, first, again)
-    assert code == expected and output[OBSERVE].count("ok: [cp1]") == 2
-    assert not code or f"static_pod needs {cp.MANIFEST}, and this machine has none" in output[CONFIGURE]
+    done = re.findall(r"(?m)^(\w+): \[(\w+)\]", output[CONFIGURE])
+    assert done == [("skipping", "cp1"), ("ok", "cp2"), ("ok", "cp3"), ("fatal", "cp4")]
+    assert f"static_pod needs {cp.MANIFEST}, and this machine has none" in output[CONFIGURE]
 
 
 def test_both_steps_pass_the_same_options() -> None:
@@ -91,16 +81,17 @@ def test_refusal_comes_before_any_change(tmp_path: Path) -> None:
         assert re.search(rf"\[{host}\]: FAILED!.*static_pod needs {cp.MANIFEST}", refusal), output
 
 
-@pytest.mark.parametrize(
-    ("seen", "words"),
-    [({"x": 1}, "machines: this isn't a result of control_plane_info"), (None, "kubeconfig")],
-    ids=["passed on", "not observed"],
-)
-def test_observation_reaches_kubeadm_config(seen: t.Any, words: str, tmp_path: Path) -> None:
-    observation = {"control_plane": seen, "options": "", "unchanged": False}
-    facts = [{"ansible.builtin.set_fact": {"scheduler_observed": observation}, "when": seen is not None}]
-    first = {"hosts": "cp2", "gather_facts": False, "tasks": facts}
-    kinds = {"scheduler_detection": {"mode": "static_pod"}, "scheduler_kubeconfig": "/nowhere/kubeconfig"}
-    code, output = run(tmp_path, first, play("localhost", role("cluster", **kinds)))
-    [text] = [one for name, one in output.items() if "so that upgrades keep it" in name]
-    assert code == 2 and words in text, text
+def test_observation_reaches_kubeadm_config(tmp_path: Path) -> None:
+    """One that isn't control_plane_info's is refused; without any, the cluster is asked."""
+    observation = {"control_plane": {"x": 1}, "options": "", "unchanged": False}
+    kinds = {"scheduler_step": "cluster", "scheduler_detection": {"mode": "static_pod"}}
+    kinds["scheduler_kubeconfig"] = "/nowhere/kubeconfig"
+    include = {"ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}, "vars": kinds}
+    shown = {"ansible.builtin.debug": {"msg": "said {{ ansible_failed_result.msg }}"}}
+    tasks = [{"block": [include], "rescue": [shown]}]
+    facts = [{"ansible.builtin.set_fact": {"scheduler_observed": observation}}]
+    plays = [("localhost", tasks), ("cp2", facts), ("localhost", tasks)]
+    plays = [{"hosts": hosts, "gather_facts": False, "tasks": made} for hosts, made in plays]
+    done = run_playbook(tmp_path, plays, groups={"kubegpu_schedulers": HOSTS})
+    first, second = re.findall(r"said (.*)", done.text)
+    assert "kubeconfig" in first and "machines: this isn't a result of control_plane_info" in second, done.text
