@@ -5,22 +5,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import openshift_scheduler as action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import scheduler as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift.cluster import takes_policy
-from ansible_runs import ansible
+from own_cluster import run_playbook
 from played_operator import PlayedOperator
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 MAPS = "/api/v1/namespaces/openshift-config/configmaps"
 USERS = """\
 {
@@ -88,63 +84,46 @@ def test_invalid_or_binding_policy_refused(openshift):
             assert len(openshift.request("GET", MAPS)["items"]) == 1
 
 
-def playbook(openshift, tmp_path, tasks, *flags):
-    file = tmp_path / "play.yml"
-    own = {"ansible_python_interpreter": sys.executable}
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": own, "tasks": tasks}
-    file.write_text(yaml.safe_dump([play]))
-    return ansible(tmp_path, "ansible-playbook", "-i", "localhost,", file, *flags)
-
-
-def include(openshift, tmp_path, release, *steps, **variables):
-    """Run steps of role scheduler in check mode; return the output."""
+def include(openshift, tmp_path, release, *steps):
+    """Run steps of role scheduler, each with variables of its own, in check mode; return the output."""
     chosen = {"mode": "openshift", "openshift": release, "takes_policy": takes_policy(release)}
     servers = {"gpushare_namespace": "gpushare-fresh", "gpushare_image": "registry.example.org/gpushare:1.1.0"}
     given = {**servers, "scheduler_kubeconfig": str(openshift.kubeconfig), "scheduler_detection": chosen}
     role = {"ansible.builtin.include_role": {"name": "kubegpu.share.scheduler"}}
-    tasks = [{"name": f"Run {step}", **role, "vars": {**given, "scheduler_step": step, **variables}} for step in steps]
-    code, output = playbook(openshift, tmp_path, tasks, "--check", "--diff")
-    assert code == 0, output
-    return output
+    tasks = [{"name": f"Run {step}", **role, "vars": {**given, **step}} for step in steps]
+    done = run_playbook(tmp_path, [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}], "--check", "--diff")
+    assert done.rc == 0, done.text
+    return done.text
+
+
+PRESENT = ({"scheduler_step": "openshift_access"}, {"scheduler_step": "cluster"})
+ABSENT = {"scheduler_step": "cluster", "scheduler_state": "absent"}
 
 
 @pytest.mark.parametrize(
     ("release", "kinds"),
     [
-        ("4.8.5", ["ConfigMap openshift-config/gpushare-scheduler-policy", "Scheduler cluster"]),
+        (
+            "4.8.5",
+            [
+                "ConfigMap openshift-config/gpushare-scheduler-policy-",
+                "Scheduler cluster",
+                "http://127.0.0.1:12345/gpushare-scheduler",
+            ],
+        ),
         ("4.20.1", ["Subscription", "SecondaryScheduler", "NetworkPolicy", "ValidatingAdmissionPolicyBinding"]),
     ],
 )
 def test_role_in_check_mode_on_a_new_cluster(openshift, tmp_path, release, kinds):
+    """The removal, too: without certificates, and in check mode only, since no controller completes deletions here."""
     openshift.request("DELETE", MAPS)
     with PlayedOperator(openshift, release):
-        output = include(openshift, tmp_path, release, "openshift_access", "cluster")
+        output = include(openshift, tmp_path, release, *PRESENT, ABSENT)
+        assert openshift.request("GET", MAPS)["items"] == []
     assert not [kind for kind in ("SecurityContextConstraints", *kinds) if kind not in output], output
     assert openshift.ask("GET", "/api/v1/namespaces/gpushare-fresh")[0] == 404
-
-
-@pytest.mark.parametrize("release", [pytest.param("4.9.59", marks=pytest.mark.long), "4.20.1"])
-def test_removal_skips_certificates(openshift, tmp_path, release):
-    """In check mode only: no controller completes deletions here."""
-    openshift.request("DELETE", MAPS)
-    with PlayedOperator(openshift, release):
-        output = include(openshift, tmp_path, release, "cluster", scheduler_state="absent")
     if release == "4.20.1":
-        [task] = re.findall(
+        made, kept = re.findall(
             r"(?ms)^TASK \[[^\n]*Keep valid certificates, or make new ones\] \**\n(.*?)(?=^TASK )", output
         )
-        assert task.startswith("skipping:"), output
-
-
-def test_module_and_action_by_ansible(openshift, tmp_path):
-    openshift.request("DELETE", MAPS)
-    auth = {"method": "policy", "kubeconfig": str(openshift.kubeconfig)}
-    task = {"name": "Configure it", "kubegpu.share.openshift_scheduler": auth}
-    with PlayedOperator(openshift, "4.9.23"):
-        code, output = playbook(openshift, tmp_path, [task], "--check", "--diff")
-        assert code == 0 and "changed=1" in output, output
-        assert "http://127.0.0.1:12345/gpushare-scheduler" in output and "gpushare-scheduler-policy-" in output
-        assert openshift.request("GET", MAPS)["items"] == []
-    with PlayedOperator(openshift, "4.16.0"):
-        code, output = playbook(openshift, tmp_path, [task])
-        assert code == 2 and "scheduler_mode: the scheduler of OpenShift 4.16.0 reads no Policy" in output, output
+        assert kept.startswith("skipping:") and not made.startswith("skipping:"), output

@@ -25,29 +25,27 @@ from extender_kit import eventually
 from gpushare.extender.command import Extender
 from own_cluster import run_playbook
 from prometheus_client import CollectorRegistry
-from real_apiserver import MERGE, ApiServer, Refused, own_api_server
+from real_apiserver import MERGE, ApiServer, Refused, api_server
 from tls_files import Files
 
-NAMESPACE = "gpushare-system"
+__all__ = ["api_server"]
+
+NAMESPACE = "gpushare-proof"
 ROOT = Path(__file__).resolve().parents[3]
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POD = f"{PODS}/gpushare-extender-proof"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ApiServer]:
-    with own_api_server() as started:
-        started.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        yield started
+def server(api_server: ApiServer) -> ApiServer:
+    api_server.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    return api_server
 
 
 class Kubelet:
-    """Runs the pod, and reports how it ended.
+    """Runs the pod, and reports how it ended."""
 
-    :param port: of the extender; None where the image can't be pulled.
-    """
-
-    def __init__(self, server: ApiServer, folder: Path, port: int | None) -> None:
+    def __init__(self, server: ApiServer, folder: Path, port: int) -> None:
         self.server, self.folder, self.port = server, folder, port
         self.seen: list[dict[str, t.Any]] = []
         self._stopped = threading.Event()
@@ -72,9 +70,6 @@ class Kubelet:
                     self.server.request("PATCH", f"{POD}/status", {"status": self._status(pod)}, MERGE)
 
     def _status(self, pod: dict[str, t.Any]) -> dict[str, t.Any]:
-        if self.port is None:
-            state: dict[str, t.Any] = {"terminated": {"exitCode": 1, "reason": "ContainerCannotRun"}}
-            return {"phase": "Failed", "containerStatuses": [self._container(state)]}
         [container] = pod["spec"]["containers"]
         _python, flags, program, url, request, _seconds, folder, _written = container["command"]
         [mount] = container["volumeMounts"]
@@ -158,22 +153,10 @@ def test_an_extender_that_has_just_started_is_asked_until_it_is_ready(tmp_path: 
         words = [url, REQUEST, "60", str(folder), str(written)]
         subprocess.run([sys.executable, "-ISc", program, *words], check=True)
     assert extender_answer(written.read_text(), url)["reason"] == ""
-
-
-def test_an_extender_that_does_not_answer_stops_the_run(
-    server: ApiServer, extender: tuple[Path, int], tmp_path: Path
-) -> None:
-    folder, _port = extender
-    with Kubelet(server, folder, 1):
-        done = prove(server, tmp_path)
-    text = " ".join(done.text.split())
-    assert (
-        done.rc != 0 and "The secondary scheduler isn't changed, because the extender doesn't answer https://" in text
-    )
-    assert (
-        f"gpushare-extender.{NAMESPACE}.svc:12345/gpushare-scheduler/filter" in text and "(connection refused)" in text
-    )
-    assert server.ask("GET", POD)[0] == 404
+    # It is gone.
+    subprocess.run([sys.executable, "-ISc", program, url, REQUEST, "1", str(folder), str(written)], check=True)
+    answer = extender_answer(written.read_text(), url)
+    assert answer["reason"] == "refused" and "connection refused" in answer["problem"], answer
 
 
 def test_what_another_kubelet_reports_is_neither_run_nor_printed(server: ApiServer, tmp_path: Path) -> None:
@@ -191,7 +174,10 @@ def test_what_another_kubelet_reports_is_neither_run_nor_printed(server: ApiServ
 
     with Other(server, tmp_path, 1):
         done = prove(server, tmp_path)
-    assert done.rc != 0 and "it can't be reached ({{ lookup(" in " ".join(done.text.split())
+    text = " ".join(done.text.split())
+    stopped = "The secondary scheduler isn't changed, because the extender doesn't answer https://gpushare-extender."
+    assert done.rc != 0 and f"{stopped}{NAMESPACE}.svc:12345/gpushare-scheduler/filter" in text, done.text
+    assert "it can't be reached ({{ lookup(" in text and server.ask("GET", POD)[0] == 404
     assert not (tmp_path / "run").exists() and not any(one in done.text for one in "\x1b\x9b\u202e")
     assert len(done.text) < 20_000
 
