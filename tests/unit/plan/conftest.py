@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 from claims_cluster import Cluster
 from own_cluster import controllers
-from real_apiserver import own_api_server
+from real_apiserver import api_server, own_api_server
+
+__all__ = ["api_server", "cluster"]
 
 
 @pytest.fixture(scope="module")

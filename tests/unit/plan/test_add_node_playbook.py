@@ -106,14 +106,7 @@ def test_nothing_waits_for_what_is_known_of_a_machine_that_was_left_out():
     assert value("verify", "__verify_control_plane_names", **control, **known(["node3"])) == ["gpu1"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "Name the node that joins: -e add_node=NODE"),
-        (("--limit", "gpu2"), "--limit gpu2 leaves out localhost, which reads the cluster"),
-    ],
-)
-def test_it_begins_only_with_a_node_and_the_cluster(tmp_path, words, said):
-    done = run_playbook(tmp_path, PLAYBOOKS / "add_node.yml", *words, groups={"gpu_nodes": ["gpu1", "gpu2"]})
-    assert done.rc != 0 and said in words_of(done), done.text
+def test_it_begins_only_with_a_node(tmp_path):
+    done = run_playbook(tmp_path, PLAYBOOKS / "add_node.yml", groups={"gpu_nodes": ["gpu1", "gpu2"]})
+    assert done.rc != 0 and "Name the node that joins: -e add_node=NODE" in words_of(done), done.text
     assert "TASK [Check the variables" not in done.text

@@ -7,25 +7,93 @@ import json
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.backends import RESTRICTED
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claim_templates import Shape
 from claims_cluster import CARDS, GIVEN, PLAYBOOKS, Cluster, words_of
 from dra_objects import claim, slices_of, turned
 from own_cluster import run_playbook, until
 from real_apiserver import MERGE, own_api_server
 
+DAEMON_SET = "/apis/apps/v1/namespaces/gpushare-system/daemonsets/gpushare-dra-driver"
+NODE = "/api/v1/nodes/gpu1"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+SYSTEM = "/api/v1/namespaces/gpushare-system"
 
-def test_the_role_deploys_and_removes_its_component(cluster, tmp_path):
-    def role(state):
-        given = {"gpushare_component": "dra", "gpushare_state": state, "gpu_kubeconfig": str(cluster.server.kubeconfig)}
-        play = {"hosts": "localhost", "gather_facts": False, "roles": [{"role": "kubegpu.share.gpushare", **given}]}
-        done = run_playbook(tmp_path, [play], **GIVEN)
-        assert done.rc == 0, done.text
-        return done
 
-    assert role("present").changed and not role("present").changed
-    assert cluster.named()["daemonsets"] == {"gpushare-dra-driver"} and cluster.labels()["gpushare"] == "dra"
-    assert role("absent").changed and cluster.named() == {} and "gpushare" not in cluster.labels()
-    until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 60)
+def role(cluster, folder, state="present", component="dra", **more):
+    given = {"gpushare_component": component, "gpushare_state": state, "gpu_kubeconfig": str(cluster.server.kubeconfig)}
+    play = {"hosts": "localhost", "gather_facts": False, "roles": [{"role": "kubegpu.share.gpushare", **given}]}
+    return run_playbook(folder, [play], **{**GIVEN, **more})
+
+
+def selector(cluster):
+    return cluster.server.request("GET", DAEMON_SET)["spec"]["template"]["spec"]["nodeSelector"]
+
+
+def refusing(server, kind):
+    """Have the API server refuse changes of a kind's objects, as where a run is killed before them."""
+    rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [kind]}
+    name = {"name": "refuses"}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "not now"}],
+    }
+    server.request("POST", f"{POLICIES}ies", {"metadata": name, "spec": spec})
+    spec = {"policyName": "refuses", "validationActions": ["Deny"]}
+    server.request("POST", f"{POLICIES}ybindings", {"metadata": name, "spec": spec})
+    patch = {"metadata": {"labels": {"x": "y"}}}
+    until(lambda: server.ask("PATCH", f"{DAEMON_SET}?dryRun=All", patch, MERGE)[0] >= 400)
+
+
+def test_the_role_deploys_and_removes_its_component_and_a_node_has_its_label_before_it_is_selected_by_it(
+    cluster, tmp_path
+):
+    """On a cluster as an earlier version left it, which selected nodes by the label that kubelet may set alone."""
+    server = cluster.server
+    done = role(cluster, tmp_path)
+    assert done.rc == 0 and done.changed, done.text
+    without = {"spec": {"template": {"spec": {"nodeSelector": {RESTRICTED: None}}}}}
+    server.request("PATCH", DAEMON_SET, without, MERGE)
+    server.request("PATCH", NODE, {"metadata": {"labels": {RESTRICTED: None}}}, MERGE)
+    refusing(server, "daemonsets")
+    try:
+        ended = role(cluster, tmp_path)
+        assert ended.rc != 0 and "not now" in ended.text, ended.text
+        # Its pods stay, whatever the node has.
+        assert cluster.labels() == {"gpushare": "dra", RESTRICTED: "dra"} and selector(cluster) == {"gpushare": "dra"}
+    finally:
+        for kind in ("ybindings", "ies"):
+            server.request("DELETE", f"{POLICIES}{kind}/refuses")
+    until(lambda: server.ask("PATCH", f"{DAEMON_SET}?dryRun=All", {"metadata": {}}, MERGE)[0] == 200)
+    done = role(cluster, tmp_path)
+    assert done.rc == 0 and done.changed, done.text
+    assert selector(cluster) == {"gpushare": "dra", RESTRICTED: "dra"} == cluster.labels()
+    assert cluster.named()["daemonsets"] == {"gpushare-dra-driver"} and not role(cluster, tmp_path).changed
+    # Both leave with the node, by the part of role switch.
+    gone = role(cluster, tmp_path, "absent", "node", gpushare_node_allocation="dra")
+    assert gone.rc == 0 and cluster.labels() == {}, gone.text
+    gone = role(cluster, tmp_path, "absent")
+    assert gone.rc == 0 and gone.changed and cluster.named() == {}, gone.text
+    until(lambda: server.ask("GET", SYSTEM)[0] == 404, 60)
+
+
+def test_a_device_plugin_that_stays_on_its_node_is_named(cluster, tmp_path):
+    server, labels = cluster.server, {"app.kubernetes.io/name": "gpushare-device-plugin"}
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gpushare-system"}})
+    spec = {
+        "nodeName": "gpu1",
+        "terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "c", "image": "i"}],
+    }
+    server.request("POST", f"{SYSTEM}/pods", {"metadata": {"name": "stays", "labels": labels}, "spec": spec})
+    try:
+        more = {"gpushare_allocation": "extender", "gpushare_component_nodes": ["gpu1"], "gpushare_wait_timeout": 4}
+        done = role(cluster, tmp_path, "absent", "node", **more)
+    finally:
+        server.request("DELETE", SYSTEM)
+    said = "Node gpu1 has lost its label, and after 4 seconds still has stays of namespace gpushare-system."
+    assert done.rc != 0 and said in words_of(done), done.text
+    until(lambda: server.ask("GET", SYSTEM)[0] == 404, 60)
 
 
 @pytest.mark.long
@@ -293,11 +361,6 @@ def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
     assert {"D2": 1, "D3": 2, "D4": 1}.items() <= compared.items() and compared["D8"] >= 1
     (node,) = report["nodes"]
     assert (node["backend"], [card["claimed_mib"] for card in node["cards"]]) == ("dra", [0, 4096])
-    # The claim is freed while the pod runs on.
-    path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/work-1-gpu-mem-x1/status"
-    cluster.server.request("PATCH", path, {"status": None}, MERGE)
-    done = cluster.play(tmp_path, "verify.yml", *words)
-    assert done.rc == 2 and "its claim work-1-gpu-mem-x1 isn't allocated" in words_of(done), done.text
 
 
 def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):

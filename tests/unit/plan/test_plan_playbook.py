@@ -8,10 +8,14 @@ import re
 
 import pytest
 import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import UNVERIFIED, ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
+from ansible_runs import write_inventory
 from own_cluster import ROOT, controllers, run_playbook
 from real_apiserver import MERGE, own_api_server
+from role_templates import evaluated
 
 PLAYBOOKS = ROOT / "playbooks"
 # A managed cluster: its scheduler stays, and a dedicated one is added.
@@ -92,30 +96,18 @@ def test_the_record_of_a_run_without_checks_is_found_and_uninstall_removes_it(ap
 
 
 def hosts_of_plays(folder, planned):
-    """Return the hosts of each play that follows the plan, by its name, with this result of the plan.
-
-    The plays have their own hosts, and one task that does nothing.
-    """
-    empty = {"gather_facts": False, "tasks": [{"ansible.builtin.debug": {"msg": "here"}}]}
+    """Return the hosts of each play that follows the plan, by its name, with this result of the plan."""
     plays = [play for name in ("nodes", "site") for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text())]
     # The first play of nodes.yml is for its use alone.
-    plays = [{"name": play["name"], "hosts": play["hosts"], **empty} for play in plays if "hosts" in play][1:]
-    groups = {
-        "gpu_nodes": ["gpu1", "gpu2"],
-        "control_plane": ["cp1"],
-        "kubegpu_schedulers": ["cp1"],
-        "here": ["localhost"],
+    plays = [play for play in plays if "hosts" in play][1:]
+    groups = {"gpu_nodes": ["gpu1", "gpu2"], "control_plane": ["cp1"], "kubegpu_schedulers": ["cp1"]}
+    write_inventory(folder, groups)
+    inventory = InventoryManager(loader=DataLoader(), sources=[str(folder / "hosts.yml")])
+    known = {"groups": groups, "hostvars": {"localhost": {"plan_site": planned} if planned else {}}}
+    return {
+        play["name"]: sorted(host.name for host in inventory.get_hosts(evaluated(play["hosts"], **known)))
+        for play in plays
     }
-    known = {"ansible.builtin.set_fact": {"plan_site": planned}} if planned else {"ansible.builtin.meta": "noop"}
-    begin = {"name": "Plan", "hosts": "localhost", "gather_facts": False, "tasks": [known]}
-    done = run_playbook(folder, [begin, *plays], groups=groups)
-    assert done.rc == 0, done.text
-    found = {play["name"]: [] for play in plays}
-    for part in done.text.split("\nPLAY [")[1:]:
-        name = part.partition("] ***")[0]
-        if name in found:
-            found[name] = sorted(re.findall(r"^ok: \[(\S+)\]", part, re.MULTILINE))
-    return found
 
 
 def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path):
@@ -124,10 +116,12 @@ def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path
     empty = {**plan, "steps": []}
     unchanged = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty}, empty).patterns()}})
     assert [name for name, hosts in unchanged.items() if hosts] == ["Print what there is now"]
-    one = hosts_of_plays(tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty, "gpu2": plan}, empty).patterns()}})
-    assert one["Install the container toolkit and configure the container runtime"] == ["gpu2"]
-    assert one["Install the NVIDIA driver on the GPU nodes"] == []
-    assert one["Check that scheduler, kubelet and GPUs agree"] == ["localhost"]
+    changed = hosts_of_plays(
+        tmp_path, {"plan": {"patterns": SitePlan({"gpu1": empty, "gpu2": plan}, empty).patterns()}}
+    )
+    assert changed["Install the container toolkit and configure the container runtime"] == ["gpu2"]
+    assert changed["Install the NVIDIA driver on the GPU nodes"] == []
+    assert changed["Check that scheduler, kubelet and GPUs agree"] == ["localhost"]
     whole = hosts_of_plays(tmp_path, None)
     assert whole["Install the NVIDIA driver on the GPU nodes"] == ["gpu1", "gpu2"]
     assert whole["Build and import the servers' image where a machine lacks it"] == ["cp1", "gpu1", "gpu2"]
