@@ -38,11 +38,12 @@ class Cluster:
         given = {"gpu_kubeconfig": str(self.api.kubeconfig), **variables}
         return run_playbook(folder, playbook, *words, groups={"gpu_nodes": hosts}, **given)
 
-    def role(self, folder, state, component="extender", **variables):
-        """Run the role gpushare alone, for one component."""
-        role = {"role": "kubegpu.share.gpushare", "gpushare_component": component, "gpushare_state": state}
+    def role(self, folder, state, *components, **variables):
+        """Run the role gpushare alone, for these components."""
+        common = {"role": "kubegpu.share.gpushare", "gpushare_state": state}
+        roles = [{**common, "gpushare_component": component} for component in components]
         given = {"gpushare_image_delivery": "registry", "gpushare_wait_timeout": 30, **variables}
-        done = self.play(folder, [{"hosts": "localhost", "gather_facts": False, "roles": [role]}], **given)
+        done = self.play(folder, [{"hosts": "localhost", "gather_facts": False, "roles": roles}], **given)
         assert done.rc == 0, done.text
         return done
 
@@ -70,7 +71,6 @@ def test_uninstall_refuses_while_pods_hold_a_share(cluster, holder, tmp_path):
     for words, hosts, variables in (
         # As on OpenShift and with managed nodes: no node is a machine of the inventory.
         ((), (), {"gpushare_nodes": ["gpu1"]}),
-        ((), ("gpu1",), {}),
         # A machine alone.
         (("--limit", "gpu1"), ("gpu1", "gpu2"), {}),
         # The cluster's side alone; it takes from all nodes that are named.
@@ -106,16 +106,15 @@ def test_a_namespace_of_others_gets_its_labels_back(cluster, tmp_path):
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"}
     cluster.api.request("POST", path, {"metadata": {"name": "theirs"}, "roleRef": role})
     with PlayedPlugin(cluster.api, name):
-        assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 1
+        assert cluster.role(tmp_path, "present", "extender", gpushare_namespace=name).changed == 1
         assert cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]["labels"][ENFORCE] == "privileged"
-        assert cluster.role(tmp_path, "present", gpushare_namespace=name).changed == 0
-        done = cluster.role(tmp_path, "absent", gpushare_namespace=name)
+        assert cluster.role(tmp_path, "present", "extender", gpushare_namespace=name).changed == 0
+        done = cluster.role(tmp_path, "absent", "extender", gpushare_namespace=name)
     assert done.changed == 2, done.text
     after = cluster.api.request("GET", f"{SPACES}/{name}")["metadata"]
     assert not cluster.there(DAEMONS.format(name)) and cluster.there(f"{path}/theirs")
     assert (after["labels"], after.get("annotations", {})) == (before["labels"], before.get("annotations", {}))
     assert not after.get("deletionTimestamp")
-    assert cluster.role(tmp_path, "absent", gpushare_namespace=name).changed == 0
 
 
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
@@ -132,33 +131,27 @@ def deployed_and_removed(cluster, tmp_path):
     rule = {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["patch"]}
 
     def named(kind):
-        found = cluster.api.request("GET", f"{POLICIES if kind == 'policies' else f'{RIGHTS}/{kind}'}")["items"]
-        return {each["metadata"]["name"] for each in found if "gpushare" in each["metadata"]["name"]}
-
-    def present(component):
-        return cluster.role(tmp_path, "present", component, gpushare_nodes=["gpu1"])
+        items = cluster.api.request("GET", f"{POLICIES if kind == 'policies' else f'{RIGHTS}/{kind}'}")["items"]
+        return {item["metadata"]["name"] for item in items if "gpushare" in item["metadata"]["name"]}
 
     kinds = ("clusterroles", "clusterrolebindings")
-    for component, name in (("extender", "extender"), ("device_plugin", "device-plugin")):
+    for name in ("extender", "device-plugin"):
         former = {"metadata": {"name": f"gpushare-{name}"}}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"gpushare-{name}"}
         cluster.api.request("POST", f"{RIGHTS}/clusterroles", {**former, "rules": [rule]})
         cluster.api.request("POST", f"{RIGHTS}/clusterrolebindings", {**former, "roleRef": role})
-        done = present(component)
-        # In this order, so that nothing is refused to a server of the earlier version.
-        order = [
-            done.text.index(f"TASK [kubegpu.share.gpushare : {task}") for task in ("Deploy the", "Revoke the former")
-        ]
-        assert order == sorted(order)
+    done = cluster.role(tmp_path, "present", "extender", "device_plugin", gpushare_nodes=["gpu1"])
+    # In this order, so that nothing is refused to a server of the earlier version.
+    tasks = re.findall(r"TASK \[kubegpu\.share\.gpushare : (Deploy the|Revoke the former)", done.text)
+    assert tasks == ["Deploy the", "Revoke the former"] * 2
     metadata = cluster.api.request("GET", f"{SPACES}/gpushare-system")["metadata"]
     assert metadata["annotations"]["kubegpu.share/created"] == "true"
     # The extender's second run is among those of the test above.
-    assert present("device_plugin").changed == 0
+    assert cluster.role(tmp_path, "present", "device_plugin", gpushare_nodes=["gpu1"]).changed == 0
     both = {"gpushare:extender", "gpushare:device-plugin"}
     assert [named(kind) for kind in kinds] == [both, both]
     ties = {"gpushare-annotations", "gpushare-device-plugin", "gpushare-extender"}
     assert named("policies") == ties | {"gpushare-shares", "gpushare-privileged"}
-    for component in ("device_plugin", "extender"):
-        cluster.role(tmp_path, "absent", component, gpushare_nodes=["gpu1"])
+    cluster.role(tmp_path, "absent", "device_plugin", "extender", gpushare_nodes=["gpu1"])
     assert [named(kind) for kind in ("policies", *kinds)] == [set(), set(), set()]
     until(lambda: not cluster.there(f"{SPACES}/gpushare-system"))

@@ -148,26 +148,11 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     before = cluster.everything()
     assert before == set()
 
-    checked = cluster.play(tmp_path, "--check", "--diff")
-    assert checked.rc == 0, checked.text
-    assert checked.changed >= 1
-    for words in (
-        "Namespace gpushare-system",
-        "Namespace gpushare-scheduler",
-        "Deployment gpushare-scheduler/gpushare-scheduler",
-        "ValidatingAdmissionPolicy",
-    ):
-        assert words in checked.text
-    assert cluster.everything() == before, "check mode changes nothing"
-
     made = cluster.play(tmp_path)
     assert made.rc == 0, made.text
     assert cluster.exists(f"{POLICIES}/{NAME}")
     first = cluster.configurations()
     assert len(first) == 1
-
-    again = cluster.play(tmp_path, "--diff")
-    assert (again.rc, again.changed) == (0, 0), again.text
 
     # A change whose pods don't come up: one of the old ones goes on, with a configuration that is still there.
     cluster.broken = "broken"
@@ -178,9 +163,6 @@ def test_install_change_failure_and_removal(cluster, tmp_path):
     old = [each for each in pods if _ready(each)]
     assert len(old) == 1 and "broken" not in json.dumps(old[0]["spec"])
     assert first < cluster.configurations()
-
-    refused = cluster.play(tmp_path, scheduler_replicas=9)
-    assert refused.rc == 2 and "scheduler_replicas: 9 pods need as many nodes" in refused.text, refused.text
 
     bookings = cluster.ledger()
     gone = cluster.play(tmp_path, scheduler_state="absent")
