@@ -422,6 +422,83 @@ def canonical(wanted):
     return json.loads(json.dumps(wanted).replace('"4000m"', '"4"'))
 
 
+# --------------------------------------------------------------------------- nodes of both allocations
+
+LABEL = "kubegpu.share/allocation"
+
+
+@pytest.fixture(scope="module")
+def mixed(server):
+    """Nodes of both allocations are there: the policies ask which one a pod is for."""
+    server.apply(*rendered("dra_admission", "admission", gpushare_claims="asked", gpushare_admission="deny"))
+    for name, value in (("moved", "dra"), ("stays", "extender")):
+        server.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {LABEL: value}}})
+    # Those from before are in effect for a moment more.
+    until(lambda: ask(server, "default", share(spread=True))[0] == 201)
+    until(lambda: "resourceClaims" not in ask(server, "default", share())[1])
+    until(lambda: "resourceClaims" in ask(server, "moved", share())[1])
+    until(lambda: ask(server, "moved", share(spread=True))[0] == 403)
+    return server
+
+
+def ask(server, namespace, wanted):
+    return server.ask("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", wanted)
+
+
+def share(label=None, select=None, spread=False, **spec):
+    annotations = {"kubegpu.share/placement": "spread"} if spread else None
+    wanted = pod(container("c", 4), annotations=annotations, **spec)
+    if label:
+        wanted["metadata"]["labels"] = {LABEL: label}
+    if select:
+        wanted["spec"]["nodeSelector"] = {"gpushare": select}
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("namespace", "label", "select", "claim"),
+    [
+        ("default", None, None, False),
+        ("moved", None, None, True),
+        ("stays", None, None, False),
+        # The nodes that a pod selects are more than its namespace's label, and its own label more than both.
+        ("default", None, "dra", True),
+        ("moved", None, "true", False),
+        ("default", "dra", None, True),
+        ("stays", "dra", "true", True),
+        ("moved", "extender", "dra", False),
+        # Another value is no wish.
+        ("moved", None, "other", True),
+        ("default", None, "other", False),
+        ("moved", "other", None, False),
+    ],
+)
+def test_a_pod_is_turned_where_it_or_its_namespace_asks_for_it(mixed, namespace, label, select, claim):
+    wanted = share(label, select)
+    status, text = ask(mixed, namespace, wanted)
+    assert status == 201, text
+    expected = turned(wanted) if claim else wanted["spec"]
+    assert essence(json.loads(text)["spec"])[0] == expected.get("resourceClaims", [])
+    limits = json.loads(text)["spec"]["containers"][0]["resources"].get("limits", {})
+    assert limits == ({} if claim else {"aliyun.com/gpu-mem": "4"})
+
+
+def test_what_claims_cannot_do_is_refused_only_where_a_claim_is_asked_for(mixed):
+    """The extender spreads."""
+    assert ask(mixed, "default", share(spread=True))[0] == 201
+    status, text = ask(mixed, "moved", share(spread=True))
+    assert status == 403 and "aliyun.com/gpu-mem can't be turned into a claim" in text
+
+
+@pytest.mark.parametrize("namespace", ["default", "moved"])
+def test_the_attack_policy_knows_a_share_of_either_allocation(mixed, namespace):
+    """CUDA_VERSION gives a container without a share every card."""
+    env = [{"name": "CUDA_VERSION", "value": "12"}]
+    until(lambda: ask(mixed, namespace, pod(container("c", env=env)))[0] == 403)
+    status, text = ask(mixed, namespace, pod(container("c", 4, env=env)))
+    assert status == 201, text
+
+
 def test_the_api_server_has_not_panicked(server):
     """The last test of the file: a policy's expression can end a request, and with it the connection."""
     assert "panic" not in server.log().lower()

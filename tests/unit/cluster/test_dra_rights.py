@@ -194,19 +194,3 @@ def test_a_turned_pod_sees_no_card_but_those_of_its_claim(guarded, init, env, se
     assert (status, '"resourceClaimTemplateName":"gpu-mem-1"' in text) == (201, True), text
     found = json.loads(text)["spec"]["initContainers" if init else "containers"][0]
     assert found.get("env") == set_to
-
-
-def test_a_share_of_a_node_that_announces_none_is_no_share():
-    """kubelet ignores a resource that its node doesn't announce, for a pod that names the node."""
-    policy = rendered("admission", gpushare_admission="deny", gpushare_claims="none")
-    with own_api_server() as other:
-        other.apply(*policy)
-        path = "/api/v1/namespaces/default/pods?dryRun=All"
-
-        def ask(**spec):
-            one = {"name": "c", "image": "i", "env": [LEGACY], "resources": SHARE}
-            return other.ask("POST", path, {"metadata": {"name": "p"}, "spec": {"containers": [one], **spec}})
-
-        until(lambda: EVERY_CARD in ask(nodeName="gpu1")[1])
-        assert "or leave out nodeName" in ask(nodeName="gpu1")[1]
-        assert ask()[0] == 201

@@ -138,6 +138,11 @@ CASES = {
         "container d sets CUDA_VERSION without",
     ),
     "CUDA's version with a share of nothing": (pod(container(LEGACY, resources={"limits": {MEMORY: "0"}})), EVERY_CARD),
+    # kubelet ignores a resource that its node doesn't announce, for a pod that names the node.
+    "CUDA's version with a share of a node that is named": (
+        pod(container(LEGACY, resources=ONE), nodeName="gpu1"),
+        "to void there too, or leave out nodeName where it asks for",
+    ),
     "CUDA's version and a requirement": (pod(container("NVIDIA_REQUIRE_CUDA", LEGACY)), EVERY_CARD),
     "CUDA's version in an init container": (
         pod(initContainers=[container(LEGACY, name="b", restartPolicy="Always")]),

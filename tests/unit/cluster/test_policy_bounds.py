@@ -169,22 +169,6 @@ def test_every_comprehension_is_bounded(policy):
         assert known.unbounded(flat(text)) == [], place
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "object.metadata.annotations.exists(k, k.startsWith('x'))",
-        "(object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).all(c, true)",
-        "object.spec.containers.exists(c, has(c.env) && c.env.exists(e, true))",
-        "size(object.spec.containers) <= 5 && object.spec.containers.exists(c, has(c.env) && c.env.exists(e, true))",
-        "object.metadata.annotations['x'].split(',').map(p, p)",
-        "variables.changed.all(k, k in ['a'])",
-    ],
-)
-def test_an_unbounded_one_is_found(text):
-    policy = {"spec": {"variables": [{"name": "changed", "expression": "object.metadata.annotations"}]}}
-    assert Policy(policy).unbounded(text)
-
-
 def test_both_kinds_of_all_roles_are_read():
     names = {name.rpartition(" ")[0] for name, _one in ALL}
     assert names == {
