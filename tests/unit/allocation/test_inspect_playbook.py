@@ -20,11 +20,11 @@ def play(tmp_path):
         "/api/v1/nodes": [ours(), hami_node(name="n2")],
         "/api/v1/pods": [pod("a", [asks(mem=10)], annotations=booked(1, 10)), pod("w", [asks(mem=99)], on=None)],
     }
-    config = tmp_path / "config"
-    config.write_text(json.dumps(kubeconfig(api.url)))
+    (tmp_path / "config").write_text(json.dumps(kubeconfig(api.url)))
 
     def run(*words):
-        given = ["-e", f"gpu_kubeconfig={config}", "-e", f"ansible_python_interpreter={sys.executable}"]
+        # Relative to where the user stands.
+        given = ["-e", "gpu_kubeconfig=config", "-e", f"ansible_python_interpreter={sys.executable}"]
         return run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *given, *words)
 
     yield run

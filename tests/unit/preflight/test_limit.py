@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -38,7 +37,7 @@ REFUSED = {
 }
 MIRROR = "kubernetes.io/config.mirror"
 # The others' first play is the same, which a test of the files shows.
-USUAL = ("preflight", "nodes", "uninstall", "build_images")
+USUAL = ("preflight", "nodes", "uninstall")
 
 
 def play(folder, playbook, *words, groups=GROUPS, **variables):
@@ -74,39 +73,44 @@ def test_a_group_without_hosts_is_nothing_to_do(tmp_path):
     assert done.rc == 2 and "The group gpu_nodes has no host: there is nothing to do" in done.text, done.text
 
 
-def needs(tmp_path, *words, groups=GROUPS, **needed):
-    """Run the refusal alone."""
-    given = {"__preflight_needs": {"why": "which it needs", **needed}}
-    done = play(tmp_path, PLAYBOOKS["limit"], "-e", json.dumps(given), *words, groups=groups)
+def needs(tmp_path, *words, needed, groups=GROUPS):
+    """Run the refusal alone, for each of the needs."""
+    imported = {"ansible.builtin.import_playbook": str(PLAYBOOKS["limit"])}
+    plays = [{**imported, "vars": {"__preflight_needs": {"why": "which it needs", **need}}} for need in needed]
+    (tmp_path / "needs.yml").write_text(yaml.safe_dump(plays))
+    done = play(tmp_path, "needs.yml", *words, groups=groups)
     return done.rc, done.text
 
 
+ON_LOCALHOST = {"hosts": ["localhost"], "names": ["localhost"]}
+
+
 def test_a_run_without_a_limit_has_no_task_more(tmp_path):
-    rc, text = needs(tmp_path, hosts=["localhost"], names=["localhost"])
+    rc, text = needs(tmp_path, needed=[ON_LOCALHOST])
     assert rc == 0 and "TASK [" not in text, text
 
 
 @pytest.mark.parametrize("limit", ["localhost,gpu1", "gpu*,localhost,!gpu2", "@hosts.txt"])
 def test_a_limit_with_localhost_in_any_form(tmp_path, limit):
     (tmp_path / "hosts.txt").write_text("gpu1\nlocalhost\n")
-    rc, text = needs(tmp_path, "--limit", limit, hosts=["localhost"], names=["localhost"])
-    assert rc == 0 and "skipped=1" in text, text
+    # No host at all is needed, and all of them are there.
+    rc, text = needs(tmp_path, "--limit", limit, needed=[ON_LOCALHOST, {"hosts": [], "every": True}])
+    assert rc == 0 and "skipped=2" in text, text
 
 
 def test_a_pattern_of_many_hosts_is_not_listed(tmp_path):
     groups = {"gpu_nodes": [f"gpu{at}" for at in range(5)]}
-    rc, text = needs(tmp_path, "--limit", "gpu*:!gpu4", groups=groups, hosts=["localhost"], names=["localhost"])
+    rc, text = needs(tmp_path, "--limit", "gpu*:!gpu4", groups=groups, needed=[ON_LOCALHOST])
     assert rc == 2, text
     assert "--limit gpu*:!gpu4 leaves out localhost, which it needs: add it (--limit 'localhost,HOST,…')" in text, text
 
 
 def test_each_host_may_be_needed(tmp_path):
     """As of uninstall.yml: a scheduler that keeps its configuration asks an extender that is gone."""
-    rc, text = needs(tmp_path, "--limit", "localhost,cp1", hosts=["cp1", "cp2"], every=True)
+    needed = [{"hosts": hosts, "every": True} for hosts in (["cp1"], ["cp1", "cp2"])]
+    rc, text = needs(tmp_path, "--limit", "localhost,cp1", needed=needed)
     assert rc == 2 and "leaves out cp2, which it needs: add it (--limit 'cp2,cp1,localhost')" in text, text
-    for hosts, limit in ((["cp1"], "localhost,cp1"), ([], "gpu1")):
-        rc, text = needs(tmp_path, "--limit", limit, hosts=hosts, every=True)
-        assert rc == 0, text
+    assert text.count("TASK [") == 2, text
 
 
 def test_add_node_takes_no_limit_without_a_node(tmp_path):

@@ -49,20 +49,17 @@ def test_a_relative_kubeconfig_of_the_environment(tmp_path: Path, monkeypatch: p
     assert kubeconfig_path("") == f"{Path.home()}/d" and kubeconfig_path({"users": []}) == {"users": []}
 
 
-@pytest.mark.parametrize("by_environment", [False, True], ids=["variable", "environment"])
-def test_a_relative_kubeconfig_is_found_where_the_user_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_environment: bool
+def test_a_relative_kubeconfig_of_the_environment_is_found_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """That of the variable is among the runs of test_inspect_playbook.py."""
     api = Api()
     api.lists = {"/api/v1/nodes": [], "/api/v1/pods": []}
     (tmp_path / "reader.kubeconfig").write_text(json.dumps(kubeconfig(api.url)))
-    given = ["-e", f"ansible_python_interpreter={sys.executable}"]
-    if by_environment:
-        monkeypatch.setenv("KUBECONFIG", "reader.kubeconfig")
-    else:
-        given += ["-e", "gpu_kubeconfig=reader.kubeconfig"]
+    monkeypatch.setenv("KUBECONFIG", "reader.kubeconfig")
     try:
-        code, text = run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *given)
+        words = ("-e", f"ansible_python_interpreter={sys.executable}")
+        code, text = run_playbook(tmp_path, ROOT / "playbooks" / "inspect.yml", *words)
     finally:
         api.close()
     assert code == 0, text

@@ -41,7 +41,7 @@ def test_every_play_and_task_on_localhost_needs_no_root(path: Path) -> None:
 
 
 # The test above reads all of it; these runs show that its rule is right.
-USUAL = {("inspect", "--become"), ("inspect", "ansible_become")}
+USUAL = {("inspect", "ansible_become")}
 
 
 @pytest.mark.parametrize(
