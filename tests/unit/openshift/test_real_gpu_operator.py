@@ -242,18 +242,6 @@ def test_what_the_controller_does() -> None:
 
 
 @pytest.mark.parametrize("runtime", [CRIO, CONTAINERD])
-def test_whole_cluster(runtime: str) -> None:
-    with cluster(runtime) as live:
-        before = live.spec()
-        assert live.run("a", "b")["changed"] and live.settle()
-        assert not live.run("a", "b")["changed"]
-        reboot(live, "a")
-        live.run(state="absent")
-        assert live.settle() and live.spec() == before
-        assert set(live.labels("a").values()) == {"true"}
-
-
-@pytest.mark.parametrize("runtime", [CRIO, CONTAINERD])
 def test_mixed_cluster_stays_ready_after_reboots(runtime: str) -> None:
     with cluster(runtime) as live:
         before = live.spec()
@@ -278,24 +266,6 @@ def reboot(live: Cluster, name: str) -> None:
     assert live.settle("notReady", kept=0.5)
     live.nodes.start(name)
     assert live.settle(kept=8.0), live.waiting()
-
-
-def test_toolkit_of_the_nodes_own() -> None:
-    """With CRI-O, and the operator's toolkit kept from all nodes: there is nothing of it to wait for."""
-    with cluster(CRIO) as live:
-        for name in ("a", "b"):
-            live.label(name, container_toolkit="false")
-        assert live.settle()
-        assert live.run("a", "b")["changed"] and live.settle()
-        assert not live.run("a", "b")["changed"]
-
-
-def test_second_policy_is_not_ours() -> None:
-    with cluster(CONTAINERD) as live:
-        live.server.request("POST", POLICIES, SECOND)
-        assert live.settle()
-        assert live.run("a", "b")["policy"] == "of-the-cluster"
-        assert live.server.request("GET", f"{POLICIES}/a-second")["spec"]["devicePlugin"]["enabled"] is True
 
 
 def test_node_for_virtual_machines() -> None:

@@ -6,7 +6,6 @@ The protocol on a pipe: JSON messages that end in NUL, to the browser on its des
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -139,13 +138,6 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
-
-    def pdf(self) -> bytes:
-        """The page on A4, as it is printed: without the backgrounds that a browser leaves out by itself."""
-        answer = self.call(
-            "Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False, preferCSSPageSize=True
-        )
-        return base64.b64decode(answer["data"])
 
     def requests(self) -> list[str]:
         """The URLs that the page requested."""
