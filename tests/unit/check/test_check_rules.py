@@ -436,6 +436,14 @@ def test_a_tenant_removed_the_claim_of_its_running_pod() -> None:
     assert not failing(checked(recorded("claims_mib"), before=report))
 
 
+def test_a_running_pods_claim_is_freed() -> None:
+    world = recorded("claims_mib")
+    world["claims"][0]["status"].clear()
+    (finding,) = [finding for finding in checked(world)["findings"] if finding["check"] == "D4"]
+    assert (finding["level"], finding["cause"], finding["pod"]) == ("FAIL", "not_allocated", "default/work-1")
+    assert finding["what"].startswith("the pod runs, and its claim ") and finding["what"].endswith("isn't allocated")
+
+
 @pytest.mark.parametrize("what", ["folder", "record"])
 def test_what_is_prepared_cannot_be_read(what: str) -> None:
     world = recorded("claims_mib")

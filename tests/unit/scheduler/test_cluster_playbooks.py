@@ -74,7 +74,7 @@ def test_uninstall_refuses_while_pods_hold_a_share(cluster, holder, tmp_path):
         # A machine alone.
         (("--limit", "gpu1"), ("gpu1", "gpu2"), {}),
         # The cluster's side alone; it takes from all nodes that are named.
-        (("--limit", "localhost,gpu2"), ("gpu2",), {"gpushare_nodes": ["gpu1"]}),
+        (("--limit", "localhost,gpu2"), ("gpu1", "gpu2"), {}),
     ):
         rc, text = cluster.play(tmp_path, playbook, *words, hosts=hosts, **variables)
         assert rc != 0, text
