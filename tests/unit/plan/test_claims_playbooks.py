@@ -363,24 +363,6 @@ def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
     assert (node["backend"], [card["claimed_mib"] for card in node["cards"]]) == ("dra", [0, 4096])
 
 
-def test_acceptance_looks_for_cards_in_slices(cluster, tmp_path):
-    """No driver runs here, so that no node can be tested; test_claims_acceptance.py runs the suites."""
-    label = {"metadata": {"labels": {"gpushare": "dra"}}}
-    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", label, MERGE)
-    done = cluster.play(tmp_path, "acceptance.yml", acceptance_image="i")
-    cluster.server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
-    assert done.changed == 0 and "scheduler_mode is" not in done.text, done.text
-    assert "no node advertises aliyun.com/gpu-mem" in words_of(done), done.text
-
-
-def test_preflight_refuses_what_claims_cannot_do(cluster, tmp_path):
-    done = cluster.play(tmp_path, "preflight.yml", gpushare_extender_metrics=True, scheduler_mode="dedicated")
-    assert done.rc != 0 and done.changed == 0
-    for variable, value in (("gpushare_extender_metrics", True), ("scheduler_mode", "dedicated")):
-        assert f"{variable}: {value} isn't possible with gpushare_allocation: dra" in words_of(done)
-    assert "kube-scheduler has no preemption for claims" in words_of(done)
-
-
 @pytest.mark.long
 def test_preflight_names_the_gate_that_is_off(tmp_path):
     with own_api_server("--feature-gates=DRAConsumableCapacity=false") as server:
