@@ -168,14 +168,14 @@ def node_component(machine, folder, **variables):
     return run_playbook(folder, [play], gpu_kubeconfig=str(machine.server.kubeconfig))
 
 
-def pod(server, name, units=None, path=DEFAULT_PODS, labels=None):
+def pod(server, name, units=None):
     resources = {"limits": {MEMORY: units}} if units else {}
     spec = {
         "nodeName": "gpu1",
         "terminationGracePeriodSeconds": 0,
         "containers": [{"name": "c", "image": "i", "resources": resources}],
     }
-    server.request("POST", path, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    server.request("POST", DEFAULT_PODS, {"metadata": {"name": name}, "spec": spec})
 
 
 def pods(server):
