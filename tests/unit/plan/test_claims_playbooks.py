@@ -45,10 +45,8 @@ def refusing(server, kind):
     until(lambda: server.ask("PATCH", f"{DAEMON_SET}?dryRun=All", patch, MERGE)[0] >= 400)
 
 
-def test_the_role_deploys_and_removes_its_component_and_a_node_has_its_label_before_it_is_selected_by_it(
-    cluster, tmp_path
-):
-    """On a cluster as an earlier version left it, which selected nodes by the label that kubelet may set alone."""
+def test_the_nodes_have_the_label_before_the_daemon_set_selects_by_it(cluster, tmp_path):
+    """The role deploys and removes the component; an earlier version selected nodes by the label that kubelet may set."""
     server = cluster.server
     done = role(cluster, tmp_path)
     assert done.rc == 0 and done.changed, done.text
