@@ -46,7 +46,7 @@ def refusing(server, kind):
 
 
 def test_the_nodes_have_the_label_before_the_daemon_set_selects_by_it(cluster, tmp_path):
-    """The role deploys and removes the component; an earlier version selected nodes by the label that kubelet may set."""
+    """And the role removes it all again; an earlier version selected nodes by the label that kubelet may set."""
     server = cluster.server
     done = role(cluster, tmp_path)
     assert done.rc == 0 and done.changed, done.text
