@@ -80,10 +80,7 @@ def rights(server):
     return server
 
 
-PODS = "/api/v1/namespaces/default/pods"
-
-
-EXEMPT = "/api/v1/namespaces/exempt/pods"
+PODS, EXEMPT = (f"/api/v1/namespaces/{name}/pods" for name in ("default", "exempt"))
 
 
 def said(server, method, path, body=None, content=MERGE, user=TENANT):
@@ -348,8 +345,7 @@ def test_a_pod_of_too_many_containers_cannot_hide_its_request(server, role):
         served = {"__scheduler_dedicated": {"policy_api": "admissionregistration.k8s.io/v1"}}
         names = {"scheduler_name": SCHEDULERS, "scheduler_dedicated_admission": "deny"}
         policies = role_templates.objects("scheduler", "dedicated/policy", **names, **served)
-    for policy in policies:
-        server.apply(policy)
+    server.apply(*policies)
     try:
         until(lambda: server.ask("POST", f"{EXEMPT}?dryRun=All", pod(share()))[0] == 403)
         hidden = pod(*(container(f"c{n}") for n in range(CONTAINERS)), share())
@@ -363,6 +359,6 @@ def test_a_pod_of_too_many_containers_cannot_hide_its_request(server, role):
                 assert ("needs schedulerName" in said(server, "POST", EXEMPT, pod(share(), affinity=away))) == refused
     finally:
         for policy in policies:
-            kind = policy["kind"].lower().replace("policy", "policies").replace("policiesbinding", "policybindings")
-            server.request("DELETE", f"/apis/{policy['apiVersion']}/{kind}/{policy['metadata']['name']}")
+            plural = f"validatingadmissionpolic{'ybindings' if policy['kind'].endswith('Binding') else 'ies'}"
+            server.request("DELETE", f"/apis/{policy['apiVersion']}/{plural}/{policy['metadata']['name']}")
         until(lambda: server.ask("POST", f"{EXEMPT}?dryRun=All", pod(share()))[0] == 201)
