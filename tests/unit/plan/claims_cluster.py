@@ -134,7 +134,7 @@ class Cluster:
         stopped = threading.Event()
 
         def run():
-            while not stopped.wait(0.5):
+            while not stopped.wait(1):
                 self.has_ready_pods()
 
         thread = threading.Thread(target=run)
