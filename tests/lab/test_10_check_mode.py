@@ -53,25 +53,3 @@ def test_the_plan_names_what_check_mode_names(lab: Lab, checked: tuple[Done, Bef
     headers |= set(re.findall(r"^--- before: (.+?)\s*$", checked[0].out, re.MULTILINE))
     assert planned and planned == headers
     assert set(plan["restarts"]) == {"containerd", "kube-scheduler"} and plan["drained"] == []
-
-
-# test_20 shows that nothing else is made.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "/etc/modprobe.d/",
-        "/etc/apt/sources.list.d/",
-        "/etc/apt/keyrings/",
-        "/etc/apt/preferences.d/",
-        "/etc/containerd/",
-        "/etc/kubernetes/manifests/kube-scheduler.yaml",
-        "DaemonSet",
-        "ServiceAccount",
-        "ClusterRole ",
-        "ClusterRoleBinding",
-        "Node ",
-    ],
-)
-def test_the_diff_names(checked: tuple[Done, Before], name: str) -> None:
-    headers = [line for line in checked[0].out.splitlines() if line.startswith(("+++", "---"))]
-    assert any(name in header for header in headers), "\n".join(headers)

@@ -60,12 +60,6 @@ def test_second_run_changes_nothing(lab: Lab, after_kills: JsonObject) -> None:
     lab.playbook(SITE, "-vvv", "--diff").assert_unchanged()
 
 
-# Role by role, unit tests show the same; a second run on the lab is the one above.
-@pytest.mark.long
-def test_check_mode_changes_nothing_either(lab: Lab, after_kills: JsonObject) -> None:
-    lab.playbook(SITE, "--check", "--diff").assert_unchanged()
-
-
 def test_no_temporary_files_are_left(lab: Lab, after_kills: JsonObject) -> None:
     for name, node in after_kills["nodes"].items():
         assert node["half-written"] == [], name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from _lab import ROOT, Done, Lab, until
+from _lab import ROOT, Done, Lab
 from _snapshot import everything
 
 SITE = "playbooks/site.yml"
@@ -49,12 +49,6 @@ def nothing_changes(lab: Lab) -> Iterator[None]:
     assert everything(lab) == before
 
 
-@pytest.mark.long
-def test_unknown_backend(lab: Lab) -> None:
-    said = refused(lab.playbook(SITE, "-e", "gpu_backend=magic"), "gpu_backend")
-    assert "magic" in said and "gpushare" in said
-
-
 LONG = pytest.mark.long
 
 
@@ -84,27 +78,3 @@ def test_node_without_a_gpu(lab: Lab, tmp_path: Path) -> None:
     more = extended(lab, tmp_path, "gpu_nodes", name, lab.nodes[name]["address"])
     said = refused(lab.playbook(SITE, "-i", more), "gpu_nodes")
     assert name in said
-
-
-@pytest.mark.long
-def test_unknown_memory_unit(lab: Lab) -> None:
-    refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=GB"), "gpushare_memory_unit")
-
-
-# tests/unit/preflight refuses the same by a node's facts.
-@pytest.mark.long
-def test_fault_17_memory_unit_that_makes_too_many_device_ids(lab: Lab) -> None:
-    """Two cards of 96 GiB counted in MiB exceed the device IDs that fit into one message to kubelet."""
-    node = lab.gpu_nodes[0]
-    path = ROOT / lab.nodes[node]["hardware"] / "cards"
-    small = path.read_text()
-    mib = lab.state["settings"]["card_mib"]
-    before = lab.cards(node), lab.allocatable(node)
-    try:
-        path.write_text(small.replace(f"memory={mib}", "memory=98304"))
-        said = refused(lab.playbook(SITE, "-e", "gpushare_memory_unit=MiB"), "gpushare_memory_unit")
-        assert "GiB" in said
-    finally:
-        path.write_text(small)
-    # The plugin tells of its cards at once, kubelet of what it has to give a little later.
-    until(lambda: (lab.cards(node), lab.allocatable(node)) == before, "the cards as before", 90)

@@ -85,12 +85,6 @@ def assert_new_pod_runs(lab: Lab, namespace: str, node: str) -> None:
     delete_pods(lab, namespace, [name])
 
 
-@pytest.mark.long
-def test_fault_15_kubelet_restarted(lab: Lab, namespace: str, tenants: list[JsonObject]) -> None:
-    lab.ssh(lab.gpu_nodes[0], "systemctl restart kubelet")
-    assert_undisturbed(lab, namespace, tenants)
-
-
 def kill(lab: Lab, node: str, command: str) -> None:
     """SIGKILL a server on its node, and wait until its successor runs."""
     # The brackets keep pgrep from finding the shell that it runs in.

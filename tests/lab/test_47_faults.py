@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Faults of upstream's servers that show only with a real kubelet; each test has the fault's number.
 
-Others are in test_40 (02, 15), test_41 (04, 05), test_43 (16, 20) and test_44 (12).
+Others are in test_40 (02), test_41 (04, 05), test_43 (16, 20) and test_44 (12).
 """
 
 from __future__ import annotations

@@ -372,11 +372,6 @@ def runs_under_churn(lab: Lab, verify: Run, count: int) -> None:
 
 
 @pytest.mark.long
-def test_two_runs_under_churn(lab: Lab, verify: Run) -> None:
-    runs_under_churn(lab, verify, 2)
-
-
-@pytest.mark.long
 def test_fifty_runs_in_a_row_under_churn(lab: Lab, verify: Run) -> None:
     runs_under_churn(lab, verify, 50)
 
