@@ -11,7 +11,7 @@ import pytest
 
 from lab import packages
 
-VERSION, OLDER, TOOLKIT = "580.95.05", "580.82.07", "1.20.2"
+VERSION, TOOLKIT = "580.95.05", "1.20.2"
 
 
 def output(*command: str | Path) -> str:
@@ -25,16 +25,6 @@ def skip_without(*tools: str) -> None:
     missing = [name for name in tools if not shutil.which(name)]
     if missing:
         pytest.skip(f"this machine lacks {', '.join(missing)}")
-
-
-def assert_signed(home: Path, key: Path, *signed: tuple[Path, ...], other: Path) -> None:
-    """Assert that a key has signed these files, and not the other one."""
-    home.mkdir(mode=0o700)
-    ring = home / "ring"
-    output("gpg", "--homedir", home, "--batch", "--dearmor", "--output", ring, key)
-    for files in signed:
-        output("gpgv", "--keyring", ring, *files)
-    assert subprocess.run(["gpgv", "--keyring", ring, other], capture_output=True, check=False).returncode != 0
 
 
 def make_toolkit(folder: Path) -> Path:

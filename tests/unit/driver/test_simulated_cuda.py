@@ -12,9 +12,8 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import cases
 from ansible_collections.kubegpu.share.plugins.modules import gpu_acceptance
-from simulated_driver import FIRST, VERSION, Driver, compiled
+from simulated_driver import FIRST, VERSION, Driver
 
-MIB = 1 << 20
 OUT_OF_MEMORY = 2
 # With what a program ends that is refused memory, so that gpu_acceptance takes nothing else for a refusal.
 REFUSED = cases.OUT_OF_MEMORY
@@ -67,14 +66,9 @@ void *dlsym(void *library, const char *symbol)
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("cuda"), VERSION)
-
-
 @pytest.fixture
-def driver(folder: Path, tmp_path: Path) -> Driver:
-    made = Driver(folder, tmp_path / "cards").describe()
+def driver(driver_folder: Path, tmp_path: Path) -> Driver:
+    made = Driver(driver_folder, tmp_path / "cards").describe()
     Path(f"{made.cards}.limits").touch()
     return made
 
@@ -158,7 +152,7 @@ def test_a_program_asks_libcuda_and_so_a_library_between_the_two(driver: Driver,
     }
 
 
-def test_the_program_in_the_examples_says_whether_cuda_refused_it(driver: Driver, folder: Path, tmp_path: Path) -> None:
+def test_the_program_in_the_examples_says_whether_cuda_refused_it(driver: Driver, tmp_path: Path) -> None:
     [command] = [
         one["kubegpu.share.gpu_acceptance"]["allocate_command"]
         for one in yaml.safe_load(gpu_acceptance.EXAMPLES)
@@ -167,12 +161,6 @@ def test_the_program_in_the_examples_says_whether_cuda_refused_it(driver: Driver
     less = [word.replace("64 << 30", "1 << 30") for word in command]
     assert less != command
     assert (driver.run(less).returncode, driver.run(command).returncode) == (0, REFUSED)
-    none = Driver(folder, tmp_path / "none")
+    none = Driver(driver.folder, tmp_path / "none")
     none.cards.write_text(f"driver {VERSION}\ncuda 13000\n")
     assert none.run(command).returncode == 1
-
-
-def test_without_a_card_there_is_no_device(folder: Path, tmp_path: Path) -> None:
-    driver = Driver(folder, tmp_path / "cards")
-    driver.cards.write_text(f"driver {VERSION}\ncuda 13000\n")
-    assert driver.python("report(ctypes.CDLL('libcuda.so.1').cuInit(0))") == 100

@@ -99,22 +99,6 @@ def test_instances_lead_to_their_profiles_as_the_plugin_follows_them(divided: Dr
     assert answer == [[[[[2, 3]], 3], [[[0, 1]], 1], [[[7, 1]], 1]], 6, 2]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("mig 0 1 1g.5gb uuid=MIG-4", "needs a card with mig=enabled"),
-        ("mig 1 3 1g.10gb+me uuid=MIG-4", "has no such profile"),
-        ("mig 1 2 1g.5gb uuid=MIG-4", "share an instance or a UUID"),
-        ("mig 1 3 4g.20gb uuid=MIG-4", "need more than it has"),
-        ("mig 1 3 1g.5gb uuid=GPU-4", "uuid=MIG-"),
-    ],
-)
-def test_a_description_that_no_card_can_have_is_refused(divided: Driver, line: str, reason: str) -> None:
-    divided.cards.write_text(DIVIDED + MIGS + line + "\n")
-    done = divided.smi("-L")
-    assert done.returncode and reason in done.stderr
-
-
 def test_nvidia_smi_lists_devices_and_changes_compute_modes(divided: Driver) -> None:
     listed = divided.smi("-L").stdout
     assert re.search(r"^  MIG 1g\.5gb +Device  1: \(UUID: MIG-2\)$", listed, re.MULTILINE)

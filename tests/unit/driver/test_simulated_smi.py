@@ -3,36 +3,10 @@
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nvidia_smi as node_info
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from simulated_driver import FIRST, SECOND, VERSION, Driver
-
-QUERY = (
-    "index,uuid,name,memory.total,memory.used,memory.free,driver_version,"
-    "pci.bus_id,persistence_mode,compute_mode,gpu_uuid"
-)
-
-
-def rows(text: str) -> list[list[str]]:
-    return list(csv.reader(text.splitlines(), skipinitialspace=True))
-
-
-def test_a_query_answers_every_field_with_its_unit(driver: Driver) -> None:
-    driver.describe("process 1 4711 1000")
-    done = driver.smi(f"--query-gpu={QUERY}", "--format=csv")
-    assert done.returncode == 0
-    heading, first, second = rows(done.stdout)
-    assert heading == [name + " [MiB]" if name.startswith("memory.") else name for name in QUERY.split(",")]
-    memory = ["16384 MiB", "0 MiB", "16128 MiB"]
-    rest = [VERSION, "00000000:3B:00.0", "Disabled", "Default", FIRST]
-    assert first == ["0", FIRST, "Simulated NVIDIA GPU 16GiB", *memory, *rest]
-    assert second[:6] == ["1", SECOND, "Simulated NVIDIA GPU 8GiB", "8192 MiB", "1000 MiB", "6936 MiB"]
 
 
 def observed(driver: Driver) -> dict[str, object]:
@@ -55,30 +29,6 @@ def test_an_unknown_field_is_refused_with_the_message_that_gpu_node_info_parses(
     done = driver.smi("--query-gpu=index,persistence_mode.extended", "--format=csv,noheader")
     refused = node_info.REFUSED.search(done.stdout)
     assert refused is not None and refused.group(1) == "persistence_mode.extended"
-
-
-@pytest.mark.parametrize("chosen", ["1", SECOND, "00000000:C1:00.0", "0000:c1:00.0"])
-def test_one_card_can_be_chosen(driver: Driver, chosen: str) -> None:
-    done = driver.smi("-i", chosen, "--query-gpu=uuid", "--format=csv,noheader")
-    assert (done.returncode, done.stdout) == (0, f"{SECOND}\n")
-
-
-def test_the_list_and_the_table(driver: Driver) -> None:
-    driver.describe("process 0 4711 1000")
-    assert driver.smi("-L").stdout.splitlines() == [
-        f"GPU 0: Simulated NVIDIA GPU 16GiB (UUID: {FIRST})",
-        f"GPU 1: Simulated NVIDIA GPU 8GiB (UUID: {SECOND})",
-    ]
-    table = driver.smi().stdout
-    assert "SIMULATED" in table.splitlines()[1]
-    assert f"Driver Version: {VERSION}" in table and "CUDA Version: 13.0" in table
-    assert "1000MiB /   16384MiB" in table and "4711" in table
-    assert {len(line) for line in table.splitlines()} == {91}
-    heading = driver.smi("--query-compute-apps=pid,used_memory,gpu_uuid", "--format=csv").stdout.splitlines()[0]
-    assert heading == "pid, used_gpu_memory [MiB], gpu_uuid"
-    details = driver.smi("-q").stdout
-    assert "SIMULATED" in details
-    assert [line.split(":")[1].strip() for line in details.splitlines() if "Minor Number" in line] == ["1", "3"]
 
 
 NO_DRIVER = (
@@ -109,38 +59,3 @@ def test_failing_driver_prints_the_real_message_whose_code_gpu_node_info_reads(
         assert message in done.stdout
     result = observed(driver)
     assert result["code"] == code and result["error"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--query-gpu=uuid,colour", "--format=csv"],
-        ["--query-gpu=uuid"],
-        ["--query-gpu=uuid", "--format=xml"],
-        ["--format=csv"],
-        ["--reset-everything"],
-    ],
-)
-def test_a_wrong_command_line_ends_with_2(driver: Driver, arguments: list[str]) -> None:
-    done = driver.smi(*arguments)
-    assert done.returncode == 2 and done.stdout
-
-
-def test_a_missing_card_ends_with_6_and_a_missing_library_with_12(driver: Driver) -> None:
-    assert driver.smi("-L", "-i", "7").returncode == 6
-    alone = Path(shutil.copy(driver.folder / "nvidia-smi", driver.cards.parent))
-    environment = {"LD_LIBRARY_PATH": str(alone.parent)}
-    done = subprocess.run([alone], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 12
-    assert "couldn't find libnvidia-ml.so" in done.stdout
-
-
-def test_cuda_reports_its_version_and_finds_the_cards(driver: Driver) -> None:
-    answer = driver.python(
-        """
-        cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-        answer = cuda.cuDriverGetVersion(ctypes.byref(version))
-        report([answer, version.value, cuda.cuDriverGetVersion(None), cuda.cuInit(0), cuda.cuInit(1)])
-        """
-    )
-    assert answer == [0, 13000, 1, 0, 1]
