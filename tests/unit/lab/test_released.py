@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import http.server
 import io
-import ipaddress
-import ssl
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +14,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from ports import serving
 
 from lab import build, released
@@ -38,7 +31,7 @@ class Server:
     :ivar asked: method, path and range of each request.
     """
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self) -> None:
         self.files: dict[str, bytes | Callable[[Handler], None]] = {}
         self.asked: list[tuple[str, str, str]] = []
         outer = self
@@ -61,9 +54,7 @@ class Server:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         self._server.daemon_threads = True
-        if context:
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"http{'s' if context else ''}://127.0.0.1:{self._server.server_port}"
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager
     def running(self) -> Iterator[Server]:
@@ -175,35 +166,6 @@ def test_a_program_each(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
 
 
-def test_by_tls(etcd: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A certificate that nobody trusts is no answer; with its authority the download is made."""
-    file = certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    with Server(context).running() as secure:
-        secure.files[path_of()] = etcd
-        for project in DOWNLOADS:
-            monkeypatch.setenv(f"LAB_{project.upper()}_URL", secure.url)
-        assert not release().download()
-        released._unreachable.cache_clear()
-        monkeypatch.setenv("SSL_CERT_FILE", str(file))
-        # It has read the authorities already.
-        monkeypatch.setattr("urllib.request._opener", None)
-        assert release().download()
-        assert (release().folder / "etcd").read_bytes() == PROGRAM
-
-
-def test_a_redirect(etcd: bytes, server: Server) -> None:
-    def elsewhere(handler: Handler) -> None:
-        handler.send_response(302)
-        handler.send_header("Location", f"{server.url}/elsewhere")
-        handler.end_headers()
-
-    server.files["/elsewhere"] = server.files[path_of()]
-    server.files[path_of()] = elsewhere
-    assert release().download()
-
-
 def breaks_off(content: bytes, always: bool) -> Callable[[Handler], None]:
     """End the first answer, or each, after some bytes more."""
 
@@ -218,17 +180,6 @@ def test_a_transfer_that_breaks_off_is_continued(etcd: bytes, server: Server) ->
     server.files[path_of()] = breaks_off(etcd, always=False)
     assert release().download()
     assert server.gets(path_of()) == ["", "bytes=100-"]
-
-
-def test_without_ranges_it_begins_again(etcd: bytes, server: Server) -> None:
-    def answer(handler: Handler) -> None:
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(etcd)))
-        handler.end_headers()
-        handler.wfile.write(etcd if handler.headers.get("Range") else etcd[:100])
-
-    server.files[path_of()] = answer
-    assert release().download() and (release().folder / "etcd").read_bytes() == PROGRAM
 
 
 def hangs(handler: Handler) -> None:
@@ -332,27 +283,6 @@ def test_a_project_is_switched_off(etcd: bytes, server: Server, monkeypatch: pyt
             download_url("etcd", {"LAB_ETCD_URL": wrong})
 
 
-def test_one_request_decides_for_all(
-    etcd: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A server that takes connections and says nothing costs one short wait."""
-    monkeypatch.setattr(released, "ANSWER", 0.5)
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as silent:
-        for project in DOWNLOADS:
-            monkeypatch.setenv(f"LAB_{project.upper()}_URL", f"http://127.0.0.1:{silent.server_port}")
-        began = time.monotonic()
-        assert not release().download() and not release().download()
-        assert time.monotonic() - began < 0.9
-    assert capsys.readouterr().out.count("isn't downloaded: http://127") == 2
-
-
-def test_a_name_server_that_doesnt_answer(etcd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(released, "ANSWER", 0.2)
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_a, **_k: time.sleep(2) or [])
-    began = time.monotonic()
-    assert not release().download() and time.monotonic() - began < 1
-
-
 def test_the_table_has_the_labs_own_versions_and_no_others() -> None:
     rows = yaml.safe_load(released.TABLE.read_text())
     wanted: dict[str, dict[str, list[str]]] = {}
@@ -371,29 +301,3 @@ def test_the_table_has_the_labs_own_versions_and_no_others() -> None:
                 files = released.files(source, version, architecture, tuple(wanted[source.name][version]))
                 assert set(known) in (set(), {file.name for file in files})
                 assert bool(known) <= bool(row["known"])
-
-
-def certificate(folder: Path) -> Path:
-    """A certificate for loopback that signs itself, with its key, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.PrivateFormat.TraditionalOpenSSL
-    file = folder / "server.pem"
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        + made.public_bytes(serialization.Encoding.PEM)
-    )
-    return file
