@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,15 +88,17 @@ def absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join(package[: len(package) - node.level + 1] + ([node.module] if node.module else []))
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """Dotted names of all that a file imports: modules, and names taken from modules."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = absolute(path, node)
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return tuple(names)
 
 
 @functools.cache

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import typing as t
 from pathlib import Path
 
 import hostile
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.filter.inventory import initial_inventory
 from ansible_runs import ansible
-from real_apiserver import MERGE, own_api_server
+from real_apiserver import MERGE, ApiServer, own_api_server
 from test_init import PLANE, init, node
 
 GPU = ["nvidia.com/gpu.present"]
@@ -20,11 +21,6 @@ PIPE = "{{{{ lookup('pipe', 'touch {0}; echo 192.0.2.66') }}}}"
 
 def codes(found) -> dict[str, str]:
     return {one["node"]: one["code"] for one in found["left_out"]}
-
-
-def evaluated(folder: Path, hosts: str, what: str):
-    """Evaluate variables of the written inventory by the module debug."""
-    return ansible(folder, "ansible", "-i", "inventory", hosts, "-c", "local", "-m", "debug", "-a", what)
 
 
 def names(found) -> set[str]:
@@ -94,44 +90,57 @@ def test_nodes_that_are_not_reached_by_their_address_need_none() -> None:
     assert found["gpushare_nodes"] == ["gpu1"] and not found["left_out"]
 
 
-def test_the_written_inventory_evaluates_nothing(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def api() -> t.Iterator[ApiServer]:
+    with own_api_server() as started:
+        yield started
+
+
+def test_a_server_of_k3s_that_is_a_worker_gets_into_the_inventory(api: ApiServer, tmp_path: Path) -> None:
+    taint = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+    label = {"node-role.kubernetes.io/control-plane": "true"}
+    api.request("POST", "/api/v1/nodes", {"metadata": {"name": "s1", "labels": label}, "spec": {"taints": [taint]}})
+    rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}", "init_folder=tainted")
+    assert rc == 0 and "add those with GPUs to the group gpu_nodes" in " ".join(text.split()), text
+    api.request("PATCH", "/api/v1/nodes/s1", {"spec": {"taints": None}}, MERGE)
+    rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}", "init_folder=worker")
+    assert rc == 0 and "remove those without from the inventory" in " ".join(text.split()), text
+    hosts = yaml.safe_load((tmp_path / "worker/hosts.yml").read_text())
+    assert list(hosts["gpu_nodes"]["hosts"]) == list(hosts["control_plane"]["hosts"]) == ["s1"]
+    api.request("DELETE", "/api/v1/nodes/s1")
+
+
+def test_the_written_inventory_evaluates_nothing(api: ApiServer, tmp_path: Path) -> None:
     """By real ansible-inventory and ansible, from a real API server, with the default configuration."""
     marker = tmp_path / "marker"
-    with own_api_server() as api:
-        for name, address, labels in (
-            ("cp1", "192.0.2.1", {"node-role.kubernetes.io/control-plane": ""}),
-            ("gpu1", "192.0.2.11", {GPU[0]: "true"}),
-            ("taken1", PIPE.format(marker), {GPU[0]: "true"}),
-            ("taken2", "192.0.2.12\n      ansible_connection: local", {GPU[0]: "true"}),
-            ("localhost", "192.0.2.13", {GPU[0]: "true"}),
-        ):
-            api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-            status = {"status": {"addresses": [{"type": "InternalIP", "address": address}]}}
-            api.request("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
-        rc, text = init(tmp_path, f"init_kubeconfig={api.kubeconfig}")
-        assert rc == 0, text
-    asked = evaluated(tmp_path, "all", "var=ansible_host")
+    for name, address, labels in (
+        ("cp1", "192.0.2.1", {"node-role.kubernetes.io/control-plane": ""}),
+        ("gpu1", "192.0.2.11", {GPU[0]: "true"}),
+        ("taken1", PIPE.format(marker), {GPU[0]: "true"}),
+        ("taken2", "192.0.2.12\n      ansible_connection: local", {GPU[0]: "true"}),
+        ("localhost", "192.0.2.13", {GPU[0]: "true"}),
+    ):
+        api.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+        status = {"status": {"addresses": [{"type": "InternalIP", "address": address}]}}
+        api.request("PATCH", f"/api/v1/nodes/{name}/status", status, MERGE)
+    # The second wall: a user's value that looks like a template is the same text when the inventory is read.
+    words = {"init_user": PIPE.format(marker), "init_ssh_key": f"k\n{PIPE.format(marker)}"}
+    unsafe = {name: {"__ansible_unsafe": value} for name, value in words.items()}
+    rc, text = init(tmp_path, json.dumps({"init_kubeconfig": str(api.kubeconfig), **unsafe}))
+    assert rc == 0, text
+    variables = "ansible_host ~ '|' ~ ansible_user ~ '|' ~ ansible_ssh_private_key_file"
+    asked = ansible(
+        *(tmp_path, "ansible", "-i", "inventory", "all", "-c", "local", "-m", "debug"),
+        *("-a", f"msg={{{{ {variables} }}}}"),
+    )
     assert not marker.exists(), "a node's address ran as a template on the controller"
-    assert asked.rc == 0, asked.text
+    assert asked.rc == 0 and "192.0.2.11|{{ lookup('pipe'" in asked.text, asked.text
     hosts = yaml.safe_load((tmp_path / "inventory/hosts.yml").read_text())
     assert hosts["gpu_nodes"]["hosts"] == {"gpu1": {"ansible_host": "192.0.2.11"}}
     assert hosts["control_plane"]["hosts"] == {"cp1": {"ansible_host": "192.0.2.1"}}
     told = " ".join(text.split())
     for name in ("taken1", "taken2", "localhost"):
         assert f"Left out: {name}: " in told, text
-
-
-def test_whatever_is_written_stays_text(tmp_path: Path) -> None:
-    """The second wall: a user's value that looks like a template is the same text when the inventory is read."""
-    marker = tmp_path / "marker"
-    words = {"init_user": PIPE.format(marker), "init_ssh_key": f"k\n{PIPE.format(marker)}", "init_gpu_nodes": "gpu1"}
-    unsafe = {name: {"__ansible_unsafe": value} for name, value in words.items()}
-    rc, text = init(tmp_path, json.dumps(unsafe))
-    assert rc == 0, text
-    variables = "ansible_user ~ '|' ~ ansible_ssh_private_key_file"
-    asked = evaluated(tmp_path, "gpu1", f"msg={{{{ {variables} }}}}")
-    assert not marker.exists() and asked.rc == 0, asked.text
-    assert "lookup('pipe'" in asked.text
 
 
 def test_machines_that_the_user_names_are_checked(tmp_path: Path) -> None:

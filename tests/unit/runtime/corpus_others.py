@@ -73,11 +73,19 @@ class Cell:
 
 
 @cache
-def results(engine: str) -> dict[str, Cell]:
-    work = _docker_cell if engine == "docker" else _crio_cell
+def results(engine: str, compare: bool = False) -> dict[str, Cell]:
+    """Apply the corpus.
+
+    :param compare: apply it by nvidia-ctk too.
+    """
+    ours, theirs = {"docker": (_ours_docker, _theirs_docker), "crio": (_ours_crio, _theirs_crio)}[engine]
+    compare = compare and bool(corpus_containerd.nvidia_ctk())
+
+    def cell_of(row: Row) -> Cell:
+        return Cell(row, ours(row), theirs(row, Path(folder) / row.name) if compare else None)
+
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        done = pool.map(lambda row: work(row, Path(folder) / row.name), rows(engine))
-        return {cell.row.name: cell for cell in done}
+        return {cell.row.name: cell for cell in pool.map(cell_of, rows(engine))}
 
 
 def _nvidia_ctk(root: Path, row: Row, runtime: str, *options: str) -> tuple[dict[str, bytes], Outcome]:
@@ -93,13 +101,11 @@ def _nvidia_ctk(root: Path, row: Row, runtime: str, *options: str) -> tuple[dict
 # --------------------------------------------------------------------------- Docker
 
 
-def _docker_cell(row: Row, root: Path) -> Cell:
-    cell = Cell(row, _ours_docker(row))
-    if corpus_containerd.nvidia_ctk():
-        after, cell.theirs = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON_JSON}")
-        if not cell.theirs.refused:
-            cell.theirs.wrong = _validate_docker(row.texts.get(DAEMON_JSON), after.get(DAEMON_JSON))
-    return cell
+def _theirs_docker(row: Row, root: Path) -> Outcome:
+    after, outcome = _nvidia_ctk(root, row, "docker", f"--config={root}{DAEMON_JSON}")
+    if not outcome.refused:
+        outcome.wrong = _validate_docker(row.texts.get(DAEMON_JSON), after.get(DAEMON_JSON))
+    return outcome
 
 
 def _docker_state(text: bytes | None, error: str, was: dict[str, t.Any] | None = None) -> dict[str, t.Any]:
@@ -197,15 +203,13 @@ def crio_merged(texts: dict[str, bytes]) -> dict[str, t.Any]:
     return done
 
 
-def _crio_cell(row: Row, root: Path) -> Cell:
-    cell = Cell(row, _ours_crio(row))
-    if corpus_containerd.nvidia_ctk():
-        etc = f"{root}/etc/crio"
-        options = (f"--config={etc}/crio.conf", f"--drop-in-config={etc}/crio.conf.d/99-nvidia.toml")
-        after, cell.theirs = _nvidia_ctk(root, row, "crio", *options)
-        if not cell.theirs.refused:
-            cell.theirs.wrong = _validate_crio(row, after) + corpus_containerd.lost_comments(row.texts, after)
-    return cell
+def _theirs_crio(row: Row, root: Path) -> Outcome:
+    etc = f"{root}/etc/crio"
+    options = (f"--config={etc}/crio.conf", f"--drop-in-config={etc}/crio.conf.d/99-nvidia.toml")
+    after, outcome = _nvidia_ctk(root, row, "crio", *options)
+    if not outcome.refused:
+        outcome.wrong = _validate_crio(row, after) + corpus_containerd.lost_comments(row.texts, after)
+    return outcome
 
 
 def _crio_state(texts: dict[str, bytes]) -> dict[str, t.Any]:

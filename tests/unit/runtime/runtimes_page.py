@@ -74,7 +74,9 @@ def page() -> str:
     text += f"\n## Counted\n\n| | {' | '.join(columns)} |\n|{'---|' * 8}\n"
     text += _counted("containerd", [(cell.ours, cell.theirs) for cell in found.values()])
     for engine, title in (("docker", "Docker"), ("crio", "CRI-O")):
-        text += _counted(title, [(cell.ours, cell.theirs) for cell in corpus_others.results(engine).values()])
+        text += _counted(
+            title, [(cell.ours, cell.theirs) for cell in corpus_others.results(engine, compare=True).values()]
+        )
     both = [(cell.ours, cell.theirs) for cell in found.values() if cell.theirs]
     mild = sum(bool(their.wrong) and all("comment" in one for one in their.wrong) for _our, their in both)
     refused = sum(bool(our.refused) and not their.refused and not their.wrong for our, their in both)
@@ -82,7 +84,7 @@ def page() -> str:
     text += "".join(f"{line}\n" for line in _containerd_lines())
     for engine, title in (("docker", "Docker"), ("crio", "CRI-O")):
         text += f"\n## {title}\n\n| configuration | ours | nvidia-ctk |\n|---|---|---|\n"
-        for name, cell in sorted(corpus_others.results(engine).items()):
+        for name, cell in sorted(corpus_others.results(engine, compare=True).items()):
             text += f"| **{name}**: {_cell(cell.row.what)} | {_words(cell.ours)} | {_words(cell.theirs)} |\n"
     return text
 
