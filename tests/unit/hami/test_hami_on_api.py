@@ -244,14 +244,6 @@ def test_a_namespace_of_others_gets_its_labels_back(cluster, role):
     until(lambda: cluster.api.ask("GET", "/api/v1/namespaces/hami-system")[0] == 404)
 
 
-def test_the_api_server_accepts_the_rendered_objects_strictly(cluster, helm):
-    space = cluster.api.namespace("rendered")
-    done = subprocess.run(
-        [helm, "template", "hami", str(chart()), f"--namespace={space}"], capture_output=True, text=True, check=True
-    )
-    cluster.api.apply(*(one for one in yaml.safe_load_all(done.stdout) if one), dry_run=True)
-
-
 RELEASES = "/api/v1/namespaces/hami-system/secrets?labelSelector=owner=helm"
 
 

@@ -170,11 +170,19 @@ class Machine(RealSystem):
         saved(Path(path), self.builds)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def packed(tmp_path_factory):
+    """The sources, as the action plugin packs them."""
+    PACKED["context"] = str(tmp_path_factory.mktemp("sources") / "context.tar")
+    PACKED["sources"] = images_sources.pack(PACKED["context"])
+
+
+PACKED = {}
+
+
 def params(tmp_path, **more):
     usual = {name: spec.get("default") for name, spec in subject.ARGUMENTS.items()}
-    context = str(tmp_path / "context.tar")
-    own = {"reference": REFERENCE, "folder": str(tmp_path / "out"), "context": context, "base": BASE_IMAGE}
-    return {**usual, **own, "sources": images_sources.pack(context), **more}
+    return {**usual, "reference": REFERENCE, "folder": str(tmp_path / "out"), "base": BASE_IMAGE, **PACKED, **more}
 
 
 def work(machine, given, check=False):

@@ -7,6 +7,7 @@ The long tests run the real tools, in a virtual environment of their own.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -56,6 +57,7 @@ def brought_by(package: str) -> set[str]:
     return {Requirement(one).name.lower() for one in importlib.metadata.requires(package) or []}
 
 
+@functools.cache
 def imported() -> set[str]:
     """Names of the modules that the plugins import, or look up by a text, outside the standard library."""
     found = set()

@@ -58,11 +58,15 @@ def merged(main: tuple[int, int], drop_in: tuple[int, int] | None) -> dict[str, 
     return {MAIN: imports + text(*main, 111), **({DROP_IN: text(*drop_in, 99)} if drop_in else {})}
 
 
-CELLS = list(itertools.product(MAINS, DROP_INS))
+# Each pair with each release; one of the usual releases, in turn, without the long tests.
+CELLS = [
+    pytest.param(*cell, release, marks=() if release == real_containerd.USUAL[number % 2] else pytest.mark.long)
+    for number, cell in enumerate(itertools.product(MAINS, DROP_INS))
+    for release in real_containerd.RELEASES
+]
 
 
-@pytest.mark.parametrize("release", real_containerd.PARAMETERS)
-@pytest.mark.parametrize(("main", "drop_in"), CELLS)
+@pytest.mark.parametrize(("main", "drop_in", "release"), CELLS)
 def test_our_settings_change_nothing_of_what_counts(
     release: str, main: tuple[int, int], drop_in: tuple[int, int] | None, tmp_path: Path
 ) -> None:
@@ -104,15 +108,6 @@ def test_ignored_settings_are_named(
     (warning,) = drive(node, PRESENT).warnings
     assert warning.startswith("containerd 2.2 ignores ") and words.format(f"{node.root}{MAIN}") in warning
     assert drive(node, PRESENT).plan.empty
-
-
-def test_containerds_own_migration_drops_what_it_ignores(tmp_path: Path) -> None:
-    binary = real_containerd.of("2.2")
-    path = tmp_path / "config.toml"
-    path.write_text(text(0, 1, 111))
-    command = [binary, "--config", str(path), "config", "migrate"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert corpus_containerd.cri_of(tomllib.loads(done.stdout))["max_container_log_line_size"] == BUILT_IN
 
 
 @pytest.mark.parametrize("release", ["2.2", pytest.param("2.0", marks=pytest.mark.long)])

@@ -89,12 +89,3 @@ def test_a_file_that_docker_rejects_is_rolled_back(machine: private_dockerd.Mach
     assert engine.config.read_text() == TEXT
     assert engine.info()["DefaultRuntime"] == "runc", "and it runs as before"
     assert make_plan(ABSENT, observe(machine)).plan.empty
-
-
-def test_docker_doesnt_start_with_both_a_flag_and_a_key() -> None:
-    engine = private_dockerd.Dockerd(private_dockerd.binary(), ["--default-runtime=runc"])
-    try:
-        engine.config.write_text('{"default-runtime": "runc"}')
-        assert "both as a flag and in the configuration file: default-runtime" in engine.start()
-    finally:
-        engine.remove()
