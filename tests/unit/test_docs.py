@@ -98,14 +98,6 @@ def test_every_variable_of_a_page_exists(page):
     assert {name for name in named(page.read_text()) if not name.startswith("ansible_")} <= known
 
 
-def test_a_misspelt_variable_is_found():
-    found = named(
-        "`driver_versoin`, `gpushare_memory_limit: required`, -e gpu_maintanance=drain, -e '{\"verify_x\": 1}'"
-    )
-    assert found == {"driver_versoin", "gpushare_memory_limit", "gpu_maintanance", "verify_x"}
-    assert found - options() - others() == {"driver_versoin", "gpu_maintanance", "verify_x"}
-
-
 def test_every_value_of_a_page_is_accepted():
     # An example of what preflight refuses.
     assert wrong(refused, {("gpushare_admission", "denny")}.__contains__) == {}

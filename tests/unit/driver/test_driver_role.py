@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.paths import MANAGERS
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
+from ansible_runs import ansible
 from package_sets import package_set
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -181,19 +180,11 @@ def result(request, tmp_path_factory):
     groups = {"name": "Groups", "ansible.builtin.debug": {"msg": "{{ group_names }}"}}
     plays = [{"roles": ["kubegpu.share.driver"]}, {"tasks": [groups]}]
     (folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, **one} for one in plays]))
-    environment = {
-        **os.environ,
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-        "ANSIBLE_CONFIG": str(folder / "none.cfg"),
-        "ANSIBLE_HOME": str(folder / "home"),
-        "ANSIBLE_FORKS": "2",
-    }
-    (folder / "none.cfg").touch()
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "--check", "-i", "hosts.yml", "play.yml"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("{"), done.stdout + done.stderr
-    return json.loads(done.stdout)
+    words = ("--check", "-i", "hosts.yml", "play.yml")
+    json_output = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_FORKS": "2"}
+    text = ansible(folder, "ansible-playbook", *words, **json_output).text
+    assert text.startswith("{"), text
+    return json.JSONDecoder().raw_decode(text)[0]
 
 
 def tasks(result, name, play=0):

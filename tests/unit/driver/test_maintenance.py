@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau as modprobe
+from ansible_runs import ansible
 
 ROOT = Path(__file__).resolve().parents[3]
 OLD, NEW = "580.82.07", "580.95.05"
@@ -106,13 +105,6 @@ HOSTS = {
 }
 
 
-def playbook(folder, collections, *flags):
-    """Run a folder's play.yml for its hosts.yml."""
-    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "hosts.yml", "play.yml", *flags]
-    env = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(collections), "ANSIBLE_NOCOLOR": "1"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """All hosts' maintenance in one run of a playbook: the calls by host, and the output."""
@@ -166,10 +158,11 @@ def played(tmp_path_factory):
     ]
     plays = [play, {"hosts": "all", "gather_facts": False, "tasks": later}]
     (folder / "play.yml").write_text(yaml.safe_dump(plays))
-    done = playbook(folder, folder / "collections", "-e", '{"__maintenance_drain_pause": 1}')
+    words = ("-i", "hosts.yml", "play.yml", "-e", '{"__maintenance_drain_pause": 1}')
+    done = ansible(folder, "ansible-playbook", *words, ANSIBLE_COLLECTIONS_PATH=str(folder / "collections"))
     rows = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
     log = {name: [(call, params) for host, call, params in rows if host == name] for name in HOSTS}
-    return log, done.stdout + done.stderr
+    return log, done.text
 
 
 def steps(played, host):
@@ -293,10 +286,10 @@ def test_nouveau_that_needs_a_reboot_is_left_to_maintenance_where_reboots_are_al
     hosts["drain-2"] = host("drain-2", loaded=False)
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     (tmp_path / "play.yml").write_text(PLAN)
-    done = playbook(tmp_path, ROOT / ".collections")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    assert "left to maintenance: reboot-1." in done.stdout
-    assert "changed=1" not in done.stdout
-    assert done.stdout.count("has nouveau loaded and in use") == 3
-    assert done.stdout.count("Host drain-2 has nova_core loaded and in use") == 1
-    assert done.stdout.count("Role maintenance will drain and reboot it.") == 1
+    done = ansible(tmp_path, "ansible-playbook", "-i", "hosts.yml", "play.yml")
+    assert done.rc == 0, done.text[-4000:]
+    assert "left to maintenance: reboot-1." in done.text
+    assert "changed=1" not in done.text
+    assert done.text.count("has nouveau loaded and in use") == 3
+    assert done.text.count("Host drain-2 has nova_core loaded and in use") == 1
+    assert done.text.count("Role maintenance will drain and reboot it.") == 1

@@ -78,20 +78,3 @@ def test_failed_rebuild_keeps_the_old_image(tool, tmp_path):
             node.put(path, old)
     assert work(True, False, node)["changed"]
     assert [one["blacklist"] for one in images(node)] == [True]
-
-
-@both_tools
-def test_the_next_run_completes_a_killed_one(tool, tmp_path):
-    """Killed after the new image was built and before its validation."""
-    node = Machine(tmp_path / "tree", tool, kernels=1)
-    before = node.boot()
-    node.killed_by = ("update-initramfs", "lsinitramfs") if tool == "initramfs-tools" else ("dracut", "lsinitrd")
-    with pytest.raises(KeyboardInterrupt):
-        work(True, False, node)
-    left = set(node.boot()) - set(before)
-    assert len(left) == 1 and left.pop().startswith(".kubegpu-")
-    node.killed_by = None
-    assert work(True, False, node)["changed"]
-    assert set(node.boot()) == set(before)
-    assert [one["blacklist"] for one in images(node)] == [True]
-    assert not work(True, False, node)["changed"]

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
-import http.server
 import shutil
 import subprocess
-import typing as t
 
 import pytest
+import served
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._packages import options as signing_key
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.planner import planner
 from package_sets import KEY, apply, package_set
-from ports import serving
 from test_packages_action import Node, apt_facts
 from test_packages_apt import KEYRING, machine
 
@@ -99,32 +96,14 @@ def test_a_file_with_more_than_the_key_has_no_fingerprint(keys):
         assert signing_key.fingerprint(text) == "", text
 
 
-class Mirror(http.server.BaseHTTPRequestHandler):
-    """A web server of one file."""
-
-    content = b""
-    asked: t.ClassVar[list[str]] = []
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        self.send_response(200)
-        self.end_headers()
-        # The client reads no more than it has to.
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(self.content)
-
-    def log_message(self, *_args):
-        pass
-
-
 @pytest.fixture
 def mirror():
-    class Own(Mirror):
-        asked: t.ClassVar[list[str]] = []
+    """A web server, and the address of its file FILE."""
+    with served.Server().running() as server:
+        yield server, f"{server.url}{FILE}"
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Own)
-    with serving(server):
-        yield Own, f"http://127.0.0.1:{server.server_port}/cuda.asc"
+
+FILE = "/cuda.asc"
 
 
 def options(url, state="present", **pins):
@@ -141,15 +120,15 @@ def pins_of(keys, name):
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("which", [0, 1])
 def test_another_key_is_refused_before_anything_changes(keys, mirror, state, check, which):
-    served, url = mirror
+    server, url = mirror
     pin = pins_of(keys, "one")[which]
-    served.content = keys["two"][0].encode()
+    server.files[FILE] = keys["two"][0].encode()
     node = machine()
     before = dict(node.files)
     if state == "present" and check:
         # A prediction downloads nothing: that is what the state verified is for.
         apply(options(url, state, **pin), node, "debian", check=True, fetch=signing_key.fetch_key)
-        assert served.asked == []
+        assert server.asked == []
         return
     with pytest.raises(signing_key.KeyRefused) as caught:
         apply(options(url, state, **pin), node, "debian", check=check, fetch=signing_key.fetch_key)
@@ -171,18 +150,18 @@ def test_another_key_is_refused_before_anything_changes(keys, mirror, state, che
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_pinned_key_is_taken(keys, mirror, which):
-    served, url = mirror
-    served.content = keys["one"][0].encode()
+    server, url = mirror
+    server.files[FILE] = keys["one"][0].encode()
     pin = pins_of(keys, "one")[which]
     node = machine()
     done = apply(options(url, "verified", **pin), node, "debian", fetch=signing_key.fetch_key)
     assert done == {"changed": False, "diff": []}
-    assert served.asked == ["/cuda.asc"] and KEYRING not in node.files
+    assert server.asked == [("GET", FILE)] and KEYRING not in node.files
 
 
 def test_a_key_that_doesnt_end_is_refused(mirror):
-    served, url = mirror
-    served.content = KEY.encode() * 100_000
+    server, url = mirror
+    server.files[FILE] = KEY.encode() * 100_000
     with pytest.raises(ShareError, match="more than 1024 KiB"):
         apply(options(url, "verified"), machine(), "debian", fetch=signing_key.fetch_key)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Any layout of TOML, JSON and YAML: an edit and its removal restore the bytes, or a sentence says why not."""
+"""Any layout of TOML and YAML: an edit and its removal restore the bytes, or a sentence says why not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.decode im
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.schema import CONFIGURATION
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_json_document import objects
 
 pytestmark = pytest.mark.long
 many = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
@@ -176,65 +177,6 @@ def test_lists_of_toml(text: str, item: str) -> None:
             assert not toml_comments(text) - toml_comments(back)
 
 
-# --------------------------------------------------------------------------- JSON
-
-
-@st.composite
-def json_texts(draw: st.DrawFn) -> str:
-    blank = st.sampled_from(["", "", " ", "\n", "\r\n", "\t", "\n    "])
-
-    def value(depth: int) -> str:
-        kind = draw(st.sampled_from(["scalar", "scalar", "list", "object"] if depth < 4 else ["scalar"]))
-        if kind == "scalar":
-            return draw(
-                st.sampled_from(
-                    ["1", "1.0e3", "-0", "1e999", '"x"', '"\\u00e9\\/#"', "null", "true", "12345678901234567890"]
-                )
-            )
-        items = [f"{draw(blank)}{value(depth + 1)}{draw(blank)}" for _number in range(draw(st.integers(0, 3)))]
-        if kind == "list":
-            return f"[{','.join(items)}]"
-        return mapping(items)
-
-    def mapping(values: list[str]) -> str:
-        keys = draw(st.lists(KEY, min_size=len(values), max_size=len(values), unique=True))
-        pairs = [
-            f"{draw(blank)}{json.dumps(name, ensure_ascii=draw(st.booleans()))}{draw(blank)}:{one}"
-            for name, one in zip(keys, values, strict=True)
-        ]
-        return "{" + (",".join(pairs) or draw(blank)) + "}"
-
-    body = mapping([f"{draw(blank)}{value(1)}{draw(blank)}" for _number in range(draw(st.integers(0, 4)))])
-    return draw(st.sampled_from(["", "", "\ufeff"])) + draw(blank) + body + draw(blank)
-
-
-@many
-@given(json_texts(), PATH, NEW)
-def test_json(text: str, path: tuple[str, ...], value: t.Any) -> None:
-    document = json_editor.Document("/c", text)
-    assert document.checked() == text
-    # The part of the path whose value changes: a missing object is created, and null becomes one.
-    changed = next((path[:end] for end in range(1, len(path)) if document.get(path[:end]) is None), path)
-    had = document.has(changed)
-    was = document.written(changed) if had else ""
-    try:
-        document.set(path, value)
-        done = document.checked()
-        again = json_editor.Document("/c", done)
-        again.set(path, value)
-        assert again.checked() == done
-        if had:
-            again.restore(changed, was)
-        else:
-            again.delete(changed)
-        back = again.checked()
-    except BadInput:
-        return
-    # Of an empty object the blanks between its braces aren't kept.
-    same = json_editor.Document("/c", back).tree == json_editor.Document("/c", text).tree
-    assert back == text or (same and not had and len(document.get(changed[:-1])) == 1)
-
-
 # --------------------------------------------------------------------------- YAML
 
 
@@ -349,7 +291,7 @@ SIGNS = st.text("ab01.-:=#\"'[]{}|>&*!%<,\\ \t\n\r~?\x07\ufeff\ufffdé", max_siz
 
 
 @many
-@given(st.one_of(SIGNS, SIGNS.map(lambda one: "apiVersion: v1\n" + one), toml_texts(), json_texts(), yaml_texts()))
+@given(st.one_of(SIGNS, SIGNS.map(lambda one: "apiVersion: v1\n" + one), toml_texts(), objects(), yaml_texts()))
 def test_any_text_is_read_or_refused_by_a_sentence(text: str) -> None:
     readers: list[t.Callable[[], t.Any]] = [
         lambda: toml.Document("/c", text).checked(),

@@ -156,6 +156,7 @@ def _kept(tree: dict[str, t.Any], *paths: tuple[str, ...]) -> dict[str, t.Any]:
 def test_no_foreign_member_is_lost(text: str) -> None:
     before = json.loads(text.lstrip("\ufeff"), parse_int=str, parse_float=str)
     document = Document(FILE, text)
+    assert document.checked() == text
     ours = (("default-runtime",), ("runtimes", "nvidia"), ("features", "cdi"))
     values: tuple[t.Any, ...] = ("nvidia", {"path": "/x"}, True)
     try:
