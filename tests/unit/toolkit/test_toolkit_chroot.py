@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
-from test_toolkit_legacy_real import Debian, rootfs
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from test_toolkit_legacy import KEY, LISTS, TOOLKIT_LIST
 from toolkit_kit import ROOT, run_playbook
 
 from lab.paths import cache_root
@@ -28,6 +29,32 @@ OLD = {
     "nvidia-container-runtime": "Depends: nvidia-container-toolkit (>= 1.13)\n",
     "nvidia-docker2": "Depends: nvidia-container-toolkit (>= 1.13)\n",
 }
+
+
+class Debian(RealSystem):
+    """A Debian in a folder, whose commands run in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        super().__init__(str(root), self._chrooted)
+
+    def _chrooted(self, argv: Sequence[str], data: str | None = None, environ_update: dict[str, str] | None = None):
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **(environ_update or {})}
+        done = subprocess.run(
+            ["chroot", str(self.root), *argv], input=data, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def do(self, *argv: str) -> str:
+        done = self.run(argv, timeout=120)
+        assert done.rc == 0, f"{argv}: {done.out}{done.err}"
+        return done.out
+
+
+def rootfs() -> Path | None:
+    """Return the lab's Debian from the cache; creating one takes a minute and the network."""
+    found = sorted((cache_root() / "rootfs").glob("base-*/rootfs.tar"))
+    return found[-1] if found else None
 
 
 def build(folder: Path) -> None:
@@ -83,6 +110,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debian]:
     machine.do("apt-get", "install", "-y", "nvidia-docker2", "nvidia-container-runtime")
     machine.do("apt-mark", "hold", "nvidia-docker2")
     machine.write("/etc/docker/daemon.json", DAEMON, 0o600)
+    os.chown(root / "etc/docker/daemon.json", 1000, 1000)
+    # apt would reject it beside the role's own list, which has another key.
+    machine.write(f"{LISTS}/nvidia-container-toolkit.list", TOOLKIT_LIST)
+    (root / KEY.lstrip("/")).write_bytes(b"\x99\x02\x0d\x04\xff\x00binary")
     yield machine
     shutil.rmtree(root, ignore_errors=True)
 
@@ -105,11 +136,12 @@ def play(node: Debian, folder: Path, roles: list[object]) -> tuple[int, str]:
     return int(changed.group(1)), output
 
 
-def snapshot(node: Debian) -> tuple[dict[str, tuple[int, bytes]], str, str]:
-    """Return the files of /etc with mode and bytes, the packages with their state, and the holds."""
+def snapshot(node: Debian) -> tuple[dict[str, tuple[int, int, bytes]], str, str]:
+    """Return the files of /etc and the keyrings with mode, owner and bytes, the packages' states, and the holds."""
+    paths = [path for folder in ("etc", "usr/share/keyrings") for path in sorted((node.root / folder).rglob("*"))]
     files = {
-        str(path.relative_to(node.root)): (path.stat().st_mode, path.read_bytes())
-        for path in sorted((node.root / "etc").rglob("*"))
+        str(path.relative_to(node.root)): (path.stat().st_mode, path.stat().st_uid, path.read_bytes())
+        for path in paths
         if path.is_file() and not path.is_symlink() and path.name not in ("ld.so.cache", "extended_states")
     }
     packages = node.do("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\\n")
@@ -132,7 +164,7 @@ def test_a_node_with_replaced_tools_is_migrated_and_restored(node: Debian, tmp_p
     assert f"installed nvidia-container-toolkit {VERSION}\n" in packages
     assert "installed nvidia-docker2 " not in packages and "installed nvidia-container-runtime " not in packages
     assert files["etc/docker/daemon.json"] == before[0]["etc/docker/daemon.json"]
-    assert "etc/apt/sources.list.d/nvidia-docker.list" not in files
+    assert not {f"{LISTS}/nvidia-docker.list"[1:], f"{LISTS}/nvidia-container-toolkit.list"[1:], KEY[1:]} & set(files)
     assert "nvidia-container-toolkit-base" in held.split()
     assert play(node, tmp_path, roles)[0] == 0, "a second run changes nothing"
 

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_runs import Ran, ansible
 from node_fakes import FakeSystem
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,25 +40,12 @@ def add_coreutils(machine: FakeSystem) -> None:
     machine.commands["dpkg -S"] = Done(1, "", "no path found")
 
 
-def run_playbook(
-    folder: Path, hosts: dict[str, dict[str, object]], play: dict[str, object], **environment: str
-) -> tuple[int, str]:
+def run_playbook(folder: Path, hosts: dict[str, dict[str, object]], play: dict[str, object], **environment: str) -> Ran:
     """Run a play without facts for all hosts of an inventory.
 
-    :param folder: gets the inventory, the playbook and an empty configuration.
+    :param folder: gets the inventory and the playbook.
     :returns: the exit status and the output.
     """
-    (folder / "ansible.cfg").write_text("")
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
     (folder / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, **play}]))
-    variables = {
-        **os.environ,
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-        "ANSIBLE_CONFIG": str(folder / "ansible.cfg"),
-        "ANSIBLE_NOCOLOR": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        **environment,
-    }
-    command = ["ansible-playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd=folder)
-    return done.returncode, done.stdout + done.stderr
+    return ansible(folder, "ansible-playbook", "-i", "hosts.json", "play.yml", **environment)
