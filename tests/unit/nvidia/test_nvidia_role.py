@@ -393,6 +393,9 @@ def policy_of(server):
 
 def test_the_gpu_operator_gets_the_configurations_and_its_own_back(operator, tmp_path):
     before = policy_of(operator)
+    # The operator reports no state of a ClusterPolicy that it doesn't use.
+    second = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "a-second"}, "spec": before}
+    operator.apply(second, manager="theirs")
     divided = {**SHARED, **DIVIDED}
     with PlayedGpuOperator(operator, mig={"1g.10gb": 7}):
         role = Role(
@@ -472,20 +475,6 @@ def test_nodes_of_the_operators_gpucluster_are_refused_and_those_of_its_policy_a
     assert done and "the cards of gpu1, gpu2 by claims" in text and "create a ClusterPolicy" in text
 
 
-def test_the_gpu_operators_policy_is_restored(operator, tmp_path):
-    before = policy_of(operator)
-    # The operator reports no state of a ClusterPolicy that it doesn't use.
-    second = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "a-second"}, "spec": before}
-    operator.apply(second, manager="theirs")
-    with PlayedGpuOperator(operator):
-        configured = {"m": {"mig_strategy": "mixed", "mig_layout": "seven"}}
-        role = Role(operator, tmp_path, "", nvidia_device_plugin_configurations=configured)
-        role.variables["nvidia_device_plugin_mig_layouts"] = LAYOUTS
-        role.step("cluster")
-        assert policy_of(operator)["mig"]["strategy"] == "mixed"
-        restored(role, before)
-
-
 def allocatable_without_config(server):
     return node(server, "gpu1")["metadata"]["labels"].get("nvidia.com/gpu.deploy.device-plugin") == "true"
 
@@ -498,20 +487,14 @@ def test_configurations_of_others_are_not_replaced(operator, tmp_path):
     assert policy_of(operator)["devicePlugin"]["config"]["name"] == "theirs"
 
 
-def test_check_mode_shows_the_steps_and_changes_nothing(server, tmp_path, helm):
+def test_check_mode_and_a_named_problem_change_nothing(server, tmp_path, helm):
     before = everything(server)
     role = Role(server, tmp_path, helm, nvidia_device_plugin_gfd=True)
     for step in ("cluster", "nodes", "remove_nodes", "remove"):
         changed = role.step(step, "--check")
         # The label that no kubelet may set is part of both, since neither has really run.
         assert changed == {"cluster": 3, "nodes": 2}.get(step, 0), step
-    assert everything(server) == before
-
-
-def test_a_problem_is_named_before_anything_changes(server, tmp_path, helm):
-    before = everything(server)
-    role = Role(server, tmp_path, helm, nvidia_device_plugin_configurations={"c": {"sharing": "mps", "replicas": 1}})
-    done = role.run("cluster")
+    done = role.run("cluster", nvidia_device_plugin_configurations={"c": {"sharing": "mps", "replicas": 1}})
     assert done.rc != 0 and "nvidia_device_plugin_configurations.c.replicas: a shared card has 2 or more" in done.text
     assert everything(server) == before
 
