@@ -113,7 +113,7 @@ def installed() -> Iterator[tuple[Path, str]]:
 def use(folder: Path, paths: str) -> None:
     """Every playbook is found by its name, and one runs: with a kubeconfig that isn't there preflight must say so."""
     (folder / "hosts.yml").write_text(INVENTORY)
-    names = [f"kubegpu.share.{one.stem}" for one in sorted((ROOT / "playbooks").glob("*.yml"))]
+    names = [f"kubegpu.share.{path.stem}" for path in sorted((ROOT / "playbooks").glob("*.yml"))]
     listed = run(
         *("ansible-playbook", "-i", "hosts.yml", *names, "--list-tasks"), cwd=folder, ANSIBLE_COLLECTIONS_PATH=paths
     )

@@ -104,7 +104,7 @@ def plugins_reaching(files: set[Path]) -> set[str]:
 
 def roles_naming(plugins: set[str]) -> set[str]:
     """Paths of the roles whose tasks name one of these plugins."""
-    names = [re.compile(names_of(one)) for one in plugins]
+    names = [re.compile(names_of(plugin)) for plugin in plugins]
     tasks = (path for path in (ROOT / "roles").glob("*/**/*") if path.suffix in (".yml", ".j2"))
     return {str(path.relative_to(ROOT)) for path in tasks if any(name.search(path.read_text()) for name in names)}
 
@@ -118,7 +118,7 @@ def selected(changed: set[str]) -> list[Path]:
     plugins = plugins_reaching(files)
     generated = ("docs/reference/", "changelogs/")
     named = {one for one in changed if not one.endswith(".py") and not one.startswith(generated)}
-    patterns = {names_of(one) for one in plugins | roles_naming(plugins) | named}
+    patterns = {names_of(plugin) for plugin in plugins | roles_naming(plugins) | named}
     names = re.compile("|".join(sorted(patterns))) if patterns else None
     return [test for test in tests if reached(test.resolve()) & files or (names and names.search(test.read_text()))]
 

@@ -37,10 +37,10 @@ def floor(text: str, name: str) -> str:
 
     :raises LookupError: there is none.
     """
-    found = re.search(rf"^{re.escape(name)}\b.*>=([\d.]+)", text, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{re.escape(name)}\b.*>=([\d.]+)", text, re.MULTILINE)
+    if match is None:
         raise LookupError(f"no lowest version of {name}")
-    return found[1]
+    return match[1]
 
 
 def requirements() -> tuple[list[str], str]:

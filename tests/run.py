@@ -286,8 +286,8 @@ def molecule(count: Count, cluster: bool) -> None:
             for name in names
             if name != "default"
         ]
-    for one in scenarios:
-        one.result()
+    for scenario in scenarios:
+        scenario.result()
 
 
 def main() -> int:

@@ -47,7 +47,7 @@ class Done:
     @property
     def artifacts(self) -> dict[str, t.Any]:
         """The stats that the job set, which AWX keeps."""
-        found = [one["event_data"] for one in self.events if one["event"] == "playbook_on_stats"]
+        found = [event["event_data"] for event in self.events if event["event"] == "playbook_on_stats"]
         assert len(found) == 1, self.output
         return dict(found[0].get("artifact_data", {}))
 

@@ -32,10 +32,10 @@ runpy.run_module("pip", run_name="__main__")
 def put_pip_in_reach() -> None:
     """Leave ansible-test the bootstrap script that it would download."""
     source = (SITE / "ansible_test/_internal/python_requirements.py").read_text()  # it is nowhere public
-    found = re.search(r"'?pip'?[=:] ?'([0-9.]+)'", source)
-    if not found:
+    match = re.search(r"'?pip'?[=:] ?'([0-9.]+)'", source)
+    if not match:
         sys.exit("tests/sanity.py: this ansible-test doesn't say which pip it wants")
-    version = found.group(1)
+    version = match.group(1)
     cache = Path.home() / ".ansible/test/cache"
     shim = cache / f"get_pip_{version.replace('.', '_')}.py"
     if shim.exists():

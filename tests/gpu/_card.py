@@ -172,7 +172,7 @@ def place(form: str, uid: str, identifier: str) -> str:
 def absent(group: str) -> list[Path]:
     """Return which of a control group and those around it aren't there yet."""
     folder = CGROUPS / group
-    around = [one for one in folder.parents if one.is_relative_to(CGROUPS) and one != CGROUPS]
+    around = [parent for parent in folder.parents if parent.is_relative_to(CGROUPS) and parent != CGROUPS]
     return [one for one in (folder, *around) if not one.exists()]
 
 

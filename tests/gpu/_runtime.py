@@ -111,7 +111,7 @@ class Runtime:
         # What libcuda and NVML load, which the C library has.
         libc = next(Path(one) for one in libraries if "/libc.so" in one)
         libraries |= {
-            str(one) for name in ("libm", "libdl", "libpthread", "librt") for one in libc.parent.glob(f"{name}.so.*")
+            str(path) for name in ("libm", "libdl", "libpthread", "librt") for path in libc.parent.glob(f"{name}.so.*")
         }
         for library in libraries:
             (self._image / library.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
@@ -146,8 +146,8 @@ class Runtime:
         words += ["--runc-binary", str(self.toolkits[toolkit]), *options]
         for name, value in (environment or {}).items():
             words += ["--env", f"{name}={value}"]
-        for one in devices:
-            words += ["--device", one]
+        for device in devices:
+            words += ["--device", device]
         words += ["--env", "PATH=/bin:/usr/bin:/usr/local/bin:/usr/local/nvidia/bin"]
         words += [str(root), identifier or f"c{number}", *command]
         return ["unshare", "--mount", "sh", "-c", WITH_CDI, "sh", str(self.specifications), *words]

@@ -173,7 +173,7 @@ class Nvml:
             handle, events = self.start(), ctypes.c_void_p()
             self.call("nvmlEventSetCreate", ctypes.byref(events))
             real = {HANDLE: handle, EVENTS: events}
-            given = [real.get(one, one) if isinstance(one, str) else one for one in arguments]
+            given = [real.get(argument, argument) if isinstance(argument, str) else argument for argument in arguments]
             os.write(writer, str(self.call(function, *given)).encode())
             os._exit(0)
         os.close(writer)
@@ -353,8 +353,8 @@ def health(nvml: Nvml) -> None:
             label = f"ECC errors {error} {counter}"
             nvml.number(label, "nvmlDeviceGetTotalEccErrors", handle, error, counter, kind=ctypes.c_uint64)
     rows = [ctypes.c_uint32() for _each in range(4)]
-    code = nvml.call("nvmlDeviceGetRemappedRows", handle, *(ctypes.byref(one) for one in rows))
-    nvml.note("remapped rows", code, rows=[one.value for one in rows])
+    code = nvml.call("nvmlDeviceGetRemappedRows", handle, *(ctypes.byref(row) for row in rows))
+    nvml.note("remapped rows", code, rows=[row.value for row in rows])
     nvml.risky("remapped rows, NULL", "nvmlDeviceGetRemappedRows", HANDLE, None, None, None, None)
     for field in (RECOVERY_FIELD, 65535):
         one = Field(id=field)

@@ -104,7 +104,7 @@ def tree(seen: Recorder, node: JsonObject) -> JsonObject:
             lines = [one.rstrip() for one in done.out.splitlines() if program != "dmesg" or LOG.search(one)]
             commands[line] = {"rc": done.rc, "out": "\n".join([*lines, ""]), "err": done.err}
     below = {*seen.files, *seen.links}
-    folders = sorted(one for one in seen.folders if not any(path.startswith(f"{one}/") for path in below))
+    folders = sorted(folder for folder in seen.folders if not any(path.startswith(f"{folder}/") for path in below))
     files = {path: text for path, text in sorted(seen.files.items()) if path not in seen.links}
     return {**made, "files": files, "links": dict(sorted(seen.links.items())), "folders": folders, "commands": commands}
 

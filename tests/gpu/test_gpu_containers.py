@@ -63,8 +63,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Answe
         for way in MODES[:2]:
             if way == "cdi":
                 node.specifications.mkdir()
-                for one in runtime.specifications.iterdir():
-                    (node.specifications / one.name).write_text(one.read_text())
+                for path in runtime.specifications.iterdir():
+                    (node.specifications / path.name).write_text(path.read_text())
             pod = node.run(make_pod(way, 3, booked=0))
             uid = pod["metadata"]["uid"]
             found[way] = Answer(node.kubelet.envs[uid]["c0"], tuple(node.kubelet.cdi[uid]["c0"]))
@@ -131,7 +131,7 @@ class InContainer(OnCards):
         self._runtime, self._image, self._folder = runtime, image, folder
 
     def _launch(self, *arguments: str) -> subprocess.Popen[bytes]:
-        options = [word for one in CAPABILITIES for word in ("--cap-drop", f"CAP_{one}")]
+        options = [word for capability in CAPABILITIES for word in ("--cap-drop", f"CAP_{capability}")]
         for folder, how in ((self._folder, "rw"), (Path("/sys/fs/cgroup"), "ro")):
             options += ["--mount", f"type=bind,src={folder},dst={folder},options=rbind:{how}"]
         options += ["--mount", "type=tmpfs,src=tmpfs,dst=/tmp,options=rw", "--net-host", "--read-only", "--seccomp"]

@@ -48,7 +48,7 @@ class OnCards(Process):
         return dict(os.environ)
 
     def devices(self) -> list[t.Any]:
-        return [one for each in self.cluster.slices() for one in each["spec"].get("devices", [])]
+        return [device for each in self.cluster.slices() for device in each["spec"].get("devices", [])]
 
     def up(self) -> None:
         self.kubelet.start()
@@ -131,7 +131,7 @@ def test_an_error_of_an_application_keeps_the_card(process: OnCards, program: Pa
         until(lambda: f"XID {FAULT_XID} of card" in process.log, 20, lambda: process.log[-2000:])
         record("dra-fault", {"health": health, "log": process.log})
         assert len(health) == 1, "no change of its health"
-    assert all("taints" not in one for one in process.devices()) and process.ready() == "ok"
+    assert all("taints" not in device for device in process.devices()) and process.ready() == "ok"
     assert process.kubelet.prepare(process.claim(1, 0, "1Gi"))
 
 

@@ -42,8 +42,8 @@ class Mps:
             "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
         }
-        for one in self.variables.values():
-            Path(one).mkdir()
+        for variable in self.variables.values():
+            Path(variable).mkdir()
         done = subprocess.run(
             [CONTROL, "-d"], env=os.environ | self.variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, check=False, timeout=60,
@@ -65,9 +65,9 @@ class Mps:
 
     def files(self) -> dict[str, str]:
         return {
-            f"{one.parent.name}/{one.name}": one.read_text(errors="replace") if one.parent.name == "log" else ""
-            for one in sorted(self.folder.glob("*/*"))
-            if one.parent.name == "pipe" or one.is_file()
+            f"{path.parent.name}/{path.name}": path.read_text(errors="replace") if path.parent.name == "log" else ""
+            for path in sorted(self.folder.glob("*/*"))
+            if path.parent.name == "pipe" or path.is_file()
         }
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ def test_the_daemons_answers(mps: Mps) -> None:
     uuid = first()["uuid"]
     recorded: list[list[str]] = json.loads(ANSWERS.read_text())
     commands = [command for command, _answer in recorded]
-    answers = [[one, mps.ask(one.format(uuid=uuid)).replace(uuid, "{uuid}")] for one in commands]
+    answers = [[command, mps.ask(command.format(uuid=uuid)).replace(uuid, "{uuid}")] for command in commands]
     record("mps-control", {"answers": answers, "files": mps.files()})
     assert answers == recorded
 

@@ -163,7 +163,7 @@ def test_an_error_of_an_application_is_read_and_keeps_the_card(process: OnCards,
     card: JsonObject = first()
     log = observed()["log"]
     record("fault", {"said": done.stdout, "log": process.log, "health": card["health"], "node": log})
-    assert FAULT_XID in [one["code"] for one in log["xids"]]
+    assert FAULT_XID in [xid["code"] for xid in log["xids"]]
     assert FAULT_XID in card["health"]["xids"] and card["health"]["recovery_action"] == "none"
     assert len(process.node.kubelet.healthy) == units and process.ready() == "ok"
     assert "Traceback" not in process.log

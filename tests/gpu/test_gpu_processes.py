@@ -83,7 +83,7 @@ def test_every_mib_belongs_to_its_pod_and_container(holders: Holders) -> None:
     assert [folders[one] for one in IDS] == [
         str(CGROUPS / place(FORMS[at], pod_uid(at + 1), IDS[at])) for at in range(3)
     ]
-    assert all(NodeCgroups().populated(one) for one in folders.values())
+    assert all(NodeCgroups().populated(folder) for folder in folders.values())
 
 
 @needs_v2
@@ -200,14 +200,14 @@ def test_a_driver_before_the_limits_says_so_and_foreign_memory_is_found(holders:
         short = contract.short_uuids([card.uuid])[card.uuid]
         slots = iter(range(sum(units)))
         listing = [
-            Entry(f"default/{at}", {"x": tuple(contract.device_id(short, next(slots)) for _unit in range(one))})
-            for at, one in enumerate(units)
+            Entry(f"default/{at}", {"x": tuple(contract.device_id(short, next(slots)) for _unit in range(unit))})
+            for at, unit in enumerate(units)
         ]
         for _pass in range(2):
             now[0] += UNACCOUNTED_SECONDS + 1
             events = enforcer.once([card], [], listing)
         record(f"unaccounted-{sum(units)}", [event.message for event in events])
-        return [one.code for one in enforcer.violations]
+        return [violation.code for violation in enforcer.violations]
 
     assert violated() == [contract.Reason.UNACCOUNTED_MEMORY_HELD]
     assert violated(3) == []

@@ -35,7 +35,7 @@ def images(lab: Lab, node: str, environments: Mapping[str, str]) -> Iterator[dic
         # The toolkit's hooks write the loader's cache of what they mount.
         files = {"usr/bin/sleep": program, "etc/ld.so.conf": configuration, "etc/ld.so.conf.d/none.conf": nothing}
         layer = archive.layer_of(files, folder / "layer")
-        made = [archive.Image(names[tag], (layer,), (PATH, one)) for tag, one in environments.items()]
+        made = [archive.Image(names[tag], (layer,), (PATH, environment)) for tag, environment in environments.items()]
         architecture = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
         archive.write(made, shared, architecture.stdout.strip())
     try:

@@ -56,7 +56,7 @@ def more_cards(lab: Lab, node: str, cards: Sequence[More]) -> Iterator[None]:
     path = ROOT / lab.nodes[node]["hardware"] / "cards"
     before, had = path.read_text(), lab.cards(node)
     try:
-        path.write_text(before + "".join(one.line(node) for one in cards))
+        path.write_text(before + "".join(card.line(node) for card in cards))
         lab.ssh(node, f"{MODULE} start")
         restart_plugin(lab, node)
         until(lambda: is_announced(lab, node, len(had) + len(cards)), "all cards announced", 60)
@@ -65,9 +65,9 @@ def more_cards(lab: Lab, node: str, cards: Sequence[More]) -> Iterator[None]:
         path.write_text(before)
         # What the module has shown of them, and its own note of that.
         lines = []
-        for one in cards:
-            device = f"/dev/nvidia{one.minor}"
-            lines.append(f"rm -rf {device} /run/nvidia-sim/proc/nvidia/gpus/{hardware.bus_address(one.index)}")
+        for card in cards:
+            device = f"/dev/nvidia{card.minor}"
+            lines.append(f"rm -rf {device} /run/nvidia-sim/proc/nvidia/gpus/{hardware.bus_address(card.index)}")
             lines.append(f"sed -i '\\#^{device}$#d' /run/nvidia-sim/devices")
         lab.ssh(node, "; ".join(lines))
         restart_plugin(lab, node)

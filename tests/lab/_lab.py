@@ -124,8 +124,8 @@ class Api:
         """Yield every change of a collection, existing objects first; end soon after ``stop`` is set."""
         version = ""
         found = self.call("GET", path)
-        for one in found["items"]:
-            yield "ADDED", one
+        for item in found["items"]:
+            yield "ADDED", item
         version = found["metadata"]["resourceVersion"]
         while not stop.is_set():
             # So often is it looked whether to stop, where nothing happens.
@@ -213,7 +213,7 @@ class Api:
 
     def wait_running(self, namespace: str, names: Sequence[str], seconds: float = 60) -> list[JsonObject]:
         def running() -> list[JsonObject]:
-            pods = {one["metadata"]["name"]: one for one in self.pods(namespace)}
+            pods = {pod["metadata"]["name"]: pod for pod in self.pods(namespace)}
             for name in names:
                 phase = pods[name]["status"].get("phase")
                 assert phase == "Running", f"pod {name} is {phase}: {pods[name]['status']}"
@@ -427,7 +427,7 @@ class Lab:
             f"ControlPath=/tmp/kubegpu-lab-test-{self._began}-%C",
         ]
         command = ["ssh", "-F", "none", "-i", str(ROOT / access["key"])]
-        command += [word for one in options for word in ("-o", one)]
+        command += [word for option in options for word in ("-o", option)]
         command += [f"{access['user']}@{self.nodes[node]['address']}", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         if check:
@@ -450,8 +450,8 @@ class Lab:
         def ready() -> bool:
             return all(
                 any(
-                    one["type"] == "Ready" and one["status"] == "True"
-                    for one in self.api.node(name)["status"]["conditions"]
+                    condition["type"] == "Ready" and condition["status"] == "True"
+                    for condition in self.api.node(name)["status"]["conditions"]
                 )
                 for name in self.nodes
             )
@@ -504,7 +504,11 @@ class Lab:
         """Return the pods of one of the servers."""
         found = []
         for pod in self.api.items("/api/v1/pods"):
-            words = [w for one in pod["spec"]["containers"] for w in one.get("command", []) + one.get("args", [])]
+            words = [
+                w
+                for container in pod["spec"]["containers"]
+                for w in container.get("command", []) + container.get("args", [])
+            ]
             if any(command in word for word in words):
                 found.append(pod)
         return found

@@ -54,7 +54,9 @@ class Auditor:
 
     def _add(self, pod: JsonObject, sign: int) -> None:
         node, name = pod["spec"].get("nodeName", ""), pod["metadata"]["name"]
-        wanted = any(RESOURCE in one.get("resources", {}).get("limits", {}) for one in pod["spec"]["containers"])
+        wanted = any(
+            RESOURCE in container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]
+        )
         if node not in self._sizes or not wanted:
             return
         shares = shares_of(pod) if indices_of(pod) else {}
@@ -132,7 +134,7 @@ class Load:
         while not self._stop.wait(0.5):
             with contextlib.suppress(OSError, urllib3.exceptions.HTTPError, ApiError):
                 pods = self._apis[1].items(path)
-                bound = [one["metadata"]["name"] for one in pods if one["spec"].get("nodeName")]
+                bound = [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName")]
                 self.bound |= set(bound)
                 self._waiting = len(pods) - len(bound)
                 held = sum(sum(cards.values()) for node, cards in self._auditor.now().items() if node in SIZES)
@@ -154,7 +156,7 @@ class Load:
             yield
 
     def waiting(self) -> list[str]:
-        return [one["metadata"]["name"] for one in self._lab.api.pods(self._namespace) if "nodeName" not in one["spec"]]
+        return [pod["metadata"]["name"] for pod in self._lab.api.pods(self._namespace) if "nodeName" not in pod["spec"]]
 
     def all_bound(self, seconds: float) -> None:
         """Stop creating pods, and wait until every pending one is bound as others are deleted."""
@@ -163,7 +165,7 @@ class Load:
         def none_waits() -> bool:
             waiting = self.waiting()
             if waiting:
-                bound = [one["metadata"]["name"] for one in self._lab.api.pods(self._namespace)]
+                bound = [pod["metadata"]["name"] for pod in self._lab.api.pods(self._namespace)]
                 for name in [one for one in bound if one not in waiting][:3]:
                     self._lab.api.delete(f"{path}/{name}")
             return not waiting

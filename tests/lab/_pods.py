@@ -47,9 +47,9 @@ def body(
 
 def create(lab: Lab, namespace: str, *bodies: JsonObject) -> list[str]:
     """Create pods and return their names."""
-    for one in bodies:
-        lab.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", one)
-    return [one["metadata"]["name"] for one in bodies]
+    for body in bodies:
+        lab.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", body)
+    return [body["metadata"]["name"] for body in bodies]
 
 
 def wait_settled(lab: Lab, namespace: str, names: Sequence[str], seconds: float = 60) -> list[JsonObject]:
@@ -69,7 +69,7 @@ def delete_pods(lab: Lab, namespace: str, names: Sequence[str]) -> None:
     for name in names:
         lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
     until(
-        lambda: not set(names) & {one["metadata"]["name"] for one in lab.api.pods(namespace)}, f"{names} gone", 60, 0.2
+        lambda: not set(names) & {pod["metadata"]["name"] for pod in lab.api.pods(namespace)}, f"{names} gone", 60, 0.2
     )
 
 
@@ -83,13 +83,20 @@ def pods(lab: Lab, namespace: str, *bodies: JsonObject) -> Iterator[list[JsonObj
         delete_pods(lab, namespace, names)
 
 
-def containers(found: Sequence[JsonObject]) -> list[tuple[str, int]]:
+def containers(sequence: Sequence[JsonObject]) -> list[tuple[str, int]]:
     """Return container IDs and restart counts, which change when a pod is disturbed."""
-    return [(one["containerID"], one["restartCount"]) for pod in found for one in pod["status"]["containerStatuses"]]
+    return [
+        (status["containerID"], status["restartCount"])
+        for pod in sequence
+        for status in pod["status"]["containerStatuses"]
+    ]
 
 
 def units_of(pod: JsonObject) -> int:
-    return sum(int(one.get("resources", {}).get("limits", {}).get(RESOURCE, 0)) for one in pod["spec"]["containers"])
+    return sum(
+        int(container.get("resources", {}).get("limits", {}).get(RESOURCE, 0))
+        for container in pod["spec"]["containers"]
+    )
 
 
 def shares_of(pod: JsonObject) -> dict[int, int]:
@@ -105,7 +112,9 @@ def unschedulable(lab: Lab, namespace: str, name: str) -> str:
     """
     pod = lab.api.pod(namespace, name)
     assert not pod["spec"].get("nodeName"), f"{name} is on {pod['spec'].get('nodeName')}: {indices_of(pod)}"
-    found = [one for one in pod.get("status", {}).get("conditions") or [] if one["type"] == "PodScheduled"]
+    found = [
+        condition for condition in pod.get("status", {}).get("conditions") or [] if condition["type"] == "PodScheduled"
+    ]
     return str(found[0].get("message", "")) if found and found[0]["status"] == "False" else ""
 
 
@@ -148,7 +157,7 @@ def wait_empty(lab: Lab, node: str) -> None:
 
 def plugin(lab: Lab, node: str) -> JsonObject:
     """Return the device plugin's pod of a node."""
-    found = [one for one in lab.server_pods("gpushare-device-plugin") if one["spec"].get("nodeName") == node]
+    found = [pod for pod in lab.server_pods("gpushare-device-plugin") if pod["spec"].get("nodeName") == node]
     alive = [one for one in found if "deletionTimestamp" not in one["metadata"]]
     assert len(alive) == 1, f"{node} has {len(alive)} device plugins"
     return alive[0]
@@ -162,7 +171,10 @@ def plugin_page(lab: Lab, node: str, path: str) -> str:
 
 
 def is_ready(pod: JsonObject) -> bool:
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions") or [])
+    return any(
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in pod["status"].get("conditions") or []
+    )
 
 
 def plugin_pod_spec(lab: Lab) -> JsonObject:

@@ -23,7 +23,7 @@ def record(lab: Lab, name: str, folder: Path, *arguments: str) -> None:
     evidence = folder / f"{name}.evidence"
     done = lab.playbook(PLAYBOOK, "-e", f"record_state_output={evidence}", *arguments)
     assert done.rc == 0, done.out[-4000:]
-    nodes = [_node(lab.api.node(one)) for one in lab.gpu_nodes]
+    nodes = [_node(lab.api.node(node)) for node in lab.gpu_nodes]
     pods = [
         _pod(one)
         for one in lab.api.items("/api/v1/pods")
@@ -45,7 +45,7 @@ def record(lab: Lab, name: str, folder: Path, *arguments: str) -> None:
 def _node(node: JsonObject) -> JsonObject:
     """Keep of a node what the back ends write, and whether it is ready."""
     metadata = {key: node["metadata"].get(key, {}) for key in ("name", "labels", "annotations")}
-    ready = [one for one in node["status"]["conditions"] if one["type"] == "Ready"]
+    ready = [condition for condition in node["status"]["conditions"] if condition["type"] == "Ready"]
     status = {"conditions": ready, **{key: node["status"][key] for key in ("capacity", "allocatable")}}
     return {"metadata": metadata, "status": status}
 
@@ -56,9 +56,11 @@ def _pod(pod: JsonObject) -> JsonObject:
         pod["metadata"], "name", "namespace", "uid", "labels", "annotations", "creationTimestamp", "deletionTimestamp"
     )
     owners = [
-        one for one in pod["metadata"].get("managedFields", []) if "f:nodeName" in one["fieldsV1"].get("f:spec", {})
+        managed_field
+        for managed_field in pod["metadata"].get("managedFields", [])
+        if "f:nodeName" in managed_field["fieldsV1"].get("f:spec", {})
     ]
-    metadata["managedFields"] = [{**one, "fieldsV1": {"f:spec": {"f:nodeName": {}}}} for one in owners]
+    metadata["managedFields"] = [{**owner, "fieldsV1": {"f:spec": {"f:nodeName": {}}}} for owner in owners]
     spec = _part(pod["spec"], "nodeName", "schedulerName", "runtimeClassName", "resourceClaims")
     for kind in ("initContainers", "containers"):
         spec[kind] = [_container(one) for one in pod["spec"].get(kind, [])]
@@ -69,7 +71,7 @@ def _pod(pod: JsonObject) -> JsonObject:
 def _container(container: JsonObject) -> JsonObject:
     kept = _part(container, "name", "resources", "restartPolicy")
     kept["env"] = [one for one in container.get("env", []) if one["name"].startswith(("NVIDIA_", "CUDA_"))]
-    kept["volumeMounts"] = [_part(one, "mountPath") for one in container.get("volumeMounts", [])]
+    kept["volumeMounts"] = [_part(volume_mount, "mountPath") for volume_mount in container.get("volumeMounts", [])]
     kept["securityContext"] = _part(container.get("securityContext", {}), "privileged")
     return kept
 

@@ -147,7 +147,7 @@ class Watch:
                 self.wrong.append(f"{node} ran {len(pids)} schedulers")
         for node in self._lab.control_planes:
             with contextlib.suppress(OSError):
-                names = {one.name for one in self.inside.path(node, MANIFESTS).iterdir()}
+                names = {path.name for path in self.inside.path(node, MANIFESTS).iterdir()}
                 self.wrong += [f"{node}: {name} lay in {MANIFESTS}" for name in names - KUBEADMS]
         self.samples += 1
 
@@ -296,8 +296,8 @@ class ControlPlane:
 
     def seconds(self) -> str:
         """The extender's timeout in the configuration, by which tests tell one from another; empty for none."""
-        found = re.search(rb"httpTimeout: ['\"]?(\w+)", self._inside.read(self.node, CONFIG) or b"")
-        return found[1].decode() if found else ""
+        match = re.search(rb"httpTimeout: ['\"]?(\w+)", self._inside.read(self.node, CONFIG) or b"")
+        return match[1].decode() if match else ""
 
     def pids(self) -> list[int]:
         return self._inside.schedulers()[self.node]
@@ -309,7 +309,7 @@ class ControlPlane:
 
     def assert_no_leftovers(self) -> None:
         names = self._lab.ssh(self.node, f"find {FOLDER} -mindepth 1 2>/dev/null; true").split()
-        assert [one for one in names if one not in (CONFIG, f"{FOLDER}/backup")] == [], f"{self.node}: {names}"
+        assert [name for name in names if name not in (CONFIG, f"{FOLDER}/backup")] == [], f"{self.node}: {names}"
 
 
 def assert_healthy(lab: Lab, planes: Sequence[ControlPlane]) -> None:
@@ -317,7 +317,7 @@ def assert_healthy(lab: Lab, planes: Sequence[ControlPlane]) -> None:
 
     def steady() -> bool:
         pids = {plane.node: plane.pids() for plane in planes}
-        assert [len(one) for one in pids.values()] == [1] * len(planes), f"schedulers: {pids}"
+        assert [len(pid) for pid in pids.values()] == [1] * len(planes), f"schedulers: {pids}"
         for plane in planes:
             assert plane.health() == "200", f"{plane.node}: /healthz says {plane.health()}"
         time.sleep(4)

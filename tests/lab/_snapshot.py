@@ -85,7 +85,9 @@ def cluster_objects(lab: Lab) -> dict[str, str]:
     for node in lab.api.items("/api/v1/nodes"):
         labels = json.dumps(node["metadata"].get("labels", {}), sort_keys=True)
         # Kubernetes' own taints follow the node's conditions; a machine that has just become Ready still has one.
-        taints = [one for one in node["spec"].get("taints", []) if not one["key"].startswith("node.kubernetes.io/")]
+        taints = [
+            taint for taint in node["spec"].get("taints", []) if not taint["key"].startswith("node.kubernetes.io/")
+        ]
         found[f"nodes /{node['metadata']['name']}"] = labels + json.dumps(taints)
     # Certificates and the addresses in them are each cluster's own.
     for key in list(found):

@@ -70,7 +70,7 @@ def _ours(lab: Lab, node: str, there: bool) -> None:
 
 
 def _without_plugin(lab: Lab, node: str) -> bool:
-    found = [one for one in lab.server_pods("gpushare-device-plugin") if one["spec"].get("nodeName") == node]
+    found = [pod for pod in lab.server_pods("gpushare-device-plugin") if pod["spec"].get("nodeName") == node]
     return not found
 
 

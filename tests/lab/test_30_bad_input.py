@@ -23,7 +23,7 @@ def refused(done: Done, variable: str) -> str:
     assert "Traceback" not in done.out
     # An entry of preflight's list, or the failure of a task.
     entries = re.split(r"(?m)^(?=problem |warning |note |TASK |\[ERROR\])", done.out)
-    said = [one for one in entries if variable in one and one.startswith(("problem ", "[ERROR]"))]
+    said = [entry for entry in entries if variable in entry and entry.startswith(("problem ", "[ERROR]"))]
     assert said, f"no failure names {variable}:\n{done.out[-6000:]}"
     return " ".join(said[0].split())
 

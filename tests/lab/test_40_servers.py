@@ -29,7 +29,7 @@ def tenants(lab: Lab, namespace: str) -> Iterator[list[JsonObject]]:
     for name, units in sizes.items():
         lab.api.create_pod(namespace, name, units, image, node)
     pods = wait_settled(lab, namespace, list(sizes))
-    cards = {one["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for one in pods}
+    cards = {pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for pod in pods}
     assert len(cards) == 2, "9 and 9 units don't fit one card of 16"
     yield pods
     delete_pods(lab, namespace, list(sizes))
@@ -72,7 +72,7 @@ def assert_new_pod_runs(lab: Lab, namespace: str, node: str) -> None:
     name = "newcomer"
 
     def running() -> bool:
-        status = next((one["status"] for one in lab.api.pods(namespace) if one["metadata"]["name"] == name), None)
+        status = next((pod["status"] for pod in lab.api.pods(namespace) if pod["metadata"]["name"] == name), None)
         if status is None:
             lab.api.create_pod(namespace, name, [1], lab.image(), node)
         elif status.get("phase") == "Failed":

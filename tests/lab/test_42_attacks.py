@@ -148,7 +148,7 @@ class Result:
 
 def ours(lab: Lab) -> tuple[str, ...]:
     """Return the warnings of this project's policies in the last answer."""
-    return tuple(one for one in lab.api.warnings if "gpushare-" in one)
+    return tuple(warning for warning in lab.api.warnings if "gpushare-" in warning)
 
 
 def visible(lab: Lab, node: str) -> dict[str, set[int]]:
@@ -184,8 +184,8 @@ def openable(lab: Lab, namespace: str, name: str, minors: Sequence[int]) -> set[
 def words_of(pod: JsonObject) -> str:
     """Return why a pod's containers don't run."""
     texts = []
-    for one in pod["status"].get("containerStatuses", []):
-        texts += [str(state.get("message", "")) for state in one["state"].values()]
+    for status in pod["status"].get("containerStatuses", []):
+        texts += [str(state.get("message", "")) for state in status["state"].values()]
     return " ".join(filter(None, texts))
 
 
@@ -195,7 +195,7 @@ def started(pod: JsonObject) -> bool | None:
         one for field in ("containerStatuses", "ephemeralContainerStatuses") for one in pod["status"].get(field, [])
     ]
     wanted = len(pod["spec"]["containers"]) + len(pod["spec"].get("ephemeralContainers", []))
-    if len(statuses) == wanted and all("running" in one["state"] for one in statuses):
+    if len(statuses) == wanted and all("running" in status["state"] for status in statuses):
         return True
     return False if "hook" in words_of(pod) or pod["status"].get("phase") == "Failed" else None
 
@@ -247,7 +247,7 @@ def played(
             pod = found[named(play)]
             own = frozenset(minors[index] for index in own_of(pod))
             seen = looked.get(pod["metadata"]["uid"], set())
-            if any(one.get("hostPath", {}).get("path") == "/dev" for one in pod["spec"].get("volumes", [])):
+            if any(volume.get("hostPath", {}).get("path") == "/dev" for volume in pod["spec"].get("volumes", [])):
                 seen = seen | openable(lab, space, pod["metadata"]["name"], list(minors.values()))
             runs = bool(started(pod))
             results[play] = Result(runs, words_of(pod), frozenset(seen), own, warnings[play])
@@ -279,7 +279,7 @@ def uses(lab: Lab, node: str, way: str) -> bool:
 
 def configured(lab: Lab, way: str, *variables: str) -> None:
     """Run the roles with these variables, and wait for the plugins."""
-    done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
+    done = lab.playbook(PLAYBOOK, *(word for variable in variables for word in ("-e", variable)))
     assert done.rc == 0, done.out[-8000:]
     for node in lab.gpu_nodes:
         until(lambda node=node: uses(lab, node, way), f"{way} on {node}", 60)
@@ -441,7 +441,7 @@ def test_explicit_cdi_without_a_specification_gives_no_card(lab: Lab, site: None
 )
 def test_the_toolkit_does_not_break_ordinary_pods(lab: Lab, site: None, variables: tuple[str, ...]) -> None:
     """Without CDI no pod would get a card; the role refuses that setting, which ``deny`` has by default."""
-    done = lab.playbook(PLAYBOOK, *(word for one in variables for word in ("-e", one)))
+    done = lab.playbook(PLAYBOOK, *(word for variable in variables for word in ("-e", variable)))
     assert done.rc != 0 and "set gpushare_device_injection to cdi" in done.out, done.out[-4000:]
     assert not any(sums["changed"] for sums in done.recap.values()), done.recap
 
@@ -495,7 +495,7 @@ def test_attack_under_the_policy(lab: Lab, scene: Scene, denying: str, row: Try,
     else:
         assert not said, said
         assert bool(warnings) == (row.policy.outcome is Outcome.WARNED), warnings
-        assert all("container c0 may do everything on its node" in one for one in warnings), warnings
+        assert all("container c0 may do everything on its node" in warning for warning in warnings), warnings
 
 
 @pytest.mark.long

@@ -66,9 +66,9 @@ def held(lab: Lab) -> dict[str, int]:
     found: collections.Counter[str] = collections.Counter()
     for claim in claims(lab):
         allocation = claim.get("status", {}).get("allocation") or {}
-        for one in allocation.get("devices", {}).get("results", []):
-            if one["driver"] == DRIVER:
-                found[one["device"]] += gib(one["consumedCapacity"]["memory"])
+        for result in allocation.get("devices", {}).get("results", []):
+            if result["driver"] == DRIVER:
+                found[result["device"]] += gib(result["consumedCapacity"]["memory"])
     return dict(found)
 
 
@@ -122,7 +122,7 @@ def cards_of(lab: Lab, pod: JsonObject) -> set[str]:
 
 def given(lab: Lab, pod: JsonObject) -> set[str]:
     """Return the UUIDs of the cards that a pod's claims are allocated."""
-    names = {one["resourceClaimName"] for one in pod["status"]["resourceClaimStatuses"]}
+    names = {status["resourceClaimName"] for status in pod["status"]["resourceClaimStatuses"]}
     return {
         f"GPU-{result['device'][4:]}"
         for claim in claims(lab)
@@ -138,15 +138,15 @@ def verified(lab: Lab, folder: Path) -> JsonObject:
     done = lab.playbook(VERIFY, *words)
     assert path.exists(), done.out[-8000:]
     report: JsonObject = json.loads(path.read_text())
-    wrong = [one for one in report["findings"] if one["level"] == "FAIL"]
+    wrong = [finding for finding in report["findings"] if finding["level"] == "FAIL"]
     assert (done.rc, wrong) == (0, []), done.out[-8000:]
     return report
 
 
 def compared(report: JsonObject) -> dict[str, int]:
     """Return how many things each check compared, without those that lacked evidence."""
-    unknown = {one["check"] for one in report["findings"] if one["level"] == "UNKNOWN"}
-    return {one["id"]: one["n"] for one in report["checks"] if one["id"] not in unknown}
+    unknown = {finding["check"] for finding in report["findings"] if finding["level"] == "UNKNOWN"}
+    return {check["id"]: check["n"] for check in report["checks"] if check["id"] not in unknown}
 
 
 def inspected(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
@@ -154,10 +154,10 @@ def inspected(lab: Lab) -> dict[str, dict[str, dict[str, int]]]:
     done = lab.playbook(INSPECT, "-e", "gpushare_allocation=dra", "-e", "inspect_format=json")
     assert done.rc == 0, done.out[-8000:]
     shown, _end = json.JSONDecoder().raw_decode(done.out[done.out.index("\n{") + 1 :])
-    assert not [one["problem"] for one in shown["nodes"] if one["problem"]], shown
+    assert not [node["problem"] for node in shown["nodes"] if node["problem"]], shown
     return {
         node["name"]: {
-            card["uuid"].lower(): {f"{one['namespace']}/{one['name']}": one["units"] for one in card["pods"]}
+            card["uuid"].lower(): {f"{pod['namespace']}/{pod['name']}": pod["units"] for pod in card["pods"]}
             for card in node["cards"]
         }
         for node in shown["nodes"]
@@ -222,7 +222,7 @@ def space(lab: Lab, dra: None) -> Iterator[str]:
 def _no_pods_stay(lab: Lab, space: str) -> Iterator[None]:
     """A test that fails leaves no pods to the others, which fill the cards."""
     yield
-    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+    delete_pods(lab, space, [pod["metadata"]["name"] for pod in lab.api.pods(space)])
 
 
 def make(lab: Lab, *bodies: JsonObject) -> list[str]:
@@ -286,7 +286,7 @@ def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path
                 for one in ("c0", "c1")]  # fmt: skip
         assert seen == [given(lab, lab.api.pod(space, "old-grid"))] * 2 and len(seen[0]) == 2
         units = [lab.inside(space, "old-grid", one, "printenv", "ALIYUN_COM_GPU_MEM_CONTAINER") for one in ("c0", "c1")]
-        assert [one.strip() for one in units] == ["4", "2"]
+        assert [unit.strip() for unit in units] == ["4", "2"]
         assert inspected(lab) == by_the_api(lab)
         assert sum(held(lab).values()) == 4 * 3 + 3 + 4 + 6 + 7
         numbers = compared(verified(lab, tmp_path))
@@ -344,7 +344,7 @@ def test_verify_names_what_somebody_damaged(lab: Lab, space: str, tmp_path: Path
         path = tmp_path / "report.json"
         words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=3", "-e", f"verify_json={path}")
         assert lab.playbook(VERIFY, *words).rc == 2
-        wrong = [one for one in json.loads(path.read_text())["findings"] if one["level"] == "FAIL"]
+        wrong = [finding for finding in json.loads(path.read_text())["findings"] if finding["level"] == "FAIL"]
         assert {(one["check"], one["cause"]) for one in wrong} == {
             ("D5", "specification_differs"),
             ("D5", "leaked_specification"),
@@ -370,7 +370,7 @@ def test_the_canary_of_verify_passes(lab: Lab, space: str, tmp_path: Path) -> No
     path = tmp_path / "report.json"
     words = ("-e", "gpushare_allocation=dra", "-e", "verify_canary=true", "-e", f"verify_json={path}")
     done = lab.playbook(VERIFY, *words)
-    steps = {one["id"]: one["result"] for one in json.loads(path.read_text())["checks"] if one["id"][0] == "Y"}
+    steps = {check["id"]: check["result"] for check in json.loads(path.read_text())["checks"] if check["id"][0] == "Y"}
     assert done.rc == 0 and steps and "FAIL" not in steps.values(), done.out[-8000:]
 
 
@@ -440,7 +440,7 @@ def test_the_machine_reboots(lab: Lab, space: str) -> None:
 
         def again() -> bool:
             pod = lab.api.pod(space, "reboot")
-            assert [one["restartCount"] for one in pod["status"]["containerStatuses"]] == [1], pod["status"]
+            assert [status["restartCount"] for status in pod["status"]["containerStatuses"]] == [1], pod["status"]
             assert started(pod) and all(files(lab, node))
             return True
 
@@ -574,7 +574,7 @@ def test_the_drivers_image_is_updated_under_load(lab: Lab, space: str) -> None:
     kept = [lab.api.pod(space, name) for name in names]
     assert containers(kept) == containers(running)
     until(lambda: announced(lab), "every card in a slice", 60)
-    delete_pods(lab, space, [one["metadata"]["name"] for one in lab.api.pods(space)])
+    delete_pods(lab, space, [pod["metadata"]["name"] for pod in lab.api.pods(space)])
     until(lambda: nothing_left(lab), "nothing is left", 120)
     REPORT.append(
         f"the DRA driver's image updated twice in {took[0]:.0f} and {took[1]:.0f} s: {len(waits)} pods started "

@@ -224,7 +224,7 @@ def test_fault_16_cleanup_removes_annotations_and_keeps_pods(lab: Lab, namespace
         label(lab, node, {})
         try:
             until(
-                lambda: uid not in [one["metadata"]["uid"] for one in lab.server_pods("gpushare-device-plugin")],
+                lambda: uid not in [pod["metadata"]["uid"] for pod in lab.server_pods("gpushare-device-plugin")],
                 "the plugin is gone",
                 60,
             )

@@ -52,8 +52,8 @@ def deployment(lab: Lab, name: str, replicas: int) -> None:
 
 def all_run(lab: Lab, app: str, number: int, node: str = "") -> list[JsonObject]:
     def found() -> list[JsonObject]:
-        pods = [one for one in lab.api.pods(SPACE) if one["metadata"]["labels"].get("app") == app]
-        live = [one for one in pods if "deletionTimestamp" not in one["metadata"]]
+        pods = [pod for pod in lab.api.pods(SPACE) if pod["metadata"]["labels"].get("app") == app]
+        live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         assert [one["status"].get("phase") for one in live] == ["Running"] * number
         assert not node or {one["spec"]["nodeName"] for one in live} == {node}
         return live

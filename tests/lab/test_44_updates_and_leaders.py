@@ -244,5 +244,5 @@ def test_fault_12_no_card_is_overbooked_while_leaders_change(
 
 def test_everything_is_ready_again(lab: Lab, auditor: Auditor) -> None:
     for command in (EXTENDER, PLUGIN):
-        until(lambda command=command: all(is_ready(one) for one in lab.server_pods(command)), f"{command} ready", 120)
+        until(lambda command=command: all(is_ready(pod) for pod in lab.server_pods(command)), f"{command} ready", 120)
     auditor.assert_nothing_wrong()

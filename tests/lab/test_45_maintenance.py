@@ -82,7 +82,9 @@ def unaffected_state(lab: Lab, node: str) -> JsonObject:
         "services": lab.ssh(node, script),
         "unschedulable": own["spec"].get("unschedulable", False),
         "containers": sorted(
-            (one["containerID"], one["restartCount"]) for pod in pods for one in pod["status"]["containerStatuses"]
+            (status["containerID"], status["restartCount"])
+            for pod in pods
+            for status in pod["status"]["containerStatuses"]
         ),
     }
 
@@ -114,7 +116,7 @@ def test_another_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path:
     deployment(lab, namespace, "neighbour", other)
     tenant = running(lab, namespace, "tenant")
     running(lab, namespace, "neighbour")
-    plugin = next(one for one in lab.server_pods("gpushare-device-plugin") if one["spec"]["nodeName"] == node)
+    plugin = next(pod for pod in lab.server_pods("gpushare-device-plugin") if pod["spec"]["nodeName"] == node)
     before = unaffected_state(lab, other)
 
     for version, variables in ((OLDER, {"driver_version": OLDER}), (newer, {})):
@@ -124,7 +126,7 @@ def test_another_driver_on_one_node_and_back(lab: Lab, namespace: str, tmp_path:
         evicted, tenant = tenant, running(lab, namespace, "tenant")
         assert tenant["metadata"]["uid"] != evicted["metadata"]["uid"]
         # The DaemonSet's pod stayed, and its container was made anew, with the new driver's library.
-        later = next(one for one in lab.server_pods("gpushare-device-plugin") if one["spec"]["nodeName"] == node)
+        later = next(pod for pod in lab.server_pods("gpushare-device-plugin") if pod["spec"]["nodeName"] == node)
         assert later["metadata"]["uid"] == plugin["metadata"]["uid"]
         assert (
             later["status"]["containerStatuses"][0]["restartCount"]

@@ -229,7 +229,7 @@ def test_fault_08_a_terminating_pod_keeps_its_memory(lab: Lab, namespace: str, n
 
         def there() -> bool:
             """Test whether a pod may still hold its memory; nothing runs of a pod that has ended."""
-            found = [one for one in lab.api.pods(namespace) if one["metadata"]["name"] == "stubborn"]
+            found = [pod for pod in lab.api.pods(namespace) if pod["metadata"]["name"] == "stubborn"]
             return any(one["status"]["phase"] not in ("Succeeded", "Failed") for one in found)
 
         def bound() -> bool:

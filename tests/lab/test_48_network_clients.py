@@ -75,7 +75,7 @@ def run(lab: Lab, node: str, script: str, *words: t.Any, seconds: float = 60) ->
 def most_memory(lab: Lab, node: str, command: str) -> int:
     """The largest resident size of a server on a node so far, in MiB."""
     text = lab.ssh(node, f"for p in $(pgrep -f [b]in/{command}); do grep VmHWM /proc/$p/status; done")
-    return max(int(one) // 1024 for one in re.findall(r"VmHWM:\s+(\d+) kB", text))
+    return max(int(match) // 1024 for match in re.findall(r"VmHWM:\s+(\d+) kB", text))
 
 
 def listening(lab: Lab, node: str) -> list[str]:
@@ -134,9 +134,9 @@ def test_one_byte_connections_for_five_minutes(lab: Lab, namespace: str) -> None
                 )
                 for node in lab.gpu_nodes
             ]
-            for one in attacks:
-                one.start()
-            while any(one.is_alive() for one in attacks):
+            for attack in attacks:
+                attack.start()
+            while any(attack.is_alive() for attack in attacks):
                 for node in lab.gpu_nodes:
                     assert lab.allocatable(node) == units[node]
                     assert is_ready(plugin(lab, node))
@@ -158,7 +158,7 @@ def test_one_byte_connections_for_five_minutes(lab: Lab, namespace: str) -> None
     left = lab.api.items("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings")
     assert "gpushare-device-plugin:auth-delegator" not in {one["metadata"]["name"] for one in left}
     secrets = lab.api.items(f"/api/v1/namespaces/{SERVERS}/secrets")
-    assert "gpushare-device-plugin-metrics-tls" not in {one["metadata"]["name"] for one in secrets}
+    assert "gpushare-device-plugin-metrics-tls" not in {secret["metadata"]["name"] for secret in secrets}
 
 
 def reader(lab: Lab, namespace: str) -> str:

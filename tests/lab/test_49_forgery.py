@@ -131,7 +131,7 @@ def full_node(lab: Lab, honest: Tenant, round_: int) -> list[str]:
 def test_forged_claims_and_indices_keep_no_pod_from_starting(lab: Lab, tenants: tuple[Tenant, Tenant]) -> None:
     """For ten minutes, while the device plugins restart."""
     by, honest = tenants
-    cards = {one.node: len(lab.cards(one.node)) for one in tenants}
+    cards = {tenant.node: len(lab.cards(tenant.node)) for tenant in tenants}
     forger = Forger(by, honest.node)
     forger.prepare()
     try:
@@ -139,9 +139,11 @@ def test_forged_claims_and_indices_keep_no_pod_from_starting(lab: Lab, tenants: 
         with in_background(lambda: forger.run(stop), stop, 60):
             end, rounds = time.monotonic() + SECONDS, 0
             while time.monotonic() < end:
-                for one in tenants:
-                    restart_plugin(lab, one.node)
-                    until(lambda one=one: is_announced(lab, one.node, cards[one.node]), f"{one.node} announces", 90)
+                for tenant in tenants:
+                    restart_plugin(lab, tenant.node)
+                    until(
+                        lambda one=tenant: is_announced(lab, one.node, cards[one.node]), f"{tenant.node} announces", 90
+                    )
                 names = full_node(lab, honest, rounds)
                 delete_pods(lab, honest.user, names)
                 rounds += 1

@@ -33,10 +33,10 @@ def test_everything_passes(lab: Lab) -> None:
 
 def units_in_use(lab: Lab) -> int:
     return sum(
-        int(one["resources"].get("limits", {}).get(RESOURCE, 0))
+        int(container["resources"].get("limits", {}).get(RESOURCE, 0))
         for pod in lab.api.items("/api/v1/pods")
         if pod["status"].get("phase") in ("Pending", "Running")
-        for one in pod["spec"]["containers"]
+        for container in pod["spec"]["containers"]
     )
 
 

@@ -130,7 +130,7 @@ class Backends:
         for pod in self.lab.api.items("/api/v1/pods"):
             labels, node = pod["metadata"].get("labels", {}), pod["spec"].get("nodeName", "")
             running = pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-            ready = running and all(one.get("ready") for one in pod["status"].get("containerStatuses", []))
+            ready = running and all(status.get("ready") for status in pod["status"].get("containerStatuses", []))
             for backend, (label, value) in PLUGINS.items():
                 if ready and labels.get(label) == value and node in self.of:
                     seen.setdefault(node, set()).add(backend)
@@ -168,7 +168,7 @@ class Backends:
         for name in names:
             self.lab.api.delete(f"/api/v1/namespaces/{SPACE}/pods/{name}")
         until(
-            lambda: not {one["metadata"]["name"] for one in self.lab.api.pods(SPACE)} & set(names), f"{names} gone", 60
+            lambda: not {pod["metadata"]["name"] for pod in self.lab.api.pods(SPACE)} & set(names), f"{names} gone", 60
         )
 
     def recorded(self, name: str) -> None:
@@ -227,7 +227,7 @@ def test_there_and_back_under_load(backends: Backends, lab: Lab) -> None:
         backends.run("site")
         with undisturbed(backends, nvidia):
             backends.run("switch", "--limit", first)
-        assert other not in {one["metadata"]["name"] for one in lab.api.pods(SPACE)}
+        assert other not in {pod["metadata"]["name"] for pod in lab.api.pods(SPACE)}
         kept = backends.pod("ours-again", first, units=3)
         with undisturbed(backends, kept):
             backends.run("switch", "--limit", second)
@@ -318,7 +318,7 @@ def join_again(lab: Lab, node: str) -> None:
 
     def no_plugin() -> bool:
         pods = lab.api.items(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}")
-        labels = {label for one in pods for label in one["metadata"].get("labels", {}).items()}
+        labels = {label for pod in pods for label in pod["metadata"].get("labels", {}).items()}
         return not labels & set(PLUGINS.values())
 
     # uninstall.yml has taken it off the node.

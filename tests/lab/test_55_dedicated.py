@@ -65,14 +65,14 @@ def leader(lab: Lab) -> JsonObject:
 def ready(lab: Lab) -> bool:
     found = pods(lab)
     return len(found) >= 2 and all(
-        all(one["ready"] for one in pod["status"].get("containerStatuses", [{"ready": False}])) for pod in found
+        all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}])) for pod in found
     )
 
 
 def delete_pods(lab: Lab, namespace: str, names: list[str]) -> None:
     for name in names:
         lab.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
-    until(lambda: not {one["metadata"]["name"] for one in lab.api.pods(namespace)} & set(names), "pods gone", 60)
+    until(lambda: not {pod["metadata"]["name"] for pod in lab.api.pods(namespace)} & set(names), "pods gone", 60)
 
 
 def bound_by(lab: Lab, namespace: str, pod: str) -> list[str]:
@@ -170,14 +170,14 @@ def kill(lab: Lab, pod: JsonObject, what: str) -> None:
     node = pod["spec"]["nodeName"]
     uid = metadata["uid"].replace("-", "_")
     found = []
-    for one in processes().values():
+    for process in processes().values():
         try:
-            words = (Path("/proc") / str(one.pid) / "cmdline").read_bytes().decode(errors="replace")
-            groups = (Path("/proc") / str(one.pid) / "cgroup").read_text()
+            words = (Path("/proc") / str(process.pid) / "cmdline").read_bytes().decode(errors="replace")
+            groups = (Path("/proc") / str(process.pid) / "cgroup").read_text()
         except OSError:
             continue
-        if word in words and uid in groups and inside.node_of(one.pid) == node:
-            found.append(one.pid)
+        if word in words and uid in groups and inside.node_of(process.pid) == node:
+            found.append(process.pid)
     assert len(found) == 1, f"{word} on {node}: {found}"
     os.kill(found[0], signal.SIGKILL)
 

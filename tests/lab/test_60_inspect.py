@@ -36,7 +36,7 @@ def test_table(lab: Lab, pods: list[JsonObject]) -> None:
     assert done.rc == 0, done.out[-4000:]
     done.assert_unchanged()
     lines = done.out.splitlines()
-    card = next(one for one in pods if one["metadata"]["name"] == "three")["metadata"]["annotations"]
+    card = next(pod for pod in pods if pod["metadata"]["name"] == "three")["metadata"]["annotations"]
     for name, units in SIZES.items():
         row = next(line.split() for line in lines if line.split()[:2] == [NAMESPACE, name])
         assert str(sum(units)) in row[3:], row
@@ -45,7 +45,7 @@ def test_table(lab: Lab, pods: list[JsonObject]) -> None:
     assert any(NAMESPACE in line and "waits" in line and "100000" in line for line in lines), done.out[-4000:]
     # Binpack: both on one card.
     assert {
-        one["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for one in pods if "annotations" in one["metadata"]
+        pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for pod in pods if "annotations" in pod["metadata"]
     } == {card["ALIYUN_COM_GPU_MEM_IDX"]}
 
 

@@ -43,14 +43,16 @@ class Verdict:
         return [one for one in found if check in ("", one["check"]) and level in ("", one["level"])]
 
     def fails(self) -> set[str]:
-        return {one["check"] for one in self.findings(level="FAIL")}
+        return {finding["check"] for finding in self.findings(level="FAIL")}
 
     def compared(self, check: str) -> int:
         return int(next(one["n"] for one in self.report["checks"] if one["id"] == check))
 
     def one(self, check: str, **fields: object) -> JsonObject:
         """Return the only finding of a check with these fields."""
-        found = [one for one in self.findings(check) if all(one[key] == value for key, value in fields.items())]
+        found = [
+            finding for finding in self.findings(check) if all(finding[key] == value for key, value in fields.items())
+        ]
         assert len(found) == 1, f"{check} {fields}: {json.dumps(self.report['findings'], indent=1)}"
         return found[0]
 
@@ -72,8 +74,8 @@ class Run:
         verdict = Verdict(done.rc, done.out, json.loads(path.read_text()))
         # The exit status is the verdict's.
         assert (done.rc == 0) == (verdict.report["result"] != "FAIL"), done.out[-6000:]
-        for one in verdict.findings(level="FAIL"):
-            assert one["what"] in " ".join(done.out.split()), f"{one['what']} isn't in what was printed"
+        for finding in verdict.findings(level="FAIL"):
+            assert finding["what"] in " ".join(done.out.split()), f"{finding['what']} isn't in what was printed"
         return verdict
 
 
@@ -120,8 +122,8 @@ def test_healthy_cluster_and_report_files(lab: Lab, namespace: str, verify: Run)
     for check, least in {"C2": 1, "C3": 1, "C4": 3, "G3": 3, "G4": 3, "G6": 4, "G7": 3, "G8": 3, "G10": 3}.items():
         assert found.compared(check) >= least, (check, found.report["checks"])
     assert found.report["samples"] == 1 or found.findings(), "a healthy cluster isn't sampled twice"
-    card = next(one for one in found.report["nodes"] if one["name"] == lab.gpu_nodes[0])["cards"][place]
-    used = {one["pod"]: one["used_mib"] for one in card["pods"]}
+    card = next(node for node in found.report["nodes"] if node["name"] == lab.gpu_nodes[0])["cards"][place]
+    used = {pod["pod"]: pod["used_mib"] for pod in card["pods"]}
     assert used[f"{NAMESPACE}/fine-0"] == 700, card
     page = files["html"].read_text()
     assert f"{NAMESPACE}/fine-0" in page
@@ -142,7 +144,7 @@ def test_read_only_account(lab: Lab, namespace: str, verify: Run) -> None:
         with pods(lab, namespace, body("read", container(lab, 2), node=lab.gpu_nodes[0])):
             found = verify("-e", f"gpu_kubeconfig={kubeconfig}")
         assert found.fails() == set() and found.compared("G3") >= 1, found.out[-6000:]
-        refused = [one for one in found.report["findings"] if "lacks a permission" in json.dumps(one)]
+        refused = [finding for finding in found.report["findings"] if "lacks a permission" in json.dumps(finding)]
         assert refused == [], refused
     finally:
         done = lab.playbook("playbooks/readonly_access.yml", "-e", "readonly_access_state=absent")
@@ -157,7 +159,7 @@ def test_pod_that_bypassed_the_scheduler(lab: Lab, namespace: str, verify: Run) 
     try:
         lab.api.wait_running(namespace, ["around"])
         found = verify()
-        named = [one for one in found.findings() if one["pod"] == f"{NAMESPACE}/around"]
+        named = [finding for finding in found.findings() if finding["pod"] == f"{NAMESPACE}/around"]
         assert [(one["check"], one["cause"]) for one in named] == [("G12", "bypassed_scheduler")], named
     finally:
         delete_pods(lab, namespace, ["around"])
@@ -250,7 +252,7 @@ def test_stopped_kubelet(lab: Lab, verify: Run) -> None:
     try:
         until(lambda: "Ready" not in ready(lab, node), f"{node} isn't ready", 120)
         found = verify()
-        assert any(one["node"] == node for one in found.findings(level="FAIL")), found.report["findings"]
+        assert any(finding["node"] == node for finding in found.findings(level="FAIL")), found.report["findings"]
     finally:
         lab.ssh(node, "systemctl start kubelet")
         returned(lab, node)
@@ -264,7 +266,7 @@ def test_stopped_machine(lab: Lab, verify: Run) -> None:
     try:
         until(lambda: "Ready" not in ready(lab, node), f"{node} isn't ready", 120)
         found = verify()
-        of_node = [one for one in found.report["findings"] if one["node"] == node]
+        of_node = [finding for finding in found.report["findings"] if finding["node"] == node]
         assert "FAIL" in {one["level"] for one in of_node}, of_node
         assert "unreachable" in {one["cause"] for one in of_node if one["level"] == "UNKNOWN"}, of_node
         # Nobody else is blamed; S1, of the servers as a whole, names it in words.
@@ -281,7 +283,9 @@ def returned(lab: Lab, node: str) -> None:
 
 
 def ready(lab: Lab, node: str) -> list[str]:
-    return [one["type"] for one in lab.api.node(node)["status"]["conditions"] if one["status"] == "True"]
+    return [
+        condition["type"] for condition in lab.api.node(node)["status"]["conditions"] if condition["status"] == "True"
+    ]
 
 
 # --------------------------------------------------------------------------- with a stand-in for upstream's plugin
@@ -317,9 +321,9 @@ def test_canary(lab: Lab, verify: Run) -> None:
     before = set(lab.api.namespaces())
     found = verify("-e", "verify_canary=true")
     assert found.fails() == set(), found.out[-6000:]
-    steps = [one for one in found.report["checks"] if one["id"].startswith("Y")]
-    assert steps and all(one["result"] in ("PASS", "UNKNOWN") for one in steps), steps
-    assert any(one["result"] == "PASS" for one in steps), steps
+    steps = [check for check in found.report["checks"] if check["id"].startswith("Y")]
+    assert steps and all(step["result"] in ("PASS", "UNKNOWN") for step in steps), steps
+    assert any(step["result"] == "PASS" for step in steps), steps
     assert set(lab.api.namespaces()) == before
 
 
@@ -377,6 +381,6 @@ def test_fifty_runs_in_a_row_under_churn(lab: Lab, verify: Run) -> None:
 
 
 def test_tests_leave_nothing_behind(lab: Lab) -> None:
-    assert not [one for one in lab.api.namespaces() if "canary" in one]
+    assert not [namespace for namespace in lab.api.namespaces() if "canary" in namespace]
     for node in lab.gpu_nodes:
         assert plugin(lab, node)

@@ -36,19 +36,19 @@ def test_logs(lab: Lab, secrets: list[str]) -> None:
     assert logs
     for path in logs:
         text = path.read_text()
-        assert [one for one in secrets if one in text] == [], path.name
+        assert [secret for secret in secrets if secret in text] == [], path.name
 
 
 def test_command_lines(lab: Lab, secrets: list[str]) -> None:
     assert any("ansible-playbook" in one for one in lab.commands.seen), "nothing was watched"
-    shown = [line[:200] for line in lab.commands.seen for one in secrets if one in line]
+    shown = [line[:200] for line in lab.commands.seen for secret in secrets if secret in line]
     assert shown == []
 
 
 def test_logs_of_the_servers(lab: Lab, secrets: list[str]) -> None:
     for node in lab.nodes:
         text = lab.ssh(node, "cat /var/log/pods/*/*/*.log 2>/dev/null | tail -c 20000000; true")
-        assert [one for one in secrets if one in text] == [], node
+        assert [secret for secret in secrets if secret in text] == [], node
 
 
 def test_files_on_the_nodes(lab: Lab) -> None:

@@ -57,7 +57,7 @@ def test_a_set_up_lab_stays_as_it_is(
     lab: Lab, environment: runner.Environment, inventory: JsonObject, playbook: str
 ) -> None:
     done = run(lab, environment, inventory, playbook, become=True)
-    [totals] = [one["event_data"] for one in done.events if one["event"] == "playbook_on_stats"]
+    [totals] = [event["event_data"] for event in done.events if event["event"] == "playbook_on_stats"]
     assert not totals["changed"], done.output[-6000:]
     assert set(lab.gpu_nodes) <= set(totals["ok"]), totals
     if playbook == "plan":
@@ -70,6 +70,6 @@ def test_verify_and_inspect_leave_their_results(
     verified = run(lab, environment, inventory, "verify", become=True).artifacts["gpu_verify"]
     assert verified["counts"]["FAIL"] == 0 and verified["counts"]["PASS"] > 0, verified
     inspected = run(lab, environment, inventory, "inspect", become=False).artifacts["gpu_inspect"]
-    assert {one["name"] for one in inspected["nodes"]} == set(lab.gpu_nodes)
-    units = sum(one["units"] for name in lab.gpu_nodes for one in lab.cards(name))
+    assert {node["name"] for node in inspected["nodes"]} == set(lab.gpu_nodes)
+    units = sum(card["units"] for name in lab.gpu_nodes for card in lab.cards(name))
     assert [one["total"] for one in inspected["totals"]] == [units]

@@ -44,7 +44,7 @@ def uninstalled(lab: Lab, every_test: bool, request: pytest.FixtureRequest) -> U
         create(lab, space, *(body(name, container(lab), node=name) for name in lab.gpu_nodes))
         lab.api.wait_running(space, lab.gpu_nodes)
         done = lab.playbook(UNINSTALL)
-        found = {one["metadata"]["name"]: one["status"]["containerStatuses"] for one in lab.api.pods(space)}
+        found = {pod["metadata"]["name"]: pod["status"]["containerStatuses"] for pod in lab.api.pods(space)}
         return Uninstalled(
             done,
             {name: [one["restartCount"] for one in each if "running" in one["state"]] for name, each in found.items()},

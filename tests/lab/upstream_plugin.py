@@ -46,7 +46,9 @@ def api(method: str, path: str, body: JsonObject | None = None) -> JsonObject:
 
 
 def total(pod: JsonObject) -> int:
-    return sum(int(one.get("resources", {}).get("limits", {}).get(MEMORY, 0)) for one in pod["spec"]["containers"])
+    return sum(
+        int(container.get("resources", {}).get("limits", {}).get(MEMORY, 0)) for container in pod["spec"]["containers"]
+    )
 
 
 def waiting() -> list[JsonObject]:

@@ -24,9 +24,9 @@ class Ran(t.NamedTuple):
 
     @property
     def changed(self) -> int:
-        found = re.search(r"changed=(\d+)", self.text)
-        assert found, self.text
-        return int(found[1])
+        match = re.search(r"changed=(\d+)", self.text)
+        assert match, self.text
+        return int(match[1])
 
 
 def ansible(folder: Path, program: str, *words: str | Path, **variables: str) -> Ran:

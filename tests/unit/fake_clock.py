@@ -19,5 +19,5 @@ class FakeClock:
     def sleep(self, seconds: float) -> None:
         self.time += seconds
         # A listener may remove itself.
-        for one in list(self.listeners):
-            one()
+        for listener in list(self.listeners):
+            listener()

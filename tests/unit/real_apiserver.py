@@ -88,7 +88,7 @@ class Refused(Exception):
 
 
 def _addresses(*texts: str) -> list[x509.IPAddress]:
-    return [x509.IPAddress(ipaddress.ip_address(one)) for one in texts]
+    return [x509.IPAddress(ipaddress.ip_address(text)) for text in texts]
 
 
 class _Authority:

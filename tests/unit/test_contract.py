@@ -23,7 +23,7 @@ def container(units: int = 0, **more: object) -> dict[str, object]:
 
 
 def pod(*units: int, init: tuple[dict[str, object], ...] = (), **more: object) -> dict[str, object]:
-    spec = {"containers": [container(one) for one in units], "initContainers": list(init), "nodeName": "n1"}
+    spec = {"containers": [container(unit) for unit in units], "initContainers": list(init), "nodeName": "n1"}
     return {
         "metadata": {"name": "p", "namespace": "d", "uid": "u"},
         "spec": spec,
@@ -96,7 +96,7 @@ def test_short_uuids_grow_until_they_differ() -> None:
 @given(st.lists(st.uuids(), min_size=1, max_size=8, unique=True), st.integers(0, 100000))
 def test_a_device_id_identifies_its_card(uuids: list[object], slot: int) -> None:
     cards = [card(n, uuid=f"GPU-{uuid}") for n, uuid in enumerate(uuids)]
-    shorts = contract.short_uuids([one.uuid for one in cards])
+    shorts = contract.short_uuids([card.uuid for card in cards])
     for one in cards:
         identifier = contract.device_id(shorts[one.uuid], slot)
         assert contract.card_by_short(cards, contract.card_of_device_id(identifier)) == one
@@ -149,7 +149,7 @@ def test_a_broken_annotation_is_named_and_capacity_counts_instead(text: str) -> 
         "metadata": {"annotations": {contract.NODE_CARDS: text}},
         "status": {"capacity": {contract.RESOURCE_MEMORY: "31", contract.RESOURCE_COUNT: "2"}},
     }
-    assert [one.units for one in contract.node_cards(node)] == [15, 15]
+    assert [card.units for card in contract.node_cards(node)] == [15, 15]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def refused(text):
     """Return the values of variables that no role accepts; a table's alternatives have another separator."""
     known = specifications.options()
     found = [(name, value.strip(".")) for name, value in VALUE.findall(text) if name in known]
-    choices = {name: [str(one) for one in known[name].rules.get("choices", ())] for name, _value in found}
+    choices = {name: [str(choice) for choice in known[name].rules.get("choices", ())] for name, _value in found}
     kinds = {"bool": {"true", "false"}}
     return {
         (name, value)

@@ -76,7 +76,7 @@ def test_a_release_of_a_clone(checkout, tmp_path):
         names = set(packed.getnames())
         log = packed.extractfile("CHANGELOG.md").read().decode()
     assert not {one for one in names if "plugin-cache" in one or one.startswith("dist")}
-    assert not {f"changelogs/fragments/{one}" for one in fragments} & names
+    assert not {f"changelogs/fragments/{fragment}" for fragment in fragments} & names
     notes = (out / f"{name}.md").read_text()
     assert "### Security Fixes" in notes and "### New Modules" in notes and "<a id=" not in notes
     assert set(notes.splitlines()) <= set(log.splitlines())
@@ -142,6 +142,6 @@ def test_the_bill_has_the_tarball_and_what_the_controller_needs(tmp_path):
     document = json.loads(release.bill(tmp_path / "package", ROOT, VERSION))
     [own] = document["metadata"]["component"]["hashes"]
     assert own["content"] == release.digest(tmp_path / "package")
-    names = {one["name"] for one in document["components"]}
+    names = {component["name"] for component in document["components"]}
     assert {"kubernetes", "kubernetes.core"} <= names and "pytest" not in names
-    assert document["dependencies"][0]["dependsOn"] == [one["bom-ref"] for one in document["components"]]
+    assert document["dependencies"][0]["dependsOn"] == [component["bom-ref"] for component in document["components"]]

@@ -25,7 +25,7 @@ def specifications(role):
 
 
 def options(role):
-    return {name: one for entry in specifications(role) for name, one in (entry.get("options") or {}).items()}
+    return {name: option for entry in specifications(role) for name, option in (entry.get("options") or {}).items()}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -40,12 +40,12 @@ def test_defaults_are_those_of_the_argument_specs(role):
 @pytest.mark.parametrize("role", ROLES)
 def test_every_argument_is_described_typed_and_prefixed(role):
     assert all(entry.get("short_description") for entry in specifications(role))
-    for name, one in options(role).items():
+    for name, option in options(role).items():
         assert name.startswith(f"{role}_") or name in COLLECTION_WIDE, name
-        assert one.get("description"), name
-        assert one.get("type"), name
-        assert one["type"] != "list" or one.get("elements"), name
-        assert not (one.get("required") and "default" in one), name
+        assert option.get("description"), name
+        assert option.get("type"), name
+        assert option["type"] != "list" or option.get("elements"), name
+        assert not (option.get("required") and "default" in option), name
 
 
 @pytest.mark.parametrize("role", ROLES)

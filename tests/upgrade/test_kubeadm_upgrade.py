@@ -65,8 +65,9 @@ def parts(text: bytes) -> dict[str, object]:
     return {
         "image": container["image"].rpartition(":")[2],
         "flag": f"--config={CONFIG}" in container["command"],
-        "mount": [one for one in container["volumeMounts"] if one["mountPath"] == FOLDER] != [],
-        "volume": [one for one in manifest["spec"]["volumes"] if one["hostPath"]["path"] == FOLDER] != [],
+        "mount": [volume_mount for volume_mount in container["volumeMounts"] if volume_mount["mountPath"] == FOLDER]
+        != [],
+        "volume": [volume for volume in manifest["spec"]["volumes"] if volume["hostPath"]["path"] == FOLDER] != [],
     }
 
 

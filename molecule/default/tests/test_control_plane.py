@@ -30,7 +30,7 @@ def test_the_scheduler_reads_our_configuration(host: Any) -> None:
 
 
 def test_one_scheduler_runs_with_it(host: Any) -> None:
-    running = [one for one in host.check_output("ps -eo args").splitlines() if one.startswith("kube-scheduler ")]
+    running = [line for line in host.check_output("ps -eo args").splitlines() if line.startswith("kube-scheduler ")]
     assert len(running) == 1, running
     assert "--config=" in running[0]
 

@@ -71,9 +71,9 @@ def claim(
         "status": {},
     }
     if cards:
-        named = [one["name"] for one in spec["devices"]["requests"]]
+        named = [request["name"] for request in spec["devices"]["requests"]]
         requests = named * (len(shape.shares) * shape.cards // len(named))
-        amounts = [one // shape.cards for one in shape.shares] * shape.cards
+        amounts = [share // shape.cards for share in shape.shares] * shape.cards
         results = [
             {
                 "request": request,

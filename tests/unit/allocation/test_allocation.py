@@ -28,7 +28,10 @@ def card(index, units, memory=0, healthy=True):
 
 def pod(name, units, on="gpu1", index=None, phase="Running", assigned=True, terminating=False, containers=None):
     booked = {contract.POD_INDEX: str(index), contract.POD_ASSIGNED: str(assigned).lower()}
-    asked = [api.asks(f"c{at}", **({"mem": one} if one else {})) for at, one in enumerate(containers or [units])]
+    asked = [
+        api.asks(f"c{at}", **({"mem": container} if container else {}))
+        for at, container in enumerate(containers or [units])
+    ]
     leaving = {"deletionTimestamp": "x"} if terminating else {}
     return api.pod(name, asked, on, {} if index is None else booked, phase, **leaving)
 
@@ -39,8 +42,8 @@ def pod(name, units, on="gpu1", index=None, phase="Running", assigned=True, term
 def inspect(nodes, pods):
     """The numbers that kubectl inspect gpushare -d prints: columns and sums of each node, and the cluster's sums."""
     shown, cluster_used, cluster_total = {}, 0, 0
-    for one in nodes:
-        resources = one["status"]["allocatable"]
+    for node in nodes:
+        resources = node["status"]["allocatable"]
         memory, count = int(resources.get(MEMORY, 0)), int(resources.get(COUNT, 0))
         if memory <= 0:
             continue
@@ -48,7 +51,7 @@ def inspect(nodes, pods):
         rows = {}
         for each in pods:
             ended = each["status"]["phase"] in ("Succeeded", "Failed")
-            if ended or each["spec"].get("nodeName") != one["metadata"]["name"]:
+            if ended or each["spec"].get("nodeName") != node["metadata"]["name"]:
                 continue
             held = sum(int(c["resources"].get("limits", {}).get(MEMORY, 0)) for c in each["spec"]["containers"])
             if held <= 0:
@@ -60,7 +63,7 @@ def inspect(nodes, pods):
             devices[device] = devices.get(device, 0) + held
             rows[each["metadata"]["name"]] = (device if 0 <= device < count else -1, held)
         used = sum(devices.values())
-        shown[one["metadata"]["name"]] = {
+        shown[node["metadata"]["name"]] = {
             "cards": [(devices[at], memory // count) for at in range(count)],
             "pods": rows,
             "used": used,
@@ -96,7 +99,7 @@ def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated)
     ]
     expected, used, total = inspect(nodes, pods)
     found = api.allocation(nodes, pods)
-    ours = {one["name"]: one for one in found["nodes"] if one["total"]}
+    ours = {node["name"]: node for node in found["nodes"] if node["total"]}
     assert list(ours) == ["gpu1", "gpu2", "gpu10"]
     for name, inspected in expected.items():
         one = ours[name]
@@ -107,7 +110,7 @@ def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated)
         rows.update({each["name"]: (-1, each["units"]) for each in one["pending"]})
         assert rows == inspected["pods"]
     # Pods on a node without device plugin count here; inspect ignores that node.
-    stray = sum(one["used"] for one in found["nodes"] if not one["total"])
+    stray = sum(node["used"] for node in found["nodes"] if not node["total"])
     assert (found["used"] - stray, found["total"]) == (used, total)
     assert table(found) and json.loads(json.dumps(found)) == found
 
@@ -117,7 +120,7 @@ def test_the_numbers_are_those_of_kubectl_inspect(described, cluster, annotated)
 
 def test_unequal_cards_have_their_own_sizes():
     found = api.allocation([node(memory=12, count=2, cards=[card(0, 10, 11175), card(1, 1, 2002)])], [])
-    assert [(one["total"], one["used"]) for one in found["nodes"][0]["cards"]] == [(10, 0), (1, 0)]
+    assert [(card["total"], card["used"]) for card in found["nodes"][0]["cards"]] == [(10, 0), (1, 0)]
     assert found["total"] == 11
 
 
@@ -221,7 +224,7 @@ def test_a_pod_of_several_cards_is_on_each_of_them_and_one_row() -> None:
     cards = [card(0, 16), contract.Card(1, "GPU-11", 1, 16384, 16, False, "Model", "MIG is on")]
     found = api.allocation([node(cards=cards)], [both, pod("one", 3, index=1)])
     shown = found["nodes"][0]
-    assert [(one["used"], [(each["name"], each["units"]) for each in one["pods"]]) for one in shown["cards"]] == [
+    assert [(card["used"], [(each["name"], each["units"]) for each in card["pods"]]) for card in shown["cards"]] == [
         (6, [("both", 6)]),
         (9, [("both", 6), ("one", 3)]),
     ]

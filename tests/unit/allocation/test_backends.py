@@ -116,7 +116,7 @@ def test_hami_in_each_format_of_its_register(register):
 
 def allocated(*containers):
     """The annotation of containers that each hold so many MiB and percent of the cores of the T4."""
-    return "".join(f"{T4},NVIDIA,{one}:;" if one else ";" for one in containers)
+    return "".join(f"{T4},NVIDIA,{container}:;" if container else ";" for container in containers)
 
 
 HELD = given(allocated("3000,30"))

@@ -41,7 +41,7 @@ def chunks_of(text, size):
 
 
 def without_managed_fields(items):
-    return [{**one, "metadata": {k: v for k, v in one["metadata"].items() if k != "managedFields"}} for one in items]
+    return [{**item, "metadata": {k: v for k, v in item["metadata"].items() if k != "managedFields"}} for item in items]
 
 
 class Cluster:

@@ -102,7 +102,7 @@ def limited(name, limit=None):
 def test_the_table_has_the_memory_limit():
     nodes = [limited("gpu1", contract.LIMIT_ENFORCED), limited("gpu2", "unenforced: old"), limited("gpu3")]
     found = allocation(nodes, [])
-    assert [one["memory_limit"] for one in found["nodes"]] == ["enforced", "unenforced: old", ""]
+    assert [node["memory_limit"] for node in found["nodes"]] == ["enforced", "unenforced: old", ""]
     lines = table(found).splitlines()
     assert lines[:3] == ["NAME:       gpu1", "IPADDRESS:  192.0.2.7", "LIMIT:      enforced"]
     assert [line for line in lines if line.startswith("LIMIT")] == [

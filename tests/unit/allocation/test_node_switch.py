@@ -197,5 +197,5 @@ def test_before_claims_were_there_none_are_read():
     kube = FakeKube(node(), pod("p", {MEMORY: "2"}))
     kube.version_answer = {"gitVersion": "v1.30.0"}
     run(kube, "drained")
-    assert left(kube) == set() and not [one for one in kube.calls if "Resource" in str(one)]
+    assert left(kube) == set() and not [call for call in kube.calls if "Resource" in str(call)]
     assert Ref("v1", "Node", "", "gpu1") in kube.objects

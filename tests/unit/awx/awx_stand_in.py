@@ -196,7 +196,7 @@ class Controller:
         number = self._last
         known = ENDPOINTS[endpoint]
         url = f"{API}{endpoint}/{number}/"
-        related = {one: f"{url}{one}/" for one in known.associations}
+        related = {association: f"{url}{association}/" for association in known.associations}
         if endpoint in SURVEYED:
             related["survey_spec"] = f"{url}survey_spec/"
         if endpoint == "projects":
@@ -282,7 +282,9 @@ class Controller:
     def _check_credential_types(self, after: Object, given: Object, existing: Object | None) -> None:
         if existing and existing["managed"]:
             raise Refused(403, {"detail": "Modifications not allowed for managed credential types"})
-        used = existing and any(one["credential_type"] == existing["id"] for one in self.data["credentials"].values())
+        used = existing and any(
+            credential["credential_type"] == existing["id"] for credential in self.data["credentials"].values()
+        )
         if used and existing and "inputs" in given and given["inputs"] != existing["inputs"]:
             raise Refused(
                 403, {"detail": "Modifications to inputs are not allowed for credential types that are in use"}
@@ -407,7 +409,7 @@ class Controller:
             after.setdefault("messages", dict.fromkeys(NOTICES))
         elif "messages" in given:
             # What is not given stays.
-            after["messages"] = {one: given["messages"].get(one) or before.get(one) for one in NOTICES}
+            after["messages"] = {notice: given["messages"].get(notice) or before.get(notice) for notice in NOTICES}
         if "notification_configuration" not in given:
             return
         values = after["notification_configuration"]

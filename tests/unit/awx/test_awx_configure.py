@@ -35,8 +35,8 @@ STEPS = ["plan", "approve", "site", "verify", "acceptance"]
 def runs():
     """The arguments of each run of configure.yml, in the order of the page."""
     words = [shlex.split(line) for line in COMMANDS if not line.startswith((*ELSEWHERE, "export "))]
-    assert {tuple(one[:2]) for one in words} == {("ansible-playbook", "awx/configure.yml")}
-    return [one[2:] for one in words]
+    assert {tuple(word[:2]) for word in words} == {("ansible-playbook", "awx/configure.yml")}
+    return [word[2:] for word in words]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_page_has_each_job_template_and_artifact():
         assert name in PAGE and (not name.startswith("awx_") or name in variables()), name
     rows = dict(re.findall(r"^\| ([a-z_, ]+) \| (yes|no)", PAGE, re.MULTILINE))
     roots = {name: root == "yes" for names, root in rows.items() for name in names.split(", ")}
-    assert roots == {name: one.get("become", False) for name, one in TEMPLATES.items()}
+    assert roots == {name: template.get("become", False) for name, template in TEMPLATES.items()}
 
 
 def test_the_modules_are_of_the_release_that_the_stand_in_has():
@@ -108,7 +108,7 @@ def test_the_commands_of_the_page_twice_and_after_changes_by_hand(stand_in, fold
     of_all = [one for name in ("site", "verify", "acceptance") for one in TEMPLATES[name]["survey"]]
     asked = [one.get("variable", one.get("option")) for one in of_all]
     assert [one["variable"] for one in controller.surveys["workflow_job_templates", workflow["id"]]["spec"]] == asked
-    nodes = {one["id"]: one["identifier"] for one in controller.data["workflow_job_template_nodes"].values()}
+    nodes = {node["id"]: node["identifier"] for node in controller.data["workflow_job_template_nodes"].values()}
     follow = {
         nodes[at]: [nodes[one] for one in ids]
         for (_e, at, how), ids in controller.lists.items()

@@ -115,4 +115,4 @@ def test_inspect_leaves_the_totals(job):
     assert done.rc == 0, done.output
     [totals] = done.artifacts["gpu_inspect"]["totals"]
     assert (totals["unit"], totals["total"]) == ("GiB", 16)
-    assert [one["name"] for one in done.artifacts["gpu_inspect"]["nodes"]] == [SHARED]
+    assert [node["name"] for node in done.artifacts["gpu_inspect"]["nodes"]] == [SHARED]

@@ -21,10 +21,10 @@ from awx_filters import awx_survey
 ROLES = ROOT / "roles"
 TEMPLATES = variables()["awx_job_templates"]
 QUESTIONS = [one for template in TEMPLATES.values() for one in template["survey"]]
-EVERY = {one["option"]: one for one in QUESTIONS if "role" in one}
+EVERY = {question["option"]: question for question in QUESTIONS if "role" in question}
 ASKED = [pytest.param(one, id=name) for name, one in EVERY.items()]
 # Variables of playbooks.
-OTHERS = [pytest.param(one, id=one["variable"]) for one in QUESTIONS if "role" not in one]
+OTHERS = [pytest.param(question, id=question["variable"]) for question in QUESTIONS if "role" not in question]
 # Values that somebody may type.
 TYPED = {"text": ["a", "a,b"], "integer": [0, 600]}
 
@@ -32,7 +32,7 @@ TYPED = {"text": ["a", "a,b"], "integer": [0, 600]}
 def option(asked):
     entries = yaml.safe_load((ROLES / asked["role"] / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     return next(
-        one["options"][asked["option"]] for one in entries.values() if asked["option"] in one.get("options", {})
+        entry["options"][asked["option"]] for entry in entries.values() if asked["option"] in entry.get("options", {})
     )
 
 
@@ -110,7 +110,7 @@ def test_what_the_page_sets_at_a_launch_is_asked_and_no_other_variable_can_be_se
 
 
 def test_awx_accepts_the_surveys():
-    asked = [*EVERY.values(), *(one for one in QUESTIONS if "role" not in one)]
+    asked = [*EVERY.values(), *(question for question in QUESTIONS if "role" not in question)]
     Controller([]).check_survey(awx_survey(asked, str(ROLES)))
 
 

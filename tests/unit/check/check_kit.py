@@ -94,8 +94,12 @@ def servers_of(given: JsonObject | None) -> Servers | None:
 
 def found(shown: JsonObject, *levels: str) -> list[str]:
     """Check, level and text of the findings of these levels."""
-    return [f"{one['check']} {one['level']}: {one['what']}" for one in shown["findings"] if one["level"] in levels]
+    return [
+        f"{finding['check']} {finding['level']}: {finding['what']}"
+        for finding in shown["findings"]
+        if finding["level"] in levels
+    ]
 
 
 def failing(shown: JsonObject, level: str = "FAIL") -> set[str]:
-    return {one["check"] for one in shown["findings"] if one["level"] == level}
+    return {finding["check"] for finding in shown["findings"] if finding["level"] == level}

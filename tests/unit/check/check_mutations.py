@@ -357,8 +357,8 @@ def without_pod(world: JsonObject, at: int = 0) -> None:
     """Let a pod be gone, with all that its node had of it."""
     gone = world["pods"].pop(at)
     listing(world)["pods"].pop(at)
-    for one in nvml(world)["cards"]:
-        one["processes"] = [each for each in one["processes"] if each["pod_uid"] != gone["metadata"]["uid"]]
+    for card in nvml(world)["cards"]:
+        card["processes"] = [each for each in card["processes"] if each["pod_uid"] != gone["metadata"]["uid"]]
 
 
 def waits(world: JsonObject, shape: Shape) -> str:
@@ -444,7 +444,7 @@ def mutation_no_amount(world: JsonObject) -> None:
 def mutation_no_claim(world: JsonObject) -> None:
     uid_ = world["claims"].pop(0)["metadata"]["uid"]
     for rows in (prepared(world)["records"], prepared(world)["specifications"]):
-        rows[:] = [one for one in rows if one["uid"] != uid_]
+        rows[:] = [row for row in rows if row["uid"] != uid_]
     card(world)["processes"].pop(0)
 
 
@@ -459,7 +459,7 @@ def mutation_other_node(world: JsonObject) -> None:
     results(world)[0]["pool"] = in_kubelet(world)[0]["pool"] = "elsewhere"
     uid_ = world["claims"][0]["metadata"]["uid"]
     for rows in (prepared(world)["records"], prepared(world)["specifications"]):
-        rows[:] = [one for one in rows if one["uid"] != uid_]
+        rows[:] = [row for row in rows if row["uid"] != uid_]
     card(world).update(processes=[])
 
 
@@ -558,8 +558,8 @@ def mutation_excluded_claim(world: JsonObject) -> None:
     tainted(world, "Excluded")
     named = offered(world)["name"]
     cards = nvml(world)["cards"]
-    nvml(world)["excluded"] = [{"uuid": one["uuid"]} for one in cards if one["uuid"].lower() == named]
-    nvml(world)["cards"] = [one for one in cards if one["uuid"].lower() != named]
+    nvml(world)["excluded"] = [{"uuid": card["uuid"]} for card in cards if card["uuid"].lower() == named]
+    nvml(world)["cards"] = [card for card in cards if card["uuid"].lower() != named]
 
 
 ADMISSION = "admissionregistration.k8s.io/v1"

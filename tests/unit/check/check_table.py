@@ -17,6 +17,7 @@ if __name__ == "__main__":
     importlib.import_module("conftest")
 
 from ansible_collections.kubegpu.share.plugins.module_utils._check.registry import CHECKS  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.module_utils._check.result import FAIL  # noqa: E402
 from check_mutations import MUTATIONS  # noqa: E402
 from check_worlds import WORLDS  # noqa: E402
 
@@ -63,10 +64,10 @@ def page() -> str:
         for check in CHECKS:
             about = check.documentation
             if check.backend == backend:
+                faults = [mutation for mutation in MUTATIONS if mutation.check == check.id]
                 shown = "; ".join(
-                    f"{one.what} (`{one.cause}`, `{one.world}`{'' if one.level == 'FAIL' else f', {one.level}'})"
-                    for one in MUTATIONS
-                    if one.check == check.id
+                    f"{row.what} (`{row.cause}`, `{row.world}`{'' if row.level == FAIL else f', {row.level}'})"
+                    for row in faults
                 )
                 lines.append(f"| {check.id} | {about.title} | {about.compares} | {about.levels} | {shown} |")
         lines.append("")

@@ -110,7 +110,7 @@ def host_process(pid: int, name: str, used: int) -> JsonObject:
 def gpu(
     index: int, total: int, processes: list[JsonObject], limits: list[JsonObject] | None = None, **more: Any
 ) -> JsonObject:
-    used = 300 + sum(one["used_mib"] for one in processes)
+    used = 300 + sum(process["used_mib"] for process in processes)
     place = {"index": index, "minor": index, "uuid": uuid(index + 1), "pci": f"00000000:{index + 1:02X}:00.0"}
     return {
         **place,
@@ -134,9 +134,9 @@ def entry(
 def kubelet(pods: list[JsonObject], entries: list[JsonObject], registered: dict[str, list[str]]) -> JsonObject:
     """kubelet's checkpoint, and PodResources with the same by name instead of UID."""
     listed = []
-    for one in pods:
-        metadata, containers = one["metadata"], []
-        for name in [each["name"] for each in one["spec"]["containers"]]:
+    for pod in pods:
+        metadata, containers = pod["metadata"], []
+        for name in [each["name"] for each in pod["spec"]["containers"]]:
             rows = [row for row in entries if (row["pod_uid"], row["container"]) == (metadata["uid"], name)]
             devices = [{"resource": row["resource"], "ids": list(row["ids"])} for row in rows]
             containers.append({"name": name, "devices": devices})
@@ -226,11 +226,11 @@ OUR_PLUGIN = {
 }
 MEM, COUNT = contract.RESOURCE_MEMORY, contract.RESOURCE_COUNT
 # Of a node, by its allocator.
-LABELS = {name: dict((one.label, one.restricted)) for name, one in ALLOCATORS.items()}
+LABELS = {name: dict((allocator.label, allocator.restricted)) for name, allocator in ALLOCATORS.items()}
 
 
 def our_cards(*units: int, mib: int = 1024) -> list[contract.Card]:
-    return [contract.Card(at, uuid(at + 1), at, one * mib, one, True, "NVIDIA T4") for at, one in enumerate(units)]
+    return [contract.Card(at, uuid(at + 1), at, unit * mib, unit, True, "NVIDIA T4") for at, unit in enumerate(units)]
 
 
 def our_node(cards: list[contract.Card], limit: str = contract.LIMIT_OFF) -> JsonObject:
@@ -242,7 +242,7 @@ def our_node(cards: list[contract.Card], limit: str = contract.LIMIT_OFF) -> Jso
 
 
 def our_pod(number: int, cards: list[contract.Card], *units: int, **more: Any) -> JsonObject:
-    found = pod(number, [container(f"main-{at}", {MEM: one}) for at, one in enumerate(units)], **more)
+    found = pod(number, [container(f"main-{at}", {MEM: unit}) for at, unit in enumerate(units)], **more)
     annotations = contract.booking_annotations(cards, found, int(ASSUMED), assigned=True)
     found["metadata"]["annotations"].update(contract.merge_only(annotations, {}))
     return found
@@ -253,8 +253,8 @@ def our_entries(
 ) -> list[JsonObject]:
     shorts = contract.short_uuids([card.uuid for card in everything])
     entries = []
-    for at, one in enumerate(units):
-        part = one // len(cards)
+    for at, unit in enumerate(units):
+        part = unit // len(cards)
         first = number * 10 + at * part
         ids = [contract.device_id(shorts[card.uuid], first + slot) for card in cards for slot in range(part)]
         envs = {
@@ -262,7 +262,7 @@ def our_entries(
             contract.POD_INDEX: str(cards[0].index),
             contract.POD_CARD_UNITS: str(cards[0].units),
             contract.POD_UNITS: str(sum(units)),
-            contract.CONTAINER_UNITS: str(one),
+            contract.CONTAINER_UNITS: str(unit),
         }
         names = [f"nvidia.com/gpu={card.uuid}" for card in cards] if cdi else []
         entries.append(entry(number, f"main-{at}", MEM, ids, envs, names))
@@ -281,13 +281,13 @@ def inspected(pods: list[JsonObject], cards: list[contract.Card], upstream: bool
     for card in cards:
         rows = [
             {
-                "name": one["metadata"]["name"],
-                "namespace": one["metadata"]["namespace"],
-                "usedGPU": contract.shares(one)[card.index],
-                **({} if upstream else {"uid": one["metadata"]["uid"]}),
+                "name": pod["metadata"]["name"],
+                "namespace": pod["metadata"]["namespace"],
+                "usedGPU": contract.shares(pod)[card.index],
+                **({} if upstream else {"uid": pod["metadata"]["uid"]}),
             }
-            for one in pods
-            if contract.counts(one) and card.index in contract.shares(one)
+            for pod in pods
+            if contract.counts(pod) and card.index in contract.shares(pod)
         ]
         used = sum(row["usedGPU"] for row in rows)
         devs.append({"id": card.index, "totalGPU": card.units, "usedGPU": used, "pods": rows})
@@ -390,10 +390,10 @@ def claimed_evidence(
     """PodResources' pods, and the driver's records and specifications, of claims in the API."""
     by_name = {one["metadata"]["name"]: one for one in made}
     listed = []
-    for one in pods:
-        statuses = {each["name"]: each["resourceClaimName"] for each in one["status"].get("resourceClaimStatuses", [])}
+    for pod in pods:
+        statuses = {each["name"]: each["resourceClaimName"] for each in pod["status"].get("resourceClaimStatuses", [])}
         containers = []
-        for each in one["spec"]["containers"]:
+        for each in pod["spec"]["containers"]:
             rows = [
                 {
                     "namespace": "default",
@@ -407,7 +407,7 @@ def claimed_evidence(
                 if result["request"] == use["request"]
             ]
             containers.append({"name": each["name"], "devices": [], "claims": rows})
-        metadata = one["metadata"]
+        metadata = pod["metadata"]
         listed.append({"namespace": metadata["namespace"], "name": metadata["name"], "containers": containers})
     with tempfile.TemporaryDirectory() as folder:
         for one in made:
@@ -430,7 +430,7 @@ def claims_world(
         slices=dra_objects.slices_of(NODE, cards, unit, limits),
         claims=made,
         templates=[
-            f"default/{use['resourceClaimTemplateName']}" for one in pods for use in one["spec"]["resourceClaims"]
+            f"default/{use['resourceClaimTemplateName']}" for pod in pods for use in pod["spec"]["resourceClaims"]
         ],
         **more,
     )
@@ -473,11 +473,11 @@ def claims_beside_extender() -> JsonObject:
     """A node of claims beside one of the extender, in one cluster."""
     found = claims_enforced()
     other = json.loads(json.dumps(ours_cdi()).replace(NODE, "gpu2"))
-    for one in other["pods"]:
-        if one["metadata"]["namespace"] == "kube-system":
-            one["metadata"]["name"] += "-other"
+    for pod in other["pods"]:
+        if pod["metadata"]["namespace"] == "kube-system":
+            pod["metadata"]["name"] += "-other"
         else:
-            one["metadata"]["namespace"] = "other"
+            pod["metadata"]["namespace"] = "other"
     text = json.dumps(other).replace("11111111-2222", "99999999-2222").replace("11111111_2222", "99999999_2222")
     other = json.loads(text.replace('"namespace": "default"', '"namespace": "other"'))
     found["nodes"] += other["nodes"]

@@ -43,7 +43,9 @@ def put(world: JsonObject, path: tuple[Any, ...], value: Any) -> None:
     at[path[-1]] = value
 
 
-PLACES = {name: [one for one in paths(recorded(name)) if one and one[0] not in ("now", "servers")] for name in WORLDS}
+PLACES = {
+    name: [path for path in paths(recorded(name)) if path and path[0] not in ("now", "servers")] for name in WORLDS
+}
 
 
 ANY_JSON = st.recursive(
@@ -60,7 +62,7 @@ def test_any_value_anywhere_makes_no_check_fail_itself(name: str, at: int, value
     put(world, PLACES[name][at % len(PLACES[name])], value)
     report = checked(world)
     assert report["result"] in LEVELS
-    assert not [one for one in report["findings"] if one["cause"] == FAILED_ITSELF]
+    assert not [finding for finding in report["findings"] if finding["cause"] == FAILED_ITSELF]
     again = checked(recorded(name), before=report)
     assert again["result"] == "PASS"
 
@@ -77,7 +79,7 @@ def test_text_that_isnt_evidence_is_unknown(text: str) -> None:
     world = recorded(sorted(WORLDS)[0])
     report = checked({**world, "evidence": dict.fromkeys(world["evidence"], text)})
     assert report["result"] == "UNKNOWN" and not failing(report)
-    assert {one["node"] for one in report["findings"]} >= set(world["evidence"])
+    assert {finding["node"] for finding in report["findings"]} >= set(world["evidence"])
 
 
 # --------------------------------------------------------------------------- missing evidence
@@ -161,7 +163,11 @@ def test_missing_evidence_is_unknown(
     change(world)
     report = checked(world)
     assert report["result"] == "UNKNOWN", found(report, "FAIL", "WARN")
-    unknown = {one["check"] for one in report["findings"] if one["level"] == "UNKNOWN" and message in one["what"]}
+    unknown = {
+        finding["check"]
+        for finding in report["findings"]
+        if finding["level"] == "UNKNOWN" and message in finding["what"]
+    }
     assert checks <= unknown, found(report, "UNKNOWN")
     # A second sample without data doesn't change the result.
     assert checked(world, before=report)["result"] == "UNKNOWN"
@@ -212,13 +218,17 @@ def test_absurd_data_is_reported_by_the_right_check(
     change(world)
     report = checked(world)
     level = "FAIL" if check == "G3" else "UNKNOWN"
-    texts = [one["what"] for one in report["findings"] if (one["check"], one["level"]) == (check, level)]
-    assert any(message in one for one in texts), found(report, *LEVELS)
-    assert all(len(one["what"]) < 700 for one in report["findings"])
+    texts = [
+        finding["what"] for finding in report["findings"] if (finding["check"], finding["level"]) == (check, level)
+    ]
+    assert any(message in text for text in texts), found(report, *LEVELS)
+    assert all(len(finding["what"]) < 700 for finding in report["findings"])
 
 
 def test_an_unexpected_exception_makes_the_check_unknown_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [one if one.id != "G6" else dataclasses.replace(one, node=lambda *_all: 1 / 0) for one in registry.CHECKS]
+    broken = [
+        check if check.id != "G6" else dataclasses.replace(check, node=lambda *_all: 1 / 0) for check in registry.CHECKS
+    ]
     monkeypatch.setattr(registry, "CHECKS", tuple(broken))
     world = recorded("ours_envvar")
     card(world)["minor"] = 3
@@ -236,6 +246,6 @@ def test_huge_shares_stay_numbers() -> None:
     node_notes(world)[contract.NODE_CARDS] = json.dumps(rows)
     report = checked(world)
     assert "G1" in failing(report)
-    assert all(len(one["what"]) < 700 for one in report["findings"])
+    assert all(len(finding["what"]) < 700 for finding in report["findings"])
     sizes = [one[key] for one in report["nodes"][0]["cards"] for key in ("total_mib", "claimed_mib")]
-    assert all(one is None or one <= 10**15 for one in sizes)
+    assert all(size is None or size <= 10**15 for size in sizes)

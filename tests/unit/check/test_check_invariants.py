@@ -29,7 +29,7 @@ def test_a_healthy_cluster_passes(name: str) -> None:
     assert report["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": len(EVERY)}
     # A check without anything to compare would pass, too.
     own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "nvid": "N"}[name[:4]]
-    compared = {one["id"] for one in report["checks"] if one["n"]}
+    compared = {check["id"] for check in report["checks"] if check["n"]}
     # Claims aren't a device plugin's, which has resources and allocations.
     common = {"C1", "C2", "C3", "C7", "C8", "C9"} | (set() if name.startswith("claims") else {"C4", "C5", "C6"})
     assert {*common, f"{own}1", f"{own}2", f"{own}3"} <= compared
@@ -45,39 +45,43 @@ def test_exactly_this_check_reports_the_fault(mutation: Mutation) -> None:
     everything = found(report, "FAIL", "WARN", "UNKNOWN")
     assert failing(report) == ({mutation.check} if mutation.level == "FAIL" else set()), everything
     assert mutation.check in failing(report, mutation.level), everything
-    mine = [one for one in report["findings"] if (one["check"], one["level"]) == (mutation.check, mutation.level)]
+    mine = [
+        finding
+        for finding in report["findings"]
+        if (finding["check"], finding["level"]) == (mutation.check, mutation.level)
+    ]
     assert any(one["cause"] == mutation.cause for one in mine), everything
     assert all(one["what"] and one["evidence"].keys() <= {"api", "kubelet", "nvml", "proc", "extender"} for one in mine)
     assert report["result"] == mutation.level or mutation.level == "UNKNOWN"
     assert any(one["evidence"] or one["check"][0] == "S" or one["check"] == "C9" for one in mine)
     assert all(one["do"] for one in mine)
-    assert not [one for one in report["findings"] if one["cause"] == UNEXPECTED_ERROR]
+    assert not [finding for finding in report["findings"] if finding["cause"] == UNEXPECTED_ERROR]
     cluster_wide = mutation.check[0] == "S" or mutation.check in ("D8", "D10")
     assert all(one["node"] == NODE or cluster_wide or one["node"] == "gpu7" for one in mine)
 
 
 def test_every_check_has_mutations_of_their_own_names() -> None:
-    assert {one.check for one in MUTATIONS} == set(EVERY)
-    assert len({one.id for one in MUTATIONS}) == len(MUTATIONS)
+    assert {mutation.check for mutation in MUTATIONS} == set(EVERY)
+    assert len({mutation.id for mutation in MUTATIONS}) == len(MUTATIONS)
 
 
 def test_every_cause_says_what_to_do() -> None:
     causes = [
         (id, cause, unknown) for id, one in CATALOG.items() for cause in one.messages for unknown in (True, False)
     ]
-    assert [one for one in causes if not CATALOG[one[0]].message(*one[1:])[1]] == []
+    assert [cause for cause in causes if not CATALOG[cause[0]].message(*cause[1:])[1]] == []
 
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run check_table.py --write"
 
 
-FIRST_OF_EACH = list({one.check: one for one in reversed(MUTATIONS)}.values())
+FIRST_OF_EACH = list({mutation.check: mutation for mutation in reversed(MUTATIONS)}.values())
 
 
 @pytest.mark.parametrize(
     "mutation",
-    [pytest.param(one, marks=[] if one in FIRST_OF_EACH else pytest.mark.long) for one in MUTATIONS],
+    [pytest.param(mutation, marks=[] if mutation in FIRST_OF_EACH else pytest.mark.long) for mutation in MUTATIONS],
     ids=lambda one: one.id,
 )
 def test_two_samples_distinguish_transient_from_lasting_faults(mutation: Mutation) -> None:
@@ -86,12 +90,16 @@ def test_two_samples_distinguish_transient_from_lasting_faults(mutation: Mutatio
     mutation.change(broken)
     first, calm = checked(broken), checked(healthy)
     stays = checked(copy.deepcopy(broken), before=first)
-    mine = [one for one in stays["findings"] if one["check"] == mutation.check and one["level"] == mutation.level]
+    mine = [
+        finding
+        for finding in stays["findings"]
+        if finding["check"] == mutation.check and finding["level"] == mutation.level
+    ]
     assert mine and all(one["seen"] == 2 for one in mine)
     assert stays["samples"] == 2 and stays["transient"] == 0
     went = checked(healthy, before=first)
     assert (went["result"], went["findings"]) == ("PASS", [])
-    assert went["transient"] == sum(one["level"] in ("FAIL", "WARN") for one in first["findings"])
+    assert went["transient"] == sum(finding["level"] in ("FAIL", "WARN") for finding in first["findings"])
     came = checked(broken, before=calm)
     assert not failing(came) and not failing(came, "WARN")
     if mutation.level != "UNKNOWN":

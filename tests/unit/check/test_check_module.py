@@ -75,7 +75,7 @@ def test_configmaps_are_listed_for_upstreams_nodes(run: Run) -> None:
 
 
 def test_options_reach_the_checks(run: Run) -> None:
-    (broken,) = [one for one in MUTATIONS if one.check == "G12" and one.level == "FAIL"]
+    (broken,) = [mutation for mutation in MUTATIONS if mutation.check == "G12" and mutation.level == "FAIL"]
     world = recorded(broken.world)
     broken.change(world)
     assert failing(run(Kube(world))["report"]) == {"G12"}
@@ -104,7 +104,7 @@ def test_options_are_documented_as_they_are() -> None:
     world = recorded("ours_cdi")
     report = cluster.check(
         Kube(world),
-        {**{key: one.get("default") for key, one in cluster.ARGUMENTS.items()}, "nodes": world["evidence"]},
+        {**{key: argument.get("default") for key, argument in cluster.ARGUMENTS.items()}, "nodes": world["evidence"]},
         now=world["now"],
     )["report"]
     assert set(returned) == set(report)
@@ -129,5 +129,5 @@ def test_pods_that_kubelet_refused_are_read_where_hami_is(run: Run) -> None:
             world["pods"].append(failed)
         done = run(WithFailed(world))
         assert done["requests"] == {"GET": requests}
-        refused = [one for one in done["report"]["findings"] if one.get("cause") == "refused"]
+        refused = [finding for finding in done["report"]["findings"] if finding.get("cause") == "refused"]
         assert [one["pod"] for one in refused] == (["default/unexpectedadmissionerror"] if requests == 3 else [])

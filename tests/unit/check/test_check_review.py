@@ -127,8 +127,8 @@ def fresh(number: int) -> JsonObject:
 
 def test_a_report_without_uids_still_confirms() -> None:
     before = checked(fresh(61))
-    for one in before["findings"]:
-        del one["pod_uid"]
+    for finding in before["findings"]:
+        del finding["pod_uid"]
     assert "C4" in failing(checked(fresh(62), before=before))
 
 
@@ -223,7 +223,7 @@ def test_each_unhealthy_gpu_is_a_finding_of_its_own() -> None:
         return world
 
     report = stays(unhealthy(1), unhealthy(0, 1), "C6")
-    assert [one["card"] for one in report["findings"] if one["check"] == "C6"] == [1]
+    assert [finding["card"] for finding in report["findings"] if finding["check"] == "C6"] == [1]
 
 
 def locked(name: str) -> JsonObject:
@@ -261,7 +261,7 @@ def orphaned(number: int) -> JsonObject:
 
 
 def test_a_pod_of_a_deleted_node() -> None:
-    (mine,) = [one for one in checked(orphaned(61))["findings"] if one["check"] == "C9"]
+    (mine,) = [finding for finding in checked(orphaned(61))["findings"] if finding["check"] == "C9"]
     assert (mine["node"], mine["pod"]) == ("gpu9", "default/churn") and mine["cause"] == "orphaned_pod"
     other = orphaned(61)
     the_pod(other, -1)["spec"]["containers"][0]["resources"] = {}
@@ -305,7 +305,7 @@ def test_of_a_warning_and_a_failure_the_milder_counts() -> None:
 
 def test_an_invalid_first_sample_is_refused() -> None:
     before = checked(overbooked(61))
-    (mine,) = [one for one in before["findings"] if one["check"] == "G6"]
+    (mine,) = [finding for finding in before["findings"] if finding["check"] == "G6"]
     assert mine["most"] == 16 and sum(mine["parts"].values()) == 17
     invalid: list[JsonObject] = [{}, {"findings": None}, {"findings": [1]}, {"findings": [{"check": 7}]}]
     for change in ({"level": "BAD"}, {"parts": [1]}, {"most": "x"}, {"pod_uid": 7}, {"key": {}}):
@@ -420,7 +420,7 @@ def test_a_terminating_pod_may_have_lost_its_mig_device() -> None:
     world = recorded("nvidia_mig_mixed")
     mine = card(world)
     lost = entry(world)["ids"][0].partition("::")[0]
-    mine["mig"]["devices"] = [one for one in mine["mig"]["devices"] if one["uuid"] != lost]
+    mine["mig"]["devices"] = [device for device in mine["mig"]["devices"] if device["uuid"] != lost]
     assert "C5" in failing(checked(world))
     the_pod(world)["metadata"]["deletionTimestamp"] = "2026-11-22T11:59:59Z"
     assert "C5" not in failing(checked(world))

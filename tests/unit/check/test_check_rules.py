@@ -40,7 +40,9 @@ def clean(world: JsonObject, **options: Any) -> None:
 def only(world: JsonObject, level: str, check: str, cause: str, **options: Any) -> JsonObject:
     report = checked(world, **options)
     assert failing(report, level) == {check}, found(report, "FAIL", "WARN", "UNKNOWN")
-    (mine, *_more) = [one for one in report["findings"] if (one["check"], one["level"]) == (check, level)]
+    (mine, *_more) = [
+        finding for finding in report["findings"] if (finding["check"], finding["level"]) == (check, level)
+    ]
     assert mine["cause"] == cause, mine
     return mine
 
@@ -400,14 +402,14 @@ def test_findings_are_sorted_by_level() -> None:
     card(world)["minor"] = 9
     world["extender"]["cp1"] = "refused"
     report = checked(world)
-    assert [(one["check"], one["level"], one["card"]) for one in report["findings"]] == [
+    assert [(finding["check"], finding["level"], finding["card"]) for finding in report["findings"]] == [
         ("G1", "FAIL", 0),
         ("G1", "FAIL", 1),
         ("G10", "UNKNOWN", None),
     ]
     assert report["time"] == "2026-11-22T12:00:00Z"
     assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 53}
-    (first,) = [one for one in report["checks"] if one["id"] == "G1"]
+    (first,) = [check for check in report["checks"] if check["id"] == "G1"]
     assert (first["result"], first["n"], first["fail"]) == ("FAIL", 2, 2)
 
 
@@ -427,7 +429,7 @@ def test_a_tenant_removed_the_claim_of_its_running_pod() -> None:
     removed = world["claims"].pop(0)["metadata"]
     report = checked(world)
     assert failing(report) == {"D4", "D11"}
-    mine = {one["cause"]: one for one in report["findings"] if one["check"] == "D11"}
+    mine = {finding["cause"]: finding for finding in report["findings"] if finding["check"] == "D11"}
     assert mine.keys() == {"claim_gone", "not_tainted"}
     assert mine["claim_gone"]["key"] == removed["uid"] and mine["claim_gone"]["card"] == 0
     assert "3000 MiB of card 0" in mine["claim_gone"]["what"] and "default/work-1" in mine["claim_gone"]["what"]
@@ -454,7 +456,7 @@ def test_what_is_prepared_cannot_be_read(what: str) -> None:
         found["records"].append({**found["records"][0], "uid": "another", "shares": [], "problem": "it is malformed"})
     report = checked(world)
     assert report["result"] == "UNKNOWN"
-    ours = [one for one in report["findings"] if one["check"] == "D11"]
+    ours = [finding for finding in report["findings"] if finding["check"] == "D11"]
     assert [(one["level"], one["cause"]) for one in ours] == [
         ("UNKNOWN", "no_data" if what == "folder" else "record_unreadable")
     ]

@@ -50,7 +50,7 @@ GOOD = [SCHEDULER, node("cp1"), gpu1(), server("extender", "cp1"), server("devic
 
 def checked(kube, nodes=None, scope="servers", before=None, **servers):
     """The module's result, as site.yml's last step gets it."""
-    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given = {key: argument.get("default") for key, argument in collect.ARGUMENTS.items()}
     given.update(nodes=OBSERVED if nodes is None else nodes, servers={**SERVERS, **servers}, scope=scope, before=before)
     return collect.check(kube, given, now=1795348800)
 
@@ -58,13 +58,13 @@ def checked(kube, nodes=None, scope="servers", before=None, **servers):
 def findings(objects, **more):
     """Check, level, cause and node of each finding."""
     report = checked(FakeKube(*copy.deepcopy(objects)), **more)["report"]
-    return [(one["check"], one["level"], one["cause"], one["node"]) for one in report["findings"]]
+    return [(finding["check"], finding["level"], finding["cause"], finding["node"]) for finding in report["findings"]]
 
 
 def test_a_healthy_cluster_takes_two_requests():
     found = checked(FakeKube(*copy.deepcopy([*GOOD, user(2, 0)])))
     assert (found["report"]["findings"], found["requests"]) == ([], {"GET": 2})
-    compared = {one["id"]: one["n"] for one in found["report"]["checks"]}
+    compared = {check["id"]: check["n"] for check in found["report"]["checks"]}
     assert compared == {
         **{"C6": 2, "D1": 0, "D2": 0, "D3": 0, "D10": 0, "G1": 2, "G2": 1, "G6": 2},
         **{"S1": 2, "S2": 1, "S3": 0, "S4": 1, "S5": 1},
@@ -72,7 +72,7 @@ def test_a_healthy_cluster_takes_two_requests():
 
 
 def replaced(*others):
-    names = {(one["kind"], one["metadata"]["name"]) for one in others}
+    names = {(other["kind"], other["metadata"]["name"]) for other in others}
     return [one for one in GOOD if (one["kind"], one["metadata"]["name"]) not in names] + list(others)
 
 
@@ -112,7 +112,7 @@ def test_a_check_of_no_machine_and_of_no_node_is_unknown(mode):
     # Another back end has the nodes, or one of gpushare's is there.
     labels = {"kubegpu.share/backend": "hami", "gpu": "on", "node-restriction.kubernetes.io/kubegpu-share": "hami"}
     assert findings([node("cp1"), node("gpu1", labels=labels)], nodes={}, control_plane=[], scheduler=mode) == []
-    assert "no_gpu_node" not in [one[2] for one in findings(GOOD, scheduler=mode)]
+    assert "no_gpu_node" not in [finding[2] for finding in findings(GOOD, scheduler=mode)]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_nodes_that_dont_enforce_limits_are_listed_once_per_reason():
             one["metadata"]["annotations"][contract.NODE_LIMIT] = limit
         objects += [one, server("device-plugin", name)]
     report = checked(FakeKube(*objects))["report"]
-    (mine,) = [one for one in report["findings"] if one["level"] == "WARN"]
+    (mine,) = [finding for finding in report["findings"] if finding["level"] == "WARN"]
     assert mine["check"] == "S5" and mine["what"] == (
         "the memory shares of pods on nodes gpu2, gpu3 aren't enforced: "
         "NVIDIA's driver is 580.95.05, and limits need 615 or newer"
@@ -195,7 +195,7 @@ def test_memory_of_no_share_is_reported_whatever_else_a_node_reports(limit, kind
     one = gpu1((dataclasses.replace(CARDS[0], limit="off"), leaked))
     one["metadata"]["annotations"][contract.NODE_LIMIT] = limit
     report = checked(FakeKube(*replaced(one)))["report"]
-    mine = {one["cause"]: one["what"] for one in report["findings"] if one["level"] == "WARN"}
+    mine = {finding["cause"]: finding["what"] for finding in report["findings"] if finding["level"] == "WARN"}
     assert sorted(mine) == kinds
     assert mine["unaccounted"] == f"memory of GPU 1 is used beyond its pods' shares (UnaccountedMemoryHeld): {LEAK}"
 
@@ -307,8 +307,10 @@ def test_a_server_with_fewer_pods_than_its_deployment_wants(live, others, expect
         one["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "gpushare-dra-templates-1"}]
     objects = [*BY_CLAIMS[:2], *pods, *([live] if live else [])]
     report = checked(with_claims(objects, slices_of("gpu1", CARDS, limits="enforced")), control_plane=[])["report"]
-    assert [(one["level"], one["cause"]) for one in report["findings"] if one["check"] == "S1"] == expected
-    said = " ".join(one["what"] for one in report["findings"])
+    assert [
+        (finding["level"], finding["cause"]) for finding in report["findings"] if finding["check"] == "S1"
+    ] == expected
+    said = " ".join(finding["what"] for finding in report["findings"])
     assert ("1 of 2 pods are ready" in said) == (expected == [("WARN", "fewer_ready")])
 
 
@@ -362,8 +364,8 @@ def dedicated(*more, version="v1.36.3", kube=FakeKube, admission="deny"):
     cluster = kube(*copy.deepcopy([*DEDICATED, *more]))
     cluster.version_answer = {"gitVersion": version}
     report = checked(cluster, control_plane=[], scheduler="dedicated", admission=admission)["report"]
-    assert {one["check"] for one in report["findings"]} <= {"S3"}
-    return [(one["level"], one["cause"]) for one in report["findings"]]
+    assert {finding["check"] for finding in report["findings"]} <= {"S3"}
+    return [(finding["level"], finding["cause"]) for finding in report["findings"]]
 
 
 @pytest.mark.parametrize(
@@ -471,7 +473,7 @@ def on_openshift(parts, kube=FakeKube, **changes):
     objects = [one for one in {**parts, **changes}.values() if one is not None]
     cluster = kube(*copy.deepcopy([node("cp1"), gpu1(), server("device-plugin", "gpu1"), *objects]))
     report = checked(cluster, control_plane=[], scheduler="openshift")["report"]
-    return [(one["level"], one["cause"]) for one in report["findings"]]
+    return [(finding["level"], finding["cause"]) for finding in report["findings"]]
 
 
 @pytest.mark.parametrize(
@@ -550,8 +552,8 @@ POLICIES = check_worlds.admission_objects()
 def with_claims(objects, slices):
     """A cluster with these slices, and with all that turns pods into claims."""
     kube = FakeKube(*copy.deepcopy(objects))
-    for one in POLICIES:
-        kube.add(copy.deepcopy(one), FIELD_MANAGER)
+    for policy in POLICIES:
+        kube.add(copy.deepcopy(policy), FIELD_MANAGER)
     for one in slices:
         kube.add({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **one})
     return kube
@@ -561,7 +563,7 @@ def claims_findings(objects, slices=None, **more):
     """Check, cause and node of each finding, of a cluster whose shares kube-scheduler allocates."""
     kube = with_claims(objects, slices_of("gpu1", CARDS, **more) if slices is None else slices)
     report = checked(kube, control_plane=[])
-    return [(one["check"], one["cause"], one["node"]) for one in report["report"]["findings"]], report
+    return [(finding["check"], finding["cause"], finding["node"]) for finding in report["report"]["findings"]], report
 
 
 def test_a_healthy_cluster_of_claims_needs_neither_extender_nor_device_plugin():
@@ -569,7 +571,7 @@ def test_a_healthy_cluster_of_claims_needs_neither_extender_nor_device_plugin():
     assert found == []
     # Nodes, pods, slices, claims and templates; a DeviceClass, six policies and their bindings.
     assert report["requests"] == {"GET": 5 + 13}
-    compared = {one["id"]: one["n"] for one in report["report"]["checks"]}
+    compared = {check["id"]: check["n"] for check in report["report"]["checks"]}
     assert {
         "D1": 2,
         "D2": 1,
@@ -612,8 +614,10 @@ def findings_of_both(objects, problem=""):
     kube = with_claims(objects, slices_of("gpu2", CARDS, limits="enforced"))
     nodes = {"gpu1": [A, B], "gpu2": [A, B]}
     found = checked(kube, nodes=nodes, problem=problem)["report"]
-    compared = {one["id"]: one["n"] for one in found["checks"]}
-    return [(one["level"], one["check"], one["cause"], one["node"]) for one in found["findings"]], compared
+    compared = {check["id"]: check["n"] for check in found["checks"]}
+    return [
+        (finding["level"], finding["check"], finding["cause"], finding["node"]) for finding in found["findings"]
+    ], compared
 
 
 def test_nodes_of_both_allocations_are_each_checked_by_their_own_servers():
@@ -638,15 +642,15 @@ def test_nodes_of_other_back_ends_need_no_server_of_gpushares(backend):
     other = check_worlds.node({"nvidia.com/gpu": 2}, labels=check_worlds.LABELS[backend], name="gpu2")
     nodes = {"gpu1": [A, B], "gpu2": [A, B]}
     report = checked(FakeKube(*copy.deepcopy([*GOOD, other])), nodes=nodes)["report"]
-    assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
+    assert not [finding for finding in report["findings"] if finding["check"].startswith("S")], report["findings"]
     # Where no node has gpushare, neither extender nor device plugin is missed.
     report = checked(FakeKube(*copy.deepcopy([SCHEDULER, node("cp1"), other])), nodes={"gpu2": [A, B]})["report"]
-    assert not [one for one in report["findings"] if one["check"].startswith("S")], report["findings"]
-    assert {one["id"]: one["n"] for one in report["checks"]}["S1"] == 0
+    assert not [finding for finding in report["findings"] if finding["check"].startswith("S")], report["findings"]
+    assert {check["id"]: check["n"] for check in report["checks"]}["S1"] == 0
     # One that announces nothing is a fault of its own back end.
     silent = check_worlds.node({}, labels=check_worlds.LABELS[backend], name="gpu2")
     report = checked(FakeKube(*copy.deepcopy([node("cp1"), silent])), nodes={}, scope="all", control_plane=[])["report"]
-    [found] = [one for one in report["findings"] if one["check"] == "C1"]
+    [found] = [finding for finding in report["findings"] if finding["check"] == "C1"]
     assert (found["cause"], found["node"]) == ("nothing_announced", "gpu2")
     assert f"kubegpu.share/backend={backend}" in found["what"]
 
@@ -662,10 +666,10 @@ def test_an_unlabelled_node_is_as_the_others():
     objects = [*BY_CLAIMS, check_worlds.node({}, name="gpu9")]
     kube = with_claims(objects, slices_of("gpu1", CARDS, limits="enforced"))
     report = checked(kube, control_plane=["gpu1"], nodes={"gpu1": [A, B], "gpu9": []})["report"]
-    found = {(one["check"], one["cause"], one["node"]) for one in report["findings"]}
+    found = {(finding["check"], finding["cause"], finding["node"]) for finding in report["findings"]}
     assert {("S1", "not_running", "gpu9"), ("S4", "no_label", "gpu9"), ("S4", "not_offered", "gpu9")} <= found
-    assert not [one for one in report["findings"] if one["node"] != "gpu9"], found
-    assert any("gpushare=dra" in one["what"] for one in report["findings"])
+    assert not [finding for finding in report["findings"] if finding["node"] != "gpu9"], found
+    assert any("gpushare=dra" in finding["what"] for finding in report["findings"])
 
 
 def test_claims_are_read_only_where_there_may_be_any():
@@ -681,4 +685,6 @@ def test_rights_that_are_missing_are_unknown():
     kube = FakeKube(*copy.deepcopy(BY_CLAIMS))
     kube.failures = [None, None, KubeError("resourceslices is forbidden", 403, "Forbidden", "")]
     findings_ = checked(kube, scope="all", control_plane=[])["report"]["findings"]
-    assert [(one["level"], one["cause"]) for one in findings_ if one["check"] == "D8"] == [("UNKNOWN", "no_data")]
+    assert [(finding["level"], finding["cause"]) for finding in findings_ if finding["check"] == "D8"] == [
+        ("UNKNOWN", "no_data")
+    ]

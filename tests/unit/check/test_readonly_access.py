@@ -159,11 +159,11 @@ def test_verify_needs_no_other_rights(cluster):
     found = cluster_info(kube, {"memory_unit": None, "scheduler": options})
     assert found["scheduler"]["mode"] == "dedicated"
     servers = {"control_plane": [], "scheduler": "dedicated", "admission": "deny", "problem": ""}
-    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given = {key: argument.get("default") for key, argument in collect.ARGUMENTS.items()}
     given.update(scope="servers", servers={**servers, "namespace": "gpushare-system"})
     findings = collect.check(kube, given)["report"]["findings"]
-    assert not [one for one in findings if "may not" in one["what"]], findings
-    assert ("S3", "missing") in {(one["check"], one["cause"]) for one in findings}, findings
+    assert not [finding for finding in findings if "may not" in finding["what"]], findings
+    assert ("S3", "missing") in {(finding["check"], finding["cause"]) for finding in findings}, findings
 
     labels = {"component": "kube-scheduler"}
     metadata = {"name": "kube-scheduler-gpu1", "labels": labels, "annotations": {"kubernetes.io/config.mirror": "x"}}
@@ -177,12 +177,12 @@ def test_verify_needs_no_other_rights(cluster):
     )
     assert "scheduler_mode is static_pod" in text, text
     report = json.loads(path.read_text())
-    words = [f"{one['what']} {one['evidence']}" for one in report["findings"]]
-    assert not [one for one in words if "may not" in one or "orbidden" in one or "403" in one], words
-    assert not [one for one in words if "couldn't be queried" in one], words
+    words = [f"{finding['what']} {finding['evidence']}" for finding in report["findings"]]
+    assert not [word for word in words if "may not" in word or "orbidden" in word or "403" in word], words
+    assert not [word for word in words if "couldn't be queried" in word], words
     # The servers aren't there, and each check was made.
-    assert rc == 2 and {one["result"] for one in report["checks"] if one["id"] == "S1"} == {"FAIL"}, text
-    assert [one["name"] for one in report["nodes"]] == ["gpu1"]
+    assert rc == 2 and {check["result"] for check in report["checks"] if check["id"] == "S1"} == {"FAIL"}, text
+    assert [node["name"] for node in report["nodes"]] == ["gpu1"]
 
 
 def test_verify_of_claims_needs_no_other_rights(cluster, request):
@@ -199,15 +199,19 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     objects = [one for one in rendered("dra", "dra_admission") if one["kind"] in wanted]
     ensure(admin, apply_options(objects), False)
     servers = {"control_plane": [], "scheduler": "static_pod", "admission": "deny"}
-    given = {key: one.get("default") for key, one in collect.ARGUMENTS.items()}
+    given = {key: argument.get("default") for key, argument in collect.ARGUMENTS.items()}
     given["scope"] = "servers"
     given["servers"] = {**servers, "problem": "", "namespace": "gpushare-system"}
 
     def found():
         report = collect.check(reader, given)["report"]
-        assert not [one for one in report["findings"] if "may not" in one["what"] or "orbidden" in one["what"]], report
+        assert not [
+            finding for finding in report["findings"] if "may not" in finding["what"] or "orbidden" in finding["what"]
+        ], report
         (check,) = [one for one in report["checks"] if one["id"] == "D10"]
-        return check["n"], [(one["cause"], one["key"]) for one in report["findings"] if one["check"] == "D10"]
+        return check["n"], [
+            (finding["cause"], finding["key"]) for finding in report["findings"] if finding["check"] == "D10"
+        ]
 
     assert found() == (13, [])
     # Nodes, pods, slices, claims and templates, what turns pods into claims, and the templates' Deployment.

@@ -42,8 +42,8 @@ def test_no_check_fails(name: str) -> None:
     report = checked(state(name))
     compared, warned = STATES[name]
     assert found(report, "FAIL", "UNKNOWN") == []
-    assert {(one["check"], one["cause"]) for one in report["findings"]} == warned
-    assert {one["id"] for one in report["checks"] if one["n"]} == compared
+    assert {(finding["check"], finding["cause"]) for finding in report["findings"]} == warned
+    assert {check["id"] for check in report["checks"] if check["n"]} == compared
 
 
 def test_the_table_of_the_mixed_cluster() -> None:

@@ -112,7 +112,7 @@ def test_findings_are_reported_despite_an_unwritable_file_and_a_second_run_has_n
     assert first["servers"]["problem"] == "control_plane: this group is empty"
     # The second run has no state of the first one.
     assert second["before"] is None and second["servers"]["problem"] == ""
-    assert [one["allocate_command"] for one in stage.calls("gpu_acceptance")] == [["python3", "/probe.py"]] * 2
+    assert [call["allocate_command"] for call in stage.calls("gpu_acceptance")] == [["python3", "/probe.py"]] * 2
     assert text.count("Y5 of the canary is skipped: no allocate_command is given") == 2, text
     stat = stats(text)
     assert stat["result"] == "UNKNOWN" and stat["counts"]["UNKNOWN"] == 1
@@ -173,7 +173,7 @@ def test_numeric_names_stay_strings():
     assert spaces == {"2024", "kube-system", "2025", "no"}
     assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in made} == {"1e3"}
     rules = next(one["rules"] for one in made if one["kind"] == "ClusterRole")
-    assert [one["resourceNames"] for one in rules if one["resources"] == ["namespaces"]] == [["on"]]
+    assert [rule["resourceNames"] for rule in rules if rule["resources"] == ["namespaces"]] == [["on"]]
     bound = [(one["roleRef"]["name"], one["subjects"]) for one in made if "roleRef" in one]
     assert bound and all(
         one == ("1e3", [{"kind": "ServiceAccount", "name": "1e3", "namespace": "2024"}]) for one in bound

@@ -59,9 +59,9 @@ def finding(level: str, check: str = "G6", node: str = "gpu1", cause: str = "any
 
 
 def report(*findings: dict[str, t.Any], samples: int = 1) -> dict[str, t.Any]:
-    counts = {level: sum(one["level"] == level for one in findings) for level in ("FAIL", "WARN", "UNKNOWN")}
+    counts = {level: sum(finding["level"] == level for finding in findings) for level in ("FAIL", "WARN", "UNKNOWN")}
     result = next((level for level in ("FAIL", "WARN", "UNKNOWN") if counts[level]), "PASS")
-    levels = {one["check"]: one for one in reversed(findings)}
+    levels = {finding["check"]: finding for finding in reversed(findings)}
     checks = [
         {"id": name, "backend": "common", "title": f"Title {name}", "result": one["level"], "n": 1}
         | {level.lower(): int(one["level"] == level) for level in counts}
@@ -82,7 +82,7 @@ def chosen(mode: str = "static_pod", ours: bool = True, **more: t.Any) -> dict[s
 
 def evidence(call: dict[str, t.Any]) -> dict[str, t.Any]:
     """The evidence of each node in a call of gpu_allocation_check, which may be text."""
-    return {name: json.loads(one) if isinstance(one, str) else one for name, one in call["nodes"].items()}
+    return {name: json.loads(node) if isinstance(node, str) else node for name, node in call["nodes"].items()}
 
 
 def run_playbook(
@@ -166,9 +166,9 @@ class Stage:
 
 def stats(text: str) -> dict[str, t.Any]:
     """Return what set_stats reported."""
-    found = re.search(r"RUN: (\{.*\})", text)
-    assert found, text
-    stat: dict[str, t.Any] = json.loads(found.group(1))["gpu_verify"]
+    match = re.search(r"RUN: (\{.*\})", text)
+    assert match, text
+    stat: dict[str, t.Any] = json.loads(match.group(1))["gpu_verify"]
     return stat
 
 

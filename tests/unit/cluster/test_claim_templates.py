@@ -82,7 +82,7 @@ def test_conditions_on_a_model_accept_what_the_extender_accepts(models, excluded
     # The same for RE2: the escapes are of punctuation only.
     template = template_of("default", templates.name_of(templates.Shape((4,), 1, models, excluded)), "GiB")
     selectors = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"]
-    accepted = all(holds(one["cel"]["expression"]) for one in selectors)
+    accepted = all(holds(selector["cel"]["expression"]) for selector in selectors)
     assert accepted == contract.Demand(4, models=models, excluded=excluded).accepts_model(model)
 
 

@@ -100,7 +100,7 @@ def test_an_invalid_archive_is_reported_with_other_problems(tmp_path, given, mes
     arguments = {"image_archive": str(tmp_path / given)} if given else {}
     result, _printed = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image="x/y:1", **arguments)
     assert result["problems"] == 2 and not result["changed"]
-    [found] = [one for one in result["findings"] if one["id"] == "image-archive"]
+    [found] = [finding for finding in result["findings"] if finding["id"] == "image-archive"]
     assert found["found"].startswith("gpushare_image_archive: ") and message in found["found"] and found["do"]
     registry = act({"hostvars": HOSTVARS}, cluster=CLUSTER, gpu_nodes=["one"], image_delivery="registry")
     assert registry[0]["problems"] == 1
@@ -110,7 +110,9 @@ def test_options_of_a_host_come_from_its_variables():
     gpu = {**GPU_NODE, "driver": {**GPU_NODE["driver"], "others": ["runfile"]}}
     hostvars = {"one": {"gpu_node": gpu}, "two": {"gpu_node": gpu, "driver_state": "external"}}
     result, _printed = act({"hostvars": hostvars}, gpu_nodes=["one", "two"])
-    assert [(one["found"], one["do"]) for one in result["findings"] if one["severity"] == "problem"] == [
+    assert [
+        (finding["found"], finding["do"]) for finding in result["findings"] if finding["severity"] == "problem"
+    ] == [
         (
             "host one has its driver from a .run file",
             "run '/usr/bin/nvidia-uninstall --silent', or set driver_state to external",

@@ -117,7 +117,7 @@ def test_probes_share_no_port_with_other_clients(name, command, monkeypatch):
     assert "emptyDir" in volume
     for probe in ("livenessProbe", "readinessProbe"):
         assert socket in container[probe]["exec"]["command"][-1] and "httpGet" not in container[probe]
-    assert "ports" not in container or [one["hostIP"] for one in container["ports"]] == ["127.0.0.1"]
+    assert "ports" not in container or [port["hostIP"] for port in container["ports"]] == ["127.0.0.1"]
 
 
 def test_the_server_of_templates_accepts_its_command_line():
@@ -152,7 +152,7 @@ def test_metrics_of_a_nodes_server(template, name, command, namespaces, monkeypa
     assert options.serve_metrics
     assert options.status_socket == command.parse(server["command"][1:]).status_socket
     assert (options.metrics.address, options.metrics.port) == ("$(POD_IP)", plugin_command.METRICS_PORT)
-    assert [one["containerPort"] for one in container["ports"]] == [options.metrics.port]
+    assert [port["containerPort"] for port in container["ports"]] == [options.metrics.port]
     ingress = {each["metadata"]["name"]: each["spec"]["ingress"] for each in objects if each["kind"] == "NetworkPolicy"}
     (rule,) = ingress.pop(name)
     assert rule["ports"] == [{"port": options.metrics.port, "protocol": "TCP"}]
@@ -160,7 +160,7 @@ def test_metrics_of_a_nodes_server(template, name, command, namespaces, monkeypa
     matched = [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces}] if namespaces else None
     assert peer["namespaceSelector"].get("matchExpressions") == matched
     assert not any(ingress.values()), "nobody has business with the other servers"
-    volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["metrics-tls"]["secret"]["secretName"] == f"{name}-metrics-tls"
 
 
@@ -241,7 +241,9 @@ def with_drivers(*versions, nodes=2, **variables):
 
     :param variables: of each host.
     """
-    seen = [{} if one is None else {"gpu_node": {"driver": {"module_version": one or None}}} for one in versions]
+    seen = [
+        {} if version is None else {"gpu_node": {"driver": {"module_version": version or None}}} for version in versions
+    ]
     hosts = {f"gpu{number}": {**variables, **one} for number, one in enumerate(seen)}
     given = {"groups": {"gpu_nodes": list(hosts)}, "hostvars": hosts, "gpushare_nodes": ["n"] * nodes}
     (container,) = pod_of("device_plugin", **given)["spec"]["containers"]

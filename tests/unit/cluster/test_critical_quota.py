@@ -109,17 +109,17 @@ def test_each_server_is_admitted_by_the_quota_that_comes_with_it(server: ApiServ
         error = refused(status, "", text, server.url, "Pod x")
         assert error.admission and not is_transient(error)
     server.apply(*quotas)
-    for one in quotas:
+    for quota in quotas:
         # There is no controller manager that counts.
-        path = f"/api/v1/namespaces/{one['metadata']['namespace']}/resourcequotas/{one['metadata']['name']}"
-        hard = one["spec"]["hard"]
+        path = f"/api/v1/namespaces/{quota['metadata']['namespace']}/resourcequotas/{quota['metadata']['name']}"
+        hard = quota["spec"]["hard"]
         server.request("PATCH", f"{path}/status", {"status": {"hard": hard, "used": {"pods": "0"}}}, MERGE)
         assert server.request("GET", path)["spec"]["hard"] == hard
     for pod in pods:
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods?dryRun=All"
         until(lambda pod=pod, path=path: server.ask("POST", path, pod)[0] == 201)
-    for one in quotas:
-        path = f"/api/v1/namespaces/{one['metadata']['namespace']}/resourcequotas/{one['metadata']['name']}"
+    for quota in quotas:
+        path = f"/api/v1/namespaces/{quota['metadata']['namespace']}/resourcequotas/{quota['metadata']['name']}"
         server.request("DELETE", path)
 
 

@@ -77,7 +77,7 @@ def claim_of(wanted):
         if contract.container_units(one):
             places[one["name"]] = len(shares)
             shares.append(contract.container_units(one))
-    own = [one["name"] for one in spec["containers"] if one["name"] in places]
+    own = [container["name"] for container in spec["containers"] if container["name"] in places]
     before = [one for one in inits if "restartPolicy" not in one and contract.container_units(one)]
     if before:
         needed = max(map(contract.container_units, before))
@@ -102,14 +102,14 @@ def turned(wanted):
     shape, places = claim_of(wanted)
     claim = {"name": "gpu-mem", "resourceClaimTemplateName": templates.name_of(shape)}
     spec["resourceClaims"] = [*spec.get("resourceClaims", []), claim]
-    for one in spec["containers"] + spec.get("initContainers", []):
-        if one["name"] in places:
-            request = f"gpu-{places[one['name']]}"
+    for container in spec["containers"] + spec.get("initContainers", []):
+        if container["name"] in places:
+            request = f"gpu-{places[container['name']]}"
             several = [f"-{card}" for card in range(shape.cards)] if min(shape.cards, len(shape.shares)) > 1 else [""]
             requests = [{"name": "gpu-mem", "request": f"{request}{card}"} for card in several]
-            one["resources"]["claims"] = [*one["resources"].get("claims", []), *requests]
+            container["resources"]["claims"] = [*container["resources"].get("claims", []), *requests]
             for field in ("limits", "requests"):
-                one["resources"].get(field, {}).pop(MEMORY, None)
+                container["resources"].get(field, {}).pop(MEMORY, None)
     return spec
 
 

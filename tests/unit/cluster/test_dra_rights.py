@@ -76,7 +76,9 @@ def test_only_with_evictions_it_may_evict_and_write_events():
             for one in rendered("dra", **variables)
             if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", "gpushare:dra-driver")
         )
-        return {f"{verb} {one}" for rule in role["rules"] for one in rule["resources"] for verb in rule["verbs"]}
+        return {
+            f"{verb} {resource}" for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
+        }
 
     more = rights(gpushare_memory_limit_violation="evict") - rights()
     assert more == {"create pods/eviction", "create events"}

@@ -19,7 +19,7 @@ def values(template: str, **variables: object) -> list[str]:
     given = {"groups": {"gpu_nodes": list(HOSTS)}, "hostvars": HOSTS, **variables}
     sets = [one for one in rendered(template, **given) if one["kind"] == "DaemonSet"]
     servers = [container for one in sets for container in one["spec"]["template"]["spec"]["containers"]]
-    found = {tuple(a[len(OPTION) :] for a in one.get("command", []) if a.startswith(OPTION)) for one in servers}
+    found = {tuple(a[len(OPTION) :] for a in server.get("command", []) if a.startswith(OPTION)) for server in servers}
     return list(max(found, key=len))
 
 

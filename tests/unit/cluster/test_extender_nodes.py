@@ -54,7 +54,7 @@ def deploy(server, minimum, **variables):
     """Deploy it as role gpushare does; return the nodes of its pods."""
     parameters = {"kubeconfig": str(server.kubeconfig)}
     kube = RealKube.of_module(types.SimpleNamespace(params=parameters, no_log_values=set()))
-    given = {name: one.get("default") for name, one in apply_set.ARGUMENTS.items()}
+    given = {name: argument.get("default") for name, argument in apply_set.ARGUMENTS.items()}
     given |= {"definitions": rendered("namespace", "extender", **variables), "wait": True, "min_nodes": minimum}
     with pytest.raises(NotInEffect) as waited:
         # No kubelet runs, so no pod is ever ready.
@@ -65,10 +65,10 @@ def deploy(server, minimum, **variables):
 def nodes_of_pods(server):
     pods = server.request("GET", "/api/v1/namespaces/gpushare-system/pods")["items"]
     terms = [
-        one["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-        for one in pods
+        pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        for pod in pods
     ]
-    return sorted(one[0]["matchFields"][0]["values"][0] for one in terms)
+    return sorted(term[0]["matchFields"][0]["values"][0] for term in terms)
 
 
 def test_it_runs_beside_every_scheduler_whatever_labels_and_taints_its_node_has(server):

@@ -57,7 +57,7 @@ class Kubelet:
     def pods(self):
         status, text = self.ask("GET", f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.node}")
         assert status == 200, text
-        return {one["spec"].get("serviceAccountName"): one["metadata"] for one in json.loads(text)["items"]}
+        return {item["spec"].get("serviceAccountName"): item["metadata"] for item in json.loads(text)["items"]}
 
     def token(self, account, pod=None):
         """The status and answer of a request for an account's token, bound to a pod if it has one."""
@@ -128,14 +128,14 @@ def pods_of(server, namespace):
 
 def settled(server, namespace):
     for kind in ("daemonsets", "deployments"):
-        for one in server.request("GET", f"/apis/apps/v1/namespaces/{namespace}/{kind}")["items"]:
-            status = one.get("status", {})
-            wanted = status.get("desiredNumberScheduled", one["spec"].get("replicas"))
+        for item in server.request("GET", f"/apis/apps/v1/namespaces/{namespace}/{kind}")["items"]:
+            status = item.get("status", {})
+            wanted = status.get("desiredNumberScheduled", item["spec"].get("replicas"))
             updated = status.get("updatedNumberScheduled", status.get("updatedReplicas", 0))
-            if status.get("observedGeneration") != one["metadata"]["generation"] or not wanted or updated != wanted:
+            if status.get("observedGeneration") != item["metadata"]["generation"] or not wanted or updated != wanted:
                 return False
     items = pods_of(server, namespace)
-    return items and all(one["spec"].get("nodeName") for one in items)
+    return items and all(item["spec"].get("nodeName") for item in items)
 
 
 def removed(server, namespace):
@@ -155,7 +155,10 @@ def removed(server, namespace):
 def test_a_kubelet_labels_its_node_as_ours_and_gets_no_account(server, value, place):
     taken = Kubelet(server, TAKEN)
     assert taken.label(gpushare=value)[0] == 200
-    for key, other in (*((RESTRICTED, one) for one in ALLOCATORS), *((one, "") for one in CONTROL_PLANE_LABELS)):
+    for key, other in (
+        *((RESTRICTED, allocator) for allocator in ALLOCATORS),
+        *((control_plane_label, "") for control_plane_label in CONTROL_PLANE_LABELS),
+    ):
         for sub in ("", "/status"):
             status, text = taken.label(sub, **{key: other})
             assert status == 403 and "is not allowed to modify labels" in text, text
@@ -167,10 +170,10 @@ def test_a_kubelet_labels_its_node_as_ours_and_gets_no_account(server, value, pl
         # The nodes that are to have them do.
         expected = {OURS["extender"], OURS["dra"], *PLACES[place]["nodes"]}
         items = pods_of(server, namespace)
-        assert {one["spec"]["nodeName"] for one in items} == expected
-        for one in items:
-            account, about = one["spec"]["serviceAccountName"], one["metadata"]
-            status, text = Kubelet(server, one["spec"]["nodeName"], namespace).token(account, about)
+        assert {item["spec"]["nodeName"] for item in items} == expected
+        for item in items:
+            account, about = item["spec"]["serviceAccountName"], item["metadata"]
+            status, text = Kubelet(server, item["spec"]["nodeName"], namespace).token(account, about)
             assert status == 201, text
 
 
@@ -218,7 +221,7 @@ def test_a_node_of_one_allocation_gets_no_account_of_the_other(server):
 
 
 def ended(kubelet):
-    return all(one.get("deletionTimestamp") for one in kubelet.pods().values())
+    return all(pod.get("deletionTimestamp") for pod in kubelet.pods().values())
 
 
 def test_a_daemon_set_of_an_earlier_version_keeps_its_pods(server):

@@ -69,10 +69,10 @@ def test_uninstall_refuses_pods_of_a_node_whose_name_yaml_read_as_a_number():
 
 def test_every_expression_takes_a_hosts_node_name_as_text():
     files = [
-        one for folder in ("playbooks", "roles") for one in (ROOT / folder).rglob("*.*") if one.parent.name != "meta"
+        path for folder in ("playbooks", "roles") for path in (ROOT / folder).rglob("*.*") if path.parent.name != "meta"
     ]
     with_default = re.compile(r"gpu_node_name \| default\([^)]*\)( \| string)?")
-    found = [(one.name, match) for one in files for match in with_default.finditer(one.read_text())]
+    found = [(file.name, match) for file in files for match in with_default.finditer(file.read_text())]
     assert len(found) >= 9
     assert [(name, match[0]) for name, match in found if not match[1]] == []
     assert stages.NODE.endswith("| string")

@@ -53,19 +53,22 @@ def policies():
 def expressions(policy):
     """Return a policy's expressions in the order in which they are evaluated, each with its place."""
     spec = policy["spec"]
-    found = [(f"condition {one['name']}", one["expression"]) for one in spec.get("matchConditions", [])]
-    for number, one in enumerate(spec.get("validations", [])):
-        found.append((f"validation {number}", one["expression"]))
-        if "messageExpression" in one:
+    found = [
+        (f"condition {match_condition['name']}", match_condition["expression"])
+        for match_condition in spec.get("matchConditions", [])
+    ]
+    for number, validation in enumerate(spec.get("validations", [])):
+        found.append((f"validation {number}", validation["expression"]))
+        if "messageExpression" in validation:
             # Evaluated whatever the expression's result is.
-            found.append((f"message {number}", one["messageExpression"]))
-    found += [("mutation", one["jsonPatch"]["expression"]) for one in spec.get("mutations", [])]
+            found.append((f"message {number}", validation["messageExpression"]))
+    found += [("mutation", mutation["jsonPatch"]["expression"]) for mutation in spec.get("mutations", [])]
     return found
 
 
 def ranges(text):
     """Return each comprehension's range and its position."""
-    return [(before(text, found.start()), found.start()) for found in COMPREHENSION.finditer(text)]
+    return [(before(text, match.start()), match.start()) for match in COMPREHENSION.finditer(text)]
 
 
 def before(text, end):
@@ -102,11 +105,11 @@ class Policy:
 
     def __init__(self, policy):
         spec = policy["spec"]
-        self.variables = {one["name"]: flat(one["expression"]) for one in spec.get("variables", [])}
+        self.variables = {variable["name"]: flat(variable["expression"]) for variable in spec.get("variables", [])}
         self.guards = " ; ".join(self.variables[name] for name in GUARDS if name in self.variables)
         # Nothing else is evaluated for what a condition leaves out.
-        conditions = [flat(one["expression"]) for one in spec.get("matchConditions", [])]
-        self.left_out = " ; ".join(one for one in conditions if one.startswith("!("))
+        conditions = [flat(match_condition["expression"]) for match_condition in spec.get("matchConditions", [])]
+        self.left_out = " ; ".join(condition for condition in conditions if condition.startswith("!("))
 
     def unbounded(self, text, guarded=False, seen=None):
         """Return the ranges of a text that nothing bounds, with those of the variables that it names.
@@ -116,9 +119,9 @@ class Policy:
         seen = set() if seen is None else seen
         found = [where for where, position in ranges(text) if not self.bounded(where, text[:position], guarded)]
         # Into a number of parts that is stated.
-        found += [one.group() for one in SPLITS.finditer(text) if not re.search(", [0-9]+$", one.group(1))]
-        for one in VARIABLE.finditer(text):
-            key = one.group(1), guarded or self.asked(text[: one.start()])
+        found += [match.group() for match in SPLITS.finditer(text) if not re.search(", [0-9]+$", match.group(1))]
+        for match in VARIABLE.finditer(text):
+            key = match.group(1), guarded or self.asked(text[: match.start()])
             if key not in seen:
                 seen.add(key)
                 found += self.unbounded(self.variables[key[0]], key[1], seen)
@@ -157,7 +160,9 @@ class Policy:
         return bool(COMPREHENSION.search(text)) or text.startswith("[")
 
 
-ALL = [(f"{one['kind'][:3]} {one['metadata']['name']} {number}", one) for number, one in enumerate(policies())]
+ALL = [
+    (f"{policy['kind'][:3]} {policy['metadata']['name']} {number}", policy) for number, policy in enumerate(policies())
+]
 
 
 @pytest.mark.parametrize("policy", [one for _name, one in ALL], ids=[name for name, _one in ALL])

@@ -218,9 +218,9 @@ def test_no_template_of_a_playbook_comes_before_facts_are_no_variables(playbook)
     """They aren't from the first name of the collection on that ansible-core reads; an included role, when it runs."""
     plays = plays_of(playbook)
     names = []
-    for one in plays:
-        roles = [(str(role), False) for role in one.get("roles", ()) if "kubegpu.share." in str(role)]
-        tasks = [*one.get("pre_tasks", ()), *one.get("tasks", ()), *one.get("post_tasks", ())]
+    for play in plays:
+        roles = [(str(role), False) for role in play.get("roles", ()) if "kubegpu.share." in str(role)]
+        tasks = [*play.get("pre_tasks", ()), *play.get("tasks", ()), *play.get("post_tasks", ())]
         names += [*roles, *own_names(tasks)]
     assert names
     if all(included for _name, included in names):

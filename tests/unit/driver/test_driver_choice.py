@@ -121,26 +121,26 @@ def test_every_release_source_and_version_for_every_architecture_of_cards(releas
         flavour = flavour_of(version, expected, generation)
         assert (found["manager"], found["flavour"]) == (FACTS[release]["manager"], flavour), generation
         assert found["packages"] == expected[flavour]
-        streams = [f"{one['module']}:{one['stream']}" for one in found["streams"]]
+        streams = [f"{stream['module']}:{stream['stream']}" for stream in found["streams"]]
         assert streams == ([expected["streams"][flavour]] if "streams" in expected else [])
-        headers = [name for one in found["headers"] for name in one["packages"]]
+        headers = [name for header in found["headers"] for name in header["packages"]]
         assert headers == (FACTS[release]["headers"] if expected.get("built", row["built"]) else [])
-        assert [one["url"] for one in found["repositories"]] == ([row["url"]] if "url" in row else [])
-        assert [one["key_url"] for one in found["repositories"]] == ([row["key"]] if "key" in row else [])
+        assert [repository["url"] for repository in found["repositories"]] == ([row["url"]] if "url" in row else [])
+        assert [repository["key_url"] for repository in found["repositories"]] == ([row["key"]] if "key" in row else [])
         assert found["services"] == ["nvidia-persistenced"] and found["hold"]
         if flavour not in planned:
             planned.add(flavour)
             options = {option: found[option] for option in SET_OPTIONS}
             plan(package_set(name="driver", **options), NO_PACKAGES[found["manager"]])
-            for one in found["headers"]:
-                plan(package_set(name="driver-headers", packages=one["packages"]), NO_PACKAGES[found["manager"]])
+            for header in found["headers"]:
+                plan(package_set(name="driver-headers", packages=header["packages"]), NO_PACKAGES[found["manager"]])
 
         with_switches = node(release, generation, nvswitches=SWITCHES)
         found = chosen(with_switches, source=source, version=version)
         if expected.get("fabric") in (None, "refused"):
             assert "has NVSwitches" in found["refusals"][0]
             continue
-        more = [one for one in found["packages"] if one in ("nvlsm", "infiniband-diags")]
+        more = [package for package in found["packages"] if package in ("nvlsm", "infiniband-diags")]
         assert found["packages"] == [*expected[flavour], *expected["fabric"], *more]
         assert not more or generation == "blackwell"
         assert all(version in name for name in expected["fabric"])
@@ -299,7 +299,7 @@ def test_pins_exclude_the_other_source_on_ubuntu():
     assert of_nvidia[1]["pin"] == "version 580.95.05-*"
     of_ubuntu = chosen(node("ubuntu-22.04", "turing"), source="distribution")["pins"]
     assert (of_ubuntu[0]["pin"], of_ubuntu[0]["priority"]) == ("release l=NVIDIA CUDA", -1)
-    assert [one["pin"] for one in chosen(node("debian-12", "turing"))["pins"]] == ["version 580.95.05-*"]
+    assert [pin["pin"] for pin in chosen(node("debian-12", "turing"))["pins"]] == ["version 580.95.05-*"]
 
 
 def test_the_users_own_package_names_get_the_version():
@@ -318,7 +318,9 @@ def test_missing_prerequisites_are_reported_with_the_command_or_installed(releas
     assert reported["prerequisites"] == []
     run = chosen(observed, prerequisites="install")
     assert run["refusals"] == []
-    assert [" ".join(command) for one in run["prerequisites"] for command in one["commands"]] == commands
+    assert [
+        " ".join(command) for prerequisite in run["prerequisites"] for command in prerequisite["commands"]
+    ] == commands
     observed["packages"] = {"dkms": {"version": "3.2.1-1.el9"}}
     assert chosen(observed, prerequisites="report")["refusals"] == []
 
@@ -349,8 +351,8 @@ def test_headers_of_the_running_and_of_the_newest_kernel():
         {"kernel": newest, "packages": ["kernel-devel-matched=5.14.0-570.12.1.el9_6"]},
     ]
     assert chosen(observed, install_headers="never")["headers"] == []
-    for one in observed["kernel"]["modules"].values():
-        one["headers"] = True
+    for module in observed["kernel"]["modules"].values():
+        module["headers"] = True
     assert chosen(observed)["headers"] == []
 
 
@@ -544,7 +546,7 @@ def test_a_container_has_no_kernel_to_build_for():
     assert (found["refusals"], found["headers"]) == ([], [])
     ubuntu = node("ubuntu-24.04", "turing")
     ubuntu["kernel"] = {"release": "6.8.0-64-generic", "installed": []}
-    assert not any("linux-modules" in one for one in chosen(ubuntu, source="distribution")["packages"])
+    assert not any("linux-modules" in package for package in chosen(ubuntu, source="distribution")["packages"])
 
 
 def test_facts_without_modules_still_have_the_running_kernels_headers():
@@ -658,7 +660,7 @@ def test_a_loaded_driver_is_kept_until_the_node_is_drained(kernels, loaded, is_o
 
 
 def held(*names, **versions):
-    loose = {name: {"version": one} for name, one in versions.items()}
+    loose = {name: {"version": version} for name, version in versions.items()}
     return {**{name: {"version": "1", "held": True} for name in names}, **loose}
 
 
@@ -771,7 +773,7 @@ def test_absent_resets_the_streams_of_both_flavours_and_removes_dependencies():
     # The version was changed since the installation.
     for enabled, more in (("570-dkms", ["570-dkms"]), ("580-open", []), ("latest", [])):
         observed["rpm"]["streams"] = {"nvidia-driver": enabled}
-        names = [one["stream"] for one in chosen(observed, state="absent")["streams"]]
+        names = [stream["stream"] for stream in chosen(observed, state="absent")["streams"]]
         assert names == ["580-open", "580-dkms", *more]
     assert chosen(observed, state="absent", keep=["nvidia-driver-cuda"])["streams"] == []
     assert chosen(observed, state="absent", source="distribution")["streams"] == []
@@ -784,7 +786,7 @@ def test_absent_validates_neither_cards_nor_conflicts():
     assert (found["refusals"], found["conflicts"], found["maintenance"]) == ([], [], "")
 
 
-@pytest.mark.parametrize("provider", [one.id for one in nvidia_smi.PROVIDERS])
+@pytest.mark.parametrize("provider", [provider.id for provider in nvidia_smi.PROVIDERS])
 def test_a_driver_that_others_provide_is_left_alone_on_any_distribution(provider):
     observed = node("debian-12", "turing", secure_boot=True)
     observed["distribution"] = {"id": "bottlerocket", "family": "", "version": "1"}

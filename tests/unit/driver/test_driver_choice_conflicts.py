@@ -159,8 +159,8 @@ def test_compatible_installation_is_no_conflict(node, changes):
 
 def test_several_conflicts_are_all_reported():
     node = deb({"nvidia-tesla-470-driver": {"version": "470.1-1"}}, others=["runfile", "gpu-operator"])
-    found = [one["id"] for one in conflicts(node, **DEFAULTS)]
+    found = [conflict["id"] for conflict in conflicts(node, **DEFAULTS)]
     # A container provides the driver, so that nothing is installed: what matters is that there are two.
     assert found == ["driver-twice"]
     node["driver"]["others"] = ["runfile"]
-    assert [one["id"] for one in conflicts(node, **DEFAULTS)] == ["driver-runfile", "driver-debian-legacy"]
+    assert [conflict["id"] for conflict in conflicts(node, **DEFAULTS)] == ["driver-runfile", "driver-debian-legacy"]

@@ -37,9 +37,9 @@ REPOSITORIES = {
         "Ubuntu",
         "Ubuntu",
         [
-            *((one, KERNEL) for one in KERNELS),
+            *((kernel, KERNEL) for kernel in KERNELS),
             *((one, f"{version}-0ubuntu1") for one in DRIVER for version in (VERSION, "590.44.01")),
-            *((one, "12.0") for one in OTHERS),
+            *((other, "12.0") for other in OTHERS),
             *((one, "1.0-1") for one in TOOLKIT),
         ],
     ),
@@ -120,5 +120,7 @@ def test_no_pattern_of_a_pin_matches_a_kernel() -> None:
         for pattern in pin["package"].split()
     ]
     assert len(patterns) > 30
-    assert [one for one in patterns if one[0] in "*?[/" or "linux-".startswith(one.partition("*")[0])] == []
-    assert not any(fnmatch.fnmatchcase(kernel, one) for kernel in KERNELS for one in patterns)
+    assert [
+        pattern for pattern in patterns if pattern[0] in "*?[/" or "linux-".startswith(pattern.partition("*")[0])
+    ] == []
+    assert not any(fnmatch.fnmatchcase(kernel, pattern) for kernel in KERNELS for pattern in patterns)

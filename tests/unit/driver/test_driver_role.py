@@ -179,7 +179,9 @@ def result(request, tmp_path_factory):
     (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
     groups = {"name": "Groups", "ansible.builtin.debug": {"msg": "{{ group_names }}"}}
     plays = [{"roles": ["kubegpu.share.driver"]}, {"tasks": [groups]}]
-    (folder / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, **one} for one in plays]))
+    (folder / "play.yml").write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, **play} for play in plays])
+    )
     words = ("--check", "-i", "hosts.yml", "play.yml")
     json_output = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_FORKS": "2"}
     text = ansible(folder, "ansible-playbook", *words, **json_output).text
@@ -198,7 +200,7 @@ def tasks(result, name, play=0):
 
 
 def failure(result, name):
-    return next((one["msg"] for one in tasks(result, name).values() if one.get("failed")), None)
+    return next((task["msg"] for task in tasks(result, name).values() if task.get("failed")), None)
 
 
 INSTALL = "Install the NVIDIA driver packages and hold their version"
@@ -263,5 +265,5 @@ def test_absent_removes_the_set_and_the_headers(result):
     assert failure(result, "removal") is None
     name = "Remove the driver's packages, its kernel headers and its repository"
     removals = [one["item"] for one in tasks(result, "removal")[name]["results"]]
-    assert [one["name"] for one in removals] == ["driver", "driver-headers"]
+    assert [removal["name"] for removal in removals] == ["driver", "driver-headers"]
     assert {"nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms"} <= set(removals[0]["packages"])

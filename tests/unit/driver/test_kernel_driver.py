@@ -195,7 +195,7 @@ def test_process_that_uses_a_gpu_is_named_and_nothing_is_changed(process, reason
     node.process(77, process["command"], "/dev/nvidia0", pod=process.get("pod", ""), unit=process.get("unit", ""))
     result = go(node, end_pods=not process.get("pod"))
     assert (result["changed"], result["reboot_required"], result["reason"]) == (False, True, reason)
-    assert [one["pid"] for one in result["users"]] == [77]
+    assert [user["pid"] for user in result["users"]] == [77]
     assert not changing(node) and not node.events
 
 
@@ -361,7 +361,7 @@ def test_after_a_kill_at_any_step_the_next_run_reaches_the_same_state(state):
 def test_pod_of_a_process(group):
     node = FakeSystem({"/proc/7/cgroup": group, "/proc/7/comm": "x\n"})
     node.links["/proc/7/fd/1"] = "/dev/nvidia0"
-    assert [(one["pod"], one["unit"]) for one in open_devices.users(node, lambda path: True)] == [(POD, "")]
+    assert [(user["pod"], user["unit"]) for user in open_devices.users(node, lambda path: True)] == [(POD, "")]
 
 
 def test_process_that_ends_during_the_observation():

@@ -25,14 +25,16 @@ def images(node):
 def test_every_kernels_image_is_rebuilt_then_nothing_and_restored(tool, tmp_path):
     kernels = 2 if tool == "initramfs-tools" else 1
     node = Machine(tmp_path / "tree", tool, kernels)
-    assert [(one["nouveau"], one["blacklist"]) for one in images(node)] == [(True, False)] * kernels
+    assert [(image["nouveau"], image["blacklist"]) for image in images(node)] == [(True, False)] * kernels
     before = node.boot()
     result = work(True, False, node)
     # dracut's images are for every host here; they contain /etc/modprobe.d only with the drop-in.
     files = [nouveau.PATH] + [nouveau.DRACUT_PATH] * (tool == "dracut")
-    paths = [one["path"] for one in images(node)]
+    paths = [image["path"] for image in images(node)]
     assert [row["before_header"] for row in result["diff"]] == files + paths
-    assert [(one["nouveau"], one["blacklist"], one["newer"]) for one in images(node)] == [(True, True, True)] * kernels
+    assert [(image["nouveau"], image["blacklist"], image["newer"]) for image in images(node)] == [
+        (True, True, True)
+    ] * kernels
     after = node.boot()
     assert set(after) == set(before)
     assert [f"/boot/{name}" for name in after if after[name] != before[name]] == paths
@@ -42,7 +44,7 @@ def test_every_kernels_image_is_rebuilt_then_nothing_and_restored(tool, tmp_path
     assert {line.split()[0] for line in node.ran} == {"uname", "stat", nouveau.LISTERS[tool]}
 
     assert work(False, False, node)["changed"]
-    assert [(one["nouveau"], one["blacklist"]) for one in images(node)] == [(True, False)] * kernels
+    assert [(image["nouveau"], image["blacklist"]) for image in images(node)] == [(True, False)] * kernels
     assert set(node.boot()) == set(before)
     assert not [path for path in files if node.exists(path)]
     assert not work(False, False, node)["changed"]
@@ -77,4 +79,4 @@ def test_failed_rebuild_keeps_the_old_image(tool, tmp_path):
         else:
             node.put(path, old)
     assert work(True, False, node)["changed"]
-    assert [one["blacklist"] for one in images(node)] == [True]
+    assert [image["blacklist"] for image in images(node)] == [True]

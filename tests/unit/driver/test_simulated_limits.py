@@ -76,11 +76,11 @@ def first_line(program: subprocess.Popen[str]) -> str:
 
 
 def end(*programs: subprocess.Popen[str]) -> None:
-    for one in programs:
-        one.kill()
-        one.wait()
-        assert one.stdout is not None
-        one.stdout.close()
+    for program in programs:
+        program.kill()
+        program.wait()
+        assert program.stdout is not None
+        program.stdout.close()
 
 
 def test_a_limit_is_kept_read_back_and_cleared(r615: Driver) -> None:
@@ -148,7 +148,7 @@ def test_concurrent_programs_get_no_more_than_the_limit_together(
     (tmp_path / "one").mkdir()
     query(r615, 'report(limit(first, folder("one"), 1000 << 20))')
     programs = [allocate(90, tmp_path / "one") for _run in range(16)]
-    lines = [first_line(one) for one in programs]
+    lines = [first_line(program) for program in programs]
     assert lines.count("holding 90 MiB") == 11
     assert query(r615, 'report(read(first, folder("one"))[2] >> 20)') == 990
 

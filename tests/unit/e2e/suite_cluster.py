@@ -77,7 +77,7 @@ class Cluster:
         self.requests: collections.Counter[str] = collections.Counter()
         self.clock = FakeClock()
         self.faults = faults or Faults()
-        self.nodes = {one["metadata"]["name"]: one for one in nodes}
+        self.nodes = {node["metadata"]["name"]: node for node in nodes}
         self.pods: dict[str, JsonObject] = {}
         self.namespaces: dict[str, JsonObject] = {}
         self.booked: dict[str, tuple[str, int, int]] = {}
@@ -140,7 +140,9 @@ class Cluster:
             there = self.namespaces.setdefault(ref.name, {"metadata": {"managedFields": []}})
             metadata = there["metadata"]
             metadata["name"] = ref.name
-            metadata["managedFields"] = [one for one in metadata["managedFields"] if one["manager"] != manager]
+            metadata["managedFields"] = [
+                managed_field for managed_field in metadata["managedFields"] if managed_field["manager"] != manager
+            ]
             metadata["managedFields"].append({"manager": manager})
             metadata["labels"] = dict(made["metadata"].get("labels") or {})
             return copy.deepcopy({**made, **there})
@@ -206,7 +208,7 @@ class Cluster:
             self.booked.pop(contract.pod_uid(pod), None)
 
     def ours(self) -> list[JsonObject]:
-        return [one for one in self.pods.values() if one["metadata"]["namespace"] == SPACE]
+        return [pod for pod in self.pods.values() if pod["metadata"]["namespace"] == SPACE]
 
     def tick(self) -> None:
         self.faults.late_account -= 1
@@ -219,8 +221,8 @@ class Cluster:
                 if not self.faults.never_frees:
                     self._late.append((self.clock.time + self.faults.frees_late, contract.pod_uid(pod)))
                 if self.faults.plugin_gone_after_deletion:
-                    for one in self.nodes.values():
-                        one["status"]["allocatable"][contract.RESOURCE_MEMORY] = "0"
+                    for node in self.nodes.values():
+                        node["status"]["allocatable"][contract.RESOURCE_MEMORY] = "0"
             elif not contract.pod_node(pod):
                 self._schedule(pod)
             elif pod["status"]["phase"] == "Pending":
@@ -313,7 +315,7 @@ class Cluster:
             state = {"waiting": {"reason": self.faults.never_runs, "message": "kubelet's message"}}
             pod["status"]["containerStatuses"] = [{"name": "c0", "state": state}]
             return
-        states = [{"name": one["name"], "state": {"running": {}}} for one in pod["spec"]["containers"]]
+        states = [{"name": container["name"], "state": {"running": {}}} for container in pod["spec"]["containers"]]
         pod["status"] = {"phase": "Running", "containerStatuses": states}
 
     def devices(self, namespace: str, pod: str, container: str, argv: t.Sequence[str]) -> str:
@@ -341,18 +343,18 @@ def attempt(cluster: Cluster, execute: Execute = no_exec, check: bool = False, *
     """Run the canary, unless another suite is given."""
     chosen = Options(**{"timeout": 20, **options})
     found = run(cluster, execute, chosen, check, Waiting(20, 1.0, cluster.clock.sleep, cluster.clock.now))
-    assert {one["check"] for one in found["findings"]} == {
-        one["id"] for one in found["acceptance"]["steps"] if one["result"] in ("FAIL", "UNKNOWN")
+    assert {finding["check"] for finding in found["findings"]} == {
+        step["id"] for step in found["acceptance"]["steps"] if step["result"] in ("FAIL", "UNKNOWN")
     }
     return found
 
 
 def results(found: t.Any) -> dict[str, str]:
-    return {one["id"]: one["result"] for one in found["acceptance"]["steps"]}
+    return {step["id"]: step["result"] for step in found["acceptance"]["steps"]}
 
 
 def what(found: t.Any, identifier: str) -> str:
-    return next(one["what"] for one in found["acceptance"]["steps"] if one["id"] == identifier)
+    return next(step["what"] for step in found["acceptance"]["steps"] if step["id"] == identifier)
 
 
 AWAY = KubeUnusable("kubeconfig (variable gpu_kubeconfig): the API server at https://x can't be reached: refused")

@@ -38,7 +38,7 @@ def test_workloads_is_the_default(module: Module) -> None:
     found = module(cluster, image="mine", timeout=10)
     assert not found.get("failed") and found["changed"] is True
     assert found["acceptance"]["suite"] == "workloads" and found["acceptance"]["result"] == "PASS"
-    assert [one["id"] for one in found["checks"]] == [f"W{n}" for n in range(1, 9)]
+    assert [check["id"] for check in found["checks"]] == [f"W{n}" for n in range(1, 9)]
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "mine"
 
 
@@ -48,8 +48,8 @@ def test_canary(module: Module) -> None:
     assert not found.get("failed")
     assert found["changed"] and found["acceptance"].items() >= {"result": "PASS", "namespace": "other"}.items()
     assert {one["spec"]["runtimeClassName"] for one in cluster.created} == {"nvidia"}
-    assert [one["id"] for one in found["checks"]] == [f"Y{n}" for n in range(1, 8)]
-    assert {one["backend"] for one in found["checks"]} == {"gpushare"}
+    assert [check["id"] for check in found["checks"]] == [f"Y{n}" for n in range(1, 8)]
+    assert {check["backend"] for check in found["checks"]} == {"gpushare"}
     assert {"pod", "uid", "units", "node", "card", "phase", "summary"} == set(found["acceptance"]["pods"][0])
 
 

@@ -650,7 +650,7 @@ def test_others_take_the_memory_before_the_pods_are_placed() -> None:
     assert what(found, "Y2") == "2 pods of 6 units on card 1 (2) of node gpu1"
     # That the memory is gone is detected at once.
     assert cluster.clock.time < 20
-    assert [one["pod"] for one in found["acceptance"]["pods"]][:6] == [f"{SPACE}/share-{n}" for n in range(1, 7)]
+    assert [pod["pod"] for pod in found["acceptance"]["pods"]][:6] == [f"{SPACE}/share-{n}" for n in range(1, 7)]
 
 
 def test_others_take_the_memory_every_time() -> None:

@@ -99,18 +99,18 @@ class Kubelet:
                 self._pass()
 
     def _pass(self) -> None:
-        for one in self.server.request("GET", "/api/v1/pods")["items"]:
-            space, name = one["metadata"]["namespace"], one["metadata"]["name"]
+        for item in self.server.request("GET", "/api/v1/pods")["items"]:
+            space, name = item["metadata"]["namespace"], item["metadata"]["name"]
             path = f"/api/v1/namespaces/{space}/pods/{name}"
-            if one["metadata"].get("deletionTimestamp"):
+            if item["metadata"].get("deletionTimestamp"):
                 # A claim is freed when its pod has ended; the pod, which owns it, goes after it.
                 self.server.ask("PATCH", f"{path}/status", {"status": {"phase": "Succeeded"}}, MERGE)
                 self.server.ask("DELETE", path, {"gracePeriodSeconds": 0})
-            elif one["spec"].get("nodeName") and one["status"]["phase"] == "Pending":
+            elif item["spec"].get("nodeName") and item["status"]["phase"] == "Pending":
                 containers = [
                     {"name": each["name"], "image": "i", "imageID": "", "ready": True, "restartCount": 0}
                     | {"state": {"running": {}}}
-                    for each in one["spec"]["containers"]
+                    for each in item["spec"]["containers"]
                 ]
                 status = {"phase": "Running", "containerStatuses": containers}
                 self.server.ask("PATCH", f"{path}/status", {"status": status}, MERGE)
@@ -122,7 +122,7 @@ class Kubelet:
         (made,) = found["status"]["resourceClaimStatuses"]
         path = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims/{made['resourceClaimName']}"
         results = self.server.request("GET", path)["status"]["allocation"]["devices"]["results"]
-        (device,) = {one["device"] for one in results}
+        (device,) = {result["device"] for result in results}
         number = [card.uuid.lower() for card in CARDS].index(device) + 3
         return f"null\nnvidiactl\nnvidia{number if container != self.wrong else 9}\n"
 
@@ -161,7 +161,7 @@ def test_a_cluster_of_claims_passes(kubelet: Kubelet, name: str) -> None:
     kubelet.wrong = ""
     found = suite(kubelet, name)
     assert found["acceptance"]["result"] == "PASS", found["table"]
-    skipped = [one["id"] for one in found["acceptance"]["steps"] if one["result"] == "skipped"]
+    skipped = [step["id"] for step in found["acceptance"]["steps"] if step["result"] == "skipped"]
     assert skipped == (["Y5"] if name == "canary" else []), found["table"]
     assert "cannot allocate all claims" in found["table"]
     assert kubelet.server.ask("GET", f"/api/v1/namespaces/{NAMESPACES[name]}")[0] == 404
@@ -171,5 +171,5 @@ def test_a_cluster_of_claims_passes(kubelet: Kubelet, name: str) -> None:
 @pytest.mark.long
 def test_a_container_with_another_card_fails(kubelet: Kubelet) -> None:
     kubelet.wrong = "c1"
-    steps = {one["id"]: one["result"] for one in suite(kubelet, "workloads")["acceptance"]["steps"]}
+    steps = {step["id"]: step["result"] for step in suite(kubelet, "workloads")["acceptance"]["steps"]}
     assert steps["W6"] == "FAIL" and steps["W5"] == "PASS"

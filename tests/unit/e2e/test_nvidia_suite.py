@@ -61,7 +61,7 @@ class Cluster(FakeKube):
         plugin = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "p", "namespace": "n"}}
         objects = [*nodes, {**plugin, "spec": {"template": {"metadata": {}, "spec": pod}}}]
         if configurations is not None:
-            data = {name: json.dumps(one) for name, one in configurations.items()}
+            data = {name: json.dumps(configuration) for name, configuration in configurations.items()}
             objects.append(
                 {
                     "apiVersion": "v1",
@@ -163,7 +163,7 @@ def suite(kube, **options):
 
 def results(done):
     by_title = {case.title: case.id for case in CASES}
-    return {by_title[one["title"]]: one["result"] for one in done["acceptance"]["steps"] if one.get("proves")}
+    return {by_title[step["title"]]: step["result"] for step in done["acceptance"]["steps"] if step.get("proves")}
 
 
 def of(kind, *faults):
@@ -180,9 +180,9 @@ def test_the_cases_follow_from_how_the_node_announces_its_cards(kind):
         {"whole_cards"} if kind in ("single", "mixed") else set()
     ), done["table"]
     assert set(found.values()) <= {"PASS", "UNKNOWN"}, done["table"]
-    unshown = {one["title"] for one in done["acceptance"]["steps"] if one["unshown"]}
+    unshown = {step["title"] for step in done["acceptance"]["steps"] if step["unshown"]}
     assert unshown == {case.title for case in CASES if found.get(case.id) == "UNKNOWN"}
-    assert {one["backend"] for one in done["checks"]} == {"nvidia"}
+    assert {check["backend"] for check in done["checks"]} == {"nvidia"}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_users_add_cases():
 
     def result_of(**more):
         done = suite(of("exclusive"), cases=[{**case, **more}])
-        return {one["title"]: one["result"] for one in done["acceptance"]["steps"]}.get("t")
+        return {step["title"]: step["result"] for step in done["acceptance"]["steps"]}.get("t")
 
     assert result_of() == "PASS" and result_of(finds="H100") == "FAIL" and result_of(times=2) == "FAIL"
     assert result_of(kinds=["mps"]) is None and result_of(suite="hami") is None
@@ -248,12 +248,12 @@ def test_a_mixed_cluster_is_tested_by_a_suite_for_each_kind_of_node():
     slices, whole = NODES["time-slicing"][1], NODES["exclusive"][1]
     nodes = [node("gpu1", {GPU: 2}, "whole"), node("gpu2", {GPU: 8}, "slices"), node("gpu3", {GPU: 2}, "whole")]
     done = suite(Cluster(nodes, {"whole": whole, "slices": slices}, "seen"), suite=ALL)
-    assert [(one["suite"], one["node"], one["result"]) for one in done["acceptance"]["suites"]] == [
+    assert [(suite["suite"], suite["node"], suite["result"]) for suite in done["acceptance"]["suites"]] == [
         ("nvidia", "gpu2", "FAIL"),
         ("nvidia", "gpu1", "FAIL"),
     ]
     assert done["acceptance"]["result"] == "FAIL" and done["acceptance"]["untested"] == []
-    assert {one["node"] for one in done["acceptance"]["steps"]} == {"gpu1", "gpu2"}
+    assert {step["node"] for step in done["acceptance"]["steps"]} == {"gpu1", "gpu2"}
     assert "suite nvidia, whole: gpu1, gpu3\n" in done["table"] and "suite nvidia, slices: gpu2\n" in done["table"]
     # Without an image for NVIDIA's nodes nothing is known of them.
     done = suite(Cluster(nodes, {"whole": whole, "slices": slices}), suite=ALL, image=None)

@@ -30,7 +30,7 @@ def run_workloads(cluster: Cluster, check: bool = False, **options: object) -> O
     ids=str,
 )
 def test_healthy(sizes: list[list[int]]) -> None:
-    cluster = Cluster([node(f"gpu{number}", one) for number, one in enumerate(sizes)])
+    cluster = Cluster([node(f"gpu{number}", size) for number, size in enumerate(sizes)])
     found = run_workloads(cluster)
     assert results(found) == PASSED, found["table"]
     assert found["acceptance"]["result"] == "PASS" and found["findings"] == []
@@ -72,7 +72,7 @@ def test_each_fault_fails_its_own_step(faults: Faults, failing: set[str]) -> Non
 
 @pytest.mark.parametrize("sizes", [[[16, 16], [16, 16]], [[16] * 8], [[11, 24]], [[80, 10, 10]]], ids=str)
 def test_where_pods_are_spread_they_have_to_be(sizes: list[list[int]]) -> None:
-    nodes = [node(f"gpu{number}", one) for number, one in enumerate(sizes)]
+    nodes = [node(f"gpu{number}", size) for number, size in enumerate(sizes)]
     found = run_workloads(Cluster(nodes, Faults(spread=True)), placement="spread")
     assert results(found) == PASSED, found["table"]
     packed = run_workloads(Cluster(nodes), placement="spread")
@@ -89,7 +89,7 @@ def test_where_pods_are_spread_they_have_to_be(sizes: list[list[int]]) -> None:
     ids=str,
 )
 def test_an_impossible_step_is_skipped_with_the_reason(sizes: list[list[int]], reason: str) -> None:
-    found = run_workloads(Cluster([node(f"gpu{number}", one) for number, one in enumerate(sizes)]))
+    found = run_workloads(Cluster([node(f"gpu{number}", size) for number, size in enumerate(sizes)]))
     assert results(found) == {**PASSED, "W3": "skipped"}
     assert reason in what(found, "W3")
 

@@ -96,14 +96,16 @@ class Cluster:
 
     def plugins(self) -> list[t.Any]:
         path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={COMPONENT}=hami-device-plugin"
-        return [one for one in self.api.request("GET", path)["items"] if not one["metadata"].get("deletionTimestamp")]
+        return [
+            item for item in self.api.request("GET", path)["items"] if not item["metadata"].get("deletionTimestamp")
+        ]
 
     def _node(self) -> None:
         node = self.api.request("GET", f"/api/v1/nodes/{NODE}")
         status = node.get("status") or {}
         capacity = (status.get("capacity") or {}).get("nvidia.com/gpu")
         allocatable = (status.get("allocatable") or {}).get("nvidia.com/gpu")
-        runs = [one for one in self.plugins() if (one.get("status") or {}).get("phase") == "Running"]
+        runs = [plugin for plugin in self.plugins() if (plugin.get("status") or {}).get("phase") == "Running"]
         if runs and allocatable != "10":
             slots = {"nvidia.com/gpu": "10"}
             self._patch_status({"capacity": slots, "allocatable": slots})
@@ -168,8 +170,8 @@ class Cluster:
     def review(self, review: dict[str, t.Any]) -> dict[str, t.Any]:
         """Change a pod as HAMi's webhook does, for NVIDIA's cards."""
         pod, patch = review["request"]["object"], []
-        for number, one in enumerate(pod["spec"]["containers"]):
-            limits = (one.get("resources") or {}).get("limits") or {}
+        for number, container in enumerate(pod["spec"]["containers"]):
+            limits = (container.get("resources") or {}).get("limits") or {}
             if "nvidia.com/gpumem" in limits and "nvidia.com/gpu" not in limits:
                 path = f"/spec/containers/{number}/resources/limits/nvidia.com~1gpu"
                 patch.append({"op": "add", "path": path, "value": "1"})

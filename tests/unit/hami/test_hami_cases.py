@@ -80,17 +80,17 @@ class Cluster(FakeKube):
         count, memory = limits.get("nvidia.com/gpu", 1), limits.get("nvidia.com/gpumem")
         cores = limits.get("nvidia.com/gpucores", 0 if memory else 100)
         chosen, reasons = [], []
-        for one in self.cards:
-            held = [part for uuid, part in self.held() if uuid == one["id"]]
-            wanted = memory or one["devmem"]
-            if not self.overbooks and sum(mib for mib, _cores in held) + wanted > one["devmem"]:
+        for card in self.cards:
+            held = [part for uuid, part in self.held() if uuid == card["id"]]
+            wanted = memory or card["devmem"]
+            if not self.overbooks and sum(mib for mib, _cores in held) + wanted > card["devmem"]:
                 reasons.append("CardInsufficientMemory")
-            elif sum(cores for _mib, cores in held) + cores > one["devcore"] or (cores == 100 and held):
+            elif sum(cores for _mib, cores in held) + cores > card["devcore"] or (cores == 100 and held):
                 reasons.append("CardInsufficientCore")
-            elif any(cores == 100 for _mib, cores in held) or len(held) >= one["count"]:
+            elif any(cores == 100 for _mib, cores in held) or len(held) >= card["count"]:
                 reasons.append("CardTimeSlicingExhausted")
             else:
-                chosen.append(f"{one['id']},NVIDIA,{wanted},{cores}")
+                chosen.append(f"{card['id']},NVIDIA,{wanted},{cores}")
         if len(chosen) < count:
             message = f"0/1 nodes are available: 1 {reasons[0] if reasons else 'NodeInsufficientDevice'}."
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
@@ -129,7 +129,7 @@ def suite(kube, **options):
 
 
 def results(done):
-    return {one["title"]: one["result"] for one in done["acceptance"]["steps"] if one.get("proves")}
+    return {step["title"]: step["result"] for step in done["acceptance"]["steps"] if step.get("proves")}
 
 
 SILICON = {case.title for case in CASES if "silicon" in case.evidence}
@@ -139,13 +139,13 @@ def test_the_table_on_two_cards():
     """Six run and four wait; what only silicon shows is UNKNOWN, and so is the whole."""
     done = suite(Cluster([card(0), card(1)]))
     assert results(done) == {case.title: "UNKNOWN" if case.title in SILICON else "PASS" for case in CASES}
-    steps = {one["title"]: one for one in done["acceptance"]["steps"]}
+    steps = {step["title"]: step for step in done["acceptance"]["steps"]}
     first = steps[CASES[0].title]
     assert (first["what"], first["by"]) == ("6 run, 4 wait", ["scheduling", "annotation"]) and first["proves"] == CASES[
         0
     ].proves
     assert done["acceptance"]["result"] == "UNKNOWN" and done["acceptance"]["node"] == "gpu1"
-    assert {one["backend"] for one in done["checks"]} == {"hami"}
+    assert {check["backend"] for check in done["checks"]} == {"hami"}
 
 
 def test_scaled_memory_and_split_count_run_more():
@@ -158,7 +158,7 @@ def test_scaled_memory_and_split_count_run_more():
         "at_most": 10,
     }
     done = suite(Cluster([card(0, 3), card(1, 3)]), cases=[case])
-    steps = {one["title"]: one["what"] for one in done["acceptance"]["steps"]}
+    steps = {step["title"]: step["what"] for step in done["acceptance"]["steps"]}
     assert steps["ten"] == "10 run, 0 wait" and steps[CASES[0].title] == "18 run, 4 wait"
     case |= {
         "title": "slots",
@@ -168,7 +168,7 @@ def test_scaled_memory_and_split_count_run_more():
         "reason": "CardTimeSlicingExhausted",
     }
     done = suite(Cluster([card(0, count=2)]), cases=[case])
-    assert {one["title"]: one["what"] for one in done["acceptance"]["steps"]}["slots"] == "2 run, 1 wait"
+    assert {step["title"]: step["what"] for step in done["acceptance"]["steps"]}["slots"] == "2 run, 1 wait"
 
 
 def test_a_scheduler_that_overbooks_fails():

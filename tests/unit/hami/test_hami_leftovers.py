@@ -70,7 +70,7 @@ def a(kind, name, api_version="v1", namespace=NAMESPACE, annotations=None, label
 
 
 def remove(kube, scope="nodes", check=False, **params):
-    given = {name: one.get("default") for name, one in backend.ARGUMENTS.items()}
+    given = {name: argument.get("default") for name, argument in backend.ARGUMENTS.items()}
     clock = FakeClock()
     waiting = Waiting(timeout=30, sleep=clock.sleep, now=clock.now)
     kube.clock = clock
@@ -172,7 +172,7 @@ def test_the_cluster_keeps_nothing_of_a_release_in_any_state():
     kube = Api(*others, *ours, a_node("cp1", **handshakes), a_pod(phase="Failed", **{"hami.io/vgpu-time": "1"}))
     kube.requests.clear()
     assert remove(kube, "cluster")["changed"]
-    assert {ref.name for ref in kube.objects} == {one["metadata"]["name"] for one in others} | {"cp1", "one"}
+    assert {ref.name for ref in kube.objects} == {other["metadata"]["name"] for other in others} | {"cp1", "one"}
     assert kube.objects[Ref("v1", "Node", "", "cp1")]["metadata"]["annotations"] == {}
     assert kube.objects[Ref("v1", "Pod", "default", "one")]["metadata"]["annotations"] == {}
     assert remove(kube, "cluster")["changed"] is False
@@ -209,7 +209,7 @@ def deployment(available):
 
 
 def wait(kube, **params):
-    given = {name: one.get("default") for name, one in backend.ARGUMENTS.items()}
+    given = {name: argument.get("default") for name, argument in backend.ARGUMENTS.items()}
     given |= {"release": "hami", "namespace": NAMESPACE, "proof_namespace": "default", **params}
     clock = FakeClock()
     return cluster.ensure_ready(kube, given, False, Waiting(timeout=10, sleep=clock.sleep, now=clock.now))

@@ -40,7 +40,7 @@ def a_cluster(**changes):
 
 
 def codes(findings):
-    return [(one["code"], one["path"]) for one in findings]
+    return [(finding["code"], finding["path"]) for finding in findings]
 
 
 # --------------------------------------------------------------------------- 4paradigm's time

@@ -66,7 +66,7 @@ def saved(path, number, base=BASE):
         "container": f"c{number}",
         "container_config": {"Hostname": f"h{number}"},
         "config": {"Env": ["A=b"], "Cmd": ["x"], "Image": f"sha256:{number}", "Hostname": f"h{number}"},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]},
         "history": [
             {"created": "2025-01-01T00:00:00Z", "created_by": "ADD rootfs"},
             {"created": now, "created_by": 'LABEL title="gpushare servers"', "empty_layer": True},
@@ -369,8 +369,8 @@ def test_all_lists_of_shared_files_agree():
     allowed = re.findall(r"^!(plugins/.*)$", (checkout / ".dockerignore").read_text(), re.MULTILINE)
     assert tuple(allowed) == images_sources.SHARED
     links = sorted((checkout / "images/gpushare/src/gpushare/shared").rglob("*.py"))
-    assert sorted(checkout.resolve() / one for one in images_sources.SHARED) == sorted(one.resolve() for one in links)
-    assert all(one.is_symlink() for one in links)
+    assert sorted(checkout.resolve() / one for one in images_sources.SHARED) == sorted(link.resolve() for link in links)
+    assert all(link.is_symlink() for link in links)
 
 
 def test_a_collection_without_sources_is_refused(tmp_path):

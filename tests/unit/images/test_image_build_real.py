@@ -43,7 +43,7 @@ def collection_with_wheels(folder: Path, python: str) -> Path:
         [
             *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={wheels}"),
             *("--only-binary=:all:", "--implementation=cp", f"--python-version={python}"),
-            *(f"--platform={one}" for one in images.platforms(os.uname().machine)),
+            *(f"--platform={platform}" for platform in images.platforms(os.uname().machine)),
             *(f"--requirement={file}" for file in images.REQUIREMENTS),
         ],
         check=True,
@@ -141,5 +141,5 @@ def test_two_builds_give_the_same_bytes_and_the_image_runs(name, tmp_path):
         assert engine.run(REFERENCE, "gpushare-extender", "--version")
         assert engine.run(REFERENCE, "python3", "-c", "import gpushare.plugin.command, grpc; print(grpc.__version__)")
         bill = json.loads(Path(made["bills"][platform]).read_text())
-        names = {one["name"] for one in bill["components"]}
+        names = {component["name"] for component in bill["components"]}
         assert {"grpcio", "protobuf", "libc6", "python3"} <= names and "cyclonedx-python-lib" not in names

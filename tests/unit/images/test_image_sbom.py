@@ -63,16 +63,18 @@ def test_the_bill_lists_all_packages_of_the_image(sbom, site):
     assert document["metadata"]["component"]["purl"] == "pkg:pypi/gpushare-servers@1.1.0"
     assert document["metadata"]["timestamp"] == "2026-01-01T00:00:00+00:00"
     assert {"name": "kubegpu.share:base", "value": "python:3.13@sha256:ab"} in document["metadata"]["properties"]
-    assert {one["purl"] for one in document["components"]} == {
+    assert {component["purl"] for component in document["components"]} == {
         "pkg:pypi/typing-extensions@4.16.0",
         "pkg:pypi/grpcio@1.85.1",
         "pkg:pypi/odd-name@1",
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?arch=arm64&distro=debian-12",
         "pkg:deb/debian/adduser@3.134?arch=all&distro=debian-12",
     }
-    [root] = [one for one in document["dependencies"] if one["ref"] == "pkg:pypi/gpushare-servers@1.1.0"]
+    [root] = [
+        dependency for dependency in document["dependencies"] if dependency["ref"] == "pkg:pypi/gpushare-servers@1.1.0"
+    ]
     assert len(root["dependsOn"]) == 5
-    [typed] = [one for one in document["components"] if one["name"] == "typing-extensions"]
+    [typed] = [component for component in document["components"] if component["name"] == "typing-extensions"]
     assert typed["licenses"] == [{"license": {"id": "PSF-2.0"}}]
     assert len(Bom.from_json(document).components) == 5, "the library reads it back"
 

@@ -21,7 +21,7 @@ EXAMPLE = (
 
 
 def init(folder, *variables, words=(), **more):
-    extra = [word for one in variables for word in ("-e", one)]
+    extra = [word for variable in variables for word in ("-e", variable)]
     given = {"HOME": str(folder / "home"), "KUBECONFIG": "", "K8S_AUTH_KUBECONFIG": "", **more}
     return ansible(folder, "ansible-playbook", "kubegpu.share.init", *extra, *words, **given)
 
@@ -117,10 +117,10 @@ def test_machines_are_those_of_the_cluster_or_named(nodes, options, gpus, planes
 def test_every_commented_option_exists_and_shows_its_default():
     specs = [yaml.safe_load(path.read_text()) for path in (ROOT / "roles").glob("*/meta/argument_specs.yml")]
     options = {
-        name: one
+        name: option
         for spec in specs
         for entry in spec["argument_specs"].values()
-        for name, one in entry.get("options", {}).items()
+        for name, option in entry.get("options", {}).items()
     }
     paragraphs = (ROOT / "inventories/example/group_vars/all.yml").read_text().split("\n\n")
     named = set()
@@ -128,17 +128,17 @@ def test_every_commented_option_exists_and_shows_its_default():
     for paragraph in paragraphs:
         example = False
         for line in paragraph.splitlines():
-            found = re.fullmatch(r"# ([a-z]+_\w+): (.*)", line)
-            if not found or found[1].startswith("ansible_"):
+            match = re.fullmatch(r"# ([a-z]+_\w+): (.*)", line)
+            if not match or match[1].startswith("ansible_"):
                 example = "(e.g.)" in line if line.startswith("#") else example
                 continue
-            name = found[1]
+            name = match[1]
             named.add(name)
             # Of the whole collection, and described with the roles that take it.
             if name in of_all:
-                assert found[2] == of_all[name]
+                assert match[2] == of_all[name]
             elif not example:
-                assert yaml.safe_load(found[2]) == options[name].get("default"), name
+                assert yaml.safe_load(match[2]) == options[name].get("default"), name
             else:
                 assert name in options, name
     assert {"gpushare_memory_unit", "driver_version", "image_build_host", "preflight_ignore"} <= named

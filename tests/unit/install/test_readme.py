@@ -30,7 +30,7 @@ def test_every_block_of_commands_is_typed_by_a_test():
     assert (len(install), len(git), len(init)) == (5, 1, 1)
     playbooks = [PLAYBOOK.fullmatch(command) for command in (*init, *usual, *rest)]
     assert all(playbooks)
-    names = {found[1] for found in playbooks}
+    names = {playbook[1] for playbook in playbooks}
     assert names <= {path.stem for path in (ROOT / "playbooks").glob("*.yml")}
     version = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
     assert f"kubegpu-share-{version}.tar.gz" in install[3]

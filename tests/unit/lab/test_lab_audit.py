@@ -68,6 +68,6 @@ def test_full_cards_are_no_double_booking() -> None:
     ],
     ids=["one card", "two cards", "no such card", "no card"],
 )
-def test_a_double_booking_is_found_even_if_it_ends_at_once(one: JsonObject, problem: str) -> None:
-    auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", one), ("DELETED", one))
+def test_a_double_booking_is_found_even_if_it_ends_at_once(json_object: JsonObject, problem: str) -> None:
+    auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", json_object), ("DELETED", json_object))
     assert problem in auditor.wrong

@@ -49,7 +49,11 @@ class PlayedPlugin(Simulation):
             serving = set()
             for pod in self._get(f"/api/v1/namespaces/{self.namespace}/pods")["items"]:
                 self._pod(pod)
-                plugins = [one for one in pod["metadata"].get("ownerReferences") or [] if one["name"] in PLUGINS]
+                plugins = [
+                    owner_reference
+                    for owner_reference in pod["metadata"].get("ownerReferences") or []
+                    if owner_reference["name"] in PLUGINS
+                ]
                 if plugins and pod["spec"].get("nodeName") and not pod["metadata"].get("deletionTimestamp"):
                     serving.add(pod["spec"]["nodeName"])
             for node in self._get("/api/v1/nodes")["items"]:
@@ -99,9 +103,9 @@ class PlayedPlugin(Simulation):
         found = {"nvidia.com/gpu": self.cards}
         if config["flags"]["migStrategy"] == "mixed":
             found = {f"nvidia.com/mig-{profile}": number for profile, number in self.mig.items()}
-        for one in shared["resources"]:
-            number = found.pop(one["name"], 0) * one["replicas"]
-            found[one["name"] + (".shared" if shared["renameByDefault"] else "")] = number
+        for resource in shared["resources"]:
+            number = found.pop(resource["name"], 0) * resource["replicas"]
+            found[resource["name"] + (".shared" if shared["renameByDefault"] else "")] = number
         return {name: str(number) for name, number in found.items()}
 
 

@@ -56,7 +56,7 @@ def planned(configurations=None, **more):
 
 
 def codes(result):
-    return [(one["code"], one["where"].removeprefix("nvidia_device_plugin_")) for one in result["problems"]]
+    return [(problem["code"], problem["where"].removeprefix("nvidia_device_plugin_")) for problem in result["problems"]]
 
 
 def document(result, name):
@@ -146,12 +146,14 @@ def test_nodes_with_configurations_of_their_own_are_waited_for_by_what_they_anno
     result = planned(
         configurations, nodes=["gpu1", "gpu2", "gpu3", "gpu4"], node_configurations=chosen, mig_layouts=LAYOUTS
     )
-    assert [(one["nodes"], one["resources"]) for one in result["groups"]] == [
+    assert [(group["nodes"], group["resources"]) for group in result["groups"]] == [
         (["gpu1", "gpu4"], {"nvidia.com/gpu": 0}),
         (["gpu2"], {"nvidia.com/gpu.shared": 0}),
         (["gpu3"], {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.10gb.me": 0, "nvidia.com/mig-3g.40gb": 0}),
     ]
-    operators = [one["metadata"]["labels"] for group in result["operator_groups"] for one in group["definitions"]]
+    operators = [
+        definition["metadata"]["labels"] for group in result["operator_groups"] for definition in group["definitions"]
+    ]
     deployed = {f"nvidia.com/gpu.deploy.{one}": "true" for one in ("device-plugin", "operator-validator")}
     deployed["kubegpu.share/backend"] = "nvidia"
     divided = {"nvidia.com/device-plugin.config": "unequal", "nvidia.com/mig.config": "unequal"}
@@ -230,7 +232,7 @@ def test_the_way_to_a_card_follows_from_the_nodes_runtime(facts, expected):
 def test_nodes_with_and_without_nvidias_runtime_in_one_cluster():
     facts = {"gpu1": containerd(BY_DEFAULT), "gpu2": containerd(CDI)}
     result = planned(nodes=["gpu1", "gpu2"], facts=facts)
-    assert [one["labels"]["nvidia.com/device-plugin.config"] for one in result["nodes"]] == ["whole", "whole-cdi-cri"]
+    assert [node["labels"]["nvidia.com/device-plugin.config"] for node in result["nodes"]] == ["whole", "whole-cdi-cri"]
     assert document(result, "whole-cdi-cri")["flags"]["plugin"]["deviceListStrategy"] == ["cdi-cri"]
     # The plugin's DaemonSet is one for all nodes; a class of that name exists on both.
     assert (result["values"]["runtimeClassName"], result["values"]["nvidiaDriverRoot"]) == ("nvidia", "/")
@@ -279,7 +281,10 @@ def test_gpu_feature_discovery_sets_its_labels_itself():
 def test_the_plugin_never_runs_on_another_back_ends_node():
     affinity = planned()["values"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [term] = affinity["nodeSelectorTerms"]
-    found = {(one["key"], one["operator"], *one["values"]) for one in term["matchExpressions"]}
+    found = {
+        (match_expression["key"], match_expression["operator"], *match_expression["values"])
+        for match_expression in term["matchExpressions"]
+    }
     assert found == {
         ("nvidia.com/gpu.present", "In", "true"),
         ("node-restriction.kubernetes.io/kubegpu-share", "In", "nvidia"),

@@ -86,12 +86,12 @@ class Role:
 def everything(server):
     """What the cluster has: names of objects, and labels, annotations and resources of nodes and namespaces."""
     found = {}
-    for one in yaml.safe_load(server.kubectl("get", KINDS, "--all-namespaces", "-o", "yaml").stdout)["items"]:
-        metadata = one["metadata"]
-        name = (one["kind"], metadata.get("namespace", ""), metadata["name"])
-        kept = one["kind"] in ("Node", "Namespace")
+    for item in yaml.safe_load(server.kubectl("get", KINDS, "--all-namespaces", "-o", "yaml").stdout)["items"]:
+        metadata = item["metadata"]
+        name = (item["kind"], metadata.get("namespace", ""), metadata["name"])
+        kept = item["kind"] in ("Node", "Namespace")
         details = [metadata.get("labels"), metadata.get("annotations")] if kept else []
-        found[name] = [*details, sorted(one.get("status", {}).get("capacity", {}))]
+        found[name] = [*details, sorted(item.get("status", {}).get("capacity", {}))]
     return found
 
 
@@ -234,8 +234,10 @@ def test_a_helm_that_was_killed_is_completed(server, tmp_path, helm):
         role.step("cluster")
         assert "pending-upgrade" not in statuses(server)
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
-        images = [one["image"] for one in server.request("GET", path)["spec"]["template"]["spec"]["containers"]]
-        assert not [one for one in images if one.endswith(":other")]
+        images = [
+            container["image"] for container in server.request("GET", path)["spec"]["template"]["spec"]["containers"]
+        ]
+        assert not [image for image in images if image.endswith(":other")]
         role.step("remove")
         # The namespace was there before.
         until(lambda: set(everything(server)) == set(theirs))
@@ -258,7 +260,7 @@ def _kill_in_the_middle(helm, role, server, *words):
 
 def statuses(server):
     secrets = server.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets?labelSelector=owner=helm")["items"]
-    return sorted(one["metadata"]["labels"]["status"] for one in secrets)
+    return sorted(secret["metadata"]["labels"]["status"] for secret in secrets)
 
 
 def test_the_runtime_class_is_the_roles_only_where_nobody_has_it(server, tmp_path, helm):
@@ -286,9 +288,9 @@ def test_the_runtime_class_is_the_roles_only_where_nobody_has_it(server, tmp_pat
         assert node(server, "gpu1")["metadata"]["labels"]["nvidia.com/device-plugin.config"] == "exclusive-cdi-cri"
         assert ("RuntimeClass", "", "nvidia") in everything(server)
         [pod] = [
-            one
-            for one in server.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
-            if "mps" not in one["metadata"]["name"]
+            item
+            for item in server.request("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
+            if "mps" not in item["metadata"]["name"]
         ]
         assert pod["spec"]["runtimeClassName"] == "nvidia"
         role.step("remove")
@@ -520,6 +522,6 @@ def test_the_api_server_accepts_what_every_variant_renders(server, tmp_path, hel
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         try:
-            server.apply(*(one for one in yaml.safe_load_all(done.stdout) if one), dry_run=True)
+            server.apply(*(document for document in yaml.safe_load_all(done.stdout) if document), dry_run=True)
         except Refused as error:
             pytest.fail(f"{name}: {error}")

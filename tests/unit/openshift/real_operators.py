@@ -196,8 +196,15 @@ class Nodes(Simulation):
         given = {"status": "True" if ready else "False", "lastTransitionTime": now}
         conditions = [{"type": kind, **given} for kind in ("Initialized", "ContainersReady", "Ready")]
         statuses = [
-            {"name": one["name"], "image": "i", "imageID": "i", "ready": ready, "restartCount": 0, "started": ready}
-            for one in pod["spec"]["containers"]
+            {
+                "name": container["name"],
+                "image": "i",
+                "imageID": "i",
+                "ready": ready,
+                "restartCount": 0,
+                "started": ready,
+            }
+            for container in pod["spec"]["containers"]
         ]
         status = {"phase": "Running", "conditions": conditions, "containerStatuses": statuses, "startTime": now}
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"

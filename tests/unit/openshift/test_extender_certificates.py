@@ -75,7 +75,7 @@ def test_valid_certificates_are_kept(made):
 def test_our_unfit_certificates_are_recreated(made, change, given):
     other = fitting()
     secrets = kept(made, **{side: other[side] for side in [change.get("mix")] if side})
-    secrets = [one for one in secrets if one["metadata"]["name"] != change.get("lose")]
+    secrets = [secret for secret in secrets if secret["metadata"]["name"] != change.get("lose")]
     if "empty" in change:
         secrets[0]["data"] = {}
     new = fitting(secrets, **given)

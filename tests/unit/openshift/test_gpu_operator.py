@@ -71,9 +71,9 @@ class Operator:
         """Set missing deploy labels, which the controller does when the policy's spec changes, and not before."""
         assert "labels" not in RECORDED["cri-o"]["changes"]["a validator's label removed"]
         assert RECORDED["cri-o"]["changes"]["plugin not checked"]["labels"] == {"a": {"operator-validator": "true"}}
-        for found in self.nodes(kube).values():
+        for node in self.nodes(kube).values():
             for key in DEPLOYED:
-                found["metadata"]["labels"].setdefault(key, "true")
+                node["metadata"]["labels"].setdefault(key, "true")
 
     def follow(self, kube, spec):
         """Change the DaemonSets with CDI, of which only the toolkit's is an object here."""
@@ -91,8 +91,8 @@ class Operator:
         number = self.toolkits if self.toolkits is not None else 1
         counted = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
         live["status"] = {"observedGeneration": live["metadata"]["generation"], **dict.fromkeys(counted, number)}
-        for name, found in nodes.items():
-            if found["metadata"]["labels"].get(subject.VALIDATOR) == "true":
+        for name, node in nodes.items():
+            if node["metadata"]["labels"].get(subject.VALIDATOR) == "true":
                 self.without.discard(name)
         self.without &= set(nodes)
 
@@ -131,9 +131,9 @@ class Played(Simulation):
             if live["metadata"]["generation"] != self.generation:
                 for state in RECORDED["cri-o"]["changes"]["cdi off"]["states"][1:-1]:
                     self._report(state)
-                for one in self.server.request("GET", "/api/v1/nodes")["items"]:
-                    if one["metadata"].get("labels", {}).get(subject.VALIDATOR) == "false":
-                        self.validators.add(one["metadata"]["name"])
+                for item in self.server.request("GET", "/api/v1/nodes")["items"]:
+                    if item["metadata"].get("labels", {}).get(subject.VALIDATOR) == "false":
+                        self.validators.add(item["metadata"]["name"])
                 self._end.wait(0.1)
                 self._roll_out(live["spec"]["cdi"]["enabled"])
                 if not (self.broken and live["spec"]["devicePlugin"].get("enabled") is False):

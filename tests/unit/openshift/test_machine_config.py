@@ -37,9 +37,9 @@ UNPACKED = (
 def collect(server):
     """Complete foreground deletions, as kube-controller-manager does."""
     for plural in ("machineconfigs", "machineconfigpools"):
-        for one in server.request("GET", f"{API}/{plural}")["items"]:
-            if one["metadata"].get("deletionTimestamp"):
-                path = f"{API}/{plural}/{one['metadata']['name']}"
+        for item in server.request("GET", f"{API}/{plural}")["items"]:
+            if item["metadata"].get("deletionTimestamp"):
+                path = f"{API}/{plural}/{item['metadata']['name']}"
                 server.ask("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
 
 
@@ -54,13 +54,13 @@ class Updates:
         """Update nodes; yield each pool with its rendered configuration, the sources of that, and its status."""
         gpu = [name for name, labels in nodes.items() if "gpu" in pools and LABEL in labels]
         for name, pool in pools.items():
-            members = gpu if name == "gpu" else [one for one in nodes if WORKER in nodes[one] and one not in gpu]
+            members = gpu if name == "gpu" else [node for node in nodes if WORKER in nodes[node] and node not in gpu]
             spec = ours["spec"] if ours and name == "gpu" else {}
             content = json.dumps(spec, sort_keys=True) if spec else ""
             rendered = {"name": f"rendered-{name}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"}
             source = [{"apiVersion": subject.API, "kind": "MachineConfig", "name": CONFIG.name}] if spec else []
             broken = bool(members) and BAD in (spec.get("kernelArguments") or [])
-            behind = [one for one in members if self.have.get(one, "") != content]
+            behind = [member for member in members if self.have.get(member, "") != content]
             if behind and not broken and not pool["spec"].get("paused"):
                 self.joined.append((name, behind[-1]))
                 self.have[behind.pop()] = content
@@ -104,7 +104,7 @@ class Played(Simulation):
             self.asleep = True
 
     def _list(self, path):
-        return {one["metadata"]["name"]: one for one in self.server.request("GET", path)["items"]}
+        return {item["metadata"]["name"]: item for item in self.server.request("GET", path)["items"]}
 
     def _sync(self):
         nodes = {name: one["metadata"].get("labels", {}) for name, one in self._list("/api/v1/nodes").items()}
@@ -230,8 +230,8 @@ def test_gpu_nodes_configured_and_restored(kube, openshift):
         assert live["metadata"]["labels"][subject.ROLE] == "gpu"
         assert live["spec"]["kernelArguments"] == ["modprobe.blacklist=nouveau", "rd.driver.blacklist=nouveau"]
         files = {
-            one["path"]: base64.b64decode(one["contents"]["source"].partition("base64,")[2]).decode()
-            for one in live["spec"]["config"]["storage"]["files"]
+            file["path"]: base64.b64decode(file["contents"]["source"].partition("base64,")[2]).decode()
+            for file in live["spec"]["config"]["storage"]["files"]
         }
         assert files["/etc/modprobe.d/blacklist-nouveau.conf"].startswith("blacklist nouveau\n")
         crio = tomllib.loads(files["/etc/crio/crio.conf.d/99-nvidia.conf"])["crio"]["runtime"]

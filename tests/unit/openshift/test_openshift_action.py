@@ -61,13 +61,13 @@ def test_users_policy_merged_and_unchanged(openshift):
         (ours,) = texts.values()
         policy = json.loads(ours)
         assert policy["predicates"] == [{"name": "GeneralPredicates"}]
-        urls = [one["urlPrefix"] for one in policy["extenders"]]
+        urls = [extender["urlPrefix"] for extender in policy["extenders"]]
         assert urls == ["http://127.0.0.1:9000", "http://127.0.0.1:12345/gpushare-scheduler"]
         assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
         again, executed = act(openshift)
         assert not again["changed"] and executed == [False]
         assert act(openshift, state="absent")[0]["changed"]
-        assert [one["metadata"]["name"] for one in openshift.request("GET", MAPS)["items"]] == ["team-policy"]
+        assert [item["metadata"]["name"] for item in openshift.request("GET", MAPS)["items"]] == ["team-policy"]
 
 
 def test_invalid_or_binding_policy_refused(openshift):

@@ -138,7 +138,7 @@ def test_definition_of_4_6_accepts_the_policy(only, openshift):
     # The API version of this definition is gone; its schema is tested.
     spec = old["spec"]
     schema, status = spec.pop("validation"), spec.pop("subresources")
-    spec["versions"] = [{**one, "schema": schema, "subresources": status} for one in spec["versions"]]
+    spec["versions"] = [{**version, "schema": schema, "subresources": status} for version in spec["versions"]]
     spec.pop("preserveUnknownFields", None)
     old["apiVersion"] = "apiextensions.k8s.io/v1"
     try:
@@ -556,7 +556,7 @@ def test_verify_checks_rollout_and_leftovers(only, openshift):
         results = [CheckResult("S2"), CheckResult("S3")]
         servers.schedulers_call_extender(moment, results[0])
         servers_scheduler.admission_policy_exists(moment, results[1])
-        return [(one.level, one.cause, one.node) for result in results for one in result.findings]
+        return [(finding.level, finding.cause, finding.node) for result in results for finding in result.findings]
 
     with PlayedOperator(openshift, "4.9.23"):
         assert found() == [("FAIL", "no_policy", "")]

@@ -96,7 +96,7 @@ class Cluster:
 
     def waiting(self) -> list[str]:
         """The DaemonSets with pods that aren't available."""
-        found = {name: one.get("status") or {} for name, one in self.daemon_sets().items()}
+        found = {name: daemon_set.get("status") or {} for name, daemon_set in self.daemon_sets().items()}
         return sorted(name for name, one in found.items() if one.get("numberUnavailable"))
 
     def settle(self, state: str = "ready", kept: float = 4.0, most: float = MOST) -> bool:
@@ -149,7 +149,7 @@ class Recorder:
         self.cluster, self.found = cluster, {}
 
     def _generations(self) -> dict[str, int]:
-        return {name: one["metadata"]["generation"] for name, one in self.cluster.daemon_sets().items()}
+        return {name: daemon_set["metadata"]["generation"] for name, daemon_set in self.cluster.daemon_sets().items()}
 
     def change(
         self, name: str, make: t.Callable[[], t.Any], state: str = "ready", kept: float = 8.0
@@ -189,7 +189,7 @@ def test_what_the_controller_does() -> None:
             recorder = Recorder(live)
             first = live.labels("a")
             assert set(first.values()) == {"true"} and live.labels("b") == first
-            mode = {name: one["spec"]["template"]["spec"] for name, one in live.daemon_sets().items()}
+            mode = {name: daemon_set["spec"]["template"]["spec"] for name, daemon_set in live.daemon_sets().items()}
             start = {
                 "deploy_labels": sorted(first),
                 "runtime_class": sorted(name for name, spec in mode.items() if spec.get("runtimeClassName")),

@@ -42,7 +42,7 @@ class Olm(Played):
 def test_install_change_and_remove() -> None:
     folder = checkout("KUBEGPU_SECONDARY_SCHEDULER_OPERATOR", PROGRAM)
     with own_api_server() as server:
-        server.install(*sorted(one for one in definitions().glob("*.yaml") if one.name != OLD))
+        server.install(*sorted(path for path in definitions().glob("*.yaml") if path.name != OLD))
         needed = [
             anything("apiservers", "APIServer", "config.openshift.io", namespaced=False),
             anything("infrastructures", "Infrastructure", "config.openshift.io", namespaced=False),
@@ -105,7 +105,7 @@ def test_install_change_and_remove() -> None:
             assert not timed("again", first)["changed"]
             assert timed("another configuration", second)["changed"]
             volumes = server.request("GET", f"{DEPLOYMENTS}/secondary-scheduler")["spec"]["template"]["spec"]["volumes"]
-            named = [one["configMap"]["name"] for one in volumes if one.get("configMap")]
+            named = [volume["configMap"]["name"] for volume in volumes if volume.get("configMap")]
             assert named == [subject.Options({**defaults, "config": second, "image": IMAGE}).name]
             assert timed("absent", state="absent")["changed"]
             assert server.ask("GET", CR)[0] == 404
@@ -130,14 +130,17 @@ def test_install_change_and_remove() -> None:
                 "replicas": live["spec"].get("replicas"),
                 "strategy": (live["spec"].get("strategy") or {}).get("type"),
                 "volumes": spec["volumes"],
-                "mounts": [one["mountPath"] for one in container.get("volumeMounts") or []],
-                "owners": [one["kind"] for one in live["metadata"].get("ownerReferences") or []],
+                "mounts": [volume_mount["mountPath"] for volume_mount in container.get("volumeMounts") or []],
+                "owners": [
+                    owner_reference["kind"] for owner_reference in live["metadata"].get("ownerReferences") or []
+                ],
                 "annotations": sorted(live["metadata"].get("annotations") or {}),
                 "template_annotations": sorted(live["spec"]["template"]["metadata"].get("annotations") or {}),
             },
             "finalizers": resource["metadata"].get("finalizers") or [],
             "conditions": [
-                f"{one['type']}={one['status']}" for one in (resource.get("status") or {}).get("conditions") or []
+                f"{condition['type']}={condition['status']}"
+                for condition in (resource.get("status") or {}).get("conditions") or []
             ],
             "runs": took,
         }

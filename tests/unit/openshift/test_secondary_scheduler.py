@@ -62,11 +62,11 @@ class Played(Simulation):
             self._operator()
 
     def _olm(self):
-        for one in self.server.request("GET", SUBSCRIPTIONS)["items"]:
+        for item in self.server.request("GET", SUBSCRIPTIONS)["items"]:
             if not self.installs:
                 broken = conditions(ResolutionFailed=(True, f"no operators found in package {SPACE}"))
                 status = {"status": {"lastUpdated": "2026-11-21T12:00:00Z", "conditions": broken}}
-                path = f"{SUBSCRIPTIONS}/{one['metadata']['name']}/status"
+                path = f"{SUBSCRIPTIONS}/{item['metadata']['name']}/status"
                 self.server.request("PATCH", path, status, MERGE)
             elif self._get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{DEFINITION}") is None:
                 self.server.install(definitions() / f"{DEFINITION}.yaml")
@@ -86,8 +86,8 @@ class Played(Simulation):
         container = {"name": "secondary-scheduler", "image": spec["schedulerImage"]}
         container |= {"command": made["command"], "args": made["args"]}
         volumes = [
-            {**one, "configMap": {"name": spec["schedulerConfig"]}} if "configMap" in one else one
-            for one in made["volumes"]
+            {**volume, "configMap": {"name": spec["schedulerConfig"]}} if "configMap" in volume else volume
+            for volume in made["volumes"]
         ]
         labels = {"app": "secondary-scheduler"}
         metadata = {"labels": labels, "annotations": {"generation": str(self.generation)}}
@@ -382,7 +382,9 @@ def test_real_scheduler_reads_the_configuration(openshift, tmp_path):
     log = tmp_path / "log"
     openshift.ask("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     # Its certificate is a Service's. The operator turns the election of a leader on, which the configuration has off.
-    arguments = [one for one in RECORDED["deployment"]["args"] if not one.startswith(("--config", "--tls-"))]
+    arguments = [
+        argument for argument in RECORDED["deployment"]["args"] if not argument.startswith(("--config", "--tls-"))
+    ]
     assert "--leader-elect=true" in arguments
     command = [openshift.programs["kube-scheduler"], f"--config={file}", "--secure-port=0", *arguments]
     with log.open("wb") as sink:

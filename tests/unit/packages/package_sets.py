@@ -16,7 +16,8 @@ def package_set(**params):
     """A package set from options of ``pinned_packages``; keys of a repository that are None are left out."""
     if "repositories" in params:
         params["repositories"] = [
-            {key: value for key, value in one.items() if value is not None} for one in params["repositories"]
+            {key: value for key, value in repository.items() if value is not None}
+            for repository in params["repositories"]
         ]
     result = ArgumentSpecValidator(options.ARGUMENTS).validate(params)
     assert not result.error_messages, result.error_messages

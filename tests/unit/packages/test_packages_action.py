@@ -45,7 +45,7 @@ def apt_facts(packages):
 
 
 def held_rpms(packages):
-    return rpm_facts("dnf5", packages, locks=[lock(*one) for one in packages.items()])
+    return rpm_facts("dnf5", packages, locks=[lock(*package) for package in packages.items()])
 
 
 KINDS = {"rpm": (held_rpms, ".rpm"), "apt": (apt_facts, ".deb")}

@@ -189,7 +189,7 @@ def test_observation_runs_one_command_and_reads_files():
     assert len(system.ran) == 1
     assert list(rpm["files"]) == ["/etc/yum.repos.d/kubegpu-cuda.repo"]
     assert list(rpm["keys"]) == ["/etc/pki/rpm-gpg/KUBEGPU-cuda.asc"] and rpm["imported"] == ["d42d0685-62589a51"]
-    assert [(one["id"], one["url"], one["enabled"]) for one in rpm["repositories"]] == [
+    assert [(repository["id"], repository["url"], repository["enabled"]) for repository in rpm["repositories"]] == [
         ("kubegpu-cuda", "http://x/", True),
         ("baseos", "http://m/", True),
         ("extras", "http://e/", False),

@@ -343,7 +343,7 @@ def test_versions_are_ordered_as_rpm_orders_them(dnf):
     parts += ["580.95.05", "580.95.5", "1.0~", "1.0~~", "1.0^", "1.0^^", "1.0~^", "1.0^~", "1_0", "1.", "1.0.a", "1.a"]
     parts.append("1.0^a")
     versions = [f"{epoch}{part}-{release}" for part in parts for epoch in ("", "1:") for release in ("1.el9", "1.fc39")]
-    pairs = [(one, other) for one in versions for other in versions]
+    pairs = [(version, other) for version in versions for other in versions]
     script = (
         "import rpm, sys\n"
         "def label(text):\n"
@@ -354,7 +354,7 @@ def test_versions_are_ordered_as_rpm_orders_them(dnf):
         "    one, other = line.split()\n"
         "    print(rpm.labelCompare(label(one), label(other)))\n"
     )
-    asked = "".join(f"{one} {other}\n" for one, other in pairs)
+    asked = "".join(f"{pair} {other}\n" for pair, other in pairs)
     done = dnf.system.run(["python3", "-c", script], stdin=asked)
     assert done.rc == 0, done.err
-    assert [compare(one, other) for one, other in pairs] == [int(line) for line in done.out.split()]
+    assert [compare(pair, other) for pair, other in pairs] == [int(line) for line in done.out.split()]

@@ -46,7 +46,7 @@ def requirements() -> dict[str, Requirement]:
 def test_the_oldest_versions_can_be_tested():
     """Each is named where the collection promises it, and can be had by pip."""
     packages, community = oldest.requirements()
-    versions = dict(one.split("==") for one in packages)
+    versions = dict(package.split("==") for package in packages)
     for name in ("kubernetes", "orjson"):
         assert versions[name] in requirements()[name].specifier
     runtime = yaml.safe_load((ROOT / "meta/runtime.yml").read_text())
@@ -68,7 +68,7 @@ def imported() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add((node.module or "").split(".")[0])
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
-                found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+                found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return found - set(sys.stdlib_module_names) - OURS
 
 
@@ -82,8 +82,8 @@ def test_the_requirements_are_what_the_plugins_import():
 
 
 def test_the_requirements_are_met_by_what_the_tests_run_with():
-    for name, one in requirements().items():
-        assert one.specifier.contains(importlib.metadata.version(name)), name
+    for name, requirement in requirements().items():
+        assert requirement.specifier.contains(importlib.metadata.version(name)), name
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,9 @@ def test_galaxy_stores_the_documentation_of_every_plugin(tools, tarball, tmp_pat
     contents = json.loads((tmp_path / "importer_result.json").read_text())["docs_blob"]["contents"]
     for kind in ("module", "filter", "lookup"):
         documented = {
-            one["content_name"] for one in contents if one["content_type"] == kind and one["doc_strings"].get("doc")
+            content["content_name"]
+            for content in contents
+            if content["content_type"] == kind and content["doc_strings"].get("doc")
         }
         folder = "modules" if kind == "module" else kind
         assert documented == {path.stem for path in (ROOT / "plugins" / folder).glob("*.py")}

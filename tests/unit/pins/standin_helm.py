@@ -13,7 +13,7 @@ flags = dict(zip(sys.argv[3::2], sys.argv[4::2], strict=True))
 repository = flags["--repo"].rstrip("/")
 with urllib.request.urlopen(f"{repository}/index.yaml") as answer:
     entries = yaml.safe_load(answer)["entries"].get(chart, [])
-found = [one for one in entries if one["version"] == flags["--version"]]
+found = [entry for entry in entries if entry["version"] == flags["--version"]]
 if not found:
     sys.exit(f"Error: chart {chart!r} version {flags['--version']!r} not found in {repository} repository")
 name = f"{chart}-{flags['--version']}.tgz"

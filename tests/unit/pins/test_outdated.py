@@ -31,7 +31,7 @@ def component(version, kind="go"):
 
 
 def test_every_pin_is_asked_for() -> None:
-    found = {(one.name, one.where) for one in OUTDATED.components(ROOT)}
+    found = {(component.name, component.where) for component in OUTDATED.components(ROOT)}
     assert ("k8s.io/kubernetes", "lab/go/kubernetes/go.mod") in found
     assert ("helm.sh/helm/v3", "lab/go/helm/go.mod") in found
     assert {("hami", "meta/pins.yml"), ("grpcio", "images/gpushare/requirements.lock")} <= found

@@ -51,7 +51,7 @@ def test_no_row_of_the_table_is_unused():
     catalogs = [yaml.safe_load(path.read_text())["__driver_catalog"] for path in CATALOGS]
     for source, name in (("repository", "nvidia"), ("distribution", "distribution")):
         used = set()
-        for value in (folders(one, source) for one in catalogs if source in one["sources"]):
+        for value in (folders(catalog, source) for catalog in catalogs if source in catalog["sources"]):
             for folder in value.values() if isinstance(value, dict) else [value]:
                 used |= {folder} if isinstance(folder, str) else set(folder)
         assert {key.partition("/")[0] for key in table.section(name)} == used

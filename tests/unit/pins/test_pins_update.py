@@ -235,8 +235,8 @@ def test_what_isnt_known_of_the_labs_downloads_is_filled_in(checkout, server, ca
     ]
     after = rows_of(checkout)
     assert after["etcd"][version]["known"].endswith(f": downloaded from {server.url}/etcd")
-    for project, one, architecture, _file in release_files():
-        assert after[project][one][architecture] == rows[project][one][architecture]
+    for project, release_file, architecture, _file in release_files():
+        assert after[project][release_file][architecture] == rows[project][release_file][architecture]
     assert (checkout / PINS.RELEASED).read_text().startswith(head), "its comments stay"
 
 
@@ -251,7 +251,7 @@ def test_what_isnt_known_of_the_labs_downloads_is_filled_in(checkout, server, ca
 )
 def test_a_released_file_doesnt_change(checkout, server, capsys, content, words):
     before = rows_of(checkout)
-    [path] = [one for one in server.files if one.endswith("SHA256SUMS")]
+    [path] = [file for file in server.files if file.endswith("SHA256SUMS")]
     server.files[path] = content
     assert run(checkout) == 1
     assert re.search(f"^not updated: {words}", capsys.readouterr().err) and rows_of(checkout) == before

@@ -66,7 +66,7 @@ class Cluster:
         found = {}
         for path in CLUSTER_WIDE:
             items = self.server.request("GET", f"/apis/{path}")["items"]
-            names = {one["metadata"]["name"] for one in items}
+            names = {item["metadata"]["name"] for item in items}
             mine = {name for name in names if "gpushare" in name or "gpu-mem" in name or "kubegpu" in name}
             if mine:
                 found[path.rpartition("/")[2]] = mine
@@ -77,9 +77,9 @@ class Cluster:
 
     def has_pods(self, path, owner):
         """Have a pod of a server run on each of its nodes while it is deployed; with a driver, the cards in slices."""
-        for one in self.server.request("GET", "/api/v1/nodes")["items"]:
-            node = one["metadata"]["name"]
-            is_its = one["metadata"].get("labels", {}).get("gpushare") in SERVERS[path]
+        for item in self.server.request("GET", "/api/v1/nodes")["items"]:
+            node = item["metadata"]["name"]
+            is_its = item["metadata"].get("labels", {}).get("gpushare") in SERVERS[path]
             self.has_pod(path.rpartition("/")[2], owner if is_its else None, node)
 
     def has_pod(self, server, owner, node):

@@ -38,7 +38,7 @@ def host(name, groups=("gpu_nodes",), others=None, **variables):
     """A host's variables."""
     own = {"inventory_hostname": name, **trusted(variables)}
     hostvars = {"localhost": {}, **(others or {}), name: own}
-    return {**own, "hostvars": hostvars, "groups": {one: [name] for one in groups}}
+    return {**own, "hostvars": hostvars, "groups": {group: [name] for group in groups}}
 
 
 def walk(variables, cluster=None):

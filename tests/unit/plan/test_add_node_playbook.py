@@ -19,10 +19,10 @@ def specified(cluster):
     for path in CLUSTER_WIDE:
         if path.endswith("/resourceslices"):
             continue
-        for one in cluster.server.request("GET", f"/apis/{path}")["items"]:
-            about = one["metadata"]
+        for item in cluster.server.request("GET", f"/apis/{path}")["items"]:
+            about = item["metadata"]
             found[path, about["name"]] = {
-                **{key: value for key, value in one.items() if key not in ("metadata", "status")},
+                **{key: value for key, value in item.items() if key not in ("metadata", "status")},
                 **{key: about.get(key) for key in ("uid", "generation", "labels", "annotations")},
             }
     return found

@@ -114,7 +114,7 @@ def node(cluster, name):
 
 
 def namespaces(cluster):
-    return {one["metadata"]["name"] for one in cluster.api.request("GET", "/api/v1/namespaces")["items"]}
+    return {item["metadata"]["name"] for item in cluster.api.request("GET", "/api/v1/namespaces")["items"]}
 
 
 def planned(play, folder, **variables):
@@ -198,7 +198,7 @@ def test_a_node_is_switched_to_hami_and_from_it_to_nvidias_plugin(cluster, usual
     done = switch("hami")
     assert done.rc == 0, done.text
     assert node(cluster, NODE) == ("hami", "10")
-    assert [(one, scheduler) for one, scheduler, _limits in CANARIES] == [("default", "hami-scheduler")]
+    assert [(canary, scheduler) for canary, scheduler, _limits in CANARIES] == [("default", "hami-scheduler")]
     assert CANARIES[0][2]["nvidia.com/gpumem"] == "256"
     assert switch("hami").changed == 0
 

@@ -170,7 +170,7 @@ def test_the_plan_is_what_site_does_and_uninstall_removes_it_all(cluster, tmp_pa
     until(lambda: cluster.server.ask("GET", "/api/v1/namespaces/gpushare-system")[0] == 404, 180)
     assert cluster.server.request("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"] == []
     path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
-    assert [one["metadata"]["name"] for one in cluster.server.request("GET", path)["items"]] == ["theirs"]
+    assert [item["metadata"]["name"] for item in cluster.server.request("GET", path)["items"]] == ["theirs"]
     assert cluster.play(tmp_path, "uninstall.yml").changed == 0
 
 
@@ -263,10 +263,10 @@ def test_of_both_allocations_each_is_verified_and_uninstall_removes_them_all(clu
     words = ("-e", "verify_grace=0", "-e", f"verify_json={tmp_path / 'report.json'}")
     done = run_playbook(tmp_path, PLAYBOOKS / "verify.yml", *words, **{**given, **connection})
     report = json.loads((tmp_path / "report.json").read_text())
-    compared = {one["id"]: one["n"] for one in report["checks"]}
+    compared = {check["id"]: check["n"] for check in report["checks"]}
     # The templates, the driver of gpu1 and the device plugin of gpu2; the extender was never deployed.
     assert compared["D10"] == 13 and compared["S4"] == 2 and compared["S1"] >= 3, (compared, done.text)
-    missed = {(one["check"], one["cause"]) for one in report["findings"] if one["node"] == "gpu1"}
+    missed = {(finding["check"], finding["cause"]) for finding in report["findings"] if finding["node"] == "gpu1"}
     assert not {("S4", "not_announced"), ("S4", "no_label")} & missed, report["findings"]
 
     done = run_playbook(tmp_path, PLAYBOOKS / "uninstall.yml", **{**given, **connection, **both})
@@ -355,7 +355,7 @@ def test_verify_compares_claims_with_their_pods(cluster, used, tmp_path):
     done = cluster.play(tmp_path, "verify.yml", *words)
     assert done.rc == 0 and "scheduler_mode is" not in done.text, done.text
     report = json.loads((tmp_path / "report.json").read_text())
-    compared = {one["id"]: one["n"] for one in report["checks"] if one["backend"] == "dra" and one["n"]}
+    compared = {check["id"]: check["n"] for check in report["checks"] if check["backend"] == "dra" and check["n"]}
     assert {"D2": 1, "D3": 2, "D4": 1}.items() <= compared.items() and compared["D8"] >= 1
     (node,) = report["nodes"]
     assert (node["backend"], [card["claimed_mib"] for card in node["cards"]]) == ("dra", [0, 4096])

@@ -48,7 +48,7 @@ def objects(api):
     paths = ("/api/v1/namespaces", "/apis/apps/v1/daemonsets", "/apis/apps/v1/deployments", "/api/v1/nodes")
     return {
         path: [
-            (one["metadata"]["uid"], one["metadata"]["resourceVersion"]) for one in api.request("GET", path)["items"]
+            (item["metadata"]["uid"], item["metadata"]["resourceVersion"]) for item in api.request("GET", path)["items"]
         ]
         for path in paths
     }
@@ -65,7 +65,7 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     assert '"gpu_plan": {' in done.text.partition("CUSTOM STATS")[2]
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert f"The plan is in {tmp_path / 'plan.json'}." in done.text
-    made = {name for one in plan["cluster"]["steps"] for name in one["changes"]}
+    made = {name for step in plan["cluster"]["steps"] for name in step["changes"]}
     checked = play(api, tmp_path, "site.yml", "--check", "--diff")
     assert checked.rc == 0, checked.text
     headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))

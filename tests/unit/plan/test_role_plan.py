@@ -29,13 +29,13 @@ REGISTRY = {"gpushare_image_delivery": "registry", "driver_repo_url": "http://re
 
 
 def tasks_of(entries):
-    for one in entries:
-        if "block" in one:
-            assert set(one) <= BLOCK
+    for entry in entries:
+        if "block" in entry:
+            assert set(entry) <= BLOCK
             for part in ("block", "rescue", "always"):
-                yield from tasks_of(one.get(part) or [])
+                yield from tasks_of(entry.get(part) or [])
         else:
-            yield one
+            yield entry
 
 
 @pytest.mark.parametrize(
@@ -83,17 +83,17 @@ def test_the_stages_are_the_plays_of_the_playbooks():
 
 
 def steps(found):
-    return [(one["stage"], one["role"], one["task"]) for one in found["steps"]]
+    return [(step["stage"], step["role"], step["task"]) for step in found["steps"]]
 
 
 def test_a_fresh_node_is_planned_to_the_end(tmp_path):
     found = planned(host("fresh", gpu_node=facts("debian-12-bare", tmp_path), **REGISTRY))
     by_role = {}
-    for one in found["steps"]:
-        by_role.setdefault(one["role"], []).extend(one["changes"])
+    for step in found["steps"]:
+        by_role.setdefault(step["role"], []).extend(step["changes"])
     assert list(by_role) == ["node_baseline", "nouveau", "driver", "toolkit"], found
     assert "package nvidia-driver-cuda" in by_role["driver"] and "package libnvidia-container1" in by_role["toolkit"]
-    assert all(one["certain"] for one in found["steps"])
+    assert all(step["certain"] for step in found["steps"])
     # The simulated machine has no container runtime: the refusal is that of role runtime.
     assert found["refusal"]["role"] == "runtime" and "no container runtime is installed" in found["refusal"]["reason"]
 
@@ -162,7 +162,7 @@ def test_a_node_that_has_to_be_drained_joins_the_group_and_its_maintenance_is_pl
     assert drained.groups == {"kubegpu_maintenance"} and drained.steps == []
     facts_of_another = driver.host(kernel=driver.OWN_KERNEL, driver=driver.OLD, packages={})
     inside = walk_driver("d", {**facts_of_another, "gpu_maintenance": "drain", "driver_in_maintenance": True})
-    assert driver.INSTALL in [one.task for one in inside.steps]
+    assert driver.INSTALL in [step.task for step in inside.steps]
 
 
 def test_a_persistence_daemon_that_a_killed_run_has_not_restarted_is_a_step_of_the_driver(tmp_path):
@@ -170,7 +170,7 @@ def test_a_persistence_daemon_that_a_killed_run_has_not_restarted_is_a_step_of_t
     node["driver"].update(persistence=False, persistence_daemon={"enables": False, "masked": False, "files": []})
     found = planned(host("d", gpu_node=node, **REGISTRY))
     assert "Write the persistence daemon's drop-in" in [
-        one["task"] for one in found["steps"] if one["stage"] == "driver"
+        step["task"] for step in found["steps"] if step["stage"] == "driver"
     ]
 
 
@@ -179,10 +179,10 @@ def test_the_maintenance_of_a_node_is_planned_as_far_as_that_is_possible(tmp_pat
     node["driver"].update(dict.fromkeys(("module_version", "version", "library_version"), "570.133.20"))
     found = planned(host("d", gpu_node=node, gpu_maintenance="drain", maintenance_cluster=False, **REGISTRY))
     assert "kubegpu_maintenance" in found["groups"]
-    inside = [(one["task"], one["certain"]) for one in found["steps"] if one["stage"] == "maintenance"]
+    inside = [(step["task"], step["certain"]) for step in found["steps"] if step["stage"] == "maintenance"]
     assert inside[0] == ("Unload the driver", False) and inside[-1] == (LATER, False)
     assert (driver.INSTALL, True) in inside
-    assert driver.INSTALL not in [one["task"] for one in found["steps"] if one["stage"] == "driver"]
+    assert driver.INSTALL not in [step["task"] for step in found["steps"] if step["stage"] == "driver"]
 
 
 # ---------------------------------------------------------------- the interpreter
@@ -234,7 +234,7 @@ def test_a_module_that_has_to_be_executed_may_change_something_and_ends_what_dep
             {"name": "Not reached", "kubegpu.share.x": {}},
         ]
     )
-    assert [(one.task, one.certain) for one in made.steps] == [("Copy", False), (LATER, False)]
+    assert [(step.task, step.certain) for step in made.steps] == [("Copy", False), (LATER, False)]
     assert made.refusal is None
 
 
@@ -315,7 +315,7 @@ def test_conditions_loops_blocks_and_module_defaults():
         **{"..__meta__runtime": {"action_groups": {"cluster": ["x"]}}},
         a__tasks__more=[{"kubegpu.share.x": {"name": "a"}, "name": "Included", "when": "ansible_check_mode"}],
     )
-    assert [one.task for one in made.steps] == ["Loop", "Always", "By default", "Included"]
+    assert [step.task for step in made.steps] == ["Loop", "Always", "By default", "Included"]
 
 
 def test_a_change_that_an_earlier_step_makes_is_no_change_of_a_later_one():
@@ -334,8 +334,8 @@ def test_a_change_that_an_earlier_step_makes_is_no_change_of_a_later_one():
         ],
         predict,
     )
-    assert [one.task for one in made.steps] == ["Label", "Another", "Unknown", "Unknown again"]
-    assert all(one.changes == ("Node a",) and one.restarts == ("x",) for one in made.steps)
+    assert [step.task for step in made.steps] == ["Label", "Another", "Unknown", "Unknown again"]
+    assert all(step.changes == ("Node a",) and step.restarts == ("x",) for step in made.steps)
 
 
 def test_a_wait_is_a_step_though_nothing_changes():
@@ -356,7 +356,9 @@ def test_preflight_gets_the_refusals_of_all_roles_at_once():
     sections = {"toolkit": {"operator": False, "version": None}, "runtimes": {}}
     facts_of_gentoo = {**driver.HOSTS["gentoo"], "gpu_node": {**driver.HOSTS["gentoo"]["gpu_node"], **sections}}
     found = planner(host("g", toolkit_version="latest", **facts_of_gentoo)).validate("g")
-    assert [one for one in found["driver_choice"]["refusals"] if "which role driver has no packages for" in one]
+    assert [
+        refusal for refusal in found["driver_choice"]["refusals"] if "which role driver has no packages for" in refusal
+    ]
     assert any("toolkit_version is latest" in one for one in found["toolkit_refused"])
     assert found["runtime_refused"] == ["runtime_name: no container runtime is installed on this node"]
 

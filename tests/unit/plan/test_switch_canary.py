@@ -181,7 +181,7 @@ def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refus
     to, cordoned, others, place, refused
 ):
     tasks = yaml.safe_load((ROLES / "switch/tasks/node.yml").read_text())
-    names = [one["name"] for one in tasks]
+    names = [task["name"] for task in tasks]
     [at] = [number for number, name in enumerate(names) if name.startswith("Refuse to switch a cordoned node")]
     assert at < names.index("Annotate the node as being switched")
     here = {"node": "gpu1", "allocation": to, "present": ["hami"]}
@@ -214,7 +214,7 @@ def test_a_node_that_is_cordoned_and_the_only_one_for_the_claims_server_is_refus
 def test_a_node_waits_for_the_image_on_the_control_plane(to, there, place, imported, refused):
     """A switch connects to the machine of its node only; site.yml imports the image where servers will run."""
     tasks = yaml.safe_load((ROLES / "switch/tasks/node.yml").read_text())
-    names = [one["name"] for one in tasks]
+    names = [task["name"] for task in tasks]
     [at] = [number for number, name in enumerate(names) if name.startswith("Refuse to switch a node to claims")]
     assert at < names.index("Annotate the node as being switched")
     here = {"node": "gpu1", "allocation": to, "present": ["hami"]}

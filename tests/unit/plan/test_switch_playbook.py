@@ -48,7 +48,7 @@ class Machine:
 
     def serve(self):
         label = self.label()
-        sets = {one["metadata"]["name"]: one for one in self.server.request("GET", SETS)["items"]}
+        sets = {item["metadata"]["name"]: item for item in self.server.request("GET", SETS)["items"]}
         announced = "32" if label == "true" and "gpushare-device-plugin" in sets else "0"
         cards = "[]" if announced == "32" else None
         if self.node()["status"].get("allocatable", {}).get(MEMORY) != announced:
@@ -56,7 +56,7 @@ class Machine:
             self.server.request("PATCH", f"{NODE}/status", {"status": status}, MERGE)
             if cards:
                 self.server.request("PATCH", NODE, {"metadata": {"annotations": {"kubegpu.share/cards": cards}}}, MERGE)
-        there = [one["metadata"]["name"] for one in self.server.request("GET", SLICES)["items"]]
+        there = [item["metadata"]["name"] for item in self.server.request("GET", SLICES)["items"]]
         if label == "dra" and "gpushare-dra-driver" in sets and not there:
             self.server.request("POST", SLICES, slice_of_the_driver())
         if there and announced == "32":
@@ -179,7 +179,7 @@ def pod(server, name, units=None):
 
 
 def pods(server):
-    return {one["metadata"]["name"] for one in server.request("GET", DEFAULT_PODS)["items"]}
+    return {item["metadata"]["name"] for item in server.request("GET", DEFAULT_PODS)["items"]}
 
 
 def finished(machine, cordoned=False):

@@ -70,7 +70,9 @@ def act(
     """Run the action, whose module has ``result``, over a connection that gives these answers to commands."""
     action = action_plugins.load(gpu_node_info, {"report_trouble": True}, connection=Mock(become=Mock()))
     monkeypatch.setattr(action, "_execute_module", Mock(side_effect=[result]))
-    said = [one if isinstance(one, AnsibleError) else {"stdout": one, "stderr": "", "rc": 0} for one in answers]
+    said = [
+        answer if isinstance(answer, AnsibleError) else {"stdout": answer, "stderr": "", "rc": 0} for answer in answers
+    ]
     monkeypatch.setattr(action, "_low_level_execute_command", Mock(side_effect=said))
     monkeypatch.setattr(action, "_get_remote_user", lambda: "kube")
     done: dict[str, t.Any] = action.run(task_vars={"inventory_hostname": "gpu7"})

@@ -201,7 +201,9 @@ def test_variables_of_a_node_are_those_of_its_host():
         "pool-1": {"gpushare_allocation": "auto"},
     }
     usual = {"gpu_backend": "gpushare", "gpushare_allocation": "extender"}
-    by_node = {one["node"]: one for one in wanted_backends(hosts, ["a", "b", "c"], (), usual)}
+    by_node = {
+        wanted_backend["node"]: wanted_backend for wanted_backend in wanted_backends(hosts, ["a", "b", "c"], (), usual)
+    }
     assert [one["allocation"] for one in by_node.values()] == ["dra", "extender", "extender"]
     assert by_node["c"]["backend"] == "hami"
     # A node without SSH access has the variables of the host of its name.

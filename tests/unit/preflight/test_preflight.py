@@ -133,7 +133,7 @@ def test_one_problem_has_one_text_that_names_the_variable(arguments, variable, m
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"{variable}: ")
     # CoreOS's sentence is that of the roles, and ends with what to do.
-    assert [one.id for one in findings if one.severity == PROBLEM and not one.do] in ([], ["coreos"])
+    assert [finding.id for finding in findings if finding.severity == PROBLEM and not finding.do] in ([], ["coreos"])
     assert message in problems[0]
     assert "\n" not in problems[0]
 

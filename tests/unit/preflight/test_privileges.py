@@ -34,10 +34,10 @@ def items(value: t.Any) -> Iterator[dict[str, t.Any]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_play_and_task_on_localhost_needs_no_root(path: Path) -> None:
-    for one in items(yaml.safe_load(path.read_text())):
-        if str(one.get("hosts")).partition("{")[0] == "localhost" or one.get("delegate_to") == "localhost":
+    for item in items(yaml.safe_load(path.read_text())):
+        if str(item.get("hosts")).partition("{")[0] == "localhost" or item.get("delegate_to") == "localhost":
             # The keyword become loses to the inventory's variable ansible_become.
-            assert one["vars"]["ansible_become"] is False, one.get("name")
+            assert item["vars"]["ansible_become"] is False, item.get("name")
 
 
 # The test above reads all of it; these runs show that its rule is right.

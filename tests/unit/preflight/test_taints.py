@@ -98,9 +98,13 @@ def test_the_server_of_claim_templates_has_a_place_where_every_node_has_a_taint(
     text = found["templates-place"].text
     assert "since it doesn't tolerate the taints of cp1 (mine=x:NoSchedule)" in text and "\n" not in text
     assert (found["taint-servers"].severity if "taint-servers" in found else "") == severity
-    [pod] = [one["spec"]["template"]["spec"] for one in templates(made) if one["kind"] == "Deployment"]
-    assert [one["key"] for one in pod["tolerations"]] == [*node_backends.TOLERATED, "nvidia.com/gpu", *place]
-    assert all(one["operator"] == "Exists" for one in pod["tolerations"])
+    [pod] = [template["spec"]["template"]["spec"] for template in templates(made) if template["kind"] == "Deployment"]
+    assert [toleration["key"] for toleration in pod["tolerations"]] == [
+        *node_backends.TOLERATED,
+        "nvidia.com/gpu",
+        *place,
+    ]
+    assert all(toleration["operator"] == "Exists" for toleration in pod["tolerations"])
 
 
 def templates(place: t.Any) -> t.Any:

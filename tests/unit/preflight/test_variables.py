@@ -140,7 +140,7 @@ def test_a_variable_counts_only_where_its_role_runs() -> None:
 def test_a_finding_names_the_hosts_that_have_it_unless_all_do() -> None:
     hosts = [host(f"gpu{at}", gpushare_admission="x", runtime_name="x" if at else "auto") for at in range(3)]
     findings = examine(OPTIONS, PREFIXES, hosts, cluster=True)
-    assert {one.variable: one.hosts for one in findings} == {
+    assert {finding.variable: finding.hosts for finding in findings} == {
         "gpushare_admission": (),
         "runtime_name": ("gpu1", "gpu2"),
     }

@@ -141,12 +141,12 @@ class Browser:
 
     def requests(self) -> list[str]:
         """The URLs that the page requested."""
-        sent = [one["params"] for one in self.events if one.get("method") == "Network.requestWillBeSent"]
+        sent = [event["params"] for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [one["request"]["url"] for one in sent]
 
     def complaints(self) -> list[str]:
         """The console's messages: errors, and requests that the page's policy blocked."""
-        entries = [one["params"]["entry"]["text"] for one in self.events if one.get("method") == "Log.entryAdded"]
-        raised = [str(one["params"]) for one in self.events if one.get("method") == "Runtime.exceptionThrown"]
-        printed = [str(one["params"]) for one in self.events if one.get("method") == "Runtime.consoleAPICalled"]
+        entries = [event["params"]["entry"]["text"] for event in self.events if event.get("method") == "Log.entryAdded"]
+        raised = [str(event["params"]) for event in self.events if event.get("method") == "Runtime.exceptionThrown"]
+        printed = [str(event["params"]) for event in self.events if event.get("method") == "Runtime.consoleAPICalled"]
         return entries + raised + printed

@@ -27,8 +27,8 @@ def pod(name: str, claimed: int | None, used: int | None = None) -> JsonObject:
 
 
 def card(index: int = 0, *pods: JsonObject, total: int = 16384, healthy: bool = True, **more: Any) -> JsonObject:
-    used = [one["used_mib"] for one in pods]
-    claimed = sum(one["claimed_mib"] or 0 for one in pods)
+    used = [pod["used_mib"] for pod in pods]
+    claimed = sum(pod["claimed_mib"] or 0 for pod in pods)
     memory = {"total_mib": total, "claimed_mib": claimed, "used_mib": None if None in used else sum(used)}
     about = {"uuid": UUID.format(index + 1), "model": "NVIDIA A100-SXM4-40GB", "healthy": healthy, "foreign_mib": 0}
     return {"index": index, **about, **memory, "pods": list(pods), **more}

@@ -64,7 +64,7 @@ def test_quiet_prints_nothing():
 
 def test_every_file_is_written(tmp_path):
     result, _printed = act(report=TROUBLE, allocation=ALLOCATION, **all_files(tmp_path))
-    assert result["changed"] and [one["argument"] for one in result["files"]] == list(FILES)
+    assert result["changed"] and [file["argument"] for file in result["files"]] == list(FILES)
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>\n")
     assert json.loads((tmp_path / "report.json").read_text()) == {**TROUBLE, "allocation": ALLOCATION}
     assert ElementTree.parse(tmp_path / "report.junit").getroot().tag == "testsuites"
@@ -75,10 +75,10 @@ def test_every_file_is_written(tmp_path):
 
 def test_a_second_run_changes_nothing(tmp_path):
     act(report=TROUBLE, **all_files(tmp_path))
-    before = {one.name: one.stat().st_ino for one in tmp_path.iterdir()}
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
     result, _printed = act(report=TROUBLE, **all_files(tmp_path))
     assert not result["changed"] and result["diff"] == []
-    assert {one.name: one.stat().st_ino for one in tmp_path.iterdir()} == before, "not written again"
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before, "not written again"
     assert act(report=HEALTHY, **all_files(tmp_path))[0]["changed"]
 
 
@@ -231,7 +231,7 @@ def test_the_module_documents_exactly_its_arguments():
     source = (ROOT / "plugins/modules/gpu_report.py").read_text()
     documented = yaml.safe_load(source.split('DOCUMENTATION = r"""')[1].split('"""')[0])["options"]
     assert {name: (one["type"], one.get("default")) for name, one in documented.items()} == {
-        name: (one["type"], one.get("default")) for name, one in ARGUMENTS.items()
+        name: (argument["type"], argument.get("default")) for name, argument in ARGUMENTS.items()
     }
 
 

@@ -90,8 +90,8 @@ def test_the_policy_blocks_scripts_and_images(browser, pages):
         const i = new Image(); i.src = 'https://evil.example/x.png'; document.body.append(i);
         return new Promise(done => setTimeout(() => done(window.ran), 200)); })()"""
     assert browser.run(inside) is False
-    assert any("Content Security Policy" in one for one in browser.complaints())
-    blocked = [one for one in browser.events if one.get("method") == "Network.loadingFailed"]
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints())
+    blocked = [event for event in browser.events if event.get("method") == "Network.loadingFailed"]
     assert all(one["params"].get("blockedReason") == "csp" for one in blocked)
 
 

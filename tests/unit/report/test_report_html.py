@@ -77,11 +77,15 @@ def test_values_of_the_cluster_are_escaped(given, allocation):
     found = page(given, allocation)
     assert {tag for tag, _attributes in found.elements} <= ELEMENTS
     attributes = {(tag, name) for tag, given in found.elements for name in given}
-    assert not [one for one in attributes if one[1].startswith("on") or one[1] in ("src", "srcset", "formaction")]
+    assert not [
+        attribute
+        for attribute in attributes
+        if attribute[1].startswith("on") or attribute[1] in ("src", "srcset", "formaction")
+    ]
     assert all(link.startswith(("#node-", "#check-")) for link in found.links)
     assert sum(tag == "script" for tag, _given in found.elements) == 1
     styles = [given["style"] for _tag, given in found.elements if "style" in given]
-    assert all(one.replace(".", "").rstrip("%").split(":")[-1].isdigit() for one in styles if "width" in one)
+    assert all(style.replace(".", "").rstrip("%").split(":")[-1].isdigit() for style in styles if "width" in style)
     assert "<script>alert(1)</script>" in "".join(found.text)
     assert "{{ 7*7 }} {% raw %}" in "".join(found.text), "values of the cluster are no template"
 
@@ -172,13 +176,13 @@ UNENFORCED = {**HEALTHY, "nodes": [{**HEALTHY["nodes"][0], "memory_limit": "unen
 )
 def test_the_text_of_each_page(given, allocation, texts):
     shown = " ".join("".join(page(given, allocation).text).split())
-    assert [one for one in texts if one not in shown] == []
+    assert [text for text in texts if text not in shown] == []
     assert ("Findings" in shown) == (given is not None)
 
 
 def test_all_memory_of_a_page_has_one_unit():
     shown = "".join(page(TROUBLE, ALLOCATION).text)
-    own = [one for one in re.findall("[0-9] ([MG]iB)", shown.partition("Nodes and cards")[2]) if one != "GiB"]
+    own = [match for match in re.findall("[0-9] ([MG]iB)", shown.partition("Nodes and cards")[2]) if match != "GiB"]
     assert own == [], "the findings' evidence is the check's own text"
     (box,) = bars._nodes(view(report([check("G6")], [], [SMALL]), None))
     assert [(row.claimed, row.used) for row in box.cards[0].rows] == [("1", "<0.1"), ("0.5", "0"), ("2.4", "unknown")]
@@ -213,7 +217,7 @@ def test_a_large_cluster_is_folded():
     text = bars.render(view(given, None))
     assert len(text) < 15_000_000
     details = re.findall("<details[^>]*>", text)
-    nodes = [one for one in details if 'id="node-' in one]
+    nodes = [detail for detail in details if 'id="node-' in detail]
     assert len(nodes) == 1000
     assert sum(one.endswith(" open>") for one in nodes) == bars.OPEN_DESPITE
     # Findings beyond the first ones are folded.
@@ -228,7 +232,7 @@ def test_a_small_cluster_is_open():
 
 
 def widths(drawn):
-    return [(one.kind, one.key, float(one.width)) for one in drawn.segments]
+    return [(segment.kind, segment.key, float(segment.width)) for segment in drawn.segments]
 
 
 def test_bars_of_a_card_have_one_scale():

@@ -14,12 +14,12 @@ def metrics(*given):
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families), "a metric in two pieces is refused"
     assert all(family.type == "gauge" and family.documentation for family in families)
-    samples = [(one.name, tuple(sorted(one.labels.items()))) for family in families for one in family.samples]
+    samples = [(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples]
     assert len(samples) == len(set(samples)), "a series twice is refused"
     return {
-        (one.name, *(one.labels[key] for key in sorted(one.labels))): one.value
+        (sample.name, *(sample.labels[key] for key in sorted(sample.labels))): sample.value
         for family in families
-        for one in family.samples
+        for sample in family.samples
     }
 
 

@@ -119,5 +119,5 @@ def test_control_characters_of_the_cluster_are_removed():
         render(view(shown, None)),
         render(view(None, {"nodes": [{"name": evil, "cards": [{"reason": evil}]}]})),
     ):
-        assert not [one for one in words if (ord(one) < 32 and one != "\n") or 127 <= ord(one) < 160]
+        assert not [word for word in words if (ord(word) < 32 and word != "\n") or 127 <= ord(word) < 160]
         assert "\u202e" not in words

@@ -164,7 +164,7 @@ class Node(real_containerd.Machine):
         if "config" not in argv:
             return super()._run_it(argv, data, environ_update)
         # The record has times, and containerd doesn't read it.
-        read = (one for one in self.texts().items() if not one[0].startswith(RECORD))
+        read = (text for text in self.texts().items() if not text[0].startswith(RECORD))
         parts = [_identity(self.binary), argv[-1], *(repr(one) for one in read)]
         kept = cache_root() / "dumps" / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
         if not kept.exists():
@@ -359,7 +359,11 @@ def validate(node: Node, row: Row, before: dict[str, bytes], dumped: str) -> Out
     outcome.cri = cri = cri_of(now)
     old = cri_of(was)
     tables = cri.get("containerd", {})
-    disabled = [one for one in now.get("disabled_plugins") or [] if one == "cri" or ".cri" in one]
+    disabled = [
+        disabled_plugin
+        for disabled_plugin in now.get("disabled_plugins") or []
+        if disabled_plugin == "cri" or ".cri" in disabled_plugin
+    ]
     if disabled or not cri:
         outcome.wrong.append("the CRI stays disabled")
         return outcome
@@ -413,16 +417,18 @@ def _lost(was: dict[str, t.Any], now: dict[str, t.Any], hidden: bool, takes_effe
     """
     plugins = (containerd.CRI_PLUGIN[3], containerd.CRI_PLUGIN[2])
     ours = {("imports",), ("version",)} | ({("disabled_plugins",)} if hidden else set())
-    ours |= {("plugins", one, *key) for one in plugins for key in SETTINGS}
-    tables = [("plugins", one, "containerd", "runtimes", "nvidia") for one in plugins]
+    ours |= {("plugins", plugin, *key) for plugin in plugins for key in SETTINGS}
+    tables = [("plugins", plugin, "containerd", "runtimes", "nvidia") for plugin in plugins]
     if hidden:
-        tables += [("plugins", one) for one in CRI_PARTS]
+        tables += [("plugins", cri_part) for cri_part in CRI_PARTS]
 
     def theirs(tree: dict[str, t.Any]) -> Flat:
         return {
             path: value
             for path, value in _flat(tree).items()
-            if path not in ours and not any(path[: len(one)] == one for one in tables) and value not in ("", 0, [], {})
+            if path not in ours
+            and not any(path[: len(table)] == table for table in tables)
+            and value not in ("", 0, [], {})
         }
 
     old, new = theirs(was), theirs(now)
@@ -450,8 +456,8 @@ def comments(files: dict[str, bytes]) -> collections.Counter[str]:
     """Count the comments of all files, without what this collection has added to them."""
     found: collections.Counter[str] = collections.Counter()
     for text in files.values():
-        pieces = (one.group() for one in _PIECES.finditer(text.decode(errors="replace")))
-        found.update(one.partition(MARK)[0].rstrip() for one in pieces if one.startswith("#"))
+        pieces = (match.group() for match in _PIECES.finditer(text.decode(errors="replace")))
+        found.update(piece.partition(MARK)[0].rstrip() for piece in pieces if piece.startswith("#"))
     return found
 
 

@@ -122,8 +122,8 @@ def _ours_docker(row: Row) -> Outcome:
     except BadInput as refusal:
         return Outcome(refused=str(refusal))
     after = before
-    for one in planned.files:
-        after = docker.unmask(one["after"], (before or b"").decode()).encode()
+    for file in planned.files:
+        after = docker.unmask(file["after"], (before or b"").decode()).encode()
     outcome = Outcome(files={DAEMON_JSON: after or b""}, wrong=_validate_docker(before, after))
     was = {"text": None if before is None else docker.mask(before.decode()), "untouched": True}
     again = runtime_docker.make_plan(row.wanted, _docker_state(after, "", was))
@@ -242,11 +242,11 @@ def _ours_crio(row: Row) -> Outcome:
 
 def _with(texts: dict[str, bytes], files: t.Iterable[dict[str, t.Any]]) -> dict[str, bytes]:
     done = dict(texts)
-    for one in files:
-        if one["after"] is None:
-            done.pop(one["path"], None)
+    for file in files:
+        if file["after"] is None:
+            done.pop(file["path"], None)
         else:
-            done[one["path"]] = one["after"].encode()
+            done[file["path"]] = file["after"].encode()
     return done
 
 

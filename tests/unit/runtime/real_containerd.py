@@ -29,9 +29,9 @@ RELEASES = tuple(_SOURCES)
 # The releases of the usual tests: one before 2.0, whose program is a download of seconds, and the lab's. What a release
 # ignores is tried on 2.2, the last one that ignores settings of another format: that is one program to build.
 USUAL = ("1.7", "2.4")
-FURTHER = tuple(one for one in RELEASES if one not in USUAL)
+FURTHER = tuple(release for release in RELEASES if release not in USUAL)
 # For ``parametrize``: every further release is downloaded or built first, which takes minutes.
-PARAMETERS = tuple(pytest.param(one, marks=() if one in USUAL else pytest.mark.long) for one in RELEASES)
+PARAMETERS = tuple(pytest.param(release, marks=() if release in USUAL else pytest.mark.long) for release in RELEASES)
 
 
 @cache

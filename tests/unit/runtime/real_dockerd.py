@@ -18,8 +18,8 @@ OLDEST = 23
 
 def release(binary: str) -> int:
     """Return the major release of a dockerd; 0 where it doesn't run here."""
-    found = re.search(r"version v?([0-9]+)\.", real_parts.version_words(binary))
-    return int(found[1]) if found else 0
+    match = re.search(r"version v?([0-9]+)\.", real_parts.version_words(binary))
+    return int(match[1]) if match else 0
 
 
 @cache

@@ -91,11 +91,11 @@ def page() -> str:
 
 def _counted(title: str, cells: list[tuple[Outcome, Outcome | None]]) -> str:
     def count(outcomes: list[Outcome]) -> str:
-        wrong = sum(bool(one.wrong) for one in outcomes)
-        refused = sum(bool(one.refused) and not one.wrong for one in outcomes)
+        wrong = sum(bool(outcome.wrong) for outcome in outcomes)
+        refused = sum(bool(outcome.refused) and not outcome.wrong for outcome in outcomes)
         return f"{len(outcomes) - wrong - refused} | {refused} | {wrong}"
 
-    ours, theirs = [one for one, _other in cells], [other for _one, other in cells if other]
+    ours, theirs = [cell for cell, _other in cells], [other for _one, other in cells if other]
     return f"| {title} | {len(cells)} | {count(ours)} | {count(theirs)} |\n"
 
 

@@ -174,9 +174,9 @@ def test_the_run_after_a_killed_one_finishes(at: int) -> None:
         assert made.exists(containerd.PENDING_PATH)
     # The next run plans from the present files.
     left = [
-        Replacement(one.path, digest(_mask(made.files.get(one.path))), one.after)
-        for one in CHANGES
-        if _mask(made.files.get(one.path)) != one.after
+        Replacement(change.path, digest(_mask(made.files.get(change.path))), change.after)
+        for change in CHANGES
+        if _mask(made.files.get(change.path)) != change.after
     ]
     # It fails too: the files from before the first run are restored.
     made.answers["ctr"] = lambda argv: Done(0, "" if DROP_IN in made.files else OK, "")
@@ -328,14 +328,14 @@ def test_the_module_needs_a_plan() -> None:
     params = {**{name: spec["default"] for name, spec in ARGUMENTS.items() if "default" in spec}}
     with pytest.raises(BadInput, match="action plugin"):
         run_plan({**params, "plan": None}, node())
-    rows = [{"path": one.path, "before": one.before, "after": one.after} for one in CHANGES]
+    rows = [{"path": change.path, "before": change.before, "after": change.after} for change in CHANGES]
     done = run_plan({**params, "plan": {"runtime": "containerd", "files": rows}}, node())
     assert done["changed"] is True and done["runtime"] == "containerd"
 
 
 def test_the_module_accepts_what_the_plan_expects() -> None:
     params = {**{name: spec["default"] for name, spec in ARGUMENTS.items() if "default" in spec}}
-    rows = [{"path": one.path, "before": one.before, "after": one.after} for one in CHANGES]
+    rows = [{"path": change.path, "before": change.before, "after": change.after} for change in CHANGES]
     plan = {"runtime": "containerd", "files": rows}
 
     def made() -> FakeNode:

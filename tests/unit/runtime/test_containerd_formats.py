@@ -75,7 +75,7 @@ def test_our_settings_change_nothing_of_what_counts(
     node = Node(row, release, tmp_path / "node")
     before, (dumped, error) = node.texts(), node.dump()
     if not error and max(main[0], drop_in[0] if drop_in else 0) <= (2 if release < "2" else 4):
-        trees = {path: tomllib.loads(one) for path, one in row.files}
+        trees = {path: tomllib.loads(file) for path, file in row.files}
         sections = cri_sections(tuple(map(int, release.split("."))), trees)  # type: ignore[arg-type]
         counts = [trees[path]["plugins"][name]["max_container_log_line_size"] for path, name in sections] or [BUILT_IN]
         assert corpus_containerd.cri_of(tomllib.loads(dumped))["max_container_log_line_size"] == counts[-1]
@@ -167,4 +167,4 @@ def test_a_daemon_starts_with_a_file_of_version_1(main: str, release: str) -> No
             )
             daemon.terminate()
     assert not re.search("invalid plugin config|failed to load plugin.*cri", log), log
-    assert [found[1] for found in STARTING.finditer(log)] == ["nvidia"], log
+    assert [match[1] for match in STARTING.finditer(log)] == ["nvidia"], log

@@ -187,9 +187,9 @@ def test_a_snapshotter_that_takes_effect_is_announced(tmp_path: Path) -> None:
     real_containerd.apply(planned.files)
     seen = real_containerd.observe(binary, config)
     after = containerd.effective(str(seen["dump"]))
-    assert [one.path for one in losses(before, after, PRESENT, {})] == [path]
+    assert [loss.path for loss in losses(before, after, PRESENT, {})] == [path]
     assert losses(before, after, PRESENT, {path: "stargz"}) == []
-    assert [one.path for one in losses(before, after, PRESENT, {path: "other"})] == [path]
+    assert [loss.path for loss in losses(before, after, PRESENT, {path: "other"})] == [path]
     planned = make_plan(PRESENT, seen)
     assert planned.plan.empty and planned.warnings == ()
     assert losses(after, before, ABSENT, {path: "stargz"}) == []
@@ -269,7 +269,7 @@ def test_an_outdated_daemon_is_restarted(changes: dict[str, object], tmp_path: P
     real_containerd.apply(make_plan(PRESENT, real_containerd.observe(binary, config)).files)
     seen = real_containerd.observe(binary, config)
     planned = make_plan(PRESENT, {**seen, **changes})
-    assert [one.header for one in planned.plan.changes] == [UNIT] and planned.files == ()
+    assert [change.header for change in planned.plan.changes] == [UNIT] and planned.files == ()
     assert make_plan(ABSENT, containerd_state({"/c": V3}, **changes | {"pending": False})).plan.empty
 
 

@@ -65,7 +65,7 @@ VALUES = st.recursive(
 )
 PLUGINS = [("cri",), (OLD,), (NEW,), (OLD, "containerd"), (OLD, "registry", "mirrors", "docker.io")]
 RUNTIMES = [(OLD, "runc"), (OLD, "runc", "options"), (OLD, "nvidia", "options"), (NEW, "runc", "options")]
-NAMES = [("grpc",), ("debug",), ("plugins",), ("proxy_plugins", "x"), *(("plugins", *one) for one in PLUGINS)]
+NAMES = [("grpc",), ("debug",), ("plugins",), ("proxy_plugins", "x"), *(("plugins", *plugin) for plugin in PLUGINS)]
 NAMES += [("plugins", plugin, "containerd", "runtimes", *rest) for plugin, *rest in RUNTIMES]
 TABLES = st.lists(st.sampled_from(NAMES), max_size=6, unique=True)
 NOISE = st.sampled_from(["", "# a comment", "  # ]", "", "\t"])

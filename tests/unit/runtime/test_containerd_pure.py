@@ -222,7 +222,7 @@ def test_a_default_that_is_no_longer_requested_is_unmet() -> None:
     ],
 )
 def test_unmet_requirements_of_a_dump(text: str, words: str) -> None:
-    assert any(words in one for one in unmet_requirements(c.effective(text), WANTED))
+    assert any(words in unmet_requirement for unmet_requirement in unmet_requirements(c.effective(text), WANTED))
 
 
 def test_losses_are_settings_of_the_user_only() -> None:
@@ -247,7 +247,7 @@ def test_enabling_the_cri_and_disabling_it_again_loses_nothing() -> None:
     assert losses(off, on, enable, {}) == [] and losses(on, off, absent, {}) == []
     assert losses(off, on, WANTED, {}) != [] and losses(on, off, WANTED, {}) != []
     other = c.effective("disabled_plugins = ['cri']\nroot = '/s'\n")
-    assert [one.path for one in losses(on, other, absent, {})] == [("root",)]
+    assert [loss.path for loss in losses(on, other, absent, {})] == [("root",)]
 
 
 @pytest.mark.parametrize(

@@ -98,4 +98,4 @@ def test_faults_of_nvidia_ctk_are_detected() -> None:
         for word in cell.theirs.wrong
     }
     words = ("doesn't start", "comments lost", "without SystemdCgroup", "other settings changed", "stays disabled")
-    assert [one for one in words if not any(one in wrong for wrong in found)] == []
+    assert [word for word in words if not any(word in wrong for wrong in found)] == []

@@ -156,7 +156,7 @@ def test_a_built_in_runtime_that_is_dropped_isnt_the_users() -> None:
     before, after = (crio.parse_config(text.replace("crun", "runc")) for text in (WITHOUT_A_TABLE, WITH_OURS))
     dropped = crio.parse_config(WITH_OURS.replace(CRUN.replace("# ", ""), "").replace("crun", "runc"))
     assert crio.losses(before, dropped) == crio.losses(dropped, before) == []
-    assert "monitor_env" in [one.path[-1] for one in crio.losses(after, dropped)]
+    assert "monitor_env" in [loss.path[-1] for loss in crio.losses(after, dropped)]
 
 
 def test_settings_behind_the_runtimes_are_no_runtimes() -> None:

@@ -85,7 +85,7 @@ class Daemon:
         return self.version <= "1.25.0"
 
     def files(self) -> dict[str, t.Any]:
-        paths = [runtime_crio.MAIN, *sorted(one for one in self.node.files if one.startswith(f"{FOLDER}/"))]
+        paths = [runtime_crio.MAIN, *sorted(file for file in self.node.files if file.startswith(f"{FOLDER}/"))]
         done: dict[str, t.Any] = {}
         for path in paths:
             if path not in self.node.files:
@@ -360,7 +360,7 @@ def test_settings_that_were_copied_from_a_built_in_runtime_stay_without_it() -> 
     run(made, PRESENT)
     daemon.pid = 0
     planned = make_plan(PRESENT, observe(made))
-    assert planned.files == () and [one.header for one in planned.plan.changes] == [runtime_crio.UNIT]
+    assert planned.files == () and [change.header for change in planned.plan.changes] == [runtime_crio.UNIT]
 
 
 def test_the_path_of_crun_is_added_to_the_toolkits_configuration() -> None:
@@ -440,7 +440,7 @@ def test_an_outdated_daemon_is_restarted() -> None:
     made, daemon = node()
     run(made, PRESENT)
     daemon.read = tomllib.loads(PACKAGED)
-    assert [one.header for one in make_plan(PRESENT, observe(made)).plan.changes] == [runtime_crio.UNIT]
+    assert [change.header for change in make_plan(PRESENT, observe(made)).plan.changes] == [runtime_crio.UNIT]
     run(made, PRESENT)
     assert daemon.read["crio"]["runtime"]["default_runtime"] == "nvidia"
 

@@ -40,7 +40,7 @@ class Dockerd:
 
     def _take(self, tree: dict[str, t.Any]) -> None:
         if tree.get("runtimes") is not None:
-            self.runtimes = {"runc": "runc", **{name: one["path"] for name, one in tree["runtimes"].items()}}
+            self.runtimes = {"runc": "runc", **{name: runtime["path"] for name, runtime in tree["runtimes"].items()}}
         self.default = tree.get("default-runtime") or self.default
 
     def hangup(self) -> None:

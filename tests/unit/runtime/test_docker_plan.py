@@ -35,7 +35,7 @@ def with_ours(observed: dict[str, t.Any], planned: RuntimePlan, **changes: t.Any
         **observed,
         "text": after(planned),
         "default_runtime": tree.get("default-runtime", "runc"),
-        "runtimes": {"runc": "runc", **{name: one.get("path", "") for name, one in tree["runtimes"].items()}},
+        "runtimes": {"runc": "runc", **{name: runtime.get("path", "") for name, runtime in tree["runtimes"].items()}},
         "was": {"text": observed["text"], "untouched": True},
         "ours": True,
         **changes,
@@ -126,7 +126,7 @@ def test_foreign_settings_are_kept() -> None:
 def test_an_outdated_daemon_is_reloaded() -> None:
     observed = docker_state(ALL_SET)
     planned = make_plan(PRESENT, observed)
-    assert planned.files == () and [one.header for one in planned.plan.changes] == [runtime_docker.UNIT]
+    assert planned.files == () and [change.header for change in planned.plan.changes] == [runtime_docker.UNIT]
     stopped = docker_state(ALL_SET, service_active=False, answers=False, default_runtime="", runtimes={})
     assert make_plan(PRESENT, stopped).plan.changes[0].before == "running not at all\n"
     assert make_plan(ABSENT, stopped).plan.empty
@@ -211,7 +211,7 @@ def test_go_ignores_the_case_of_a_runtimes_keys_and_the_last_one_wins(runtime: s
 
 def test_a_flag_with_nvidia_is_not_repeated_in_the_file() -> None:
     values = {"default-runtime": ["nvidia"], "add-runtime": ["nvidia=/o"]}
-    flags = {name: {"values": one, "file": "x"} for name, one in values.items()}
+    flags = {name: {"values": value, "file": "x"} for name, value in values.items()}
     tree = json.loads(after(make_plan(PRESENT, docker_state("{}", flags=flags))) or "")
     assert "default-runtime" not in tree and tree["runtimes"]["nvidia"]["path"] == BINARY
 

@@ -60,7 +60,7 @@ def test_addition_and_removal(machine: private_dockerd.Machine) -> None:
     newer = runtime_docker.major(str(observe(machine)["version"])) >= runtime_docker.CDI_SINCE
     pid = engine.pid
     planned = make_plan(PRESENT, observe(machine))
-    assert [one.header for one in planned.plan.changes] == [str(engine.config), runtime_docker.UNIT]
+    assert [change.header for change in planned.plan.changes] == [str(engine.config), runtime_docker.UNIT]
     assert planned.restart is newer, "CDI is switched on only in a restart, and no container runs"
     done = apply(machine, PRESENT, planned)
     assert done["restarted"] is newer and (newer or engine.pid == pid)

@@ -161,14 +161,14 @@ def test_toml(text: str, edits: list[tuple[tuple[str, ...], t.Any]]) -> None:
 @given(toml_texts(), st.text("ab/*\"'", min_size=1, max_size=4))
 def test_lists_of_toml(text: str, item: str) -> None:
     document = toml.Document("/c", text)
-    for one in document.places():
-        if isinstance(document.get(one.path), list) and not one.header:
+    for place in document.places():
+        if isinstance(document.get(place.path), list) and not place.header:
             try:
                 document = toml.Document("/c", text)
-                document.listed(one.path, item, present=True)
+                document.listed(place.path, item, present=True)
                 done = document.checked()
                 document = toml.Document("/c", done)
-                document.listed(one.path, item, present=False)
+                document.listed(place.path, item, present=False)
                 back = document.checked()
             except BadInput:
                 continue
@@ -218,7 +218,7 @@ def yaml_texts(draw: st.DrawFn) -> str:
         parts = [flow(depth + 1) for _number in range(draw(st.integers(0, 3)))]
         if draw(st.booleans()):
             return "[" + gap + f",{gap or ' '}".join(parts) + gap + "]"
-        return "{" + gap + f",{gap or ' '}".join(f"k{number}: {one}" for number, one in enumerate(parts)) + gap + "}"
+        return "{" + gap + f",{gap or ' '}".join(f"k{number}: {part}" for number, part in enumerate(parts)) + gap + "}"
 
     def block(indent: int, depth: int) -> str:
         """What follows a colon or a dash, with the line's end."""

@@ -128,7 +128,7 @@ def literals(draw: st.DrawFn, depth: int = 3) -> str:
         return draw(st.one_of(numbers, texts, st.sampled_from(["true", "false", "null"])))
     if kind == "list":
         items = draw(st.lists(literals(depth - 1), max_size=3))
-        return "[" + ",".join(draw(blank) + one + draw(blank) for one in items) + "]"
+        return "[" + ",".join(draw(blank) + item + draw(blank) for item in items) + "]"
     return draw(objects(depth - 1))
 
 

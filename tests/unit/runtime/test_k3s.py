@@ -430,7 +430,7 @@ def test_what_containerd_reads_at_its_start_makes_the_service_stale(path: str) -
         "/proc/uptime": "100.00 50.00\n",
     }
     made.answers |= {
-        "stat": lambda argv: Done(0, "".join(f"{1095 if one == path else 900}\n" for one in argv[4:]), ""),
+        "stat": lambda argv: Done(0, "".join(f"{1095 if argument == path else 900}\n" for argument in argv[4:]), ""),
         "date": lambda _argv: Done(0, "1100.000000000\n", ""),
     }
     assert observe(made)["stale"] is True and not make_plan(K3S, AVAILABLE, observe(made)).plan.empty

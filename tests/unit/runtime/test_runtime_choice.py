@@ -210,7 +210,7 @@ def test_cgroup_drivers(name: str, observed: dict[str, t.Any] | None, theirs: st
     assert properties.runtime_driver(name, {name: observed}) == theirs
     notes = cgroup_mismatch(name, {name: observed}, kubelet(name, driver="systemd"))
     assert bool(notes) is (theirs == "cgroupfs")
-    assert all("the kubelet's cgroupDriver is systemd" in one for one in notes)
+    assert all("the kubelet's cgroupDriver is systemd" in note for note in notes)
     assert cgroup_mismatch(name, {name: observed}, kubelet("other", driver="systemd")) == []
 
 

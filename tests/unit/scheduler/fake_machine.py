@@ -139,9 +139,11 @@ class FakeMachine(MemorySystem):
     def _mounts(self) -> list[tuple[str, str]]:
         """Paths in the container and on the machine, the longest first."""
         spec = self._pod["spec"]
-        hosts = {one["name"]: one["hostPath"]["path"] for one in spec.get("volumes") or [] if "hostPath" in one}
+        hosts = {
+            volume["name"]: volume["hostPath"]["path"] for volume in spec.get("volumes") or [] if "hostPath" in volume
+        }
         mounts = _container(self._pod).get("volumeMounts") or []
-        found = [(one["mountPath"], hosts[one["name"]]) for one in mounts if one["name"] in hosts]
+        found = [(mount["mountPath"], hosts[mount["name"]]) for mount in mounts if mount["name"] in hosts]
         return sorted(found, key=lambda one: len(one[0]), reverse=True)
 
     def _mount_files(self) -> None:
@@ -172,7 +174,7 @@ class FakeMachine(MemorySystem):
 def _container(pod: dict[str, t.Any]) -> dict[str, t.Any]:
     """Return kube-scheduler's container."""
     containers: list[dict[str, t.Any]] = pod["spec"]["containers"]
-    return next((one for one in containers if one["name"] == "kube-scheduler"), containers[0])
+    return next((container for container in containers if container["name"] == "kube-scheduler"), containers[0])
 
 
 class Watched:

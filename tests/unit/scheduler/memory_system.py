@@ -37,15 +37,15 @@ class MemorySystem:
 
     def seen(self, path: str) -> str:
         """The file of a path below the root of a process, which sees the machine's own."""
-        found = re.match(r"/proc/(\d+)/root(/.*)", path)
-        return found[2] if found and f"/proc/{found[1]}/stat" in self.files else path
+        match = re.match(r"/proc/(\d+)/root(/.*)", path)
+        return match[2] if match and f"/proc/{match[1]}/stat" in self.files else path
 
     def post(self, url: str, body: str) -> Answer:
         self.log.append(f"post {url}")
         return self.extender
 
     def names(self, path: str) -> list[str]:
-        return sorted({one[len(path) + 1 :].partition("/")[0] for one in self.files if one.startswith(f"{path}/")})
+        return sorted({file[len(path) + 1 :].partition("/")[0] for file in self.files if file.startswith(f"{path}/")})
 
     def exists(self, path: str) -> bool:
         return path in self.files or bool(self.names(path))
@@ -94,5 +94,5 @@ class MemorySystem:
         self.files.update({f"/proc/{pid}/{name}": text for name, text in texts.items()})
 
     def forget_process(self, pid: int) -> None:
-        for path in [one for one in self.files if one.startswith(f"/proc/{pid}/")]:
+        for path in [file for file in self.files if file.startswith(f"/proc/{pid}/")]:
             del self.files[path]

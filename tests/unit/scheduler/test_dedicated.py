@@ -176,7 +176,7 @@ def test_nodes_whose_taints_its_pods_do_not_tolerate_are_no_place_for_them():
 
 def test_its_pods_tolerate_what_the_plan_takes_for_tolerated():
     tolerations = pod_of(there=(control("cp1"), control("cp2"), "w1"))["spec"]["tolerations"]
-    keys = [one["key"] for one in tolerations if one["key"].startswith(("node-role", "Critical"))]
+    keys = [toleration["key"] for toleration in tolerations if toleration["key"].startswith(("node-role", "Critical"))]
     assert keys == list(node_backends.TOLERATED)
 
 
@@ -386,7 +386,7 @@ def test_removal_names_the_created_objects():
 )
 def test_the_policy_in_effect_is_that_of_this_scheduler(name, refusing, policy, refused):
     tasks = yaml.safe_load((role_templates.ROLES / "scheduler/tasks/dedicated.yml").read_text())
-    [verification] = [one for one in tasks if "dedicated_verify.yml" in str(one)]
+    [verification] = [task for task in tasks if "dedicated_verify.yml" in str(task)]
     message = one(rendered("policy", scheduler_name=refusing), "ValidatingAdmissionPolicy")["spec"]["validations"][1][
         "message"
     ]

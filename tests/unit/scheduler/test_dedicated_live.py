@@ -84,7 +84,7 @@ def _accepted(server, path, pod):
 # --------------------------------------------------------------------------- the configuration
 
 
-@pytest.mark.parametrize("version", [release(one) for one in VERSIONS])
+@pytest.mark.parametrize("version", [release(version) for version in VERSIONS])
 def test_real_scheduler_reads_the_configuration(tmp_path, version):
     config = one(rendered("workload", server=f"v{version}.1"), "ConfigMap")["data"]["config.yaml"]
     assert complaint(config, tmp_path, version) == ""
@@ -214,7 +214,7 @@ NOT_ITS_SCHEDULERS = {
 # The pod's spec, and the refusal's message.
 PODS = {
     **{case: (one, "") for case, one in ADMITTED.items()},
-    **{case: (one, NOT_ITS_SCHEDULER) for case, one in NOT_ITS_SCHEDULERS.items()},
+    **{case: (not_its_scheduler, NOT_ITS_SCHEDULER) for case, not_its_scheduler in NOT_ITS_SCHEDULERS.items()},
     "ours past it": (spec(asks("1"), schedulerName=NAME, nodeName="gpu1"), NO_CARD),
     "too many containers": (spec(*FILLER, PLAIN, schedulerName=NAME), "of more than 250 containers isn't searched for"),
 }

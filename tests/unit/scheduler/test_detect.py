@@ -86,7 +86,7 @@ def test_lease_holder_is_found_by_host_name_label_or_address(names, hostname, le
         node["status"]["addresses"] = addresses + [{"type": "Hostname", "address": host}] * (hostname == "address")
         return node
 
-    nodes = [api_node(*one) for one in zip(names, ("cp-a", "cp-b"), strict=True)]
+    nodes = [api_node(*name) for name in zip(names, ("cp-a", "cp-b"), strict=True)]
     kube = FakeKube(*nodes, lease(leader))
     hosts = dict(zip(("a", "b"), names, strict=True))
     assert select_mode("static_pod", hosts, read_state(kube, list(map(node_of, nodes)))).hosts == ("b", "a")
@@ -400,7 +400,7 @@ def test_leftover_dedicated_scheduler_refused_and_listed_for_removal(kind):
     assert message.startswith("scheduler_mode: static_pod (node cp1 runs") and f"leave {kind} " in message
     assert "kubegpu.share.uninstall --limit localhost,control_plane -e scheduler_mode=dedicated" in message
     found = detected(api, state="absent")
-    assert found["mode"] == "static_pod" and [one.split()[0] for one in found["leftovers"]] == [kind]
+    assert found["mode"] == "static_pod" and [leftover.split()[0] for leftover in found["leftovers"]] == [kind]
     # Its own mode continues.
     assert detected(api, mode="dedicated", hosts={})["leftovers"] == []
 

@@ -40,7 +40,7 @@ def test_install_change_and_remove(name: str) -> None:
     server = FakeServer(name, "kube-scheduler-arg: [kube-api-qps=75]\n")
     before, places = kept(server), server.places
     planned = run(server, PRESENT)
-    assert [one.path for one in planned.files] == [places.config, f"{places.kind.folder}/99-kubegpu-scheduler.yaml"]
+    assert [file.path for file in planned.files] == [places.config, f"{places.kind.folder}/99-kubegpu-scheduler.yaml"]
     assert planned.urls == ("https://127.0.0.1:10259/livez", "https://127.0.0.1:10259/readyz")
     assert f"--config={places.config}" in server.arguments and "--kube-api-qps=75" in server.arguments
     config = yaml.safe_load(server.files[places.config])
@@ -51,8 +51,8 @@ def test_install_change_and_remove(name: str) -> None:
     assert server.log.count(f"systemctl restart {places.unit}") == 1
     assert plan(server, PRESENT).plan.empty
     again = run(server, OTHER)
-    assert places.config in [one.path for one in again.files] and plan(server, OTHER).plan.empty
-    assert [one.path for one in run(server, ABSENT).files][-1] == places.config, "nothing names a file that is gone"
+    assert places.config in [file.path for file in again.files] and plan(server, OTHER).plan.empty
+    assert [file.path for file in run(server, ABSENT).files][-1] == places.config, "nothing names a file that is gone"
     assert kept(server) == before and plan(server, ABSENT).plan.empty
     assert f"rmdir {places.folder}" in server.log and f"--config={places.config}" not in server.arguments
 
@@ -94,11 +94,11 @@ def test_users_configuration_gets_the_extender(name: str, where: str) -> None:
     server.restart()
     server.sleep(10)
     before = kept(server)
-    assert [one.path for one in run(server, PRESENT).files][:2] == [server.places.merged, path]
+    assert [file.path for file in run(server, PRESENT).files][:2] == [server.places.merged, path]
     assert yaml.safe_load(server.files[path])["extenders"][0]["urlPrefix"] == EXTENDER.url
     assert server.files[path].startswith("# The platform team's scheduler.") and server.modes[path] == 0o640
     assert server.places.config not in server.files
-    assert [one for one in server.arguments if "--config=" in one] == [f"--config={path}"]
+    assert [argument for argument in server.arguments if "--config=" in argument] == [f"--config={path}"]
     assert plan(server, PRESENT).plan.empty
     run(server, OTHER)
     run(server, ABSENT)
@@ -127,7 +127,7 @@ def test_users_configuration_behind_a_mount_of_rke2(mount: str) -> None:
     server.sleep(10)
     before = kept(server)
     planned = run(server, PRESENT)
-    assert "/srv/scheduler/mine.yaml" in [one.path for one in planned.files] and planned.config == "/conf/mine.yaml"
+    assert "/srv/scheduler/mine.yaml" in [file.path for file in planned.files] and planned.config == "/conf/mine.yaml"
     assert EXTENDER.url in server.loaded and planned.lease == ("kube-system", "kube-scheduler")
     [seen] = observe(server)["running"]
     assert (seen["fresh"], seen["extender"]) == (True, True) and plan(server, PRESENT).plan.empty
@@ -269,11 +269,11 @@ def test_settings_that_moved(name: str) -> None:
     server.flags = "--config=/srv/own.yaml"
     server.put("/srv/own.yaml", "token: x\n", 0o600)
     planned = plan(server, PRESENT)
-    assert {one.path: one.after is None for one in planned.files} == {
+    assert {file.path: file.after is None for file in planned.files} == {
         "/srv/own.yaml.d/99-kubegpu-scheduler.yaml": False,
         default: True,
     }
-    assert [one.path for one in plan(server, ABSENT).files] == [server.places.config, default]
+    assert [file.path for file in plan(server, ABSENT).files] == [server.places.config, default]
     assert default not in before
 
 
@@ -331,17 +331,17 @@ def test_right_files_and_unhealthy_scheduler_need_a_restart(
 ) -> None:
     run(server, PRESENT)
     planned = make_plan(PRESENT, {**observe(server), **changes})
-    assert planned.files == () and [one.before for one in planned.plan.changes] == [f"{words}\n"]
+    assert planned.files == () and [change.before for change in planned.plan.changes] == [f"{words}\n"]
 
 
 def test_k3s_older_than_its_configuration_is_restarted() -> None:
     server = FakeServer("k3s")
     planned = plan(server, PRESENT)
-    for one in planned.files:
-        server.put(one.path, one.after or "", 0o644)
+    for file in planned.files:
+        server.put(file.path, file.after or "", 0o644)
     server.time += 5
     observed = plan(server, PRESENT)
-    assert [one.before for one in observed.plan.changes] == ["k3s.service is older than this configuration\n"]
+    assert [change.before for change in observed.plan.changes] == ["k3s.service is older than this configuration\n"]
     carry_out(server, observed)
     assert plan(server, PRESENT).plan.empty
 

@@ -128,7 +128,8 @@ def test_each_version_edited_and_undone(version: str, kubernetes: str, scheduler
 
 
 @pytest.mark.parametrize(
-    ("version", "kubernetes", "scheduler"), [one[:3] for one in FORMS if one[:2] == ("v1beta4", real_kubeadm.VERSION)]
+    ("version", "kubernetes", "scheduler"),
+    [form[:3] for form in FORMS if form[:2] == ("v1beta4", real_kubeadm.VERSION)],
 )
 def test_real_kubeadm_renders_our_manifest(version: str, kubernetes: str, scheduler: str, tmp_path: Path) -> None:
     text = stored(version, kubernetes, scheduler)

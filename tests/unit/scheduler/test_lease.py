@@ -58,7 +58,7 @@ def api() -> t.Iterator[Api]:
 
 @pytest.mark.parametrize("given", ["content", "path", "home", "K8S_AUTH_KUBECONFIG", "K8S_AUTH_HOST"])
 def test_sources_of_the_kubeconfig(api: Api, given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [one for one in os.environ if one.startswith("K8S_AUTH_")]:
+    for name in [variable for variable in os.environ if variable.startswith("K8S_AUTH_")]:
         monkeypatch.delenv(name)
     # What an earlier test has loaded is the client library's default until its process ends.
     monkeypatch.setattr(kubernetes.client.Configuration, "_default", None)

@@ -38,7 +38,9 @@ def rendered(mode, **variables):
 def extender(objects):
     """Return the extender's workload, its container and its options."""
     [workload] = [each for each in objects if each["kind"] in ("DaemonSet", "Deployment")]
-    [found] = [one for one in workload["spec"]["template"]["spec"]["containers"] if one["name"] == "extender"]
+    [found] = [
+        container for container in workload["spec"]["template"]["spec"]["containers"] if container["name"] == "extender"
+    ]
     return workload, found, command.parse(found["command"][1:])
 
 
@@ -82,8 +84,8 @@ def test_metrics_address(mode):
     assert container["env"] == [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     assert bool(options.metrics.tls), "tokens travel by TLS"
     folder = options.metrics.tls.cert.rpartition("/")[0]
-    [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == folder]
+    [mount] = [volume_mount for volume_mount in container["volumeMounts"] if volume_mount["mountPath"] == folder]
     volumes = workload["spec"]["template"]["spec"]["volumes"]
-    assert [one["secret"] for one in volumes if one["name"] == mount["name"]]
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert [volume["secret"] for volume in volumes if volume["name"] == mount["name"]]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["metrics"] == options.metrics_port != options.port

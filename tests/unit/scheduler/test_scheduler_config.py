@@ -220,7 +220,7 @@ def test_merge_keeps_every_line_of_the_user(tmp_path: Path) -> None:
     lines = iter(text.splitlines())
     assert all(line in lines for line in manifests.USERS_CONFIG.splitlines()), "all of them, in their order"
     config = yaml.safe_load(text)
-    assert [one["urlPrefix"] for one in config["extenders"]] == ["http://127.0.0.1:9000", ENTRY["urlPrefix"]]
+    assert [extender["urlPrefix"] for extender in config["extenders"]] == ["http://127.0.0.1:9000", ENTRY["urlPrefix"]]
     assert config["extenders"][1] == ENTRY
     assert sc.FORM.merged("/c", text, 36, EXTENDER) == text
     assert sc.FORM.without("/c", text) == manifests.USERS_CONFIG

@@ -61,10 +61,10 @@ def whole(minor: int, api: str) -> dict:  # type: ignore[type-arg]
 def mappings(value: object, place: str = "") -> list[str]:
     """Return the paths of all mappings with fields, deepest last."""
     if isinstance(value, list):
-        return [one for number, item in enumerate(value) for one in mappings(item, f"{place}[{number}]")]
+        return [mapping for number, item in enumerate(value) for mapping in mappings(item, f"{place}[{number}]")]
     if not isinstance(value, dict) or place.endswith("matchLabels"):
         return []
-    found = [one for key, item in value.items() for one in mappings(item, f"{place}.{key}" if place else key)]
+    found = [mapping for key, item in value.items() for mapping in mappings(item, f"{place}.{key}" if place else key)]
     return [place, *found]
 
 
@@ -112,8 +112,8 @@ def test_fields_of_other_versions_refused(version: str, api: str, minor: int, tm
     newest = fields.CONFIGURATION.of(99, "v1") | fields.CONFIGURATION.of(99, "v1beta1")
     others = set(newest) - set(fields.CONFIGURATION.of(minor, api))
     points = {name for name, since in fields._EXTENSION_POINTS.items() if since > minor}
-    texts = [{one: example(newest[one], 99, api, one)} for one in sorted(others)]
-    texts += [{"profiles": [{"plugins": {one: {"enabled": []}}}]} for one in sorted(points)]
+    texts = [{other: example(newest[other], 99, api, other)} for other in sorted(others)]
+    texts += [{"profiles": [{"plugins": {point: {"enabled": []}}}]} for point in sorted(points)]
     assert texts
     for more in texts:
         text = yaml.safe_dump({**{key: whole(minor, api)[key] for key in ("apiVersion", "kind")}, **more})
@@ -318,10 +318,10 @@ def configured(plugin: str) -> st.SearchStrategy[object]:
 
 def distinct(extenders: list[dict]) -> list[dict]:  # type: ignore[type-arg]
     """One resource is managed by one extender, and none of them binds."""
-    for number, one in enumerate(extenders):
-        one.pop("bindVerb", None)
-        if one.get("managedResources"):
-            one["managedResources"] = [{"name": f"example.com/x{number}"}]
+    for number, extender in enumerate(extenders):
+        extender.pop("bindVerb", None)
+        if extender.get("managedResources"):
+            extender["managedResources"] = [{"name": f"example.com/x{number}"}]
     return extenders
 
 

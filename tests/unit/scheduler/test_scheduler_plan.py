@@ -202,7 +202,7 @@ def test_right_files_and_unhealthy_scheduler_need_a_restart(
     machine.run(PRESENT)
     planned = machine.plan(PRESENT, **changes)
     assert planned.files == ()
-    assert [(one.header, one.before) for one in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
+    assert [(change.header, change.before) for change in planned.plan.changes] == [(CONTAINER, f"{words}\n")]
 
 
 @pytest.mark.parametrize("facts", [{"fresh": False}, {"loaded": {CONFIG: "another"}}])
@@ -433,7 +433,7 @@ def test_users_policy_is_merged(minor: int, configuration: str) -> None:
     assert machine.paths == {"policy_path": USERS_POLICY_PATH}
     assert [row.path for row in planned.files] == [cp.MERGED, USERS_POLICY_PATH, cp.MANIFEST]
     policy = json.loads(planned.files[1].after or "")
-    assert [one["urlPrefix"] for one in policy["extenders"]] == ["http://127.0.0.1:9000", EXTENDER.url]
+    assert [extender["urlPrefix"] for extender in policy["extenders"]] == ["http://127.0.0.1:9000", EXTENDER.url]
     assert policy["extenders"][1]["httpTimeout"] == 30_000_000_000
     assert (planned.config, planned.policy) == ("", "/etc/policy/p.json")
     assert machine.plan(options).plan.empty

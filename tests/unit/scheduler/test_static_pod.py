@@ -194,7 +194,7 @@ def test_file_that_was_changed_and_changed_back_is_loaded_anew(machine: FakeMach
             machine.container_restarts()
     [seen] = cp.observe(machine, ask=machine.ask)["running"]
     assert (seen["fresh"], seen["loaded"]) == (False, {CONFIG: digest(ours)})
-    assert [one.path for one in run(machine, PRESENT).files] == [cp.MANIFEST]
+    assert [file.path for file in run(machine, PRESENT).files] == [cp.MANIFEST]
     assert machine.loaded == {CONFIG: ours} and plan(machine, PRESENT).plan.empty
 
 
@@ -528,7 +528,7 @@ def test_observation_of_a_scheduler_without_a_manifest(unit: bool, process: bool
 
 
 def test_log_of_a_container_of_another_name(machine: FakeMachine) -> None:
-    for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
+    for path in [file for file in machine.files if file.startswith(cp.LOGS)]:
         text = machine.files.pop(path)
         machine.files[path.replace("/kube-scheduler/", "/scheduler/")] = text
     [seen] = cp.observe(machine, ask=machine.ask)["running"]
@@ -583,7 +583,7 @@ def test_process_of_unknown_origin_counts(machine: FakeMachine, cgroup: str) -> 
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
     machine.files["/proc/77/cgroup"] = HOSTED_CGROUPS["a container's"]
     assert [one.pid for one in cp.running(machine)] == [machine.pid]
-    for path in [one for one in machine.files if one.startswith(cp.LOGS)]:
+    for path in [file for file in machine.files if file.startswith(cp.LOGS)]:
         del machine.files[path]
     assert {one.pid for one in cp.running(machine)} == {machine.pid, pid}
 

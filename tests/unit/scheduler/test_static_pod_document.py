@@ -53,7 +53,7 @@ def read(text: str) -> JsonObject:
 
 
 def scheduler(pod: JsonObject) -> JsonObject:
-    return next(one for one in pod["spec"]["containers"] if one["name"] == "kube-scheduler")
+    return next(container for container in pod["spec"]["containers"] if container["name"] == "kube-scheduler")
 
 
 def foreign(pod: JsonObject) -> JsonObject:
@@ -110,8 +110,8 @@ def test_manifest_edited_and_restored(name: str) -> None:
     theirs = StaticPod(text).flags.get("config", CONFIG) != CONFIG
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     assert words.count(FLAG) == (0 if theirs else 1)
-    volumes = [one for one in after["spec"].get("volumes") or [] if one["name"] == VOLUME]
-    mounts = [one for one in container.get("volumeMounts") or [] if one["name"] == VOLUME]
+    volumes = [volume for volume in after["spec"].get("volumes") or [] if volume["name"] == VOLUME]
+    mounts = [volume_mount for volume_mount in container.get("volumeMounts") or [] if volume_mount["name"] == VOLUME]
     if not theirs:
         assert words[-1] == FLAG, "behind all others"
         assert volumes == [{"name": VOLUME, "hostPath": {"path": FOLDER, "type": "Directory"}}]

@@ -264,7 +264,7 @@ def places(tree: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | i
     if not isinstance(tree, (dict, list)):
         return []
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return [path, *(one for step, what in inner for one in places(what, (*path, step)))]
+    return [path, *(place for step, what in inner for place in places(what, (*path, step)))]
 
 
 @st.composite

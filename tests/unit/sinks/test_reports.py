@@ -26,8 +26,8 @@ EVERY = pytest.mark.parametrize("text", hostile.TEXTS, ids=lambda one: ascii(one
 
 
 def clean(written: str) -> None:
-    found = hostile.FORBIDDEN.search(written)
-    assert not found, ascii(written[max(0, found.start() - 100) : found.end() + 40]) if found else ""
+    match = hostile.FORBIDDEN.search(written)
+    assert not match, ascii(written[max(0, match.start() - 100) : match.end() + 40]) if match else ""
     written.encode()
 
 
@@ -39,7 +39,7 @@ def rendered(text: str) -> dict[str, str]:
     allocation = {"nodes": [{"name": text, "problem": text, "memory_limit": text}], "waiting": waiting, "unit": "GiB"}
     params = {"text": None, "report": shown, "allocation": allocation, "prometheus_mode": "0644"}
     made = outcome.render({**params, **dict.fromkeys(FILES, "/nowhere")})
-    return {"text": made.text, **{one.argument: one.content for one in made.targets}}
+    return {"text": made.text, **{target.argument: target.content for target in made.targets}}
 
 
 class Page(html.parser.HTMLParser):

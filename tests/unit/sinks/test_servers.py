@@ -51,10 +51,10 @@ def test_one_line_of_the_log_is_one_record() -> None:
         assert not hostile.FORBIDDEN.search(written)
         lines = written.splitlines()
         if form == "json":
-            assert len([json.loads(one) for one in lines]) == len(texts) + 1
+            assert len([json.loads(line) for line in lines]) == len(texts) + 1
         else:
-            assert len([one for one in lines if RECORD.match(one)]) == len(texts) + 1
-            assert all(RECORD.match(one) or one.startswith("  ") for one in lines)
+            assert len([line for line in lines if RECORD.match(line)]) == len(texts) + 1
+            assert all(RECORD.match(line) or line.startswith("  ") for line in lines)
             assert r'reason="a b=\"c\""' in lines[0]
         for text in hostile.HONEST:
             log.info("%s", text)

@@ -61,8 +61,8 @@ def on_a_terminal(folder: Path, *words: str | Path, **variables: str) -> str:
 
 
 def clean(shown: str) -> None:
-    found = hostile.FORBIDDEN.search(shown)
-    assert not found, ascii(shown[max(0, found.start() - 200) : found.end() + 40]) if found else ""
+    match = hostile.FORBIDDEN.search(shown)
+    assert not match, ascii(shown[max(0, match.start() - 200) : match.end() + 40]) if match else ""
 
 
 @pytest.fixture

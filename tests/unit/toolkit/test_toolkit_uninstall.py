@@ -117,7 +117,7 @@ def uninstall(machine):
     seen = (observe_baseline(machine, True) or {}).get("snapshot")
     if seen is None:
         return
-    before = {name: one["version"] for name, one in seen["packages"].items()}
+    before = {name: package["version"] for name, package in seen["packages"].items()}
     kept = [name for name in TOOLKIT if name in before]
     toolkit(machine, "absent", kept)
     keep = [*seen["files"], *([files.SPECIFICATION] if kept else [])]

@@ -28,7 +28,7 @@ def add_coreutils(machine: FakeSystem) -> None:
 
     def rm(argv):
         machine.step()
-        for path in [one for one in machine.files if one.startswith(argv[2] + "/")]:
+        for path in [file for file in machine.files if file.startswith(argv[2] + "/")]:
             del machine.files[path]
         return Done(0, "", "")
 
