@@ -13,11 +13,13 @@ from gpushare.dra.claims import DRIVER
 from gpushare_objects import rendered
 from role_templates import one
 
+OTHERS = {"gpushare_ignore_xids": [13, 31], "gpushare_memory_limit": "off", "gpushare_cdi_folders": []}
 
-@pytest.fixture(params=["/var/lib/kubelet", "/data/kubelet"])
+
+@pytest.fixture(params=[{}, {"gpushare_kubelet_root": "/data/kubelet", **OTHERS}], ids=["defaults", "others"])
 def deployed(request: pytest.FixtureRequest) -> tuple[t.Any, t.Any]:
-    """The pod's specification, and all objects of the role, with kubelet's own folder and another one."""
-    objects = rendered("dra", gpushare_kubelet_root=request.param)
+    """The pod's specification, and all objects of the role, by its defaults and by other values."""
+    objects = rendered("dra", **request.param)
     return one(objects, "DaemonSet", command.COMPONENT)["spec"]["template"]["spec"], objects
 
 

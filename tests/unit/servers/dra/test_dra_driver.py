@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 import typing as t
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from dra_kit import DriverNode, Refused, ref, tried, until
@@ -179,16 +178,14 @@ def test_the_memory_of_a_pod_with_several_containers_is_its_own(
     until(lambda: memory_limits(node) == ["enforced", "ForeignMemoryHeld"])
 
 
-@pytest.mark.parametrize("evict", [False, True])
 def test_a_pod_that_holds_more_than_its_claim(
-    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch, evict: bool
+    make: t.Callable[..., DriverNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the device plugin, by the same code; without the option the account has no right to evict."""
+    """As the device plugin, by the same code."""
     monkeypatch.setattr("gpushare.node.evictions.LASTING_SECONDS", 0.0)
     node = make()
-    if evict:
-        node.cluster.allow({"apiGroups": [""], "resources": ["pods/eviction", "events"], "verbs": ["create"]})
-    node.up(evict=evict)
+    node.cluster.allow({"apiGroups": [""], "resources": ["pods/eviction", "events"], "verbs": ["create"]})
+    node.up(evict=True)
     server, pods = node.cluster.server, f"/api/v1/namespaces/{node.cluster.namespace}/pods"
     spec = {"nodeName": node.cluster.node, "containers": [{"name": "c", "image": "i"}]}
     running = {
@@ -208,18 +205,10 @@ def test_a_pod_that_holds_more_than_its_claim(
         node.kubelet.prepare(dra.ClaimRef(node.cluster.namespace, made, name))
         node.kubelet.pods[name] = [[made]]
     until(lambda: memory_limits(node)[0] == "MemoryLimitExceeded")
-
-    def ending() -> list[str]:
-        return [one["metadata"]["name"] for one in server.request("GET", pods)["items"]
-                if "deletionTimestamp" in one["metadata"]]  # fmt: skip
-
-    if not evict:
-        time.sleep(0.6)
-        assert ending() == []
-        return
     until(lambda: node.metric('gpushare_plugin_evictions_total{result="evicted"}'))
     # Nothing runs on the node that would end the pod; one without a grace period is gone.
-    left = {one["metadata"]["name"] for one in server.request("GET", pods)["items"]} - set(ending())
+    there = [pod["metadata"] for pod in server.request("GET", pods)["items"]]
+    left = {metadata["name"] for metadata in there if "deletionTimestamp" not in metadata}
     assert left & set(running) == {"other"}
     listed = f"/api/v1/namespaces/{node.cluster.namespace}/events?fieldSelector=involvedObject.name%3Dgreedy"
     (event,) = until(lambda: server.request("GET", listed)["items"])
@@ -264,6 +253,7 @@ def test_a_pod_whose_claim_was_removed(
     found = [[(each["key"], each["value"]) for each in one.get("taints", [])] for one in node.devices()]
     assert found == [[("gpu.kubegpu.share/memory-without-claim", "ClaimNotFound")], []]
     until(lambda: node.metric("gpushare_dra_unbooked_cards") == 1)
+    assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
     events = f"/api/v1/namespaces/{node.cluster.namespace}/events?fieldSelector=involvedObject.name%3Dkeeps"
     if evict:
         (event,) = until(lambda: server.request("GET", events)["items"])
@@ -314,29 +304,6 @@ def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., D
     time.sleep(0.6)
     reserve(lambda pods: pods.remove(second))
     until(lambda: node.limits.mib_of(pod) == {FIRST: 5120, SECOND: 2048})
-
-
-def test_a_pod_deleted_by_force_keeps_its_memory_until_kubelet_has_ended_it(
-    node: DriverNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = node.claim(1, (0, "16Gi"))
-    node.kubelet.prepare(first)
-    # The API frees the claim at once, and the scheduler gives its memory away.
-    node.cluster.release("claim1")
-    second = node.claim(2, (0, "16Gi"))
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(Refused, match=r"^CardFull: .* haven't ended \(1\) hold 16384 MiB; kubelet tries again"),
-    ):
-        patch.setattr(preparation, "PASSING_SECONDS", 0)
-        node.kubelet.prepare(second)
-    with ThreadPoolExecutor() as pool:
-        prepared = pool.submit(node.kubelet.prepare, second)
-        time.sleep(0.5)
-        assert not prepared.done()
-        node.kubelet.unprepare(first)
-        assert prepared.result(20)
-    assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
 
 
 def test_a_card_with_mig_is_announced_and_not_given_to_pods(make: t.Callable[..., DriverNode]) -> None:
@@ -495,9 +462,10 @@ def test_required_limits(make: t.Callable[..., DriverNode]) -> None:
     assert node.kubelet.prepare(shared) and node.limits.mib_of(pod) == {FIRST: 1024, SECOND: 1}
 
 
-def test_limits_turned_off(make: t.Callable[..., DriverNode]) -> None:
-    node = make()
-    node.up(memory_limit="off")
+def test_limits_turned_off_and_a_reserve_that_is_not_sold(make: t.Callable[..., DriverNode]) -> None:
+    node = make(dataclasses.replace(seen(0), reserved_mib=450), seen(1))
+    node.up(memory_limit="off", reserve_mib=100, unit="MiB")
+    assert [device["capacity"]["memory"]["value"] for device in node.devices()] == ["15834Mi", "16284Mi"]
     pod = node.cgroups.pod(1)
     (name,) = node.kubelet.prepare(node.claim(1, (1, "2Gi")))
     assert "NVIDIA_GPU_MEMORY_LIMIT" not in node.environment(name) and node.limits.mib_of(pod) == {}
@@ -585,12 +553,6 @@ def test_several_claims_at_once(node: DriverNode) -> None:
     missing = ref(99)._replace(namespace=node.cluster.namespace)
     mixed = node.kubelet.call(dra.PREPARE, missing, refs[0])
     assert mixed.claims[missing.uid].error.startswith("ClaimNotFound: ") and mixed.claims[refs[0].uid].devices
-
-
-def test_the_reserve_is_not_sold(make: t.Callable[..., DriverNode]) -> None:
-    node = make(dataclasses.replace(seen(0), reserved_mib=450), seen(1))
-    node.up(reserve_mib=100, unit="MiB")
-    assert [one["capacity"]["memory"]["value"] for one in node.devices()] == ["15834Mi", "16284Mi"]
 
 
 @pytest.mark.parametrize(

@@ -134,21 +134,6 @@ def process(
     one.close()
 
 
-def test_it_serves_and_ends(process: Process) -> None:
-    process.kubelet.start()
-    process.start()
-    until(lambda: process.ready() == "ok", 60, process.ready)
-    devices = [one for each in process.cluster.slices() for one in each["spec"]["devices"]]
-    assert [one["attributes"]["resource.kubernetes.io/pciBusID"]["string"] for one in devices] == [
-        "0000:01:00.0",
-        "0000:02:00.0",
-    ]
-    assert [one["capacity"]["memory"]["value"] for one in devices] == ["16Gi", "16Gi"]
-    assert process.kubelet.prepare(process.claim(1, 0, "4Gi"))
-    assert process.kill(signal.SIGTERM) == 0 and "Traceback" not in process.log
-    assert list((process.root / "kubelet" / "plugins_registry").iterdir()) == []
-
-
 def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None:
     """With kubelet restarted, too: in the end all is there of the claims that are there, and nothing of others."""
     kubelet, dice = process.kubelet, random.Random(3)
@@ -191,7 +176,7 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for worker in workers:
         worker.start()
-    for turn in range(8):
+    for turn in range(5):
         time.sleep(dice.uniform(0.3, 1.5))
         process.kill()
         if turn % 3 == 2:
@@ -210,7 +195,7 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
         kubelet.unprepare(claim)
     assert process.specifications() == set() and kubelet.claims == {}
     assert "Traceback" not in process.log
-    assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 12, "it was no burst"
+    assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 8, "it was no burst"
 
 
 # --------------------------------------------------------------------------- with kube-scheduler
@@ -370,9 +355,14 @@ def test_excluded_cards_are_in_no_slice(process: Process) -> None:
     process.start()
     until(lambda: process.ready() == "ok", 60, process.ready)
     until(lambda: offered() == [(first, []), (second, [])], 60)
+    devices = [device for one in process.cluster.slices() for device in one["spec"]["devices"]]
+    addresses = [device["attributes"]["resource.kubernetes.io/pciBusID"]["string"] for device in devices]
+    assert addresses == ["0000:01:00.0", "0000:02:00.0"]
+    assert [device["capacity"]["memory"]["value"] for device in devices] == ["16Gi", "16Gi"]
     claim = process.claim(1, 0, "4Gi")
-    process.kubelet.prepare(claim)
-    process.kill(signal.SIGTERM)
+    assert process.kubelet.prepare(claim)
+    assert process.kill(signal.SIGTERM) == 0 and "Traceback" not in process.log
+    assert list((process.root / "kubelet" / "plugins_registry").iterdir()) == []
     entries = json.dumps({"nodes": [process.cluster.node], "cards": ["01:00.0"]})
     process.start("--exclude-cards", entries)
     until(lambda: offered() == [(first, ["Excluded"]), (second, [])], 60)

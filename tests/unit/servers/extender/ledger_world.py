@@ -88,12 +88,7 @@ class NoWait(threading.Event):
 
 
 class Watch:
-    """The watch of pods, which delivers each change as late as the ledger allows.
-
-    ``late``: the version of a listed page's pods is known at the end of the list only.
-    """
-
-    late = False
+    """The watch of pods, which delivers each change as late as the ledger allows."""
 
     def __init__(self, extender: Extender) -> None:
         self._extender = extender
@@ -170,19 +165,18 @@ class Extender:
             self.listed_version = max((int(pod["metadata"]["resourceVersion"]) for pod in self.page), default=0)
         page, self.page = self.page[:count], self.page[count:]
         for pod in page:
-            self.apply(pod["metadata"]["name"], pod, Watch.late)
+            self.apply(pod["metadata"]["name"], pod)
         if not self.page:
             for name in [name for name in self.rows if name not in self.listed]:
                 self.apply(name, None)
             self.page, self.at, self.watch.delivered = None, self.listed_at, self.listed_version
 
-    def apply(self, name: str, pod: JsonObject | None, late: bool = False) -> None:
+    def apply(self, name: str, pod: JsonObject | None) -> None:
         """Change the state as the mirror does; the selector of its watch matches what has a row."""
         before, row = self.rows.pop(name, None), pod_row(pod) if pod else None
         if pod is not None and row is not None:
             self.rows[name] = row
-            if not late:
-                self.watch.delivered = max(self.watch.delivered, int(pod["metadata"]["resourceVersion"]))
+            self.watch.delivered = max(self.watch.delivered, int(pod["metadata"]["resourceVersion"]))
         if before != row:
             self.state.pod_changed("", before, row)
 
@@ -215,8 +209,8 @@ class Extender:
 class World:
     """The API and all extenders; ``history`` lists every step, to explain a failure."""
 
-    def __init__(self, seed: int, api: ApiDouble | None = None, extenders: int = 2) -> None:
-        self.random, self.api, self.time = random.Random(seed), api or ApiDouble(), 1000.0
+    def __init__(self, seed: int, extenders: int = 2) -> None:
+        self.random, self.api, self.time = random.Random(seed), ApiDouble(), 1000.0
         self.parked = threading.Event()
         self.retries: list[Call] = []
         self.history: list[str] = []
@@ -362,12 +356,6 @@ class World:
         while extender.call is not None:
             extender.resume("do")
             self.check()
-
-    def close(self) -> None:
-        """End all threads that wait."""
-        for extender in self.extenders:
-            while extender.call is not None:
-                extender.resume("killed")
 
     def note(self, text: str) -> None:
         self.history.append(text)

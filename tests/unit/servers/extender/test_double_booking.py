@@ -154,13 +154,13 @@ class Process:
 class Cluster:
     """The API server, two extenders, two schedulers, and everything that disturbs them."""
 
-    def __init__(self, server: ApiServer, folder: Path, seed: int, *options: str) -> None:
+    def __init__(self, server: ApiServer, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
         self.server = server
         self.proxy = ChaosProxy(server.url, server._context, seed, LATE)
         # Any token will do: the proxy is the client of the API server.
         account = service_account(folder, self.proxy.url)
-        self.extenders = [Process(*options, *account) for _number in range(2)]
+        self.extenders = [Process(*account) for _number in range(2)]
         self.ending = threading.Event()
         self.leader = 0
         self.answers: Counter[str] = Counter()
@@ -276,8 +276,8 @@ class Cluster:
 
 @pytest.fixture
 def build(own_server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Make a cluster, by seed and options; its objects are deleted afterwards."""
-    yield lambda seed, *options: Cluster(own_server, tmp_path, seed, *options)
+    """Make a cluster, by its seed; its objects are deleted afterwards."""
+    yield lambda seed: Cluster(own_server, tmp_path, seed)
     for kind in ("/api/v1/nodes", LEASES, PODS):
         for one in own_server.request("GET", kind)["items"]:
             own_server.ask("DELETE", f"{kind}/{one['metadata']['name']}?gracePeriodSeconds=0")
@@ -310,24 +310,6 @@ def test_fault_12_no_card_is_ever_over_its_size(build: Callable[..., Cluster], p
     assert min(cluster.chaos[what] for what in ("leader", "pause", "kill", "worse")) > 0, facts
     assert min(cluster.proxy.done[what] for what in ("409", "429", "500", "500 after", "slow", "dropped after")) > 0
     assert not disagreement, disagreement
-
-
-@pytest.mark.long
-def test_fault_12_the_audit_finds_double_bookings(build: Callable[..., Cluster]) -> None:
-    """Without compare-and-swap the ledger doesn't prevent them, and the audit reports that.
-
-    Long: it tests the test above.
-    """
-    cluster = build(1, "--without-compare-and-swap")
-    auditor, made, end = cluster.auditor, 0, time.monotonic() + 90
-    with cluster.running():
-        while not auditor.over and time.monotonic() < end:
-            assert not auditor.failed, auditor.failed
-            if len(auditor.snapshot()[0]) < 30:
-                cluster.make_pods(made, 50)
-                made += 50
-            time.sleep(0.05)
-    assert auditor.over, f"not found: {len(auditor.bound)} pods bound, {cluster.answers}"
 
 
 def test_the_real_api_server_takes_the_pods_version_as_a_precondition(own_server: ApiServer) -> None:

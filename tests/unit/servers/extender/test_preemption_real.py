@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preemption by card with a real kube-scheduler, API server and Eviction API; kubelet is a stand-in.
+"""The proof of the extender, and preemption by card, with a real kube-scheduler and API server; kubelet is a stand-in.
 
 The lab has a fragmented node, with a real kubelet.
 """
@@ -7,19 +7,22 @@ The lab has a fragmented node, with a real kubelet.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import yaml
-from extender_kit import Client, eventually
+from ansible_collections.kubegpu.share.plugins.module_utils._host import http_probe
+from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.apply import REQUEST, problem
+from extender_kit import eventually
 from gpushare.api.client import connect
 from gpushare.extender.command import Extender
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
 from gpushare_objects import rendered
+from ports import free_port
 from prometheus_client import CollectorRegistry
 from real_apiserver import MERGE, ApiServer, Refused
 
@@ -79,65 +82,73 @@ class Kubelet:
                 self.server.request("PATCH", f"{path}/status", running, "application/strategic-merge-patch+json")
 
 
-def clear(server: ApiServer) -> None:
-    """Delete all pods."""
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What role scheduler's request said of the extender before it was started and after, and a pod's node then."""
+
+    before: str
+    after: str
+    node: str
+
+
+@pytest.fixture(scope="module")
+def proof(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:
+    """Start a scheduler, and its extender only once a pod has been refused for the lack of it."""
+    folder, port = tmp_path_factory.mktemp("scheduler"), free_port()
+    url = f"http://127.0.0.1:{port}{contract.EXTENDER_PREFIX}"
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(server.kubeconfig)},
+        "podInitialBackoffSeconds": 1,
+        "podMaxBackoffSeconds": 1,
+        "extenders": [
+            {
+                "urlPrefix": url,
+                "filterVerb": "filter",
+                "bindVerb": "bind",
+                "preemptVerb": "preempt",
+                "nodeCacheCapable": True,
+                "managedResources": [{"name": contract.RESOURCE_MEMORY, "ignoredByScheduler": False}],
+                "ignorable": False,
+            }
+        ],
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    command = [server.programs["kube-scheduler"], f"--config={folder}/config.yaml", "--secure-port=0"]
+
+    def asked() -> str:
+        return problem(http_probe.post(f"{url}/filter", REQUEST))[0]
+
+    def refused() -> bool:
+        conditions = there(server)["share"]["status"].get("conditions") or [{}]
+        return "connection refused" in str(conditions[0].get("message", ""))
+
+    kube = connect(server.url, str(server.service_account(server.folder / "account")))
+    with (folder / "log").open("wb") as log, contextlib.ExitStack() as stack:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+        stack.callback(process.wait, 20)
+        stack.callback(process.terminate)
+        make(server, "share", 1, "low")
+        eventually(refused, 60)
+        before = asked()
+        extender = Extender(kube, port=port, registry=CollectorRegistry(), namespace="default")
+        extender.start()
+        stack.callback(extender.stop)
+        eventually(lambda: extender.unready() is None, 60)
+        after = asked()
+        node = eventually(lambda: contract.pod_node(there(server)["share"]), 60)
+        stack.callback(Kubelet(server).stop)
+        yield Proof(before, after, node)
+
+
+@pytest.fixture(autouse=True)
+def no_pods(server: ApiServer, proof: Proof) -> None:
+    """Each test begins without pods of the one before."""
     for name in there(server):
         with contextlib.suppress(Refused):
             server.request("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
-
-
-def start_extender(server: ApiServer, stack: contextlib.ExitStack) -> Client:
-    """Start an extender with a service account that may do everything, one for all tests of this server."""
-    folder = server.folder / "account"
-    if not folder.exists():
-        server.service_account(folder)
-    kube = connect(server.url, str(folder))
-    extender = Extender(kube, port=0, registry=CollectorRegistry(), namespace="default")
-    extender.start()
-    stack.callback(extender.stop)
-    eventually(lambda: extender.unready() is None, 30)
-    return Client(extender)
-
-
-@pytest.fixture
-def cluster(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Start a scheduler with the extender; all pods go afterwards."""
-    stack = contextlib.ExitStack()
-
-    def start(preempt_verb: bool = True) -> None:
-        extender = start_extender(server, stack).extender
-        config = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "clientConnection": {"kubeconfig": str(server.kubeconfig)},
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 1,
-            "extenders": [
-                {
-                    "urlPrefix": f"http://127.0.0.1:{extender.service.port}/gpushare-scheduler",
-                    "filterVerb": "filter",
-                    "bindVerb": "bind",
-                    **({"preemptVerb": "preempt"} if preempt_verb else {}),
-                    "nodeCacheCapable": True,
-                    "managedResources": [{"name": contract.RESOURCE_MEMORY, "ignoredByScheduler": False}],
-                    "ignorable": False,
-                }
-            ],
-        }
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-        log = stack.enter_context((tmp_path / "scheduler.log").open("wb"))
-        command = [server.programs["kube-scheduler"], f"--config={tmp_path}/config.yaml", "--secure-port=0"]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path)
-        stack.callback(process.wait, 20)
-        stack.callback(process.terminate)
-        stack.callback(Kubelet(server).stop)
-
-    yield start
-    stack.close()
-    clear(server)
-    with contextlib.suppress(Refused):
-        server.request("DELETE", "/apis/policy/v1/namespaces/default/poddisruptionbudgets/web")
 
 
 def make(server: ApiServer, name: str, units: int, priority: str, card: int | None = None, **labels: str) -> JsonObject:
@@ -164,28 +175,27 @@ def card_of(server: ApiServer, name: str) -> int | None:
     return held.index if contract.pod_node(pod) and held is not None else None
 
 
-@pytest.mark.parametrize("preempt_verb", [True, False], ids=["preemptVerb", "without"])
-def test_the_schedulers_own_preemption_gets_the_pod_its_memory(
-    server: ApiServer, cluster: Callable[..., None], preempt_verb: bool
-) -> None:
+def test_kube_scheduler_places_a_share_only_where_the_proof_succeeds(proof: Proof) -> None:
+    assert proof == Proof("refused", "", NODE)
+
+
+def test_the_schedulers_own_preemption_gets_the_pod_its_memory(server: ApiServer) -> None:
     """By the total, the two pods of the lowest priority would be evicted, which are on two cards.
 
     preemptVerb evicts the pods of one card instead.
     """
     for name, card, priority in (("a", 0, "low"), ("b", 0, "raised"), ("c", 1, "middle"), ("d", 1, "middle")):
         make(server, name, 8, priority, card)
-    cluster(preempt_verb)
     make(server, "high", 16, "high")
     eventually(lambda: card_of(server, "high") is not None, 60)
-    if preempt_verb:
-        assert card_of(server, "high") == 1
-        assert set(there(server)) == {"a", "b", "high"}
-        events = server.request("GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=c")["items"]
-        preempted = [one.get("message") or one.get("note") for one in events if one["reason"] == "Preempted"]
-        assert any("GPU memory" not in str(text) for text in preempted), "evicted by kube-scheduler itself"
+    assert card_of(server, "high") == 1
+    assert set(there(server)) == {"a", "b", "high"}
+    events = server.request("GET", "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=c")["items"]
+    preempted = [event.get("message") or event.get("note") for event in events if event["reason"] == "Preempted"]
+    assert any("GPU memory" not in str(text) for text in preempted), "evicted by kube-scheduler itself"
 
 
-def test_a_disruption_budget_is_respected(server: ApiServer, cluster: Callable[..., None]) -> None:
+def test_a_disruption_budget_is_respected(server: ApiServer) -> None:
     make(server, "x", 9, "low", 0, app="web")
     make(server, "y", 9, "middle", 1)
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
@@ -194,7 +204,6 @@ def test_a_disruption_budget_is_respected(server: ApiServer, cluster: Callable[.
     status = {"disruptionsAllowed": 0, "observedGeneration": made["metadata"]["generation"]}
     status |= dict.fromkeys(("currentHealthy", "desiredHealthy", "expectedPods"), 1)
     server.request("PATCH", f"{budgets}/web/status", {"status": status}, MERGE)
-    cluster()
     eventually(lambda: there(server)["x"]["status"]["phase"] == "Running", 20)
     make(server, "high", 10, "high")
     eventually(lambda: card_of(server, "high") == 1, 30)

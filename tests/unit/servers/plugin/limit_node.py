@@ -4,7 +4,7 @@
 Simulated are the card, the driver (lab/driver, as branch R615), kubelet and the runtime: a container's cgroup is
 created with a process in it, and ``nvidia-cdi-hook apply-cuda-memory-limits`` runs as by a runtime.
 
-usage: limit_node.py SCENARIO, with settings in the environment. It prints one line of JSON.
+usage: limit_node.py SCENARIO..., with settings in the environment. It prints one line of JSON, the reports by scenario.
 """
 
 from __future__ import annotations
@@ -220,44 +220,6 @@ def enforced(node: Node) -> dict[str, t.Any]:
     return report
 
 
-def retries(node: Node) -> dict[str, t.Any]:
-    """A container that existed before the limits, and holds more than its share."""
-    old = node.create("old", 2)
-    report: dict[str, t.Any] = {"holds": old.hold(5000)}
-    elsewhere = node.create("elsewhere", 1)
-    report["holds elsewhere"] = elsewhere.hold(700, card=1)
-    node.start()
-    report["events"] = node.once()
-    report["state"] = node.enforcer.state
-    report["cards"] = [node.enforcer.card_limit(uuid)[0] for uuid in (FIRST, SECOND)]
-    report["more elsewhere"] = elsewhere.hold(2, card=1)
-    elsewhere.programs[1].kill()
-    elsewhere.programs[1].wait()
-    old.programs[-1].kill()
-    old.programs[-1].wait()
-    report["after its release"] = [node.once(), node.enforcer.state, node.limit("old")]
-    node.mode = "off"
-    node.start()
-    report["off"] = [node.once(), node.enforcer.state, node.limit("old"), node.environment("old")]
-    return report
-
-
-def without_a_share(node: Node) -> dict[str, t.Any]:
-    """Two containers of pods without units: one has memory of a card before the plugin starts."""
-    before = node.create("before", 0)
-    report: dict[str, t.Any] = {"holds": before.hold(700)}
-    node.start()
-    later = node.create("later", 0)
-    report["events"] = node.once()
-    report["state"] = node.enforcer.state
-    report["limits"] = {name: [node.limit(name), node.limit(name, SECOND)] for name in ("before", "later")}
-    report["more"] = [before.hold(2), before.hold(2, card=1), later.hold(2), later.hold(2, card=1)]
-    before.programs[1].kill()
-    before.programs[1].wait()
-    report["after its release"] = [node.once(), node.enforcer.state, node.limit("before")]
-    return report
-
-
 def outlives(node: Node) -> dict[str, t.Any]:
     """A pod is deleted by force; its process ignores SIGTERM and keeps the memory."""
     node.start()
@@ -322,8 +284,6 @@ def impossible(node: Node) -> dict[str, t.Any]:
 
 SCENARIOS = {
     "enforced": enforced,
-    "late": retries,
-    "without a share": without_a_share,
     "outlives": outlives,
     "lifted": lifted,
     "impossible": impossible,
@@ -331,12 +291,14 @@ SCENARIOS = {
 
 
 def main() -> None:
-    node = Node(os.environ.get("LIMIT_MODE", "auto"))
-    try:
-        report = SCENARIOS[sys.argv[1]](node)
-    finally:
-        node.down()
-    print(json.dumps(report))
+    reports = {}
+    for scenario in sys.argv[1:]:
+        node = Node(os.environ.get("LIMIT_MODE", "auto"))
+        try:
+            reports[scenario] = SCENARIOS[scenario](node)
+        finally:
+            node.down()
+    print(json.dumps(reports))
 
 
 if __name__ == "__main__":

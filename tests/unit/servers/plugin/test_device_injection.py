@@ -240,21 +240,6 @@ def test_a_container_gets_cdi_names_and_a_void_variable(node: Node) -> None:
     assert node.kubelet.cdi[after["metadata"]["uid"]] == {"c0": []} and node.visible(after) == {seen(1).uuid}
 
 
-def test_auto_mode_on_an_old_runtime_uses_the_variable(node: Node) -> None:
-    specification(node.specifications / "nvidia.json", seen(0).uuid, seen(1).uuid)
-    old = node.kube.node()
-    old["status"]["nodeInfo"]["containerRuntimeVersion"] = "containerd://1.7.27"
-    node.kube.put(old)
-    node.up()
-    pod = node.run(make_pod("pod", 3, booked=1))
-    assert node.visible(pod) == {seen(1).uuid} and node.kubelet.cdi[pod["metadata"]["uid"]] == {"c0": []}
-    # Configured for it meanwhile, and announced on the node.
-    announced = node.kube.node()
-    announced["metadata"].setdefault("annotations", {})[contract.NODE_RUNTIME_CDI] = "true"
-    node.kube.put(announced)
-    until(lambda: node.running.injection.devices([seen(0).uuid]))
-
-
 def test_cdi_alone_shares_no_card_that_has_no_cdi_name(node: Node) -> None:
     specification(node.specifications / "nvidia.json", seen(1).uuid)
     node.kubelet.start()

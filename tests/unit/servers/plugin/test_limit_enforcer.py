@@ -478,15 +478,6 @@ def test_a_namespace_that_is_exempted_later_opens_the_cards_to_its_pods(mode: st
     assert node.driver.gets - gets == 2, "only the container with a share is read on each card"
 
 
-def test_off_opens_all_cards_again() -> None:
-    node = Node()
-    node.run(ONE, TWO, identifier(3))
-    node.update(*sidecar())
-    node.restart("off")
-    node.update(*sidecar())
-    assert node.driver.kept == {}
-
-
 def test_a_foreign_limit_for_all_pods_is_reported_for_no_container() -> None:
     node = Node()
     node.run(ONE)

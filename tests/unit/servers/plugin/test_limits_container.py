@@ -98,15 +98,7 @@ def test_fault_20_a_raised_limit_is_restored_by_the_plugin(drivers: dict[str, Pa
     assert output == ["enforced; GpuMemoryLimitCorrected", "3072"]
 
 
-def test_fault_20_a_missing_limit_is_set_by_the_plugin(drivers: dict[str, Path], tmp_path: Path) -> None:
-    command = f"{SHOW} nvidia-smi simulated-allocation 3073"
-    code, output, _log = container(tmp_path, drivers, R615, command, {}, beside=ENFORCER)
-    assert code == 0
-    assert output == ["enforced", "3072", "Insufficient Memory"]
-
-
-@pytest.mark.parametrize("asked", [False, True], ids=["as the plugin does", "as a pod might"])
-@pytest.mark.parametrize(("version", "cgroups"), [(R580, 2), (R615, 1)], ids=["a driver before R615", "cgroup v1"])
+@pytest.mark.parametrize(("version", "cgroups", "asked"), [(R580, 2, False), (R580, 2, True), (R615, 1, False)])
 def test_fault_20_a_container_starts_without_limits_unless_its_pod_requires_them(
     drivers: dict[str, Path], tmp_path: Path, version: str, cgroups: int, asked: bool
 ) -> None:

@@ -49,11 +49,11 @@ def namespaces() -> None:
 
 
 def play(
-    scenario: str, driver: Path, tmp_path: Path, cards: str = CARD_LINES, mode: str = "auto", without: str = ""
-) -> dict[str, t.Any]:
-    """Run a scenario of limit_node.py and return its report."""
+    driver: Path, tmp_path: Path, *scenarios: str, mode: str = "auto", without: str = ""
+) -> dict[str, dict[str, t.Any]]:
+    """Run scenarios of limit_node.py and return their reports."""
     namespaces()
-    (tmp_path / "cards").write_text(cards)
+    (tmp_path / "cards").write_text(CARD_LINES)
     source = Path(__file__).resolve().parents[4] / "images" / "gpushare" / "src"
     environment = {
         **os.environ,
@@ -67,19 +67,24 @@ def play(
         "LIMIT_MODE": mode,
     }
     less = ["setpriv", "--bounding-set", f"-{without}", "--inh-caps", f"-{without}"] if without else []
-    program = [*less, sys.executable, str(HERE / "limit_node.py"), scenario]
+    program = [*less, sys.executable, str(HERE / "limit_node.py"), *scenarios]
     script = f'mount --make-rprivate / && {VERSION_2} && exec "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", *program],
         capture_output=True, text=True, check=False, timeout=120, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return t.cast(dict[str, t.Any], json.loads(done.stdout))
+    return t.cast(dict[str, dict[str, t.Any]], json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")
-def report(drivers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, t.Any]:
-    return play("enforced", drivers[R615], tmp_path_factory.mktemp("enforced"))
+def reports(drivers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, t.Any]]:
+    return play(drivers[R615], tmp_path_factory.mktemp("enforced"), "enforced", "outlives", "lifted")
+
+
+@pytest.fixture(scope="module")
+def report(reports: dict[str, dict[str, t.Any]]) -> dict[str, t.Any]:
+    return reports["enforced"]
 
 
 def test_fault_20_a_share_is_limited_from_the_start_and_stays_limited(report: dict[str, t.Any]) -> None:
@@ -110,51 +115,16 @@ def test_several_cards_restarts_and_ends(report: dict[str, t.Any]) -> None:
     assert report["state in the end"] == [[], "enforced"]
 
 
-def test_a_container_above_its_share_is_reported_until_it_is_below(drivers: dict[str, Path], tmp_path: Path) -> None:
-    report = play("late", drivers[R615], tmp_path)
-    assert report["holds"] == "holding 5000 MiB" and report["holds elsewhere"] == "holding 700 MiB"
-    event, foreign = report["events"]
-    assert foreign.startswith(
-        "GpuMemoryExceeded: ForeignMemoryHeld: container x of pod default/elsewhere holds 700 MiB of card 1, which it"
-    )
-    assert report["cards"] == ["MemoryLimitExceeded", "ForeignMemoryHeld"]
-    assert report["more elsewhere"] == "Insufficient Memory"
-    assert event.startswith(
-        "GpuMemoryExceeded: MemoryLimitExceeded: container x of pod default/old holds 5000 MiB of card 0, and its share"
-    )
-    assert report["state"] == f"unenforced: {event.partition(': ')[2]} (and 1 more)"
-    (corrected, closed), *after = report["after its release"]
-    assert corrected.startswith(
-        "GpuMemoryLimitCorrected: container x had a limit of 5000 MiB on card 0; the limit is 2048"
-    )
-    assert closed.startswith("GpuCardNotGiven: ") and after == ["enforced", [0, 2048, 0]]
-    assert report["off"] == [[], "off", None, {}]
-
-
-def test_pods_without_a_share_get_no_memory(drivers: dict[str, Path], tmp_path: Path) -> None:
-    report = play("without a share", drivers[R615], tmp_path)
-    assert report["holds"] == "holding 700 MiB"
-    (event,) = report["events"]
-    assert event.startswith(
-        "GpuMemoryExceeded: ForeignMemoryHeld: container x of pod default/before holds 700 MiB of card 0, which it"
-    )
-    assert report["state"] == f"unenforced: {event.partition(': ')[2]}"
-    assert report["limits"] == {"before": [[0, 700, 700], [0, 1, 0]], "later": [[0, 1, 0], [0, 1, 0]]}
-    assert report["more"] == ["Insufficient Memory"] * 4
-    closed, *after = report["after its release"]
-    assert [one.partition(":")[0] for one in closed] == ["GpuCardNotGiven"] and after == ["enforced", [0, 1, 0]]
-
-
-def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(drivers: dict[str, Path], tmp_path: Path) -> None:
-    report = play("outlives", drivers[R615], tmp_path)
+def test_a_process_that_ignores_sigterm_keeps_its_memory_from_others(reports: dict[str, dict[str, t.Any]]) -> None:
+    report = reports["outlives"]
     assert report["holds"] == "holding 2000 MiB" and report["while it runs"] == 0
     assert report["held again"] == "holding 1500 MiB"
     assert (report["at first"], report["left"], report["taken"]) == (0, [["default/one", 3]], 3)
     assert report["after its end"] == [0, 0]
 
 
-def test_what_a_container_holds_after_it_lifted_its_limit_is_reported(drivers: dict[str, Path], tmp_path: Path) -> None:
-    report = play("lifted", drivers[R615], tmp_path)
+def test_what_a_container_holds_after_it_lifted_its_limit_is_reported(reports: dict[str, dict[str, t.Any]]) -> None:
+    report = reports["lifted"]
     assert report["events"] == [] and report["limit"] == [0, 2048, 0]
     assert report["lifted"] is None and report["holds"] == "holding 5000 MiB"
     (event,) = report["events after"]
@@ -162,34 +132,10 @@ def test_what_a_container_holds_after_it_lifted_its_limit_is_reported(drivers: d
     assert report["state"].startswith("unenforced: MemoryLimitExceeded") and report["more"] == "Insufficient Memory"
 
 
-IMPOSSIBLE = {
-    "limits turned off in the driver": (
-        CARD_LINES + "limits off\n",
-        "card 0 can't be limited; the driver's error: it doesn't support limits on this card",
-    ),
-    "MIG": (
-        CARD_LINES.replace("_16GiB", "_16GiB mig=enabled"),
-        "MIG is on for card 0, and MIG devices can't be limited",
-    ),
-}
-
-
-@pytest.mark.parametrize(("cards", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_fault_20_unavailable_limits_fail_no_container(
-    drivers: dict[str, Path], tmp_path: Path, cards: str, reason: str
-) -> None:
-    report = play("impossible", drivers[R615], tmp_path, cards=cards)
-    assert report["state"].startswith(f"unenforced: {reason}") and report["refusal"] is None
-    assert report["environment"] == {}
-    assert report["hook, without a request"][0] == 0
-    # Therefore nothing is requested there: the runtime doesn't start a container whose hook fails.
-    assert report["hook, requested by a pod"][0] != 0
-
-
 def test_a_plugin_without_permission_refuses_its_cards_where_limits_are_required(
     drivers: dict[str, Path], tmp_path: Path
 ) -> None:
-    report = play("impossible", drivers[R615], tmp_path, mode="required", without="sys_admin")
+    report = play(drivers[R615], tmp_path, "impossible", mode="required", without="sys_admin")["impossible"]
     problem = (
         "card 0 can't be limited; the driver's error: the plugin lacks the right to (it needs the capability SYS_ADMIN)"
     )
@@ -198,3 +144,5 @@ def test_a_plugin_without_permission_refuses_its_cards_where_limits_are_required
         contract.Reason.MEMORY_LIMIT_UNAVAILABLE,
         f"gpushare_memory_limit: limits are required, but {problem}",
     ]
+    # Therefore nothing is requested there: the runtime doesn't start a container whose hook fails.
+    assert report["hook, without a request"][0] == 0 and report["hook, requested by a pod"][0] != 0

@@ -112,6 +112,11 @@ def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
     driver.problem, driver.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
     inventory.refresh()
     assert inventory.reason is not None and "same UUID" in inventory.reason and inventory.cards == ()
+    driver.found = [seen(0)]
+    inventory.refresh()
+    driver.problem = "the driver is gone"
+    inventory.refresh()
+    assert inventory.reason == "the driver is gone" and [card.healthy for card in inventory.cards] == [False]
 
 
 def test_inventory_of_cards_below_one_unit() -> None:

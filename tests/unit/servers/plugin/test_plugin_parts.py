@@ -125,6 +125,8 @@ def test_a_trimmed_pod_keeps_what_is_needed() -> None:
         (["--query-interval", "0"], "--query-interval: 0 isn't between 0.1 and 60 seconds"),
         (["--log-format", "xml"], "--log-format: 'xml' is none of text, json"),
         (["--node-name", ""], "NODE_NAME must name this node"),
+        (["--exclude-cards", "x"], "isn't a JSON object with nodes and cards"),
+        (["--exclude-cards", '{"nodes": ["gpu1"], "cards": ["1"]}'], "is an index"),
     ],
 )
 def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +147,7 @@ def test_command_ends_on_an_early_sigterm(tmp_path: Path) -> None:
     source = str(Path(gpushare.__file__).parents[1])
     command = [sys.executable, "-m", "gpushare.plugin.command", "--node-name=gpu1"]
     command += [f"--kubelet-dir={tmp_path}", *service_account(tmp_path, "http://127.0.0.1:1"), "--log-format=json"]
-    for turn in range(4):
+    for turn in range(2):
         log = tmp_path / f"log{turn}"
         with log.open("wb") as stream:
             process = subprocess.Popen(command, env={"PATH": os.environ["PATH"], "PYTHONPATH": source}, stderr=stream)

@@ -109,6 +109,9 @@ def test_init_containers_of_several_cards(node: Node) -> None:
     until(lambda: node.agrees(pod))
     # By Kubernetes' rule: the sidecar and both containers.
     assert contract.pod_units(pod) == 10 and len(node.kubelet.used()) == 10
+    # Reused units, too, are known as this pod's.
+    environments = node.kubelet.envs[pod["metadata"]["uid"]].values()
+    assert {environment["ALIYUN_COM_GPU_MEM_POD"] for environment in environments} == {"10"}
 
 
 def test_partly_reused_init_units_are_refused_at_the_first_container(node: Node) -> None:

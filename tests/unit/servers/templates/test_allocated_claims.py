@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 import pytest
-from dra_world import allocated, dra_server, node, pod
+from dra_world import allocated, node, pod, remove_node
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.templates.objects import template_of
 from gpushare_objects import rendered
@@ -69,20 +69,20 @@ def role(server, name, *resources):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with dra_server() as started:
-        node(started, "gpu1", "NVIDIA A100", memory="16Gi")
-        # ClusterRoles aren't aggregated here: this is the part of edit.
-        bound(started, TENANT, "system:aggregate-to-edit", "default")
-        bound(started, TENANT, "system:aggregate-to-view", "default")
-        role(started, "everything-of-claims", "*")
-        bound(started, OWNER, "everything-of-claims", "default")
-        role(started, "status-of-claims", "resourceclaims", "resourceclaims/status", "resourceclaims/driver")
-        bound(started, OTHER_DRIVER, "status-of-claims")
-        role(started, "releases-claims", "resourceclaims", "resourceclaims/binding")
-        bound(started, GRANTED, "releases-claims")
-        with kubernetes(started):
-            yield started
+def server(dra_api):
+    node(dra_api, "gpu1", "NVIDIA A100", memory="16Gi")
+    # ClusterRoles aren't aggregated here: this is the part of edit.
+    bound(dra_api, TENANT, "system:aggregate-to-edit", "default")
+    bound(dra_api, TENANT, "system:aggregate-to-view", "default")
+    role(dra_api, "everything-of-claims", "*")
+    bound(dra_api, OWNER, "everything-of-claims", "default")
+    role(dra_api, "status-of-claims", "resourceclaims", "resourceclaims/status", "resourceclaims/driver")
+    bound(dra_api, OTHER_DRIVER, "status-of-claims")
+    role(dra_api, "releases-claims", "resourceclaims", "resourceclaims/binding")
+    bound(dra_api, GRANTED, "releases-claims")
+    with kubernetes(dra_api):
+        yield dra_api
+    remove_node(dra_api, "gpu1")
 
 
 @pytest.fixture

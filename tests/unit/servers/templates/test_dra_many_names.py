@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-from dra_world import TEMPLATES, dra_server, events, names, pod
+from dra_world import TEMPLATES, events, names, pod
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.templates.keeper import EVENT
 from gpushare.templates.rows import filled
@@ -29,12 +27,6 @@ from test_dra_turns import LARGEST, LARGEST_STORED_KIB
 LARGE = ["gpu-mem-" + "-".join(["1"] * 31 + [str(number)]) for number in range(1, 4501)]
 # docs/claims.md says them.
 PER_POD, PER_NAMESPACE, SECONDS = 8, 64, 2.0
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with dra_server() as started:
-        yield started
 
 
 def naming(name: str, wanted: list[str]) -> dict[str, Any]:
@@ -65,7 +57,8 @@ def until_a_victim_has_its_template(server: ApiServer, units: int) -> float:
     return time.monotonic() - began
 
 
-def test_thousands_of_names_of_one_pod_and_of_many_pods(server: ApiServer, tmp_path: Path) -> None:
+def test_thousands_of_names_of_one_pod_and_of_many_pods(dra_api: ApiServer, tmp_path: Path) -> None:
+    server = dra_api
     one, many = server.namespace("attacker"), server.namespace("attacker")
     server.request("POST", f"/api/v1/namespaces/{one}/pods", naming("large", LARGE))
     parts = [LARGE[at : at + PER_POD] for at in range(0, len(LARGE), PER_POD)]
@@ -82,6 +75,8 @@ def test_thousands_of_names_of_one_pod_and_of_many_pods(server: ApiServer, tmp_p
         print(f"victims waited {max(waited):.2f} s; {made} templates; etcd grew by {growth / 1024:.0f} KiB")
         [message] = until(lambda: events(server, one, EVENT), 30)
         limited = until(lambda: events(server, many, EVENT), 30)
+    for space in (one, many):
+        server.request("DELETE", f"/api/v1/namespaces/{space}/pods?gracePeriodSeconds=0")
     assert max(waited) < SECONDS
     assert not names(server, one) and made == PER_NAMESPACE
     assert message.startswith("PodTemplateLimit: the pod names more than 8 different templates")
@@ -89,9 +84,9 @@ def test_thousands_of_names_of_one_pod_and_of_many_pods(server: ApiServer, tmp_p
     assert growth < (PER_NAMESPACE + 20) * LARGEST_STORED_KIB * 1024
 
 
-def test_the_largest_template_in_etcd(server: ApiServer) -> None:
+def test_the_largest_template_in_etcd(dra_api: ApiServer) -> None:
     """With its namespace, which has half a KiB."""
-    name = contract.name_of(LARGEST)
+    server, name = dra_api, contract.name_of(LARGEST)
     before = stored(server)
     path = f"/apis/{contract.API_VERSION}/namespaces/{{}}/{TEMPLATES}"
     for _number in range(100):

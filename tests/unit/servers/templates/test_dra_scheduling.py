@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,27 +13,33 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims import DRIVER, PodClaim, pod_claims
-from dra_world import NAMESPACE, account, allocated, dra_server, node, pod, scheduling
+from dra_cluster import Cluster
+from dra_kit import DriverNode
+from dra_world import NAMESPACE, account, allocated, node, pod, remove_node, scheduling
 from gpushare.api.client import connect
+from gpushare.kubelet.dra import ClaimRef
+from gpushare.shared._contracts import gpushare as contract
 from gpushare.templates.command import Templates
 from own_cluster import controllers, until
+from plugin_fakes import seen
 from prometheus_client import CollectorRegistry
-from real_apiserver import ApiServer
+from real_apiserver import MERGE, ApiServer
 
+ACCOUNT = "gpushare-dra-driver"
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 PCIe"
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "claims.md"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+def server(dra_api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """With the server of templates, kube-scheduler and the controller of claims; and no node yet."""
-    with dra_server() as started, scheduling(started):
-        folder: Path = tmp_path_factory.mktemp("account")
-        templates = Templates(
-            connect(started.url, str(account(started, folder))), namespace=NAMESPACE, registry=CollectorRegistry()
-        )
+    with scheduling(dra_api):
+        kube = connect(dra_api.url, str(account(dra_api, tmp_path_factory.mktemp("account"))))
+        templates = Templates(kube, namespace=NAMESPACE, registry=CollectorRegistry())
         templates.start()
-        yield started
+        # A server that was killed before hasn't given its Lease back.
+        until(lambda: templates.leader.leading, 60)
+        yield dra_api
         assert templates.stop()
 
 
@@ -53,8 +60,7 @@ def place(server: ApiServer) -> Iterator[Any]:
         _remove_pods(server, space)
     finally:
         for name in made:
-            server.request("DELETE", f"/api/v1/nodes/{name}")
-            server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
+            remove_node(server, name)
 
 
 def _remove_pods(server: ApiServer, space: str) -> None:
@@ -308,3 +314,71 @@ def test_a_part_of_a_byte_is_a_unit(server: ApiServer, place: Any) -> None:
 
     [result] = until(results, 30)
     assert result["consumedCapacity"] == {"memory": "1Gi"}
+
+
+# --------------------------------------------------------------------------- with the driver
+
+
+class Deployed(Cluster):
+    """A node whose driver has the account, the rights and the policy of the role."""
+
+    def __init__(self, server: ApiServer, folder: Path, node: str) -> None:
+        self.server, self.node, self.namespace = server, node, "default"
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": node}})
+        status = {"capacity": {"cpu": "8", "memory": "8Gi", "pods": "110"}}
+        server.request("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, MERGE)
+        server.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}, MERGE)
+        spec = {"serviceAccountName": ACCOUNT, "nodeName": node, "containers": [{"name": "c", "image": "i"}]}
+        self.pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        server.request("POST", self.pods, {"metadata": {"name": "driver"}, "spec": spec})
+        self.account = server.token(folder, NAMESPACE, ACCOUNT, "driver")
+
+    def remove(self) -> None:
+        self.wipe()
+        self.server.request("DELETE", f"{self.pods}/driver?gracePeriodSeconds=0")
+        self.server.request("DELETE", f"/api/v1/nodes/{self.node}")
+
+
+@pytest.fixture
+def driver_node(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverNode]:
+    """A node of two cards, which NVIDIA's specification names; the driver is real, kubelet and cards are doubles."""
+    deployed = Deployed(server, tmp_path_factory.mktemp("driver"), "gpu1")
+    made = DriverNode(tmp_path_factory.mktemp("d"), deployed)
+    (made.root / "nvidia").mkdir()
+    names = [{"name": card.uuid} for card in made.nvml.found]
+    (made.root / "nvidia" / "nvidia.json").write_text(json.dumps({"kind": "nvidia.com/gpu", "devices": names}))
+    made.up()
+    yield made
+    made.down()
+    deployed.remove()
+
+
+def test_an_unchanged_pod_gets_its_share_of_a_card(server: ApiServer, place: Any, driver_node: DriverNode) -> None:
+    """From a pod with aliyun.com/gpu-mem to its containers' variables, with all servers and objects of the role."""
+    space = place()
+
+    def prepared(wanted: dict[str, Any]) -> tuple[list[str], list[dict[str, str]]]:
+        """Create a pod; return NVIDIA's CDI names, and the variables of the claim's own."""
+        got(server, space, run(server, space, wanted))
+        status = server.request("GET", f"/api/v1/namespaces/{space}/pods/{wanted['metadata']['name']}")["status"]
+        [claim] = status["resourceClaimStatuses"]
+        path = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims/{claim['resourceClaimName']}"
+        metadata = server.request("GET", path)["metadata"]
+        names = driver_node.kubelet.prepare(ClaimRef(space, metadata["uid"], metadata["name"]))
+        own = [driver_node.environment(name) for name in names if name.startswith("gpu.kubegpu.share/")]
+        return [name for name in names if name.startswith("nvidia.com/")], own
+
+    first, second = (f"nvidia.com/gpu={seen(number).uuid}" for number in (0, 1))
+    cards, own = prepared(pod("p", 4))
+    assert cards == [first] and [each["NVIDIA_VISIBLE_DEVICES"] for each in own] == ["void"]
+    assert [(each[contract.POD_UNITS], each[contract.POD_INDEX]) for each in own] == [("4", "0")]
+    # The first card is full to 3 GiB then, so that both containers go to the second one, each with its own request.
+    prepared(pod("before", 9))
+    cards, own = prepared(pod("two", 3, 2))
+    assert cards == [second] * 2
+    assert [(each[contract.POD_UNITS], each[contract.CONTAINER_UNITS]) for each in own] == [("5", "3"), ("5", "2")]
+    # A container has a request for each card, and from each of them the variables of both.
+    cards, own = prepared(pod("cards", 4, 2, annotations={contract.POD_CARD_COUNT: "2"}))
+    assert cards == [first, first, second, second]
+    assert [each[contract.CONTAINER_UNITS] for each in own] == ["4", "2", "4", "2"]
+    assert {each[contract.POD_UNITS] for each in own} == {"6"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_world import NAMESPACE, TEMPLATES, account, dra_server, events, names, pod, templates
+from dra_world import NAMESPACE, TEMPLATES, account, events, names, pod, templates
 from extender_kit import environment
 from gpushare.api.client import KubeError, connect
 from gpushare.shared._contracts import claim_templates as contract
@@ -32,15 +32,16 @@ from unix_http import ask_socket
 COMMAND = (sys.executable, "-m", "gpushare.templates.command")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ApiServer]:
-    with dra_server() as started:
-        yield started
+@pytest.fixture
+def server(dra_api: ApiServer) -> ApiServer:
+    return dra_api
 
 
 @pytest.fixture
-def space(server: ApiServer) -> str:
-    return server.namespace()
+def space(server: ApiServer) -> Iterator[str]:
+    made = server.namespace()
+    yield made
+    server.request("DELETE", f"/api/v1/namespaces/{made}/pods?gracePeriodSeconds=0")
 
 
 @pytest.fixture
@@ -286,6 +287,11 @@ def test_a_server_that_ends_is_followed_by_the_other_at_once(server: ApiServer, 
             create(server, space, pod("p", 1))
             until(lambda: names(server, space) == {"gpu-mem-1"}, 8)
             assert leads(tmp_path, "two")
+            page = ask_socket(tmp_path / "two.sock", "/metrics")[1]
+    # Every metric is in the documentation, and nothing else.
+    shown = {name for name in re.findall(r"^# TYPE (gpushare_\w+) ", page, re.M) if not name.endswith("_created")}
+    own, common = "Metrics of the server of claim templates", "Metrics of every server"
+    assert shown == {*first_column(own), *first_column(common)}
 
 
 @pytest.mark.long
@@ -328,11 +334,3 @@ def test_one_leads_and_another_follows_when_it_is_gone(
 
 
 # --------------------------------------------------------------------------- monitoring
-
-
-def test_every_metric_is_in_the_page(server: ApiServer, tmp_path: Path) -> None:
-    with process(server, tmp_path, "one"):
-        text = ask_socket(tmp_path / "one.sock", "/metrics")[1]
-    names = {name for name in re.findall(r"^# TYPE (gpushare_\w+) ", text, re.M) if not name.endswith("_created")}
-    own, common = "Metrics of the server of claim templates", "Metrics of every server"
-    assert names == {*first_column(own), *first_column(common)}
