@@ -33,6 +33,8 @@ from test_plugin_process import Process as PluginProcess
 MIB = 1 << 20
 PODS = "/api/v1/namespaces/default/pods"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+# Less than half of the smallest limit, and less than what a page of the large pods is in memory once it is decoded.
+MOST = 100 * MIB
 UNGATED = {"spec": {"schedulingGates": None}}
 GATED = {"schedulingGates": [{"name": "kubegpu.share/never"}]}
 # What a pod may be large by; the API server stores 1.5 MiB of each, in its own notation.
@@ -151,11 +153,11 @@ class Server:
         return eventually(found, 120)
 
     def check(self, what: str) -> None:
-        """Compare its peak with the limit."""
+        """Compare its peak with what it may be."""
         assert self.process.poll() is None, f"{what}: ended with {self.process.returncode}"
         most = peak(self.process.pid)
         print(f"{what}: at most {most / MIB:.0f} MiB of {self.limit / MIB:.0f}")
-        assert most < self.limit
+        assert most < MOST < self.limit / 2
         assert not [one for one in self.lines() if "exception" in one]
 
     def close(self) -> None:
@@ -179,12 +181,10 @@ class Cluster:
         server.request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": node["status"]}, MERGE)
         # Of the API server: nobody says that the node is ready.
         server.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": None}}, MERGE)
-        kinds = [*LARGE, *["secrets"] * 4]
-        # So many that a page of them, decoded, is more than each server's limit.
-        more = [*kinds, *["secrets"] * 2, *["tolerations"] * 12]
-        bound = [large_pod(f"bound-{at}", kind, nodeName=NODE) for at, kind in enumerate(more)]
+        kinds = [*LARGE, "secrets"]
+        bound = [large_pod(f"bound-{at}", kind, nodeName=NODE) for at, kind in enumerate(kinds)]
         claims = [{"name": "gpu-mem", "resourceClaimTemplateName": "gpu-mem-4"}]
-        gated = [large_pod(f"gated-{at}", kind, resourceClaims=claims, **GATED) for at, kind in enumerate(kinds)]
+        gated = [large_pod(f"gated-{at}", kind, resourceClaims=claims, **GATED) for at, kind in enumerate(LARGE)]
         with ThreadPoolExecutor(2) as pool:
             made = list(pool.map(lambda pod: server.request("POST", PODS, pod), [*bound, *gated]))
         self.sizes = [len(json.dumps(one, separators=(",", ":"))) for one in made]
@@ -218,14 +218,14 @@ def test_the_extender_serves_beside_large_pods(cluster: Cluster, tmp_path: Path)
                 time.sleep(0.1)
 
         with ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(filtered, (pods * 3)[:24]))
+            answers = list(pool.map(filtered, (pods * 3)[:16]))
         passed = [answer for answer in answers if answer["NodeNames"] == [NODE]]
         assert len(passed) == len(answers), answers
-        extender.check("24 filters of large pods")
+        extender.check("16 filters of large pods")
         many = next(one for one in cluster.gated if len(one["spec"]["containers"]) > contract.MOST_CONTAINERS)
         assert "containers" in filtered(many)["FailedAndUnresolvableNodes"][NODE]
         # Gates are the scheduler's: without them these pods may be bound. Of such a pod a patch takes seconds.
-        names = [one["metadata"]["name"] for one in pods[:3]]
+        names = [pod["metadata"]["name"] for pod in pods if "tolerations" in pod["spec"]][:1]
         ready = [cluster.server.request("PATCH", f"{PODS}/{name}", UNGATED, MERGE) for name in names]
 
         def bind(pod: t.Any) -> str:
@@ -256,8 +256,8 @@ def test_the_server_of_templates_serves_beside_large_pods(cluster: Cluster, tmp_
         eventually(lambda: "gpu-mem-4" in names() or templates.process.poll() is not None, 120)
         templates.check("the templates' list")
         claims = [{"name": "gpu-mem", "resourceClaimTemplateName": "gpu-mem-7"}]
-        for number, kind in enumerate(LARGE):
-            pod = large_pod(f"late-{number}", kind, resourceClaims=claims, **GATED)
+        for kind in ("secrets", "tolerations"):
+            pod = large_pod(f"late-{kind}", kind, resourceClaims=claims, **GATED)
             cluster.server.request("POST", PODS, pod)
         eventually(lambda: "gpu-mem-7" in names() or templates.process.poll() is not None, 60)
         templates.check("the templates' events")
@@ -280,7 +280,7 @@ def test_the_device_plugin_serves_beside_large_pods(
         assert process._process is not None
         most = peak(process._process.pid)
         print(f"the device plugin: at most {most / MIB:.0f} MiB of {limit / MIB:.0f}")
-        assert most < limit
+        assert most < MOST < limit / 2
         assert "Traceback" not in process.log
     finally:
         process.close()

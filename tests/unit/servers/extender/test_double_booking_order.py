@@ -14,7 +14,7 @@ from api_double import make_pod
 from ledger_world import World
 
 EXPLORE = bool(os.environ.get("KUBEGPU_EXPLORE"))
-RUNS, STEPS = (4000 if EXPLORE else 60), 250
+RUNS, STEPS = (4000 if EXPLORE else 30), 250
 FIRST = random.SystemRandom().randrange(10**9) if EXPLORE else 0
 
 

@@ -139,7 +139,7 @@ def test_valid_requests_are_accepted(handlers: Handlers, verb: str) -> None:
         assert json.loads(answer.body)["NodeNames"] == ["b"]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data(), verb=st.sampled_from(sorted(REQUESTS)))
 def test_nearly_valid_requests_are_answered_or_refused(handlers: Handlers, data: st.DataObject, verb: str) -> None:
     body = data.draw(almost(verb))
@@ -172,7 +172,7 @@ ANNOTATIONS = st.dictionaries(
 CONTAINERS = st.lists(st.sampled_from(["0", "1", "2", "3", "4", "6", "1k", "x", ""]), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(ANNOTATIONS, CONTAINERS, CONTAINERS, st.booleans(), st.integers(-3, 3)), min_size=1, max_size=8)
 )

@@ -440,7 +440,7 @@ def served(api: ApiDouble, start: Start) -> Client:
     return start(8)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=FIXTURES)
+@settings(max_examples=100, deadline=None, suppress_health_check=FIXTURES)
 @given(
     body=st.binary() | JSON_VALUES.map(json.dumps).map(str.encode), path=st.sampled_from(["filter", "bind", "preempt"])
 )
@@ -449,7 +449,7 @@ def test_any_body_is_answered_without_a_500(served: Client, body: bytes, path: s
     assert status == 200 or (400 <= status < 500 and value["error"])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=FIXTURES)
+@settings(max_examples=50, deadline=None, suppress_health_check=FIXTURES)
 @given(
     path=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
     method=st.sampled_from(["GET", "POST", "PUT"]),

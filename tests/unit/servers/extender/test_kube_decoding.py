@@ -189,12 +189,12 @@ def test_what_is_kept_is_bounded(piece: int) -> None:
 
 
 LARGE = {
-    "secrets": {"imagePullSecrets": [{"name": "a"}] * 200_000},
-    "empty": {"tolerations": [{}] * 390_000},
+    "secrets": {"imagePullSecrets": [{"name": "a"}] * 50_000},
+    "empty": {"tolerations": [{}] * 120_000},
     "escapes": {"containers": [{"name": "c", "env": [{"name": "A", "value": "<" * 1_400_000}]}]},
-    "environment": {"containers": [{"name": "c", "env": [{"name": f"A{at}"} for at in range(150_000)]}]},
+    "environment": {"containers": [{"name": "c", "env": [{"name": f"A{at}"} for at in range(40_000)]}]},
     "containers": {"containers": [{"name": f"c{at}", "image": "i", "resources": {}} for at in range(10_000)]},
-    "claims": {"resourceClaims": [{"name": f"c{at}", "resourceClaimName": "x"} for at in range(20_000)]},
+    "claims": {"resourceClaims": [{"name": f"c{at}", "resourceClaimName": "x"} for at in range(8_000)]},
 }
 
 

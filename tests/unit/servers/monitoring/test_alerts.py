@@ -172,7 +172,7 @@ def outcome(tmp_path: Path, tests: t.Iterable[tuple[Series, dict[str, list[dict[
     """Run promtool on series and the alerts expected at their end; what it says, empty where all is as expected."""
     document = {
         "rule_files": [str(FILE)],
-        "evaluation_interval": "1m",
+        "evaluation_interval": "5m",
         "tests": [
             {
                 "interval": "1m",
