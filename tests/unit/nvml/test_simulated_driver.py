@@ -80,16 +80,6 @@ def test_health_and_modes(driver: Driver) -> None:
     assert first["mig"]["mode"] == "unsupported" and first["problem"] == second["problem"] == ""
 
 
-def test_invalid_descriptions_of_cards_are_reported(driver: Driver) -> None:
-    for line in ("mode=4", "ecc=1", "ecc=1:2:3", "ecc=1:x", "remapped=1:2:3", "ecc=", "remapped=1:2:3:4294967296"):
-        driver.cards.write_text(CARDS.replace("_16GiB", f"_16GiB {line}"))
-        assert "a card's property is unknown, or its value is" in driver.smi("-L").stderr, line
-    for line in ("hang", "hang:", "hang:x", "hang:64", "hang:init:1"):
-        driver.cards.write_text(CARDS)
-        driver.describe(f"fault {line}")
-        assert "fault is init:<code>" in driver.smi("-L").stderr, line
-
-
 def test_limits_of_cgroups_and_their_memory(driver: Driver, hold: t.Callable[..., int], tmp_path: Path) -> None:
     groups = [ContainerCgroup(str(tmp_path / name), f"/{name}", name, name * 64) for name in "abc"]
     for name in "ab":
@@ -135,25 +125,3 @@ def test_a_hanging_card_doesnt_affect_the_other(driver: Driver, hold: t.Callable
     first, second = found["cards"]
     assert found["available"] and "within 5 s" in first["problem"] and first["processes"] is None
     assert (second["uuid"], [row["pid"] for row in second["processes"]]) == (SECOND, [pid])
-
-
-def test_a_caller_of_a_hanging_card_continues_when_it_recovers(driver: Driver) -> None:
-    """It doesn't block other callers meanwhile."""
-    found = driver.python(
-        f"""
-        import threading
-        n.nvmlInit()
-        first, second = map(n.nvmlDeviceGetHandleByIndex, (0, 1))
-        append("fault hang:0")
-        answers = []
-        thread = threading.Thread(target=lambda: answers.append(n.nvmlDeviceGetName(first)))
-        thread.start()
-        meanwhile = n.nvmlDeviceGetUUID(second)
-        thread.join(0.5)
-        hung = thread.is_alive()
-        rewrite({CARDS!r})
-        thread.join()
-        report([meanwhile, hung, answers])
-        """
-    )
-    assert found == [SECOND, True, ["Simulated NVIDIA GPU 16GiB"]]

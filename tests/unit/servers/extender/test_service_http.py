@@ -225,36 +225,27 @@ def test_fault_14_bad_options_are_named(
     assert named in capsys.readouterr().err
 
 
-def test_the_command_serves_and_stops_on_sigterm(api: ApiDouble, tmp_path: Path) -> None:
+def test_a_command_that_was_stopped_before_it_is_ready_goes_on(api: ApiDouble, tmp_path: Path) -> None:
     api.put("nodes", make_node("a", 8))
     api.put("pods", make_pod("p", 3, "a", 0))
-    service_account(tmp_path, "")
-    with (
-        served(api) as address,
-        command_process(GPUSHARE_API_SERVER=address, GPUSHARE_SERVICE_ACCOUNT=str(tmp_path)) as log,
-    ):
-        serving, ready = message(log, "serving"), message(log, "ready")
-        assert (ready["nodes"], ready["pods"]) == (1, 1)
-        url = f"http://127.0.0.1:{serving['port']}/gpushare-scheduler/inspect/a"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            assert json.load(response)["nodes"][0]["usedGPU"] == 3
-
-
-def test_a_command_that_was_stopped_before_it_is_ready_goes_on(api: ApiDouble, tmp_path: Path) -> None:
     service_account(tmp_path, "")
     with (
         served(api) as address,
         api.outage(),
         command_process(GPUSHARE_API_SERVER=address, GPUSHARE_SERVICE_ACCOUNT=str(tmp_path)) as log,
     ):
-        message(log, "serving")
+        serving = message(log, "serving")
         for _time in range(3):
             log.process.send_signal(signal.SIGSTOP)
             time.sleep(0.3)
             log.process.send_signal(signal.SIGCONT)
             time.sleep(0.1)
         api.down = False
-        message(log, "ready")
+        ready = message(log, "ready")
+        assert (ready["nodes"], ready["pods"]) == (1, 1)
+        url = f"http://127.0.0.1:{serving['port']}/gpushare-scheduler/inspect/a"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert json.load(response)["nodes"][0]["usedGPU"] == 3
 
 
 def test_the_command_reports_a_missing_option_in_one_line(tmp_path: Path) -> None:
