@@ -112,7 +112,7 @@ def test_inventory_reports_a_reason_and_announces_no_unusable_card() -> None:
     driver.problem, driver.found = "", [seen(0), dataclasses.replace(seen(1), uuid=seen(0).uuid + "-")]
     inventory.refresh()
     assert inventory.reason is not None and "same UUID" in inventory.reason and inventory.cards == ()
-    driver.found = [seen(0)]
+    driver.found, inventory = [seen(0)], nvml_inventory.Inventory(driver, "GiB")
     inventory.refresh()
     driver.problem = "the driver is gone"
     inventory.refresh()
