@@ -75,12 +75,6 @@ def node(server: ApiServer, name: str, *models: str, memory: str = "16Gi", unit:
     )
 
 
-def remove_node(server: ApiServer, name: str) -> None:
-    """Remove a node and its slice."""
-    server.request("DELETE", f"/api/v1/nodes/{name}")
-    server.request("DELETE", f"/apis/{contract.API_VERSION}/resourceslices/{name}")
-
-
 @contextlib.contextmanager
 def scheduling(server: ApiServer) -> Iterator[None]:
     """Run kube-scheduler and the controller of claims, with their defaults."""

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 
 import pytest
-from dra_world import allocated, node, pod, remove_node
+from dra_world import allocated, node, pod
 from gpushare.shared._contracts import claim_templates as contract
 from gpushare.templates.objects import template_of
 from gpushare_objects import rendered
@@ -82,7 +82,6 @@ def server(dra_api):
     bound(dra_api, GRANTED, "releases-claims")
     with kubernetes(dra_api):
         yield dra_api
-    remove_node(dra_api, "gpu1")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.claims import DRIVER, PodClaim, pod_claims
 from dra_cluster import Cluster
 from dra_kit import DriverNode
-from dra_world import NAMESPACE, account, allocated, node, pod, remove_node, scheduling
+from dra_world import NAMESPACE, account, allocated, node, pod, scheduling
 from gpushare.api.client import connect
 from gpushare.kubelet.dra import ClaimRef
 from gpushare.shared._contracts import gpushare as contract
@@ -60,7 +60,8 @@ def place(server: ApiServer) -> Iterator[Any]:
         _remove_pods(server, space)
     finally:
         for name in made:
-            remove_node(server, name)
+            server.request("DELETE", f"/api/v1/nodes/{name}")
+            server.request("DELETE", f"/apis/resource.k8s.io/v1/resourceslices/{name}")
 
 
 def _remove_pods(server: ApiServer, space: str) -> None:
