@@ -158,7 +158,7 @@ class Server:
         most = peak(self.process.pid)
         print(f"{what}: at most {most / MIB:.0f} MiB of {self.limit / MIB:.0f}")
         assert most < MOST < self.limit / 2
-        assert not [one for one in self.lines() if "exception" in one]
+        assert not [line for line in self.lines() if "exception" in line]
 
     def close(self) -> None:
         self.process.kill()
@@ -187,7 +187,7 @@ class Cluster:
         gated = [large_pod(f"gated-{at}", kind, resourceClaims=claims, **GATED) for at, kind in enumerate(LARGE)]
         with ThreadPoolExecutor(2) as pool:
             made = list(pool.map(lambda pod: server.request("POST", PODS, pod), [*bound, *gated]))
-        self.sizes = [len(json.dumps(one, separators=(",", ":"))) for one in made]
+        self.sizes = [len(json.dumps(pod, separators=(",", ":"))) for pod in made]
         self.gated = made[len(bound) :]
         self.bound = len(bound)
 
@@ -208,7 +208,7 @@ def test_the_extender_serves_beside_large_pods(cluster: Cluster, tmp_path: Path)
         extender.line("ready")
         extender.check("the extender's list")
         eventually(lambda: used_units(port) == cluster.bound)
-        pods = [one for one in cluster.gated if contract.pod_units(one) and len(one["spec"]["containers"]) < 1000]
+        pods = [pod for pod in cluster.gated if contract.pod_units(pod) and len(pod["spec"]["containers"]) < 1000]
 
         def filtered(pod: t.Any) -> t.Any:
             # More than 24 MiB of bodies aren't held at once: some are refused, for now.
@@ -222,7 +222,7 @@ def test_the_extender_serves_beside_large_pods(cluster: Cluster, tmp_path: Path)
         passed = [answer for answer in answers if answer["NodeNames"] == [NODE]]
         assert len(passed) == len(answers), answers
         extender.check("16 filters of large pods")
-        many = next(one for one in cluster.gated if len(one["spec"]["containers"]) > contract.MOST_CONTAINERS)
+        many = next(pod for pod in cluster.gated if len(pod["spec"]["containers"]) > contract.MOST_CONTAINERS)
         assert "containers" in filtered(many)["FailedAndUnresolvableNodes"][NODE]
         # Gates are the scheduler's: without them these pods may be bound. Of such a pod a patch takes seconds.
         names = [pod["metadata"]["name"] for pod in pods if "tolerations" in pod["spec"]][:1]
@@ -251,7 +251,7 @@ def test_the_server_of_templates_serves_beside_large_pods(cluster: Cluster, tmp_
         templates.line("serving")
 
         def names() -> set[str]:
-            return {one["metadata"]["name"] for one in cluster.server.request("GET", TEMPLATES)["items"]}
+            return {template["metadata"]["name"] for template in cluster.server.request("GET", TEMPLATES)["items"]}
 
         eventually(lambda: "gpu-mem-4" in names() or templates.process.poll() is not None, 120)
         templates.check("the templates' list")

@@ -250,8 +250,8 @@ def test_a_pod_whose_claim_was_removed(
         "have another card; "
     )
     assert "kept" not in str(refused.value) and "keeps" not in str(refused.value)
-    found = [[(each["key"], each["value"]) for each in one.get("taints", [])] for one in node.devices()]
-    assert found == [[("gpu.kubegpu.share/memory-without-claim", "ClaimNotFound")], []]
+    taints = [[(taint["key"], taint["value"]) for taint in device.get("taints", [])] for device in node.devices()]
+    assert taints == [[("gpu.kubegpu.share/memory-without-claim", "ClaimNotFound")], []]
     until(lambda: node.metric("gpushare_dra_unbooked_cards") == 1)
     assert node.metric('gpushare_plugin_refusals_total{reason="CardFull"}') == 1
     events = f"/api/v1/namespaces/{node.cluster.namespace}/events?fieldSelector=involvedObject.name%3Dkeeps"
@@ -262,7 +262,7 @@ def test_a_pod_whose_claim_was_removed(
     else:
         assert server.request("GET", events)["items"] == [] and server.request("GET", f"{pods}/keeps")
     node.kubelet.unprepare(kept)
-    until(lambda: not any("taints" in one for one in node.devices()))
+    until(lambda: not any("taints" in device for device in node.devices()))
     assert node.kubelet.prepare(victim)
     until(lambda: node.metric("gpushare_dra_unbooked_cards") == 0)
 

@@ -190,12 +190,12 @@ def test_killed_again_and_again_while_pods_come_and_go(process: Process) -> None
     assert not problems and len(alive) == 4
     until(lambda: process.ready() == "ok", 60, process.ready)
     assert process.specifications() == set(alive)
-    assert {one.stem for one in (process.root / "kubelet/plugins/gpu.kubegpu.share/claims").iterdir()} == set(alive)
+    assert {file.stem for file in (process.root / "kubelet/plugins/gpu.kubegpu.share/claims").iterdir()} == set(alive)
     for claim in alive.values():
         kubelet.unprepare(claim)
     assert process.specifications() == set() and kubelet.claims == {}
     assert "Traceback" not in process.log
-    assert len([one for one in process.log.splitlines() if '"claim prepared"' in one]) > 8, "it was no burst"
+    assert len([line for line in process.log.splitlines() if '"claim prepared"' in line]) > 8, "it was no burst"
 
 
 # --------------------------------------------------------------------------- with kube-scheduler
@@ -346,16 +346,16 @@ def test_excluded_cards_are_in_no_slice(process: Process) -> None:
     def offered() -> list[tuple[str, list[str]]]:
         return [
             (device["name"], [taint["value"] for taint in device.get("taints", [])])
-            for one in process.cluster.slices()
-            for device in one["spec"]["devices"]
+            for piece in process.cluster.slices()
+            for device in piece["spec"]["devices"]
         ]
 
-    first, second = (one.lower() for one in UUIDS)
+    first, second = (uuid.lower() for uuid in UUIDS)
     process.kubelet.start()
     process.start()
     until(lambda: process.ready() == "ok", 60, process.ready)
     until(lambda: offered() == [(first, []), (second, [])], 60)
-    devices = [device for one in process.cluster.slices() for device in one["spec"]["devices"]]
+    devices = [device for piece in process.cluster.slices() for device in piece["spec"]["devices"]]
     addresses = [device["attributes"]["resource.kubernetes.io/pciBusID"]["string"] for device in devices]
     assert addresses == ["0000:01:00.0", "0000:02:00.0"]
     assert [device["capacity"]["memory"]["value"] for device in devices] == ["16Gi", "16Gi"]

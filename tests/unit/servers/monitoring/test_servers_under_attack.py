@@ -209,15 +209,15 @@ def test_one_byte_connections_stop_neither_probes_nor_metrics(command: Command) 
     for port in sorted({facts["metrics"], facts.get("port", facts["metrics"])}):
         silent = [connected(port) for _number in range(500)]
         try:
-            for one in silent:
+            for connection in silent:
                 with contextlib.suppress(OSError):
-                    one.sendall(b"\x16")
+                    connection.sendall(b"\x16")
             for _round in range(5):
                 assert ask_socket(command.status_socket, "/healthz") == (200, "ok")
                 assert command.read_metrics(facts["metrics"]) == 200
         finally:
-            for one in silent:
-                one.close()
+            for connection in silent:
+                connection.close()
     assert command.most() < MEMORY_MIB
 
 

@@ -84,7 +84,7 @@ def test_fault_04_and_05_each_card_has_its_own_units_and_its_uuid_for_any_minor(
     node = make(seen(0, 2, minor=3), seen(1, 11, minor=0), seen(2, 40)).up()
     ids = sorted(node.kubelet.healthy)
     assert len(ids) == 53
-    assert [sum(one.startswith(f"{n:08x}-") for one in ids) for n in range(3)] == [2, 11, 40]
+    assert [sum(unit.startswith(f"{n:08x}-") for unit in ids) for n in range(3)] == [2, 11, 40]
     until(lambda: contract.node_cards(node.kube.node()))
     cards = contract.node_cards(node.kube.node())
     assert [(card.index, card.uuid, card.minor, card.units) for card in cards] == [

@@ -74,7 +74,7 @@ def test_limits_are_decided_card_by_card(node: Node, mode: str) -> None:
     node.limits.version = "615.71.09"
 
     def cards() -> list[tuple[bool, str, str]]:
-        return [(one.healthy, one.code, one.limit) for one in contract.node_cards(node.kube.node())]
+        return [(card.healthy, card.code, card.limit) for card in contract.node_cards(node.kube.node())]
 
     able, unable = "enforced", "MemoryLimitUnavailable"
     shared = (True, "", unable) if mode == "auto" else (False, unable, unable)

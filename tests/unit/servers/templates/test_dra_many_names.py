@@ -78,7 +78,9 @@ def test_thousands_of_names_of_one_pod_and_of_many_pods(dra_api: ApiServer, tmp_
     assert max(waited) < SECONDS
     assert not names(server, one) and made == PER_NAMESPACE
     assert message.startswith("PodTemplateLimit: the pod names more than 8 different templates")
-    assert all(one.startswith("NamespaceTemplateLimit: template gpu-mem-1-1") for one in limited) and len(limited) <= 10
+    assert (
+        all(text.startswith("NamespaceTemplateLimit: template gpu-mem-1-1") for text in limited) and len(limited) <= 10
+    )
     assert growth < (PER_NAMESPACE + 20) * LARGEST_STORED_KIB * 1024
 
 

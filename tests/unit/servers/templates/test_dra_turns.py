@@ -399,25 +399,25 @@ def test_memory_is_bounded_whatever_waits(monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("SPACE_BYTES", "SHARED_BYTES", "MOST_BYTES"):
         monkeypatch.setattr(state, name, getattr(state, name) // 4)
     tracemalloc.start()
-    found, kept = State("GiB", time.monotonic), {}
+    filled, kept = State("GiB", time.monotonic), {}
     for number in range(4_000):
         space, name = f"space-{number % 10}", f"{'long' * 40}-{number}"
         wanted = tuple("gpu-mem-" + "-".join(["1"] * 28 + [str(1 + 8 * number + each)]) for each in range(8))
-        row = found.keep_pod(Waiting(str(space), name, f"{number:036}", wanted, wanted), False)
+        row = filled.keep_pod(Waiting(str(space), name, f"{number:036}", wanted, wanted), False)
         if row is not None:
             # As the mirror does.
             kept[row.key] = row
-            found.pod_changed(row.key, None, row)
+            filled.pod_changed(row.key, None, row)
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    print(f"{len(kept)} pods kept, {used >> 20} MiB, {found._size >> 20} MiB by its own account")
-    assert found.overlooked and used < found._size <= state.MOST_BYTES
+    print(f"{len(kept)} pods kept, {used >> 20} MiB, {filled._size >> 20} MiB by its own account")
+    assert filled.overlooked and used < filled._size <= state.MOST_BYTES
     # A namespace with little still has room.
-    row = found.keep_pod(rows.waiting(pod("victim", "p", ["gpu-mem-4"])), False)
+    row = filled.keep_pod(rows.waiting(pod("victim", "p", ["gpu-mem-4"])), False)
     assert row is not None
     for key, each in kept.items():
-        found.pod_changed(key, each, None)
-    assert found._size == 0 and not found._spaces
+        filled.pod_changed(key, each, None)
+    assert filled._size == 0 and not filled._spaces
 
 
 def test_the_largest_template() -> None:
