@@ -342,7 +342,7 @@ class Machine:
         return []
 
     def names(self, path, optional=False):
-        found = sorted(one[len(path) + 1 :] for one in self.files if one.startswith(f"{path}/"))
+        found = sorted(file[len(path) + 1 :] for file in self.files if file.startswith(f"{path}/"))
         if not (found or optional):
             raise Missing(f"{path} doesn't exist")
         return found
@@ -417,7 +417,11 @@ def test_any_command_line(line):
 
 
 def processes(folder, *pids):
-    return [(one.pid, one.arguments) for one in NodeKubelet(str(folder)).processes(KUBELETS) if one.pid in pids]
+    return [
+        (process.pid, process.arguments)
+        for process in NodeKubelet(str(folder)).processes(KUBELETS)
+        if process.pid in pids
+    ]
 
 
 def add_process(folder, pid, line, root="/"):

@@ -49,7 +49,7 @@ def test_records_and_specifications_of_the_driver(node):
     assert shown["records"] == [{**about, "shares": shares, "problem": ""}]
     (specified,) = shown["specifications"]
     assert (specified["uid"], specified["recorded"], specified["problem"]) == (claim_uid(1), True, "")
-    assert [one[contract.CONTAINER_UNITS] for one in specified["envs"]] == ["4", "2"]
+    assert [env[contract.CONTAINER_UNITS] for env in specified["envs"]] == ["4", "2"]
 
 
 def test_damage_is_reported_for_its_claim_alone(node):

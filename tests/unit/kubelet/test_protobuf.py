@@ -37,8 +37,8 @@ def by_library(data):
     return {
         "envs": dict(found.envs),
         "annotations": dict(found.annotations),
-        "cdi": [one.name for one in found.cdi_devices],
-        "devices": [one.host_path for one in found.devices],
+        "cdi": [device.name for device in found.cdi_devices],
+        "devices": [device.host_path for device in found.devices],
     }
 
 

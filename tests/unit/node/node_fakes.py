@@ -235,7 +235,9 @@ class AptMachine(FakeSystem):
         chosen = {}
         for word in words:
             name, _equals, version = word.partition("=")
-            found = [one for one in self._candidates(name) if fnmatch.fnmatchcase(one, version or "*")]
+            found = [
+                candidate for candidate in self._candidates(name) if fnmatch.fnmatchcase(candidate, version or "*")
+            ]
             if not found:
                 return Done(100, "Reading package lists...\n", f"E: Unable to locate package {name}\nE: more")
             if name in self.held:

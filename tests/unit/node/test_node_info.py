@@ -560,18 +560,18 @@ def test_nouveau_section(tmp_path):
 
 
 def test_packages_that_are_returned(monkeypatch):
-    monkeypatch.setattr(facts.images, "observe", lambda system, references: {one: "" for one in references})
+    monkeypatch.setattr(facts.images, "observe", lambda system, references: {reference: "" for reference in references})
     node = AptMachine({})
     node.installed = {"nvidia-driver-cuda": "580.95.05-1", "bash": "5", "libnvidia-ml1": "1", "linux-image-amd64": "6"}
     node.held = {"nvidia-driver-cuda"}
     node.files["/etc/os-release"] = "ID=debian\nVERSION_ID=12\n"
     found = facts.observe(node, ["example.org/a:1"], ["linux-image-*"])
-    assert {name: (one["version"], one["held"]) for name, one in found["packages"].items()} == {
+    assert {name: (package["version"], package["held"]) for name, package in found["packages"].items()} == {
         "nvidia-driver-cuda": ("580.95.05-1", True),
         "libnvidia-ml1": ("1", False),
         "linux-image-amd64": ("6", False),
     }
-    assert all("origin" in one for one in found["packages"].values())
+    assert all("origin" in package for package in found["packages"].values())
     assert found["images"] == {"example.org/a:1": ""}
 
 

@@ -50,7 +50,7 @@ def test_every_file_parses():
 
 
 def test_all_files_import_and_facts_are_collected():
-    found = [str(one) for one in PLACES if one and subprocess.run([one, "-c", ""], check=False).returncode == 0]
+    found = [str(place) for place in PLACES if place and subprocess.run([place, "-c", ""], check=False).returncode == 0]
     if not found:
         pytest.skip("no python3.9 on this machine")
     script = SCRIPT.format(path=str(ROOT / ".collections"))

@@ -155,7 +155,7 @@ class Clock:
 
     def run(self, argv: list[str], timeout: float = 60, stdin: str | None = None) -> Done:
         answers = [self.now] if argv[0] == "date" else self.changed
-        return Done(0, "".join(f"{one}\n" for one in answers), "")
+        return Done(0, "".join(f"{answer}\n" for answer in answers), "")
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,13 @@ def test_a_card_lost_while_it_is_read_keeps_its_facts() -> None:
         (7, 0, {"state": "state_7", "status": 0}),
     ],
 )
-def test_the_registration_with_nvswitches(state: int, status: int, found: JsonObject | None) -> None:
+def test_the_registration_with_nvswitches(state: int, status: int, json_object: JsonObject | None) -> None:
     def answer(info: t.Any) -> None:
         # It is NVML's structure, by reference.
         info._obj.state, info._obj.status = state, status
 
     card = only(gpu(nvmlDeviceGetGpuFabricInfo=answer))
-    assert card["health"]["fabric"] == found and not card["problem"]
+    assert card["health"]["fabric"] == json_object and not card["problem"]
 
 
 def test_cards_that_are_left_alone_are_named_and_nothing_is_read_of_them() -> None:
@@ -109,7 +109,7 @@ def test_cards_that_are_left_alone_are_named_and_nothing_is_read_of_them() -> No
     for entry in ("3c:00.0", gpu_uuid(1).upper(), "something"):
         cards_of = [gpu(0, nvmlDeviceGetName="NVIDIA L4"), kept]
         found = asked(*cards_of, exclude=parse([entry]))
-        assert [(one["index"], one["problem"]) for one in found["cards"]] == [(0, "")] and not found["problem"]
+        assert [(card["index"], card["problem"]) for card in found["cards"]] == [(0, "")] and not found["problem"]
         named = {"uuid": gpu_uuid(1), "pci": "00000000:3C:00.0", "name": "NVIDIA Something"}
         assert found["excluded"] == [{**named, "entry": parse([entry]).entries[0]}]
     assert asked(gpu(0), kept)["excluded"] == []
@@ -194,7 +194,7 @@ def test_duplicate_identities_are_reported_on_both_cards() -> None:
     twin = gpu(1, nvmlDeviceGetUUID=gpu_uuid(0), nvmlDeviceGetMinorNumber=0)
     found = asked(gpu(0), twin, gpu(2), gpu(3, nvmlDeviceGetMinorNumber=None), gpu(4, nvmlDeviceGetMinorNumber=None))
     problem = "it has the same UUID as card {0}; it has the same minor number as card {0}"
-    assert [one["problem"] for one in found["cards"]] == [problem.format(1), problem.format(0), "", "", ""]
+    assert [card["problem"] for card in found["cards"]] == [problem.format(1), problem.format(0), "", "", ""]
 
 
 def test_implausibly_many_cards() -> None:
@@ -251,7 +251,7 @@ def test_mig_devices_are_listed_with_gaps() -> None:
 def test_implausible_mig_devices() -> None:
     full = {**instance("MIG?", 7), "nvmlDeviceGetMemoryInfo": memory(total=GIB, used=2 * GIB)}
     card = only(divided(full, most=4294967295))
-    assert [(one["uuid"], one["used_mib"]) for one in card["mig"]["devices"]] == [("", None)]
+    assert [(device["uuid"], device["used_mib"]) for device in card["mig"]["devices"]] == [("", None)]
     assert "4294967295 MIG devices" in card["problem"] and "2048 MiB used of 1024 MiB" in card["problem"]
 
 

@@ -48,8 +48,8 @@ def done(index: int, *pids: int) -> list[JsonObject]:
     return [{"begin": index}, {"card": card(index, *pids)}]
 
 
-def summary(found: JsonObject) -> list[tuple[int, str, str]]:
-    return [(one["index"], one["uuid"][:12], one["problem"][:34]) for one in found["cards"]]
+def summary(json_object: JsonObject) -> list[tuple[int, str, str]]:
+    return [(card["index"], card["uuid"][:12], card["problem"][:34]) for card in json_object["cards"]]
 
 
 def test_all_in_one_run() -> None:
@@ -58,7 +58,7 @@ def test_all_in_one_run() -> None:
     )
     found = worker.facts()
     assert (found["available"], found["problem"], found["driver"], found["seconds"]) == (True, "", "1", 1.3)
-    assert [one["problem"] for one in found["cards"]] == ["", ""]
+    assert [card["problem"] for card in found["cards"]] == ["", ""]
     assert found["cards"][0]["processes"][0]["libvgpu"] is True
     assert worker.requests == [(Request(), 10.0, 30.0)]
 
@@ -101,7 +101,7 @@ def test_cards_that_were_read_before_the_time_limit_are_kept() -> None:
     found = worker.facts()
     assert not found["available"]
     assert found["problem"].startswith("NVML didn't respond within 30 s (at card 1)")
-    assert [one["problem"] for one in found["cards"]] == [
+    assert [card["problem"] for card in found["cards"]] == [
         "",
         "NVML didn't respond for this card in time",
         "this card wasn't read in time",
@@ -139,7 +139,7 @@ def test_a_hanging_process_is_skipped() -> None:
     )
     found = worker.facts()
     assert found["available"] and found["problem"] == ""
-    assert [one["libvgpu"] for one in found["cards"][0]["processes"]] == [None, True]
+    assert [process["libvgpu"] for process in found["cards"][0]["processes"]] == [None, True]
     assert worker.requests[1][0].skip_processes == frozenset({7})
 
 
@@ -153,7 +153,7 @@ def test_every_card_hangs() -> None:
         *(([system(2), {"begin": index}], nvml.STALLED, 10) for index in (0, 1)),
         ([system(2), {"end": True}], nvml.END, 1),
     )
-    assert [one["problem"][:19] for one in worker.facts()["cards"]] == ["NVML didn't respond"] * 2
+    assert [card["problem"][:19] for card in worker.facts()["cards"]] == ["NVML didn't respond"] * 2
 
 
 def test_time_limits() -> None:

@@ -173,12 +173,12 @@ def test_cgroups_of_pods_containers(node: Node) -> None:
     node.group(f"{SCOPE[1:]}/crio-{other}.scope")
     node.group(f"{SCOPE[1:]}/crio-{other}.scope/container", 5)
     groups = node.host.container_cgroups()
-    assert [(one.path, one.pod_uid, one.container_id) for one in groups] == [
+    assert [(group.path, group.pod_uid, group.container_id) for group in groups] == [
         (f"{SCOPE}/cri-containerd-{ID}.scope", POD, ID),
         # Where crun puts the processes.
         (f"{SCOPE}/crio-{other}.scope/container", POD, other),
     ]
-    assert [one.folder for one in groups] == [str(node.root / "cgroup") + one.path for one in groups]
+    assert [group.folder for group in groups] == [str(node.root / "cgroup") + group.path for group in groups]
 
 
 def test_the_number_of_cgroups_is_limited(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_xids_are_read_by_address() -> None:
 
 @given(st.lists(st.text(max_size=80)))
 def test_no_record_raises(records: list[str]) -> None:
-    by_address([*records, *(f"6,1,1,-;NVRM: Xid {one}" for one in records)])
+    by_address([*records, *(f"6,1,1,-;NVRM: Xid {record}" for record in records)])
 
 
 def test_the_kernels_log_record_by_record(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

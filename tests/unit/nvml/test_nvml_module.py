@@ -54,7 +54,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[JsonObject]:
 def test_the_cards_are_returned(played: list[JsonObject]) -> None:
     found = played[0]
     assert (found["changed"], found["nvml"]["problem"]) == (False, "")
-    assert [one["uuid"] for one in found["nvml"]["cards"]] == [FIRST, SECOND] and found["nvml"]["available"]
+    assert [card["uuid"] for card in found["nvml"]["cards"]] == [FIRST, SECOND] and found["nvml"]["available"]
 
 
 def test_an_invalid_time_limit_is_reported(played: list[JsonObject]) -> None:

@@ -136,7 +136,7 @@ def test_limits_of_cgroups(tmp_path: Path) -> None:
     rows = {str(tmp_path): (0, 3 * GIB, GIB)}
     found = asked(limited(rows), limited({}), host=FakeHost([group, ONE]))
     row = {"cgroup": "/kubepods/x", "pod_uid": POD, "container_id": "c" * 64, "hard_mib": 3072, "soft_mib": 0}
-    assert [one["limits"] for one in found["cards"]] == [[{**row, "used_mib": 1024}], []]
+    assert [card["limits"] for card in found["cards"]] == [[{**row, "used_mib": 1024}], []]
     assert found["pods_limited"] == 1
 
 
@@ -152,7 +152,7 @@ def test_a_driver_without_limits() -> None:
     module = FakePynvml(gpu())
     del module.nvmlLib.nvmlDeviceGetMemoryLimits_v1
     ended = LocalWorker(module, FakeHost([ONE])).run(Request(), 1, 1)
-    card = next(one["card"] for one in ended.messages if "card" in one)
+    card = next(message["card"] for message in ended.messages if "card" in message)
     assert card["limits"] is None and card["problem"] == ""
 
 
@@ -160,8 +160,8 @@ def test_cards_that_were_read_are_skipped() -> None:
     module = FakePynvml(gpu(0), FakeError(999), gpu(2, **{COMPUTE: [process(10, 1), process(20, 1)]}))
     request = Request(frozenset({0, 1}), ((7, "x"), (9, "x")), frozenset({9, 10}))
     messages = LocalWorker(module, FakeHost()).run(request, 1, 1).messages
-    assert [one["begin"] for one in messages if "begin" in one] == [2, 2, "7", "20"]
-    assert [one["so_far"]["uuid"][-4:] for one in messages if "so_far" in one] == ["4444"]
+    assert [message["begin"] for message in messages if "begin" in message] == [2, 2, "7", "20"]
+    assert [message["so_far"]["uuid"][-4:] for message in messages if "so_far" in message] == ["4444"]
 
 
 def test_a_removed_cgroup_is_skipped_and_other_errors_are_reported(tmp_path: Path) -> None:

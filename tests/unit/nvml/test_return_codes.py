@@ -50,8 +50,8 @@ def test_a_refused_function_doesnt_affect_the_others(value: int, name: str) -> N
 @pytest.mark.parametrize(("value", "name"), FEW)
 def test_a_refused_card_keeps_its_index_and_a_refused_list_is_null(value: int, name: str) -> None:
     found = asked(gpu(0), FakeError(value), gpu(2, nvmlDeviceGetComputeRunningProcesses_v3=FakeError(value)))
-    assert [(one["index"], bool(one["uuid"])) for one in found["cards"]] == [(0, True), (1, False), (2, True)]
-    assert all(f"NVML_ERROR_{name}" in one["problem"] for one in found["cards"][1:]) and found["available"]
+    assert [(card["index"], bool(card["uuid"])) for card in found["cards"]] == [(0, True), (1, False), (2, True)]
+    assert all(f"NVML_ERROR_{name}" in card["problem"] for card in found["cards"][1:]) and found["available"]
     assert found["cards"][2]["processes"] is None
 
 

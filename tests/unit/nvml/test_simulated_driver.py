@@ -44,9 +44,9 @@ def hold(driver: Driver, tmp_path: Path) -> Iterator[t.Callable[..., int]]:
         return programs[-1].pid
 
     yield start
-    for one in programs:
-        one.kill()
-        one.communicate()
+    for program in programs:
+        program.kill()
+        program.communicate()
 
 
 def test_two_cards_and_their_processes(driver: Driver, hold: t.Callable[..., int]) -> None:
@@ -113,7 +113,7 @@ def test_an_error_at_the_start_is_reported(driver: Driver) -> None:
 def test_a_failing_card_doesnt_affect_the_other(driver: Driver) -> None:
     driver.describe("fault card:0:15")
     found = really(driver)
-    assert found["available"] and [one["index"] for one in found["cards"]] == [0, 1]
+    assert found["available"] and [card["index"] for card in found["cards"]] == [0, 1]
     assert CODES[15].text in found["cards"][0]["problem"] and found["cards"][0]["processes"] is None
     assert (found["cards"][1]["uuid"], found["cards"][1]["problem"]) == (SECOND, "")
 

@@ -41,7 +41,7 @@ def test_messages_arrive_in_order() -> None:
 
     ended = run(work)
     assert (ended.ending, ended.detail) == ("end", "")
-    assert [one.get("card") for one in ended.messages] == [*range(500), None]
+    assert [message.get("card") for message in ended.messages] == [*range(500), None]
 
 
 def test_the_child_receives_the_request() -> None:

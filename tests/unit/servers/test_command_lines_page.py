@@ -21,7 +21,7 @@ def rows(command: str) -> list[tuple[list[str], str]]:
     """Return the options and the default of each row of a command's table; in brackets are the roles' defaults."""
     table = SECTION.split(f"| {command} | default | |\n|---|---|---|\n")[1].split("\n\n")[0]
     cells = [row.strip("|").split(" | ") for row in table.splitlines()]
-    return [(re.findall(r"`--([a-z-]+)`", one[0]), re.sub(r"\(.*?\)", "", one[1]).strip()) for one in cells]
+    return [(re.findall(r"`--([a-z-]+)`", cell[0]), re.sub(r"\(.*?\)", "", cell[1]).strip()) for cell in cells]
 
 
 @pytest.mark.parametrize("command", ["extender", "device plugin"])

@@ -144,7 +144,7 @@ def node(name: str, *addresses: str, **labels: str) -> t.Any:
         "kind": "Node",
         "metadata": {"name": name, "labels": labels},
         "spec": {},
-        "status": {"addresses": [{"type": "InternalIP", "address": one} for one in addresses]},
+        "status": {"addresses": [{"type": "InternalIP", "address": address} for address in addresses]},
     }
 
 
@@ -152,7 +152,7 @@ def test_a_node_of_both_families_has_the_address_of_the_clusters_first(server: A
     given = types.SimpleNamespace(params={"kubeconfig": str(server.kubeconfig)}, no_log_values=set())
     nodes = [node("gpu1", "10.0.0.5", "2001:db8::5"), node("gpu2", "2001:db8::6", "10.0.0.6"), node("gpu3")]
     made = collect(direct.connect(given), list(map(node_of, nodes)), "v1.36.3", foreigners=False)
-    assert [one.address for one in made.nodes] == ["10.0.0.5", "2001:db8::6", ""]
+    assert [node.address for node in made.nodes] == ["10.0.0.5", "2001:db8::6", ""]
 
 
 def test_an_inventory_has_ipv6_addresses_as_ssh_takes_them(server: ApiServer) -> None:

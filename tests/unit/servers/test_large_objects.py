@@ -105,9 +105,9 @@ class Cgroup:
 def peak(pid: int) -> int:
     """The most memory that a process has had, in bytes."""
     text = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+([0-9]+) kB", text)
-    assert found is not None, "the process has ended"
-    return int(found[1]) * 1024
+    match = re.search(r"VmHWM:\s+([0-9]+) kB", text)
+    assert match is not None, "the process has ended"
+    return int(match[1]) * 1024
 
 
 def ask(port: int, method: str, path: str, body: t.Any = None) -> t.Any:
@@ -148,7 +148,7 @@ class Server:
 
         def found() -> t.Any:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self._log.read_text()[-1000:]}"
-            return next((one for one in self.lines() if one["message"] == message), None)
+            return next((line for line in self.lines() if line["message"] == message), None)
 
         return eventually(found, 120)
 

@@ -33,11 +33,11 @@ class Server:
 def test_a_server_that_does_not_page_is_refused_and_no_object_comes_twice(answers):
     server, found = Server(*answers), []
     with pytest.raises(KubeError) as failure:
-        for one in Pages(server, "/api/v1/pods"):
-            found.append(one["metadata"]["name"])
+        for page in Pages(server, "/api/v1/pods"):
+            found.append(page["metadata"]["name"])
     assert failure.value.reason == "NotPaged" and server.asked == 2 and found == ["a", "b"]
 
 
 def test_pages_without_objects_are_followed():
     server = Server(Answer("", "one"), Answer("a", "two"), Answer("", "three"), Answer("b", ""))
-    assert [one["metadata"]["name"] for one in Pages(server, "/api/v1/pods")] == ["a", "b"]
+    assert [page["metadata"]["name"] for page in Pages(server, "/api/v1/pods")] == ["a", "b"]

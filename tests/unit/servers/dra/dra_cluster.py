@@ -74,10 +74,10 @@ class Cluster:
         """
         collection = f"/apis/resource.k8s.io/v1/namespaces/{self.namespace}/resourceclaims"
         exactly = {"deviceClassName": "gpu.kubegpu.share", "capacity": {"requests": {"memory": "1Gi"}}}
-        requests = dict.fromkeys(str(one["request"]) for one in results)
+        requests = dict.fromkeys(str(result["request"]) for result in results)
         body = {
             "metadata": {"name": name},
-            "spec": {"devices": {"requests": [{"name": one, "exactly": exactly} for one in requests]}},
+            "spec": {"devices": {"requests": [{"name": request, "exactly": exactly} for request in requests]}},
         }
         created = self.server.request("POST", collection, body)
         created["status"] = {

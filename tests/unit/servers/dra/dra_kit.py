@@ -60,7 +60,7 @@ def make_claim(number: int, *results: JsonObject, pods: t.Sequence[int] = (), **
         "status": {
             "allocation": {"devices": {"results": list(results), **devices}},
             "reservedFor": [
-                {"resource": "pods", "name": f"pod{one}", "uid": uid(0x1000 + one)} for one in pods or (number,)
+                {"resource": "pods", "name": f"pod{pod}", "uid": uid(0x1000 + pod)} for pod in pods or (number,)
             ],
         },
     }
@@ -183,7 +183,7 @@ class Kubelet:
 
     def _watch(self, stop: threading.Event) -> None:
         while not stop.wait(0.05):
-            there = {(str(one), one.stat().st_ino) for one in self.registry.iterdir() if one.is_socket()}
+            there = {(str(path), path.stat().st_ino) for path in self.registry.iterdir() if path.is_socket()}
             with self._lock:
                 known = set(self._plugins)
                 for gone in known - there:
@@ -222,7 +222,7 @@ class Kubelet:
         if not endpoints:
             raise Refused(f"DRA driver {DRIVER} is not registered")
         request = dra.CLASSES[method.request](
-            claims=[dra.CLASSES["k8s.io.kubelet.pkg.apis.dra.v1.Claim"](**one._asdict()) for one in refs]
+            claims=[dra.CLASSES["k8s.io.kubelet.pkg.apis.dra.v1.Claim"](**ref._asdict()) for ref in refs]
         )
         try:
             return wire.call(endpoints[-1], method, request, timeout)
@@ -235,10 +235,10 @@ class Kubelet:
         :returns: the CDI names of a container that uses all of them.
         :raises Refused: with the driver's message.
         """
-        for one in refs:
+        for ref in refs:
             # It is checkpointed before the call.
-            self.claims.setdefault(one.uid, (one, []))
-        todo = [one for one in refs if one.uid not in self._prepared]
+            self.claims.setdefault(ref.uid, (ref, []))
+        todo = [ref for ref in refs if ref.uid not in self._prepared]
         if todo:
             response = self.call(dra.PREPARE, *todo)
             for one in todo:
@@ -249,14 +249,14 @@ class Kubelet:
                 self.claims[one.uid][1].extend(answer.devices)
             assert len(response.claims) == len(todo)
             self._prepared |= {one.uid for one in todo}
-        return [name for one in refs for device in self.claims[one.uid][1] for name in device.cdi_device_ids]
+        return [name for ref in refs for device in self.claims[ref.uid][1] for name in device.cdi_device_ids]
 
     def unprepare(self, *refs: dra.ClaimRef) -> None:
         """Unprepare the claims of a pod that has ended.
 
         :raises Refused: with the driver's message.
         """
-        known = [one for one in refs if one.uid in self.claims]
+        known = [ref for ref in refs if ref.uid in self.claims]
         if not known:
             return
         response = self.call(dra.UNPREPARE, *known)
@@ -278,7 +278,9 @@ class Kubelet:
             def follow() -> None:
                 with contextlib.suppress(grpc.RpcError):
                     for answer in stream:
-                        found.append({one.device.device_name: (one.health, one.message) for one in answer.devices})
+                        found.append(
+                            {device.device.device_name: (device.health, device.message) for device in answer.devices}
+                        )
 
             threading.Thread(target=follow, daemon=True).start()
             yield found
@@ -290,8 +292,8 @@ class Kubelet:
             row = response.pod_resources.add(name=name)
             for uids in containers:
                 container = row.containers.add(name="c")
-                for one in uids:
-                    known, devices = self.claims[one]
+                for uid in uids:
+                    known, devices = self.claims[uid]
                     row.namespace = known.namespace
                     resource = container.dynamic_resources.add(claim_name=known.name, claim_namespace=known.namespace)
                     part = resource.claim_resources.add(driver_name=DRIVER)
@@ -406,11 +408,11 @@ class DriverNode:
         return ask_socket(self.root / "status.sock", path)
 
     def metric(self, name: str) -> float | None:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
-        return float(found.group(1)) if found else None
+        match = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
+        return float(match.group(1)) if match else None
 
     def devices(self) -> list[t.Any]:
-        return [one for each in self.cluster.slices() for one in each["spec"].get("devices", [])]
+        return [device for each in self.cluster.slices() for device in each["spec"].get("devices", [])]
 
     def claim(
         self, number: int, *shares: tuple[int, str], pods: t.Sequence[int] = (), requests: t.Sequence[str] = ()
@@ -427,7 +429,7 @@ class DriverNode:
             }
             for at, (card, memory) in enumerate(shares)
         ]
-        named = [(f"pod{one}", uid(0x1000 + one)) for one in pods or (number,)]
+        named = [(f"pod{pod}", uid(0x1000 + pod)) for pod in pods or (number,)]
         found = self.cluster.claim(f"claim{number}", *results, pods=named)
         return dra.ClaimRef(self.cluster.namespace, found, f"claim{number}")
 

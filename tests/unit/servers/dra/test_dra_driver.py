@@ -64,7 +64,7 @@ def test_with_spread_the_emptiest_card_is_offered_first(make: t.Callable[..., Dr
     node.up(placement="spread")
 
     def order() -> list[int]:
-        return [one["attributes"]["index"]["int"] for one in node.devices()]
+        return [device["attributes"]["index"]["int"] for device in node.devices()]
 
     assert order() == [0, 1, 2]
     claims = [node.claim(1, (0, "4Gi")), node.claim(2, (1, "6Gi"))]
@@ -101,10 +101,10 @@ def test_a_container_cannot_widen_its_limit(node: DriverNode) -> None:
     node.limits.kept[SECOND, str(greedy)] = Limit(0, 8000 * MIB)
     node.kubelet.prepare(other)
     node.kubelet.pods["pod2"] = [[other.uid]]
-    until(lambda: "MemoryLimitExceeded" in str([one["attributes"]["memoryLimit"] for one in node.devices()]))
+    until(lambda: "MemoryLimitExceeded" in str([device["attributes"]["memoryLimit"] for device in node.devices()]))
     assert node.limits.mib_of(greedy)[SECOND] == 3000
     node.limits.held[SECOND, str(greedy)] = 0
-    until(lambda: [one["attributes"]["memoryLimit"] for one in node.devices()] == [{"string": "enforced"}] * 2)
+    until(lambda: [device["attributes"]["memoryLimit"] for device in node.devices()] == [{"string": "enforced"}] * 2)
     assert node.limits.mib_of(greedy)[SECOND] == 1024
 
 
@@ -148,7 +148,7 @@ def test_each_container_has_its_own_request(node: DriverNode) -> None:
 
 
 def memory_limits(node: DriverNode) -> list[str]:
-    return [one["attributes"]["memoryLimit"]["string"] for one in node.devices()]
+    return [device["attributes"]["memoryLimit"]["string"] for device in node.devices()]
 
 
 def test_the_memory_of_a_pod_with_several_containers_is_its_own(
@@ -309,11 +309,11 @@ def test_two_claims_of_one_pod_and_two_pods_of_one_claim(make: t.Callable[..., D
 def test_a_card_with_mig_is_announced_and_not_given_to_pods(make: t.Callable[..., DriverNode]) -> None:
     node = make(dataclasses.replace(seen(0), problem=MIG), seen(1))
     node.up()
-    assert [[taint["value"] for taint in one.get("taints", [])] for one in node.devices()] == [["MIGEnabled"], []]
+    assert [[taint["value"] for taint in device.get("taints", [])] for device in node.devices()] == [["MIGEnabled"], []]
     with pytest.raises(Refused, match=r"^MIGEnabled: claim \S+/claim1: card 0 .* MIG is on: its instances have memory"):
         node.kubelet.prepare(node.claim(1, (0, "4Gi")))
     node.nvml.found = [seen(0), seen(1)]
-    until(lambda: not any("taints" in one for one in node.devices()))
+    until(lambda: not any("taints" in device for device in node.devices()))
 
 
 def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
@@ -336,11 +336,11 @@ def test_a_card_is_lost_and_comes_back(node: DriverNode) -> None:
         node.kubelet.prepare(claim)
     assert len(list(node.cdi.iterdir())) == 1
     node.nvml.found = cards
-    until(lambda: not any("taints" in one for one in node.devices()))
+    until(lambda: not any("taints" in device for device in node.devices()))
     assert node.kubelet.prepare(claim) and node.kubelet.prepare(late)
     # All are lost: the pool keeps them, and nothing can be scheduled.
     node.nvml.problem = "NVIDIA's driver doesn't answer"
-    until(lambda: ["taints" in one for one in node.devices()] == [True, True])
+    until(lambda: ["taints" in device for device in node.devices()] == [True, True])
     until(lambda: node.page("/readyz") == (503, "NVIDIA's driver doesn't answer"))
 
 
@@ -383,7 +383,7 @@ def test_a_card_that_is_lost_while_the_driver_is_away(make: t.Callable[..., Driv
     node.nvml.found = [dataclasses.replace(seen(2), index=0)]
     node.start()
     names = [seen(0).uuid.lower(), seen(2).uuid.lower()]
-    until(lambda: [one["name"] for one in node.devices()] == names)
+    until(lambda: [device["name"] for device in node.devices()] == names)
     first, last = node.devices()
     assert [taint["value"] for taint in first["taints"]] == ["CardLost"] and "taints" not in last
     assert [one["attributes"]["index"]["int"] for one in (first, last)] == [0, 2]
@@ -391,7 +391,7 @@ def test_a_card_that_is_lost_while_the_driver_is_away(make: t.Callable[..., Driv
     until(lambda: tried(lambda: node.kubelet.unprepare(claim)))
     node.stop()
     node.start()
-    until(lambda: [one["name"] for one in node.devices()] == names[1:])
+    until(lambda: [device["name"] for device in node.devices()] == names[1:])
 
 
 @pytest.mark.parametrize("watch", dra.WATCHES, ids=dra.HEALTH_SERVICES)
@@ -422,9 +422,9 @@ def test_an_xid_taints_a_card_for_a_while(make: t.Callable[..., DriverNode]) -> 
     node = make()
     node.up(xid_quiet=1.5)
     node.nvml.fail(1, 48)
-    until(lambda: ["taints" in one for one in node.devices()] == [False, True])
+    until(lambda: ["taints" in device for device in node.devices()] == [False, True])
     assert node.devices()[1]["taints"][0]["value"] == "XIDError"
-    until(lambda: not any("taints" in one for one in node.devices()))
+    until(lambda: not any("taints" in device for device in node.devices()))
 
 
 def test_a_driver_without_cards_withdraws_the_slices_of_the_one_before(make: t.Callable[..., DriverNode]) -> None:
@@ -447,11 +447,11 @@ def test_required_limits(make: t.Callable[..., DriverNode]) -> None:
     node = make(driver="580.95.05")
     node.kubelet.start()
     node.start(memory_limit="required")
-    until(lambda: ["taints" in one for one in node.devices()] == [True, True])
+    until(lambda: ["taints" in device for device in node.devices()] == [True, True])
     assert node.devices()[0]["taints"][0]["value"] == "MemoryLimitUnavailable"
     node.limits.version = "615.71.09"
     until(lambda: node.page("/readyz")[1] == "ok")
-    until(lambda: not any("taints" in one for one in node.devices()))
+    until(lambda: not any("taints" in device for device in node.devices()))
     claim = node.claim(1, (0, "4Gi"))
     with pytest.raises(Refused, match=r"^MemoryLimitFailed: claim \S+/claim1: the cgroup of pod \S+/pod1 isn't found"):
         node.kubelet.prepare(claim)
@@ -544,11 +544,11 @@ def test_several_claims_at_once(node: DriverNode) -> None:
     threads = [
         threading.Thread(target=lambda one=one: answers.append(node.kubelet.call(dra.PREPARE, one))) for one in refs
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(30)
-    assert len(answers) == 12 and all(not each.error for one in answers for each in one.claims.values())
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(answers) == 12 and all(not each.error for answer in answers for each in answer.claims.values())
     assert len(list(node.cdi.iterdir())) == 12
     missing = ref(99)._replace(namespace=node.cluster.namespace)
     mixed = node.kubelet.call(dra.PREPARE, missing, refs[0])

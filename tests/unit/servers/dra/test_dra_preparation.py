@@ -50,7 +50,7 @@ class Node:
         self.held: list[Claim] = []
         self.refused: list[str] = []
         self.injected: t.Callable[[t.Sequence[str]], t.Mapping[str, str]] = lambda uuids: {
-            one: f"nvidia.com/gpu={one}" for one in uuids
+            uuid: f"nvidia.com/gpu={uuid}" for uuid in uuids
         }
         self.cards: tuple[contract.Card, ...] = CARDS
         self.start()
@@ -67,26 +67,26 @@ class Node:
         self.driver.restore()
 
     def prepare(self, *numbers: int) -> list[tuple[Device, ...] | str]:
-        found = self.driver.prepare([ref(one) for one in numbers])
-        assert list(found) == [uid(one) for one in numbers]
+        found = self.driver.prepare([ref(number) for number in numbers])
+        assert list(found) == [uid(number) for number in numbers]
         return list(found.values())
 
     def unprepare(self, *numbers: int) -> list[str]:
-        found = self.driver.unprepare([ref(one) for one in numbers])
-        assert list(found) == [uid(one) for one in numbers]
+        found = self.driver.unprepare([ref(number) for number in numbers])
+        assert list(found) == [uid(number) for number in numbers]
         return list(found.values())
 
     def files(self) -> list[str]:
         """What the container runtime could read, and all else that is there."""
-        return sorted(one.name for one in (self.root / "cdi").glob("*")) if (self.root / "cdi").is_dir() else []
+        return sorted(path.name for path in (self.root / "cdi").glob("*")) if (self.root / "cdi").is_dir() else []
 
     def specifications(self) -> dict[str, t.Any]:
-        found = [json.loads((self.root / "cdi" / one).read_text()) for one in self.files()]
+        found = [json.loads((self.root / "cdi" / file).read_text()) for file in self.files()]
         return {entry["name"]: entry["containerEdits"] for one in found for entry in one["devices"]}
 
     def listing(self, *numbers: int, pod: int = 0) -> list[PodClaims]:
         """kubelet's list, with a pod for each claim that it has prepared."""
-        names = {one: f"gpu.kubegpu.share/claim={uid(one)}-0" for one in numbers}
+        names = {number: f"gpu.kubegpu.share/claim={uid(number)}-0" for number in numbers}
         return [
             PodClaims("default", f"pod{pod or one}", frozenset({name}), 1, frozenset({(name, f"claim{one}")}))
             for one, name in names.items()
@@ -380,7 +380,7 @@ def test_claims_of_a_call_that_has_ended_are_not_read(node: Node) -> None:
     for number in (1, 2, 3):
         node.kube.put(make_claim(number, gib(1)))
     answers = node.driver.prepare([ref(one) for one in (1, 2, 3)], lambda: node.kube.reads < 1)
-    assert [str(one).partition(":")[0] for one in answers.values()] == ["CallEnded"] * 3 and node.kube.reads == 1
+    assert [str(answer).partition(":")[0] for answer in answers.values()] == ["CallEnded"] * 3 and node.kube.reads == 1
 
 
 def test_the_limit_of_the_pod_is_set_before_kubelet_gets_its_answer(node: Node) -> None:
@@ -415,7 +415,7 @@ def test_a_damaged_record_is_set_aside(node: Node, caplog: pytest.LogCaptureFixt
     node.start()
     assert [one.uid for one in node.driver.prepared()] == [uid(2)] and caplog.text.count("is renamed") == 2
     left = [f"{uid(1)}.json.damaged", f"{uid(2)}.json", "x.json.damaged"]
-    assert sorted(one.name for one in (node.root / "claims").iterdir()) == left
+    assert sorted(path.name for path in (node.root / "claims").iterdir()) == left
     assert node.files() == [f"gpu.kubegpu.share-claim-{uid(2)}.json", "nvidia.yaml"]
     assert isinstance(node.prepare(1)[0], tuple)
 
@@ -524,7 +524,7 @@ def test_a_prepared_claim_that_has_its_memory_no_more_in_the_api(
     node.driver.check_booking()
     ((claim, lost),) = node.driver.unbooked()
     assert (claim.key, lost) == ("default/claim1", Unbooked(code, {"gpu-aaaa": mib})) and changes == [1]
-    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert (warning.__dict__["data"]["pods"], warning.__dict__["data"]["code"]) == (["pod1"], code)
     # What was known stays while there is no answer, also for the next process, which asks at once.
     node.start()
@@ -839,7 +839,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nothing_leaks(self) -> None:
-        there = {int(claim_of(f"gpu.kubegpu.share/claim={one}")[:8], 16) for one in self.node.specifications()}
+        there = {
+            int(claim_of(f"gpu.kubegpu.share/claim={specification}")[:8], 16)
+            for specification in self.node.specifications()
+        }
         known, prepared = {self.number(one) for one in self.known}, {self.number(one) for one in self.prepared}
         assert prepared <= there <= known
         assert there == {int(one.uid[:8], 16) for one in self.node.driver.prepared()}

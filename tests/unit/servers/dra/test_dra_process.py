@@ -53,9 +53,9 @@ class Process:
 
     def _plug_in(self) -> None:
         rows = [
-            f"card {number} uuid={one} minor={number} memory={16384 + RESERVED_MIB} bus=0000:0{number + 1}:00.0 "
+            f"card {number} uuid={uuid} minor={number} memory={16384 + RESERVED_MIB} bus=0000:0{number + 1}:00.0 "
             "name=Simulated_GPU mig=disabled"
-            for number, one in enumerate(UUIDS)
+            for number, uuid in enumerate(UUIDS)
         ]
         (self.root / "cards").write_text("\n".join([f"driver {R615}", "cuda 13000", *rows, ""]))
 
@@ -287,7 +287,7 @@ class Tenant:
     def why(self, name: str) -> str:
         """Why a pod waits, in kube-scheduler's words."""
         pod = self.ask("GET", f"/api/v1/namespaces/{self.namespace}/pods/{name}")
-        found = {one["type"]: one.get("message", "") for one in pod["status"].get("conditions", [])}
+        found = {condition["type"]: condition.get("message", "") for condition in pod["status"].get("conditions", [])}
         return str(found.get("PodScheduled", ""))
 
     def take_away(self, name: str) -> None:
@@ -304,9 +304,9 @@ def test_a_claim_that_is_removed_while_its_pod_runs_gives_its_memory_to_nobody(p
     cluster, kubelet = process.cluster, process.kubelet
 
     def taints() -> list[list[str]]:
-        devices = [one for each in cluster.slices() for one in each["spec"].get("devices", [])]
-        assert all(each["effect"] == "NoSchedule" for one in devices for each in one.get("taints", []))
-        return [[f"{each['key']}={each['value']}" for each in one.get("taints", [])] for one in devices]
+        devices = [device for each in cluster.slices() for device in each["spec"].get("devices", [])]
+        assert all(each["effect"] == "NoSchedule" for device in devices for each in device.get("taints", []))
+        return [[f"{each['key']}={each['value']}" for each in device.get("taints", [])] for device in devices]
 
     kubelet.start()
     process.start()

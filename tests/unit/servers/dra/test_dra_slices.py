@@ -136,9 +136,9 @@ class Api:
         body = copy.deepcopy(body)
         body["metadata"]["resourceVersion"] = str(self.version)
         devices = body["spec"]["devices"]
-        assert len(devices) <= (64 if any("taints" in one for one in devices) else 128)
-        for one in devices:
-            for taint in one.get("taints", []):
+        assert len(devices) <= (64 if any("taints" in device for device in devices) else 128)
+        for device in devices:
+            for taint in device.get("taints", []):
                 taint.setdefault("timeAdded", f"at {self.version}")
         if not devices:
             del body["spec"]["devices"]
@@ -147,11 +147,11 @@ class Api:
     def complete(self) -> list[str]:
         """The devices that the scheduler would see, in its order; it needs all slices of the highest generation."""
         pools = [one["spec"]["pool"] for one in self.found.values()]
-        highest = max(one["generation"] for one in pools)
+        highest = max(pool["generation"] for pool in pools)
         rows = [self.found[name] for name in sorted(self.found)]
-        rows = [one for one in rows if one["spec"]["pool"]["generation"] == highest]
-        assert {one["spec"]["pool"]["resourceSliceCount"] for one in rows} == {len(rows)}
-        return [device["name"] for one in rows for device in one["spec"].get("devices", [])]
+        rows = [row for row in rows if row["spec"]["pool"]["generation"] == highest]
+        assert {row["spec"]["pool"]["resourceSliceCount"] for row in rows} == {len(rows)}
+        return [device["name"] for row in rows for device in row["spec"].get("devices", [])]
 
 
 def at(value: t.Any, *path: str) -> t.Any:
@@ -177,7 +177,7 @@ def names(count: int, units: int = 16, **more: t.Any) -> list[JsonObject]:
 def test_slices_are_written_once_and_only_for_a_change() -> None:
     api = Api()
     generation = settle(api, names(100))
-    assert len(api.found) == 2 and api.complete() == [one["name"] for one in names(100)]
+    assert len(api.found) == 2 and api.complete() == [name["name"] for name in names(100)]
     requests = api.requests
     assert settle(api, names(100), generation) == generation and api.requests == requests
     # Any card's change is a new generation of both slices.

@@ -59,17 +59,17 @@ def cards(count: int, units: int = 16, **more: t.Any) -> list[contract.Card]:
 
 FACTS = slices.Facts(
     "580.95.05",
-    {one.uuid: f"0000:{one.index:02x}:00.0" for one in cards(70)},
-    {one.uuid: "pci0000:00" for one in cards(70)},
-    {one.uuid: "enforced" for one in cards(70)},
+    {card.uuid: f"0000:{card.index:02x}:00.0" for card in cards(70)},
+    {card.uuid: "pci0000:00" for card in cards(70)},
+    {card.uuid: "enforced" for card in cards(70)},
 )
 
 
 def test_the_api_server_accepts_every_kind_of_card(cluster: Cluster, kube: KubeApi) -> None:
     """Many cards, one unit, an odd number of MiB, no driver's version, each reason for which a card isn't given."""
     sick = [
-        dataclasses.replace(one, healthy=False, code=str(code))
-        for one, code in zip(cards(70), contract.Reason, strict=False)
+        dataclasses.replace(card, healthy=False, code=str(code))
+        for card, code in zip(cards(70), contract.Reason, strict=False)
     ]
     for unit, found in (
         ("GiB", cards(70)),
@@ -85,7 +85,7 @@ def test_the_api_server_accepts_every_kind_of_card(cluster: Cluster, kube: KubeA
             settled(publisher, devices)
             there = cluster.slices()
             assert len(there) == max(1, -(-len(found) // 64))
-            written = [one for each in there for one in each["spec"].get("devices", [])]
+            written = [device for each in there for device in each["spec"].get("devices", [])]
             for one in written:
                 for taint in one.get("taints", []):
                     assert taint.pop("timeAdded")
@@ -116,14 +116,14 @@ def test_slices_are_restored_and_changed_as_a_pool(cluster: Cluster, kube: KubeA
         cluster.wipe()
         until(lambda: (publisher.step(0.1), len(cluster.slices()) == 2)[1])
         # A card is lost and comes back.
-        sick = [dataclasses.replace(one, healthy=one.index != 3, code="CardLost") for one in cards(70)]
+        sick = [dataclasses.replace(card, healthy=card.index != 3, code="CardLost") for card in cards(70)]
         settled(publisher, slices.devices(sick, "GiB", FACTS))
         first, second = cluster.slices()
         (taint,) = first["spec"]["devices"][3]["taints"]
         assert (taint["key"], taint["value"], taint["effect"]) == (slices.UNHEALTHY, "CardLost", "NoSchedule")
         assert first["spec"]["pool"]["generation"] == second["spec"]["pool"]["generation"] > generation
         settled(publisher, slices.devices(cards(70), "GiB", FACTS))
-        assert not any("taints" in one for each in cluster.slices() for one in each["spec"]["devices"])
+        assert not any("taints" in device for each in cluster.slices() for device in each["spec"]["devices"])
         # Somebody edits one, and makes another one.
         changed = cluster.slices()[0]
         changed["spec"]["devices"] = changed["spec"]["devices"][:2]
@@ -145,8 +145,8 @@ def test_where_the_api_drops_taints_the_card_is_left_out(tmp_path: Path) -> None
             sick = slices.devices([dataclasses.replace(first, healthy=False, code="CardLost"), second], "GiB", FACTS)
             for devices in (healthy, held, healthy, sick, healthy):
                 settled(publisher, devices)
-                names = [one["name"] for each in cluster.slices() for one in each["spec"]["devices"]]
-                assert names == [one["name"] for one in devices if "taints" not in one]
+                names = [device["name"] for each in cluster.slices() for device in each["spec"]["devices"]]
+                assert names == [device["name"] for device in devices if "taints" not in device]
                 done = publisher.written
                 publisher.wake()
                 publisher.step(0.1)

@@ -229,17 +229,17 @@ class ApiDouble:
         if path.endswith("/eviction"):
             return self._evict(path, body)
         split = urlsplit(path)
-        found = COLLECTION.fullmatch(split.path)
-        assert found, path
-        if self._key(found["kind"], body) in self.objects:
-            raise KubeError(409, "AlreadyExists", f'{found["kind"]} "{body["metadata"]["name"]}" already exists')
-        return body if "dryRun=All" in split.query else self.put(found["kind"], body)
+        match = COLLECTION.fullmatch(split.path)
+        assert match, path
+        if self._key(match["kind"], body) in self.objects:
+            raise KubeError(409, "AlreadyExists", f'{match["kind"]} "{body["metadata"]["name"]}" already exists')
+        return body if "dryRun=All" in split.query else self.put(match["kind"], body)
 
     def _put(self, path: str, body: JsonObject) -> JsonObject:
         """A whole object in place of one; as the real one, it makes a Lease that isn't there."""
         split = urlsplit(path)
-        found = OBJECT.fullmatch(split.path)
-        assert found and found["kind"] == "leases" and not found["sub"], path
+        match = OBJECT.fullmatch(split.path)
+        assert match and match["kind"] == "leases" and not match["sub"], path
         before = self.objects.get(self._key("leases", body))
         wanted = body["metadata"]
         if before is None and (wanted.get("resourceVersion") or wanted.get("uid")):
@@ -300,20 +300,20 @@ class ApiDouble:
         return self.change(kind, name, namespace, lambda obj: merge_patch(obj, body))
 
     def _object(self, path: str) -> tuple[str, str, str]:
-        found = OBJECT.fullmatch(urlsplit(path).path)
-        assert found, path
-        key = (found["kind"], found["namespace"] or "", found["name"])
+        match = OBJECT.fullmatch(urlsplit(path).path)
+        assert match, path
+        key = (match["kind"], match["namespace"] or "", match["name"])
         if key not in self.objects:
             raise KubeError(404, "NotFound", f'{key[0]} "{key[2]}" not found')
         return key
 
     def _collection(self, path: str) -> list[JsonObject]:
-        found = COLLECTION.fullmatch(path)
-        assert found, path
+        match = COLLECTION.fullmatch(path)
+        assert match, path
         return [
             obj
             for (kind, namespace, _name), obj in sorted(self.objects.items())
-            if kind == found["kind"] and (not found["namespace"] or namespace == found["namespace"])
+            if kind == match["kind"] and (not match["namespace"] or namespace == match["namespace"])
         ]
 
     def _key(self, kind: str, obj: JsonObject) -> tuple[str, str, str]:
@@ -346,11 +346,11 @@ class ListingDouble:
 class WatchDouble:
     def __init__(self, api: ApiDouble, path: str) -> None:
         split = urlsplit(path)
-        found = COLLECTION.fullmatch(split.path)
-        assert found, path
+        match = COLLECTION.fullmatch(split.path)
+        assert match, path
         self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
         assert self.query.get("watch") == "1" and self.query.get("resourceVersion"), path
-        self.api, self.kind = api, found["kind"]
+        self.api, self.kind = api, match["kind"]
         self.at = int(self.query["resourceVersion"])
         self.epoch, self.closed = api.epoch, False
         if self.at < api.oldest:

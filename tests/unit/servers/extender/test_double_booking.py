@@ -279,8 +279,8 @@ def build(own_server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., Clust
     """Make a cluster, by its seed; its objects are deleted afterwards."""
     yield lambda seed: Cluster(own_server, tmp_path, seed)
     for kind in ("/api/v1/nodes", LEASES, PODS):
-        for one in own_server.request("GET", kind)["items"]:
-            own_server.ask("DELETE", f"{kind}/{one['metadata']['name']}?gracePeriodSeconds=0")
+        for item in own_server.request("GET", kind)["items"]:
+            own_server.ask("DELETE", f"{kind}/{item['metadata']['name']}?gracePeriodSeconds=0")
 
 
 @pytest.mark.parametrize("pods", [300, pytest.param(3000, marks=pytest.mark.long)])

@@ -189,8 +189,8 @@ def test_no_annotation_of_a_pod_overbooks_a_card(
         pod["metadata"]["annotations"] = written
         for key, units in (("containers", containers), ("initContainers", init)):
             pod["spec"][key] = [
-                {"name": f"c{at}", "resources": {"limits": {contract.RESOURCE_MEMORY: one}}}
-                for at, one in enumerate(units)
+                {"name": f"c{at}", "resources": {"limits": {contract.RESOURCE_MEMORY: unit}}}
+                for at, unit in enumerate(units)
             ]
         pod = api.put("pods", pod)
         made.append(pod)

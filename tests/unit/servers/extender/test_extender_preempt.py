@@ -37,7 +37,7 @@ def answer_to(client: Client, body: JsonObject) -> Any:
 def names(api: ApiDouble, answer: Any) -> dict[str, list[str]]:
     """The names of the victims by node."""
     by_uid = {uid(pod): pod["metadata"]["name"] for pod in api.pods()}
-    return {node: [by_uid[one["UID"]] for one in victims["Pods"]] for node, victims in answer.items()}
+    return {node: [by_uid[pod["UID"]] for pod in victims["Pods"]] for node, victims in answer.items()}
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_terminating_pods_are_waited_for(api: ApiDouble, start: Start) -> None:
     other = add(api, "other", 16, "a", 1)
     client = start(16, 16)
     assert preempt(client, add_high(api, 16), {"a": [other]}) == {}
-    assert [one.cards for one in client.extender.state.claims()] == [((0, 16),)]
+    assert [claim.cards for claim in client.extender.state.claims()] == [((0, 16),)]
 
 
 def test_memory_freed_by_kube_scheduler_is_claimed_for_its_pod(api: ApiDouble, start: Start) -> None:
@@ -409,7 +409,7 @@ def test_victims_of_another_extender_are_waited_for(api: ApiDouble, fragmented: 
     eventually(lambda: fragmented.state.bound(uid(api.pod("y"))).terminating)
     fragmented.refuse(add_high(api, 10))
     assert terminating(api) == {"y"}
-    assert [one.cards for one in fragmented.claims()] == [((1, 10),)]
+    assert [claim.cards for claim in fragmented.claims()] == [((1, 10),)]
 
 
 def test_unfiltered_nodes_of_a_large_cluster_postpone_preemption(api: ApiDouble, fragmented: Scheduler) -> None:

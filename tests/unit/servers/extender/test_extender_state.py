@@ -173,7 +173,7 @@ def test_an_offer_is_a_claim_as_soon_as_a_victim_ends(gone: bool) -> None:
     ending = with_uid(make_pod("v", 16, "b", 0), "v")
     ending["metadata"]["deletionTimestamp"] = "x"
     state.pod_changed("", pod_row(victim), None if gone else pod_row(ending))
-    assert [one.node for one in state.claims()] == ["b"]
+    assert [claim.node for claim in state.claims()] == ["b"]
     assert state._offers == {}
 
 

@@ -293,8 +293,8 @@ def test_threads_that_are_not_needed_any_more_end(serve: Serve, monkeypatch: pyt
     server = serve(most=20)
     open_ones = [connect(server) for _number in range(20)]
     eventually(lambda: threads() == 20)
-    for one in open_ones:
-        one.close()
+    for open_one in open_ones:
+        open_one.close()
     eventually(lambda: not threads())
     assert get(server) == [b"GET /b "]
 

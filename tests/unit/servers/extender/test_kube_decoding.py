@@ -112,7 +112,7 @@ def test_the_items_of_a_list_are_those_of_the_standard_library(
         assert head == {"metadata": {"resourceVersion": "7", "continue": "ü"}}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decoding, "_decode", refuse)
-            assert list(listed(cut(data, piece), shape, {})) == [wanted(one, shape) for one in items]
+            assert list(listed(cut(data, piece), shape, {})) == [wanted(item, shape) for item in items]
 
 
 @settings(max_examples=40)

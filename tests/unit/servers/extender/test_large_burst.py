@@ -48,7 +48,7 @@ def audited(tmp_path: Path) -> Iterator[tuple[ApiServer, Path]]:
 def lists(log: Path) -> list[str]:
     """The extenders' lists of all namespaces' pods so far; that of one name, before a watch, isn't one."""
     events = map(json.loads, log.read_text().splitlines())
-    made = [one["requestURI"] for one in events if one.get("userAgent", "").startswith("gpushare/")]
+    made = [event["requestURI"] for event in events if event.get("userAgent", "").startswith("gpushare/")]
     return [uri for uri in made if uri.startswith("/api/v1/pods?") and "labelSelector" not in uri]
 
 

@@ -25,8 +25,8 @@ def row(uid: str, priority: int = 0, terminating: bool = False, **cards: int) ->
 def view(sizes: tuple[int, ...], rows: list[PodRow], **more: Any) -> NodeView:
     state = State()
     state.node_changed("", None, node_row(make_node("n", *sizes, **more)))
-    for one in rows:
-        state.pod_changed("", None, one)
+    for row in rows:
+        state.pod_changed("", None, row)
     found = state.viewer("")("n")
     assert found is not None
     return found
@@ -98,7 +98,7 @@ def test_the_plan_names_cards_and_terminating_pods() -> None:
 def test_victims_that_the_scheduler_chose_for_other_resources(chosen: list[str], stay: list[str]) -> None:
     rows = [row("a", c0=8), row("b", c1=8), row("c", c0=8), row("d", 9, c1=8)]
     node = view((16, 16), rows)
-    kept = needed(node, [one for one in rows if one.uid in chosen], Demand(8))
+    kept = needed(node, [row for row in rows if row.uid in chosen], Demand(8))
     assert [one.uid for one in kept] == stay
 
 
@@ -116,7 +116,7 @@ ROWS = st.lists(PODS, max_size=7).map(
 
 def free_after(sizes: list[int], rows: list[PodRow], evicted: set[str]) -> list[int]:
     """Free units by card when these and the terminating pods are gone."""
-    after = view(tuple(sizes), [one for one in rows if one.uid not in evicted and not one.terminating])
+    after = view(tuple(sizes), [row for row in rows if row.uid not in evicted and not row.terminating])
     return [card.units - after.used[at] - after.unplaced for at, card in enumerate(after.cards)]
 
 
@@ -129,7 +129,7 @@ def test_the_cheapest_victims_for_one_card(sizes: list[int], rows: list[PodRow],
     def fits(combination: Iterable[PodRow]) -> bool:
         return max(free_after(sizes, rows, {one.uid for one in combination})) >= units
 
-    able = [one for one in rows if one.priority < 3 and not one.terminating]
+    able = [row for row in rows if row.priority < 3 and not row.terminating]
     sets = [chosen for size in range(len(able) + 1) for chosen in itertools.combinations(able, size)]
     possible = [chosen for chosen in sets if fits(chosen)]
     assert (found is None) == (not possible)
@@ -146,7 +146,7 @@ def test_victims_for_several_cards_are_sufficient_and_minimal(
     sizes: list[int], rows: list[PodRow], share: int, count: int, exact: bool
 ) -> None:
     found = plan(view(tuple(sizes), rows), rows, Demand(share * count, count), 3, exact=exact)
-    most = free_after(sizes, rows, {one.uid for one in rows if one.priority < 3})
+    most = free_after(sizes, rows, {row.uid for row in rows if row.priority < 3})
     assert (found is None) == (sum(units >= share for units in most) < count)
     if found is not None:
         evicted, cards = {one.uid for one in found.evict}, [index for index, _units in found.cards]

@@ -111,9 +111,9 @@ def test_variables_have_values(prometheus: Prometheus) -> None:
     names = [one["name"] for one in board["templating"]["list"]]
     assert names == ["datasource", "node"]
     variable = board["templating"]["list"][1]
-    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
-    assert found and variable["query"]["query"] == variable["definition"]
-    assert prometheus.label_values(found[1], found[2]) == [NODE]
+    match = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"])
+    assert match and variable["query"]["query"] == variable["definition"]
+    assert prometheus.label_values(match[1], match[2]) == [NODE]
 
 
 def test_promtool_finds_no_fault_in_the_metrics(both: Both, prometheus: Prometheus) -> None:

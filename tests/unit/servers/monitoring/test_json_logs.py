@@ -74,7 +74,7 @@ def test_any_text_is_one_line(stream: io.StringIO, message: str, facts: dict[str
     stream.truncate()
     hidden = {"time", "level", "logger", "message"}
     log = logger("gpushare", "json", "info", stream)
-    log.info("%s", message, extra={"data": {key: one for key, one in facts.items() if key not in hidden}})
+    log.info("%s", message, extra={"data": {key: fact for key, fact in facts.items() if key not in hidden}})
     (row,) = rows(stream.getvalue())
     assert row["message"] == message
 
@@ -133,7 +133,7 @@ def test_fault_18_every_log_line_of_the_extender_is_json(tmp_path: Path) -> None
     assert (bound["pod"], bound["node"]) == ("default/p", "a")
     messages = [row["message"] for row in logged]
     # It is stopped after that, so only a mirror may log one more retry.
-    assert all("trying again" in one for one in messages[messages.index("stopping") + 1 :]), messages
+    assert all("trying again" in message for message in messages[messages.index("stopping") + 1 :]), messages
     assert not [row for row in logged if "exception" in row]
 
 

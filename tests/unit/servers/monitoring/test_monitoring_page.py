@@ -43,11 +43,11 @@ def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
         # The start of a counter is a series of its own, which no query uses.
         assert {name for name in names if not name.endswith("_created")} == set(listed)
         for name, labels in listed.items():
-            found = re.search(rf"^{name}(?:_sum)?(?:{{(.*?)}})? ", text, re.MULTILINE)
-            if found is None:
+            match = re.search(rf"^{name}(?:_sum)?(?:{{(.*?)}})? ", text, re.MULTILINE)
+            if match is None:
                 # Nothing of the kind has happened.
                 continue
-            assert sorted(re.findall(r'(\w+)="', found[1] or "")) == sorted(filter(None, labels.split(", "))), name
+            assert sorted(re.findall(r'(\w+)="', match[1] or "")) == sorted(filter(None, labels.split(", "))), name
 
 
 def test_the_ports_are_those_of_the_servers_and_the_roles() -> None:

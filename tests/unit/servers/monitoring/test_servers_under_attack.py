@@ -98,8 +98,8 @@ def test_an_authorized_client_keeps_its_connection(service: Service) -> None:
             clients = [connected(service.port) for _number in range(20)]
             known.request("GET", "/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
             assert known.getresponse().read() == b"numbers\n" and known.sock is before
-            for one in clients:
-                one.close()
+            for client in clients:
+                client.close()
 
 
 @pytest.mark.parametrize("service", [METRICS_LIMITS], indirect=True)
@@ -166,9 +166,9 @@ class Command:
 
     def most(self) -> int:
         """The largest resident size so far, in MiB."""
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) // 1024
+        match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert match is not None
+        return int(match[1]) // 1024
 
     def read_metrics(self, port: int) -> int:
         connection = http.client.HTTPSConnection("127.0.0.1", port, context=self._files.client(), timeout=20)
@@ -250,7 +250,7 @@ def test_a_gibibyte_to_every_port_takes_no_memory(command: Command) -> None:
                     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
                     plain = stack.enter_context(context.wrap_socket(plain))
                 streams.append(plain)
-            assert all(endless(one, path) < GIB for one in streams), "it isn't refused"
+            assert all(endless(stream, path) < GIB for stream in streams), "it isn't refused"
     with socket.socket(socket.AF_UNIX) as local:
         local.connect(str(command.status_socket))
         assert endless(local, "/healthz") < GIB

@@ -125,7 +125,9 @@ class FakeCgroups:
         return OWN if self.mounted else None
 
     def folders(self, containers: t.Collection[str]) -> dict[str, str]:
-        return {one: folder_of(one) for one in containers if folder_of(one) in self._driver.folders}
+        return {
+            container: folder_of(container) for container in containers if folder_of(container) in self._driver.folders
+        }
 
     def populated(self, folder: str) -> bool:
         return folder in self.outlived
@@ -150,7 +152,10 @@ def pod(name: str, containers: t.Mapping[str, int], running: t.Mapping[str, str]
     """A pod whose containers ask for so many units, and of which these run (by container ID)."""
     return {
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"} | more,
-        "spec": {"nodeName": "gpu1", "containers": [_container(one, units) for one, units in containers.items()]},
+        "spec": {
+            "nodeName": "gpu1",
+            "containers": [_container(container, units) for container, units in containers.items()],
+        },
         "status": {
             "phase": "Running",
             "containerStatuses": [

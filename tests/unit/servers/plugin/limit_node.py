@@ -93,9 +93,9 @@ class Container:
         return done.returncode, lines[-1] if lines else ""
 
     def end(self) -> None:
-        for one in self.programs:
-            one.kill()
-            one.wait()
+        for program in self.programs:
+            program.kill()
+            program.wait()
         self.programs = []
         # The kernel removes the processes from the cgroup a moment after they are reaped.
         for _turn in range(100):
@@ -131,7 +131,7 @@ class Node:
         """Return the pods of the API, and kubelet's list."""
         pods, listing, slots = [], [], dict.fromkeys((FIRST, SECOND), 0)
         shorts = contract.short_uuids([FIRST, SECOND])
-        for name, (one, units, cards) in self.containers.items():
+        for name, (container, units, cards) in self.containers.items():
             given = []
             for uuid in cards:
                 given += [contract.device_id(shorts[uuid], slots[uuid] + k) for k in range(units)]
@@ -144,7 +144,7 @@ class Node:
                     "status": {
                         "phase": "Running",
                         "containerStatuses": [
-                            {"name": "x", "containerID": f"containerd://{one.id}", "state": {"running": {}}}
+                            {"name": "x", "containerID": f"containerd://{container.id}", "state": {"running": {}}}
                         ],
                     },
                 }

@@ -133,7 +133,7 @@ class FakeKube(ApiDouble):
 
     def reasons(self, key: str) -> list[str]:
         name = key.partition("/")[2]
-        return [one["reason"] for one in self.events if one["involvedObject"]["name"] == name]
+        return [event["reason"] for event in self.events if event["involvedObject"]["name"] == name]
 
     def _check(self, method: str, path: str) -> None:
         assert method != "DELETE", "the plugin deletes nothing"
@@ -177,7 +177,7 @@ def make_pod(
             "creationTimestamp": f"2026-01-01T00:{number // 60 % 60:02d}:{number % 60:02d}Z",
             "annotations": {"kept": "as it is", **(requests or {})},
         },
-        "spec": {"nodeName": node, "containers": [container(f"c{n}", one) for n, one in enumerate(units)]},
+        "spec": {"nodeName": node, "containers": [container(f"c{n}", unit) for n, unit in enumerate(units)]},
         "status": {"phase": "Pending"},
     }
     if inits:
@@ -286,8 +286,8 @@ class FakeKubelet:
         try:
             for response in call(wire.message("v1beta1.Empty")()):
                 with self._lock:
-                    self.healthy = {one.ID for one in response.devices if one.health == contract.HEALTHY}
-                    self.unhealthy = {one.ID for one in response.devices if one.health != contract.HEALTHY}
+                    self.healthy = {device.ID for device in response.devices if device.health == contract.HEALTHY}
+                    self.unhealthy = {device.ID for device in response.devices if device.health != contract.HEALTHY}
                     self.lists += 1
         except (grpc.RpcError, ValueError):
             pass
@@ -316,11 +316,11 @@ class FakeKubelet:
             self.pods[uid] = pod
         reusable: set[str] = set()
         try:
-            for one in pod["spec"].get("initContainers") or []:
-                ids = self._allocate(uid, one, reusable)
-                reusable = reusable - set(ids) if one.get("restartPolicy") == "Always" else reusable | set(ids)
-            for one in pod["spec"]["containers"]:
-                reusable -= set(self._allocate(uid, one, reusable))
+            for container in pod["spec"].get("initContainers") or []:
+                ids = self._allocate(uid, container, reusable)
+                reusable = reusable - set(ids) if container.get("restartPolicy") == "Always" else reusable | set(ids)
+            for container in pod["spec"]["containers"]:
+                reusable -= set(self._allocate(uid, container, reusable))
         except grpc.RpcError as error:
             self.remove(pod)
             raise Rejected(error.details()) from error
@@ -343,8 +343,8 @@ class FakeKubelet:
     def used(self) -> set[str]:
         return {one for pod in self.devices.values() for ids in pod.values() for one in ids}
 
-    def _allocate(self, uid: str, one: JsonObject, reusable: set[str]) -> tuple[str, ...]:
-        needed = contract.container_units(one)
+    def _allocate(self, uid: str, json_object: JsonObject, reusable: set[str]) -> tuple[str, ...]:
+        needed = contract.container_units(json_object)
         if not needed:
             return ()
         with self._lock:
@@ -371,10 +371,10 @@ class FakeKubelet:
         request.container_requests.add(devices_ids=ids)
         response = self._unary(channel, wire.ALLOCATE)(request, timeout=10)
         with self._lock:
-            self.devices.setdefault(uid, {})[one["name"]] = ids
-            self.envs.setdefault(uid, {})[one["name"]] = dict(response.container_responses[0].envs)
+            self.devices.setdefault(uid, {})[json_object["name"]] = ids
+            self.envs.setdefault(uid, {})[json_object["name"]] = dict(response.container_responses[0].envs)
             names = [device.name for device in response.container_responses[0].cdi_devices]
-            self.cdi.setdefault(uid, {})[one["name"]] = names
+            self.cdi.setdefault(uid, {})[json_object["name"]] = names
         return ids
 
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:
@@ -384,7 +384,11 @@ class FakeKubelet:
         with self._lock:
             for uid, pod in self.pods.items():
                 row = response.pod_resources.add(name=pod["metadata"]["name"], namespace=pod["metadata"]["namespace"])
-                inits = [one for one in pod["spec"].get("initContainers") or [] if one.get("restartPolicy") == "Always"]
+                inits = [
+                    container
+                    for container in pod["spec"].get("initContainers") or []
+                    if container.get("restartPolicy") == "Always"
+                ]
                 for one in inits + pod["spec"]["containers"]:
                     shown = row.containers.add(name=one["name"])
                     for identifier in self.devices.get(uid, {}).get(one["name"], ()):
@@ -494,11 +498,11 @@ class Node:
             "startTime": "2026-01-01T00:00:00Z",
             "containerStatuses": [
                 {
-                    "name": one["name"],
-                    "containerID": f"containerd://{pod['metadata']['uid']}-{one['name']}",
+                    "name": container["name"],
+                    "containerID": f"containerd://{pod['metadata']['uid']}-{container['name']}",
                     "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
                 }
-                for one in pod["spec"]["containers"]
+                for container in pod["spec"]["containers"]
             ],
         }
         self.kube.put(current)
@@ -520,8 +524,8 @@ class Node:
         return t.cast(dict[str, str], self.kube.pod(contract.pod_key(pod))["metadata"]["annotations"])
 
     def metric(self, name: str) -> float | None:
-        found = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
-        return float(found.group(1)) if found else None
+        match = re.search(rf"^{re.escape(name)} (\S+)$", self.page("/metrics")[1], re.M)
+        return float(match.group(1)) if match else None
 
     def page(self, path: str) -> tuple[int, str]:
         """HTTP status and text of a page of the plugin."""

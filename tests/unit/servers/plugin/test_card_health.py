@@ -27,9 +27,9 @@ def health(node: Node) -> list[tuple[bool, str]]:
 
 def events_of(node: Node, name: str, kind: str = "Pod") -> list[tuple[str, str]]:
     return [
-        (one["reason"], one["message"])
-        for one in node.kube.events
-        if one["involvedObject"]["name"] == name and one["involvedObject"]["kind"] == kind
+        (event["reason"], event["message"])
+        for event in node.kube.events
+        if event["involvedObject"]["name"] == name and event["involvedObject"]["kind"] == kind
     ]
 
 
@@ -132,5 +132,5 @@ def test_holders_of_a_card() -> None:
         Entry("default/upstream", {"c0": ("GPU-x-_-0", "GPU-x-_-1")}),
         Entry("default/finished", {"c0": ids(1, 5, 6)}),
     ]
-    found = [[one["metadata"]["name"] for one in reconcile.holders(each, cards, pods, listing)] for each in cards]
+    found = [[holder["metadata"]["name"] for holder in reconcile.holders(each, cards, pods, listing)] for each in cards]
     assert found == [["several"], ["swapped", "booked", "upstream", "several"]]

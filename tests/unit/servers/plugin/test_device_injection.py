@@ -38,7 +38,7 @@ def node_object(
 def specification(path: Path, *names: str, kind: str = "nvidia.com/gpu") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     edits = {"deviceNodes": [{"path": "/dev/nvidia0"}]}
-    devices = [{"name": one, "containerEdits": edits} for one in names]
+    devices = [{"name": name, "containerEdits": edits} for name in names]
     path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices}))
 
 

@@ -213,7 +213,7 @@ def test_fault_06_only_an_init_container_requests_units(node: Node) -> None:
 def test_a_successor_missing_from_the_mirror_is_not_mistaken_for_its_predecessor(node: Node, before: int) -> None:
     """As a StatefulSet's pods are: one name, other cards; the first may have wanted no units at all."""
     old = node.run(make_pod("web-0", before, booked=0 if before else None))
-    until(lambda: any(one["status"]["startTime"] for one in node.running.pods.items()))
+    until(lambda: any(pod["status"]["startTime"] for pod in node.running.pods.items()))
     mirrored = node.running.pods.items()
     node.running.pods.items = lambda: mirrored  # type: ignore[method-assign]
     node.kubelet.remove(old)

@@ -184,10 +184,10 @@ def test_fault_20_a_missing_limit_is_set() -> None:
 @pytest.mark.parametrize(
     "found", [Limit(0, 8 * 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)]
 )
-def test_fault_20_a_different_limit_is_replaced_and_reported_once(found: Limit) -> None:
+def test_fault_20_a_different_limit_is_replaced_and_reported_once(limit: Limit) -> None:
     node = Node()
     node.run(ONE)
-    node.driver.kept[FIRST, folder_of(ONE)] = found
+    node.driver.kept[FIRST, folder_of(ONE)] = limit
     ((reason, message),) = node.update(*simple())
     assert reason == "GpuMemoryLimitCorrected" and "limit is 3072 MiB now" in message
     assert node.driver.kept[FIRST, folder_of(ONE)] == Limit(0, 3072 * MIB)
@@ -338,7 +338,7 @@ def test_memory_of_no_share_is_reported_until_it_is_free(mode: str) -> None:
     ((reason, text),) = node_events(node, pods, listing)
     assert reason == "GpuMemoryUnaccounted"
     assert text.startswith(f"UnaccountedMemoryHeld: more than 1024 MiB of card 0 ({FIRST}) are used beyond its pods'")
-    assert [one.code.value for one in node.enforcer.violations] == ["UnaccountedMemoryHeld"]
+    assert [violation.code.value for violation in node.enforcer.violations] == ["UnaccountedMemoryHeld"]
     assert node.enforcer.state == (f"unenforced: {text}" if mode == "auto" else "off")
     shown = ("UnaccountedMemoryHeld", text.partition(": ")[2])
     other = "enforced" if mode == "auto" else "off"
@@ -411,7 +411,7 @@ def test_a_container_that_cannot_be_read_does_not_hide_memory_of_no_share() -> N
         node_events(node, pods, listing)
     for node.now in (12.0, 30.0):
         node_events(node, pods, [])
-    assert {one.code.value for one in node.enforcer.violations if one.card == FIRST} == {
+    assert {violation.code.value for violation in node.enforcer.violations if violation.card == FIRST} == {
         "MemoryLimitFailed",
         "UnaccountedMemoryHeld",
     }
@@ -447,7 +447,7 @@ def test_memory_is_not_compared_where_a_number_is_missing() -> None:
     node.enforcer.once(RESERVED, pods, listing)
     node.now = 75.0
     node.enforcer.once(RESERVED, pods, listing)
-    assert {(one.code.value, one.card) for one in node.enforcer.violations} == {
+    assert {(violation.code.value, violation.card) for violation in node.enforcer.violations} == {
         ("MemoryLimitFailed", FIRST),
         ("UnaccountedMemoryHeld", SECOND),
     }
@@ -546,7 +546,7 @@ def test_an_error_of_the_driver_is_no_violation() -> None:
         "MemoryLimitFailed: container x of pod default/a isn't"
     )
     assert node.enforcer.card_limit(FIRST)[0] == "MemoryLimitFailed"
-    assert not any(one.holds for one in node.enforcer.violations)
+    assert not any(violation.holds for violation in node.enforcer.violations)
 
 
 def test_limited_and_used_memory_is_reported_by_card() -> None:

@@ -33,7 +33,7 @@ def cgroup(pod: JsonObject, container: str = "c0") -> str:
 
 
 def events(node: Node, name: str) -> dict[str, str]:
-    return {one["reason"]: one["message"] for one in node.kube.events if one["involvedObject"]["name"] == name}
+    return {event["reason"]: event["message"] for event in node.kube.events if event["involvedObject"]["name"] == name}
 
 
 @pytest.mark.parametrize("evict", [False, True])
@@ -53,7 +53,7 @@ def test_a_pod_that_holds_more_than_its_share(
         node.run(pod)
 
     def limits() -> list[str]:
-        return [one.limit for one in contract.node_cards(node.kube.node())]
+        return [card.limit for card in contract.node_cards(node.kube.node())]
 
     text = "MemoryLimitExceeded: container c0 of pod default/greedy holds 9000 MiB of card 1, and its share is 4096 MiB"
     until(lambda: "GpuMemoryExceeded" in events(node, "greedy") and "GpuMemoryExceeded" in events(node, NODE))
@@ -216,11 +216,11 @@ def account(server: ApiServer, folder: Path, violations: str) -> Kube:
     )
     # The names of cluster-wide objects are the test's own.
     rights = [one for one in objects if one["kind"] in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")]
-    for one in rights:
-        if one["kind"].startswith("Cluster"):
-            one["metadata"]["name"] = namespace
-        if "roleRef" in one:
-            one["roleRef"]["name"] = namespace
+    for right in rights:
+        if right["kind"].startswith("Cluster"):
+            right["metadata"]["name"] = namespace
+        if "roleRef" in right:
+            right["roleRef"]["name"] = namespace
     server.apply(*rights)
     return connect(server.url, str(server.token(folder, namespace, "gpushare-device-plugin")))
 

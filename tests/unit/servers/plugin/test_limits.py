@@ -26,23 +26,23 @@ ONE, TWO = identifier(1), identifier(2)
 
 def held(one: dict[str, t.Any], *listing: Entry) -> dict[str, t.Mapping[str, int] | None]:
     """The limits of a pod's containers by name; None where its cards aren't known."""
-    return {found.container: found.mib for found in limits.targets(CARDS, [one], listing, "GiB")}
+    return {target.container: target.mib for target in limits.targets(CARDS, [one], listing, "GiB")}
 
 
 def test_each_container_has_the_limit_of_its_units() -> None:
     both = pod("a", {"x": 3, "y": 2, "z": 0}, {"x": ONE, "y": TWO, "z": identifier(3)})
     listing = [entry("a", x=ids(SECOND, 0, 3), y=ids(SECOND, 3, 2), z=())]
-    found = {one.container: one for one in limits.targets(CARDS, [both], listing, "GiB")}
+    found = {target.container: target for target in limits.targets(CARDS, [both], listing, "GiB")}
     assert {name: one.mib for name, one in found.items()} == {"x": {SECOND: 3072}, "y": {SECOND: 2048}, "z": {}}
     assert (found["x"].container_id, found["x"].pod, found["x"].uid) == (ONE, "default/a", "uid-a")
-    in_mib = {one.container: one.mib for one in limits.targets(CARDS, [both], listing, "MiB")}
+    in_mib = {target.container: target.mib for target in limits.targets(CARDS, [both], listing, "MiB")}
     assert in_mib == {"x": {SECOND: 3}, "y": {SECOND: 2}, "z": {}}
     # Neither kubelet's list nor a share elsewhere matters to a container without units, nor a pod without any.
     assert held(both) == {"x": None, "y": None, "z": {}}
     without = pod("b", {"x": 0}, {"x": ONE})
     assert held(without) == {"x": {}}
-    assert [one.exempt for one in limits.targets(CARDS, [without], [], "GiB", {"default"})] == [True]
-    assert [one.exempt for one in limits.targets(CARDS, [both], listing, "GiB", {"default"})] == [False] * 3
+    assert [target.exempt for target in limits.targets(CARDS, [without], [], "GiB", {"default"})] == [True]
+    assert [target.exempt for target in limits.targets(CARDS, [both], listing, "GiB", {"default"})] == [False] * 3
 
 
 def test_a_container_of_several_cards_has_a_limit_on_each() -> None:
@@ -77,7 +77,7 @@ def test_a_pod_that_upstreams_plugin_assigned_is_limited_by_its_annotation() -> 
     booked = contract.booking_annotations([CARDS[1]], old, 1, True)
     old["metadata"]["annotations"] = {key: value for key, value in booked.items() if value}
     listing = [Entry("default/a", {"x": tuple(f"{FIRST}-_-{slot}" for slot in range(3))})]
-    assert [one.mib for one in limits.targets(CARDS, [old], listing, "GiB")] == [{SECOND: 3072}]
+    assert [target.mib for target in limits.targets(CARDS, [old], listing, "GiB")] == [{SECOND: 3072}]
 
 
 def test_an_init_container_that_kubelet_hides_is_limited_by_the_pods_card_once_that_is_certain() -> None:

@@ -76,7 +76,7 @@ def state(node: Node) -> str:
 
 
 def messages(node: Node, name: str) -> dict[str, str]:
-    return {one["reason"]: one["message"] for one in node.kube.events if one["involvedObject"]["name"] == name}
+    return {event["reason"]: event["message"] for event in node.kube.events if event["involvedObject"]["name"] == name}
 
 
 def test_scenario_g_foreign_memory_is_none_or_an_event_and_the_node_is_not_enforced(

@@ -265,7 +265,7 @@ def test_fault_07_cards_keep_their_index_when_the_plugin_starts_with_one_of_them
     inventory = nvml_inventory.Inventory(FakeNvml(dataclasses.replace(seen(1), index=0)), "GiB")
     inventory.restore(announced(seen(0), seen(1)), held=[0, 1])
     inventory.refresh()
-    assert [(one.uuid, *rest) for one, rest in zip(inventory.cards, conditions(inventory), strict=True)] == [
+    assert [(card.uuid, *rest) for card, rest in zip(inventory.cards, conditions(inventory), strict=True)] == [
         (seen(0).uuid, 0, False, nvml_inventory.LOST.text),
         (seen(1).uuid, 1, True, ""),
     ]
@@ -288,7 +288,7 @@ def test_a_card_announced_twice_is_one() -> None:
     twice = [dataclasses.replace(announced(seen(0))[0], index=n) for n in range(2)]
     inventory.restore(twice, held=[0, 1])
     inventory.refresh()
-    assert [one[1:] for one in conditions(inventory)] == [(True, "")]
+    assert [condition[1:] for condition in conditions(inventory)] == [(True, "")]
 
 
 def test_restored_cards_use_the_current_unit() -> None:
@@ -465,7 +465,7 @@ def test_the_reserve_of_driver_and_firmware(
     library: Library, reserve: int | Exception, inside_a_limit: int, mib: int
 ) -> None:
     library.reserve, library.inside_a_limit = reserve, inside_a_limit
-    assert [(one.memory_mib, one.reserved_mib) for one in NvidiaMl().cards()] == [(16384, mib)] * 2
+    assert [(card.memory_mib, card.reserved_mib) for card in NvidiaMl().cards()] == [(16384, mib)] * 2
 
 
 def test_nvml_without_library_or_driver(library: Library) -> None:
@@ -483,7 +483,7 @@ def test_nvml_without_library_or_driver(library: Library) -> None:
 def test_nvml_one_lost_card_leaves_the_other(library: Library) -> None:
     driver = NvidiaMl()
     library.errors[0] = error("GPU_IS_LOST")
-    assert [one.index for one in driver.cards()] == [1]
+    assert [card.index for card in driver.cards()] == [1]
 
 
 def test_nvml_is_initialised_again(library: Library) -> None:
@@ -500,14 +500,14 @@ def test_nvml_problems(library: Library) -> None:
     # Actions that concern the links between cards are no problem of one card.
     for action in (0, pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P, pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN):
         library.recovery[1] = action
-        assert [one.problem for one in driver.cards()] == [None, None]
+        assert [card.problem for card in driver.cards()] == [None, None]
     library.remapped[1] = (0, 1, 0, 1)
-    assert [one.problem for one in driver.cards()] == [None, REMAP_FAILED]
+    assert [card.problem for card in driver.cards()] == [None, REMAP_FAILED]
     library.recovery[1] = pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET
     reset = Refusal(Reason.RECOVERY_REQUIRED, "the driver requests a reset of the card")
-    assert [one.problem for one in driver.cards()] == [None, reset]
+    assert [card.problem for card in driver.cards()] == [None, reset]
     library.mig[1] = 1
-    assert [one.problem for one in driver.cards()] == [None, MIG]
+    assert [card.problem for card in driver.cards()] == [None, MIG]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_nvml_a_card_that_isnt_registered_with_its_nvswitches(
     library: Library, state: int, status: int, registered: bool
 ) -> None:
     library.fabric[1] = (state, status)
-    assert [one.problem for one in NvidiaMl().cards()] == [None, None if registered else UNREGISTERED]
+    assert [card.problem for card in NvidiaMl().cards()] == [None, None if registered else UNREGISTERED]
 
 
 def test_nvml_a_card_without_memory_of_its_own(library: Library) -> None:
@@ -539,7 +539,7 @@ def test_nvml_cards_that_are_left_alone(library: Library, entry: str) -> None:
     # The card's UUID is a shorter one than any of the driver.
     driver = NvidiaMl(Exclusion((entry.lower(),)))
     library.mig[0] = 1
-    assert [(one.index, one.uuid) for one in driver.cards()] == [(1, "GPU-1")]
+    assert [(card.index, card.uuid) for card in driver.cards()] == [(1, "GPU-1")]
     assert driver.left_out == {"GPU-0"} and set(library.sets[-1]) == {1}
     assert NvidiaMl(parse(["card*"])).cards() == []
 

@@ -56,7 +56,7 @@ class Process:
             f"bus=0000:0{one.index + 1}:00.0 name=Simulated_GPU mig={'enabled' if one.index in mig else 'disabled'}"
             for one in self.node.nvml.found
         ]
-        rows += [f"fault {one}" for one in faults] + [f"xid {one}" for one in xids]
+        rows += [f"fault {fault}" for fault in faults] + [f"xid {xid}" for xid in xids]
         text = "\n".join([f"driver {self._driver}", "cuda 13000", *rows, ""])
         # In place and by one write, as the simulated library requires.
         with self._cards.open("r+b" if self._cards.exists() else "wb") as file:
@@ -268,7 +268,7 @@ def test_fault_19_root_without_rights_on_a_file_system_that_it_cannot_write(proc
     process.start()
     rights = dict(line.split(":\t") for line in process.status.splitlines() if line.startswith(("Cap", "NoNewPrivs")))
     assert rights.pop("NoNewPrivs") == "1"
-    assert set(rights) >= {"CapEff", "CapPrm", "CapBnd"} and {int(one, 16) for one in rights.values()} == {0}
+    assert set(rights) >= {"CapEff", "CapPrm", "CapBnd"} and {int(right, 16) for right in rights.values()} == {0}
     until(lambda: process.node.kubelet.registered and process.ready() == "ok")
     pod = process.node.run(make_pod("pod", 3, booked=1))
     until(lambda: process.node.agrees(pod))

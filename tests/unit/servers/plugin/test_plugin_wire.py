@@ -88,7 +88,7 @@ def test_pod_resources() -> None:
     assert found[0].ids == ("01234567-3", "01234567-4")
 
 
-@pytest.mark.parametrize("method", [one for one in vars(wire).values() if isinstance(one, wire.Method)])
+@pytest.mark.parametrize("method", [var for var in vars(wire).values() if isinstance(var, wire.Method)])
 def test_methods_are_those_of_the_interfaces(method: wire.Method) -> None:
     _root, service, name = method.path.split("/")
     plugin = ("GetDevicePluginOptions", "ListAndWatch", "GetPreferredAllocation", "Allocate", "PreStartContainer")

@@ -28,7 +28,7 @@ def everything(pods: dict[str, dict[str, t.Any]], listing: list[Entry]) -> list[
         reserved,
         steering.choose(CARDS, wire.Ask(free, (), 3), subject, reserved),
         reconcile.corrections(CARDS, pods, listing, {}, 1),
-        [contract.pod_key(one) for card in CARDS for one in reconcile.holders(card, CARDS, pods, listing)],
+        [contract.pod_key(holder) for card in CARDS for holder in reconcile.holders(card, CARDS, pods, listing)],
         limits.targets(CARDS, list(pods.values()), listing, "GiB"),
     ]
 
@@ -98,7 +98,9 @@ def test_a_result_is_reused_for_the_same_arguments_only() -> None:
     listing = [Entry("default/pod", {"c0": tuple(f"00000000-{slot}" for slot in range(4))})]
 
     def wanted(*cards: contract.Card) -> list[t.Mapping[str, str | None]]:
-        return [one.annotations for one in reconcile.corrections(cards, {"default/pod": pod}, listing, {}, 1)]
+        return [
+            correction.annotations for correction in reconcile.corrections(cards, {"default/pod": pod}, listing, {}, 1)
+        ]
 
     assert wanted(*CARDS) == [] == wanted(*CARDS)
     larger = contract.Card(0, CARDS[0].uuid, 0, 32768, 32)

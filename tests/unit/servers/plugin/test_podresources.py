@@ -164,7 +164,7 @@ def test_a_failed_call_leaves_other_calls_running(lister: Lister) -> None:
     with pytest.raises(grpc.RpcError):
         connection.call(request, 0.1)
     slow.join(5)
-    assert [len(split_pods(one)) for one in answers] == [1]
+    assert [len(split_pods(answer)) for answer in answers] == [1]
 
 
 def test_ids_are_grouped_by_their_card() -> None:

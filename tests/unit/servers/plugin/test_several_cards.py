@@ -39,7 +39,7 @@ def node(make: t.Callable[..., Node]) -> Node:
 
 
 def visible(*indices: int) -> str:
-    return ",".join(seen(one).uuid for one in indices)
+    return ",".join(seen(index).uuid for index in indices)
 
 
 # --------------------------------------------------------------------------- on a node
@@ -82,7 +82,7 @@ def test_the_booked_cards_are_full(node: Node) -> None:
     assert node.visible(pod) == {visible(1, 2)}
     until(lambda: node.agrees(pod))
     until(lambda: node.kube.reasons("default/pod") == ["GpuCardCorrected"])
-    assert [one["message"] for one in node.kube.events if one["reason"] == "GpuCardCorrected"] == [
+    assert [event["message"] for event in node.kube.events if event["reason"] == "GpuCardCorrected"] == [
         f"kubelet gave this pod units of card 1 ({seen(1).uuid}), card 2 ({seen(2).uuid}), not of card 0, card 1"
     ]
 

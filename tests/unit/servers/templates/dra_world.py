@@ -33,7 +33,8 @@ def dra_server() -> Iterator[ApiServer]:
 def pod(name: str, *units: Any, annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
     """Return a pod with a container for each number of units."""
     containers = [
-        {"name": f"c{number}", "image": "i", "resources": {"limits": {MEMORY: one}}} for number, one in enumerate(units)
+        {"name": f"c{number}", "image": "i", "resources": {"limits": {MEMORY: unit}}}
+        for number, unit in enumerate(units)
     ]
     metadata = {"name": name, **({"annotations": annotations} if annotations else {})}
     return {"metadata": metadata, "spec": {"containers": containers, **spec}}
@@ -47,7 +48,7 @@ def names(server: ApiServer, namespace: str) -> set[str]:
 def templates(server: ApiServer, namespace: str) -> dict[str, dict[str, Any]]:
     """Return the templates in a namespace by name."""
     path = f"/apis/{contract.API_VERSION}/namespaces/{namespace}/{TEMPLATES}"
-    return {one["metadata"]["name"]: one for one in server.request("GET", path)["items"]}
+    return {item["metadata"]["name"]: item for item in server.request("GET", path)["items"]}
 
 
 def node(server: ApiServer, name: str, *models: str, memory: str = "16Gi", unit: str = "1Gi") -> None:
@@ -62,11 +63,14 @@ def node(server: ApiServer, name: str, *models: str, memory: str = "16Gi", unit:
     devices = [
         {
             "name": f"gpu-{name}-{number}",
-            "attributes": {"uuid": {"string": f"GPU-{name}-{number}"}, **({"model": {"string": one}} if one else {})},
+            "attributes": {
+                "uuid": {"string": f"GPU-{name}-{number}"},
+                **({"model": {"string": model}} if model else {}),
+            },
             "capacity": {contract.CAPACITY: {"value": memory, "requestPolicy": policy}},
             "allowMultipleAllocations": True,
         }
-        for number, one in enumerate(models)
+        for number, model in enumerate(models)
     ]
     pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": contract.DRIVER, "nodeName": name, "pool": pool, "devices": devices}
@@ -97,7 +101,7 @@ def allocated(server: ApiServer, namespace: str, name: str) -> list[tuple[str, s
 def events(server: ApiServer, namespace: str, reason: str) -> list[str]:
     """Return the messages of the Events of a reason."""
     listed = server.request("GET", f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason%3D{reason}")
-    return [one["message"] for one in listed["items"]]
+    return [item["message"] for item in listed["items"]]
 
 
 def account(server: ApiServer, folder: Path) -> Path:

@@ -162,7 +162,7 @@ def test_the_memory_is_given_to_nobody_else(server, claim):
 
 def _unschedulable(server, name):
     conditions = server.request("GET", f"{PODS}/{name}").get("status", {}).get("conditions", [])
-    return [one for one in conditions if one.get("reason") == "Unschedulable"]
+    return [condition for condition in conditions if condition.get("reason") == "Unschedulable"]
 
 
 def test_the_status_of_an_allocated_claim_stays(server, claim):

@@ -70,8 +70,8 @@ def _remove_pods(server: ApiServer, space: str) -> None:
     No garbage collector runs. kube-scheduler leaves an allocation to it whose pod goes while it is bound, and the
     controller creates the claim of a pod once more if it learns later of the pod's end than of its claim's.
     """
-    for one in server.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]:
-        name = one["metadata"]["name"]
+    for item in server.request("GET", f"/api/v1/namespaces/{space}/pods")["items"]:
+        name = item["metadata"]["name"]
         server.request("DELETE", f"/api/v1/namespaces/{space}/pods/{name}?gracePeriodSeconds=0")
     claims = f"/apis/resource.k8s.io/v1/namespaces/{space}/resourceclaims"
 
@@ -99,7 +99,7 @@ def unschedulable(server: ApiServer, space: str, name: str) -> str:
 
     def message() -> str:
         status = server.request("GET", f"/api/v1/namespaces/{space}/pods/{name}").get("status", {})
-        said = [one for one in status.get("conditions", []) if one["type"] == "PodScheduled"]
+        said = [condition for condition in status.get("conditions", []) if condition["type"] == "PodScheduled"]
         return said[0].get("message", "") if said and status.get("resourceClaimStatuses") else ""
 
     return until(message, 30)
@@ -202,9 +202,9 @@ def test_models_select_cards(server: ApiServer, place: Any) -> None:
         name: got(
             server,
             space,
-            run(server, space, pod(name, 2, annotations={f"kubegpu.share/{key}": text for key, text in one.items()})),
+            run(server, space, pod(name, 2, annotations={f"kubegpu.share/{key}": text for key, text in wish.items()})),
         )[0][1]
-        for name, one in wishes.items()
+        for name, wish in wishes.items()
     }
     # A card of unknown model is never accepted by a list.
     assert found == {"h": "gpu-a-2", "a": "gpu-a-1", "not-a": "gpu-a-2", "not-h": "gpu-a-1"}

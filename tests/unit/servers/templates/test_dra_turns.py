@@ -86,7 +86,7 @@ class World:
         :param templates: their names, or units.
         :param made: of how many the claims are made.
         """
-        wanted = [one if isinstance(one, str) else f"gpu-mem-{one}" for one in templates]
+        wanted = [template if isinstance(template, str) else f"gpu-mem-{template}" for template in templates]
         self.keeper.pods._upsert(pod(space, name, wanted, made))
 
     def goes(self, space: str, name: str) -> None:
@@ -102,11 +102,13 @@ class World:
 
     def there(self) -> Counter[str]:
         """Return the number of templates by namespace."""
-        return Counter(one.namespace for one in self.keeper.templates.items())
+        return Counter(template.namespace for template in self.keeper.templates.items())
 
 
 def pod(space: str, name: str, templates: t.Sequence[str], made: int = 0) -> JsonObject:
-    claims = [{"name": f"c{number}", "resourceClaimTemplateName": one} for number, one in enumerate(templates)]
+    claims = [
+        {"name": f"c{number}", "resourceClaimTemplateName": template} for number, template in enumerate(templates)
+    ]
     statuses = [{"name": f"c{number}", "resourceClaimName": f"x{number}"} for number in range(made)]
     metadata = {"namespace": space, "name": name, "uid": f"uid-of-{space}-{name}", "resourceVersion": "1"}
     return {"metadata": metadata, "spec": {"resourceClaims": claims}, "status": {"resourceClaimStatuses": statuses}}

@@ -74,7 +74,7 @@ def test_the_cards_of_a_node_are_not_taken_by_pods_of_another(server):
 
 def unschedulable(server, name):
     conditions = server.request("GET", f"{PODS}/{name}").get("status", {}).get("conditions", [])
-    return any(one.get("reason") == "Unschedulable" for one in conditions)
+    return any(condition.get("reason") == "Unschedulable" for condition in conditions)
 
 
 @pytest.mark.parametrize("who", [TAKEN, (OTHER, "")], ids=["kubelet", "another driver"])
