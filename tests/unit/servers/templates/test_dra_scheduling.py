@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,8 @@ def test_the_order_of_a_slices_devices_decides(server: ApiServer, place: Any) ->
         slice_of["spec"]["devices"].sort(key=lambda one: (held[one["name"]], one["name"]))
         slice_of["spec"]["pool"]["generation"] += 1
         server.request("PUT", path, slice_of)
+        # Nothing shows when the scheduler has seen it.
+        time.sleep(1)
         [(_request, device, _memory)] = got(server, space, run(server, space, pod(f"p{number}", 4)))
         assert held[device] == min(held.values()), (device, held)
         held[device] += 4
