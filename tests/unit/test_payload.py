@@ -25,7 +25,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (11, 70),
     "backend_objects": (24, 178),
-    "cluster_info": (29, 217),
+    "cluster_info": (29, 218),
     "cluster_objects": (17, 131),
     "container_runtime": (23, 177),
     "control_plane_info": (47, 347),

@@ -10,8 +10,9 @@ import typing as t
 
 from .._contracts import claim_templates
 from .._contracts.claims import Claim, claim_of
+from .._contracts.gpushare import ContractError
 from .._contracts.model import Node, Pod, PodParser, node_of, well_formed
-from .._core.errors import BadInput, NotInEffect
+from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
@@ -88,12 +89,15 @@ def read(kube: Kube, name: str, by_claims: bool) -> NodeState:
     nodes, parse = well_formed("node", [node_of(kube.get(Ref("v1", "Node", "", name)))]), PodParser()
     listed = kube.list_all("v1", "Pod", field_selector=on_node)
     slices = kube.list_all(api, "ResourceSlice", field_selector=on_node) if by_claims else []
-    claims = kube.list_all(api, "ResourceClaim") if by_claims else []
+    try:
+        claims = [claim_of(raw) for raw in (kube.list_all(api, "ResourceClaim") if by_claims else [])]
+    except ContractError as error:
+        raise ShareError(str(error)) from error
     return NodeState(
         nodes[0] if nodes else None,
         [BoundPod(pod, _controller(raw), _has_data(raw)) for raw in listed for pod in well_formed("pod", [parse(raw)])],
         [str(raw["metadata"]["name"]) for raw in slices if raw["spec"].get("driver") == claim_templates.DRIVER],
-        list(map(claim_of, claims)),
+        claims,
     )
 
 

@@ -416,7 +416,7 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
         kubelet_version=line(info.get("kubeletVersion")),
         os=line(info.get("osImage")),
         arch=line(info.get("architecture")),
-        hostnames=tuple(address for kind, address in addresses if kind == "Hostname"),
+        hostnames=tuple(address for kind, address in addresses if kind == "Hostname" and address),
     )
 
 

@@ -163,7 +163,6 @@ class Files:
     :param present: NVIDIA's runtime is added; a removal leaves files without anything of ours alone, whatever they are.
     :ivar main: path of the main file, and ``drop_in`` that of ours.
     :ivar documents: the files that may be edited, without our drop-in.
-    :ivar order: in which containerd merges them.
     :ivar concerned: whether any of them is edited.
     :ivar effective: the effective configuration of all files.
     :raises BadInput: containerd can't read them, or they can't be edited.
@@ -177,7 +176,7 @@ class Files:
         if not present:
             files = {path: text for path, text in files.items() if toml.MARK in text or DROP_IN_PATTERN in text}
         self.documents = {path: _parse(path, text) for path, text in files.items() if path != self.drop_in}
-        self.order, missing = loaded(self.main, observed["files"])
+        missing = loaded(self.main, observed["files"]).missing
         if missing and present:
             raise BadInput(
                 f"{missing[0][0]} imports {missing[0][1]}, which doesn't exist: containerd doesn't start with that; "
@@ -197,8 +196,9 @@ class Files:
             self.effective = self._with_options()
 
     def trees(self, documents: Documents) -> dict[str, JsonObject]:
-        """Return the files' values, in the order in which containerd merges them."""
-        return {path: documents[path].tree for path in self.order if path in documents}
+        """Return the files' values, as containerd merges them, in this order; an edit may change what is imported."""
+        order = loaded(self.main, {path: document.text for path, document in documents.items()}).order
+        return {path: documents[path].tree for path in order}
 
     def sections(self, documents: Documents) -> list[tuple[str, str]]:
         return cri_sections(self.release, self.trees(documents))

@@ -345,7 +345,7 @@ class _Edit:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
         if self._files.concerned and self._release >= DEEP_MERGE_SINCE:
             texts = self._observed["files"]
-            order = [path for path in self._files.order if path != self.drop_in]
+            order = [path for path in loaded(self._main, texts).order if path != self.drop_in]
             self._note_moved({path: toml.parse(path, texts[path]) for path in order})
         if self._main in self._documents:
             self._documents[self._main].remove_item(("imports",), self._pattern)

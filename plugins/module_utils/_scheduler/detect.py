@@ -266,9 +266,11 @@ def _fitting_mode(state: State) -> tuple[str, str]:
 def _unsupported(hosts: t.Mapping[str, str], state: State) -> str:
     """Return where kube-scheduler runs if no mode configures it there; empty for a managed control plane."""
     if state.hosted:
-        node = min(state.hosted)
+        # A pending one last.
+        node = min(state.hosted, key=lambda name: (not name, name))
+        where = f"on node {node} " if node else ""
         return (
-            f"kube-scheduler runs on node {node} in pod kube-system/{state.hosted[node]}, which is no static pod (a "
+            f"kube-scheduler runs {where}in pod kube-system/{state.hosted[node]}, which is no static pod (a "
             "Deployment or DaemonSet, as bootkube's)"
         )
     distributions = sorted({node.distribution for node in state.nodes} - {""})

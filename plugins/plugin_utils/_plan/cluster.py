@@ -19,8 +19,9 @@ from ...module_utils._backends import chart
 from ...module_utils._backends import cluster as backend
 from ...module_utils._contracts import claim_templates
 from ...module_utils._contracts.claims import Slice, slice_of
+from ...module_utils._contracts.gpushare import ContractError
 from ...module_utils._contracts.model import Node, node_of
-from ...module_utils._core.errors import BadInput
+from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, helm
 from ...module_utils._kube.api import Kube
@@ -161,7 +162,10 @@ class ClusterTasks:
         answer = self._with(
             options, lambda kube: {"resources": kube.list_all(claim_templates.API_VERSION, "ResourceSlice")}
         )
-        return list(map(slice_of, (answer or {})["resources"]))
+        try:
+            return [slice_of(raw) for raw in (answer or {})["resources"]]
+        except ContractError as error:
+            raise ShareError(str(error)) from error
 
     def predict(self, module: str, options: JsonObject) -> JsonObject | None:
         """Return the result of a task in check mode; None where it has to be executed or another module runs.

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_switch import ensure
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import refused as error_of
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
@@ -191,6 +191,15 @@ def test_what_the_other_allocation_or_another_node_has_is_no_remains():
     assert run(kube, "clean", allocator="extender")["remains"] == []
     kube = FakeKube(node(labels={"kubegpu.share/backend": "hami"}, resources={"nvidia.com/gpu": "20"}), *others)
     assert run(kube, "clean", allocator="hami")["remains"] == []
+
+
+def test_a_malformed_claim_is_named_and_nothing_leaves():
+    broken = claim("c", "p")
+    del broken["status"]["reservedFor"][0]["uid"]
+    kube = FakeKube(node(), pod("p", {MEMORY: "4"}), broken)
+    with pytest.raises(ShareError, match="a ResourceClaim is malformed"):
+        run(kube, "drained")
+    assert left(kube) == {"p"}
 
 
 def test_before_claims_were_there_none_are_read():

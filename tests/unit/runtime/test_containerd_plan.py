@@ -287,6 +287,26 @@ def test_a_later_files_key_is_changed_and_restored(tmp_path: Path) -> None:
     assert later_drop_ins.read_text() == text
 
 
+def test_files_that_only_our_import_or_drop_in_reaches_do_not_count() -> None:
+    """The run takes the import out, or writes the drop-in anew."""
+    main, folder = "/etc/containerd/config.toml", "/etc/containerd/conf.d"
+    extra = f"{folder}/99-kubegpu-extra.toml"
+    cri = 'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nsandbox_image = "pause"\n'
+    files = {main: f'version = 2\nimports = ["{folder}/99-kubegpu-*.toml"] # kubegpu.share\n', extra: cri}
+    base = 'plugins."io.containerd.grpc.v1.cri".containerd'
+    dump = f'[{base}]\ndefault_runtime_name = "runc"\n[{base}.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
+    planned = make_plan(PRESENT, containerd_state(files, version="1.7.20", dump=dump))
+    after = {str(row["path"]): str(row["after"]) for row in planned.files}
+    assert 'default_runtime_name = "nvidia"' in after[main] and after.get(extra, cri) == cri
+    drop_in, other = f"{folder}/99-kubegpu-nvidia.toml", "/etc/containerd/x.toml"
+    files = {
+        main: V3.replace("none.d", "conf.d"),
+        drop_in: f'version = 3\nimports = ["{other}"]\n',
+        other: "version = 9\n",
+    }
+    assert make_plan(PRESENT, containerd_state(files, drop_in=files[drop_in])).users_default == "runc"
+
+
 def test_a_list_keeps_the_users_later_change() -> None:
     text = 'version = 3\nimports = ["/a.d/*.toml", ] # theirs\n'
     files = {"/etc/containerd/config.toml": text}

@@ -127,7 +127,10 @@ NO_AGENT = State([node("gpu1", "v1.30.1+k3s1", {})], {}, "srv_7a-1")
 OTHER_REGION = State(
     [node("ip-10-0-1-2.ec2.internal", "v1.34.1-eks-1a2b3c4", {})], {}, "ip-10-0-1-2.us-west-2.compute.internal_7a-1"
 )
-BOOTKUBE = State([node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"cp1": "kube-scheduler-7d-x"})
+BOOTKUBE = State(
+    [node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"": "kube-scheduler-7d-a", "cp1": "kube-scheduler-7d-x"}
+)
+PENDING = State([node("cp1", labels=OLD_CONTROL)], {}, "", "", {"": "kube-scheduler-7d-a"})
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,7 @@ BOOTKUBE = State([node("cp1", labels=OLD_CONTROL)], {}, "cp1_1", "", {"cp1": "ku
         (ABROAD, {"a": "m1", "b": "m2"}, "kube-scheduler runs on m1, m2 outside of a pod (MicroK8s"),
         (NO_AGENT, {"a": "srv"}, "kube-scheduler runs on srv outside of a pod (k3s)"),
         (BOOTKUBE, {"a": "cp1"}, "on node cp1 in pod kube-system/kube-scheduler-7d-x, which is no static pod"),
+        (PENDING, {}, "kube-scheduler runs in pod kube-system/kube-scheduler-7d-a, which is no static pod"),
     ],
 )
 def test_a_scheduler_that_no_mode_configures(state, hosts, reason):
