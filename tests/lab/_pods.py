@@ -83,12 +83,10 @@ def pods(lab: Lab, namespace: str, *bodies: JsonObject) -> Iterator[list[JsonObj
         delete_pods(lab, namespace, names)
 
 
-def containers(sequence: Sequence[JsonObject]) -> list[tuple[str, int]]:
+def containers(pods: Sequence[JsonObject]) -> list[tuple[str, int]]:
     """Return container IDs and restart counts, which change when a pod is disturbed."""
     return [
-        (status["containerID"], status["restartCount"])
-        for pod in sequence
-        for status in pod["status"]["containerStatuses"]
+        (status["containerID"], status["restartCount"]) for pod in pods for status in pod["status"]["containerStatuses"]
     ]
 
 

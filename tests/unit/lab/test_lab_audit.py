@@ -59,7 +59,7 @@ def test_full_cards_are_no_double_booking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "problem"),
+    ("booked", "problem"),
     [
         (pod("b", 8, "0"), "b: card 0 of gpu1 has 17 of 16"),
         (pod("b", 18, "0,1"), "b: card 0 of gpu1 has 18 of 16"),
@@ -68,6 +68,6 @@ def test_full_cards_are_no_double_booking() -> None:
     ],
     ids=["one card", "two cards", "no such card", "no card"],
 )
-def test_a_double_booking_is_found_even_if_it_ends_at_once(json_object: JsonObject, problem: str) -> None:
-    auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", json_object), ("DELETED", json_object))
+def test_a_double_booking_is_found_even_if_it_ends_at_once(booked: JsonObject, problem: str) -> None:
+    auditor = audited(("ADDED", pod("a", 9, "0")), ("ADDED", booked), ("DELETED", booked))
     assert problem in auditor.wrong

@@ -84,7 +84,7 @@ def test_a_card_lost_while_it_is_read_keeps_its_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "found"),
+    ("state", "status", "fabric"),
     [
         (0, 0, None),
         (1, 0, {"state": "not_started", "status": 0}),
@@ -94,13 +94,13 @@ def test_a_card_lost_while_it_is_read_keeps_its_facts() -> None:
         (7, 0, {"state": "state_7", "status": 0}),
     ],
 )
-def test_the_registration_with_nvswitches(state: int, status: int, json_object: JsonObject | None) -> None:
+def test_the_registration_with_nvswitches(state: int, status: int, fabric: JsonObject | None) -> None:
     def answer(info: t.Any) -> None:
         # It is NVML's structure, by reference.
         info._obj.state, info._obj.status = state, status
 
     card = only(gpu(nvmlDeviceGetGpuFabricInfo=answer))
-    assert card["health"]["fabric"] == json_object and not card["problem"]
+    assert card["health"]["fabric"] == fabric and not card["problem"]
 
 
 def test_cards_that_are_left_alone_are_named_and_nothing_is_read_of_them() -> None:

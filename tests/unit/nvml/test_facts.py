@@ -48,8 +48,8 @@ def done(index: int, *pids: int) -> list[JsonObject]:
     return [{"begin": index}, {"card": card(index, *pids)}]
 
 
-def summary(json_object: JsonObject) -> list[tuple[int, str, str]]:
-    return [(card["index"], card["uuid"][:12], card["problem"][:34]) for card in json_object["cards"]]
+def summary(answer: JsonObject) -> list[tuple[int, str, str]]:
+    return [(card["index"], card["uuid"][:12], card["problem"][:34]) for card in answer["cards"]]
 
 
 def test_all_in_one_run() -> None:

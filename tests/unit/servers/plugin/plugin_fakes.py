@@ -343,8 +343,8 @@ class FakeKubelet:
     def used(self) -> set[str]:
         return {one for pod in self.devices.values() for ids in pod.values() for one in ids}
 
-    def _allocate(self, uid: str, json_object: JsonObject, reusable: set[str]) -> tuple[str, ...]:
-        needed = contract.container_units(json_object)
+    def _allocate(self, uid: str, container: JsonObject, reusable: set[str]) -> tuple[str, ...]:
+        needed = contract.container_units(container)
         if not needed:
             return ()
         with self._lock:
@@ -371,10 +371,10 @@ class FakeKubelet:
         request.container_requests.add(devices_ids=ids)
         response = self._unary(channel, wire.ALLOCATE)(request, timeout=10)
         with self._lock:
-            self.devices.setdefault(uid, {})[json_object["name"]] = ids
-            self.envs.setdefault(uid, {})[json_object["name"]] = dict(response.container_responses[0].envs)
+            self.devices.setdefault(uid, {})[container["name"]] = ids
+            self.envs.setdefault(uid, {})[container["name"]] = dict(response.container_responses[0].envs)
             names = [device.name for device in response.container_responses[0].cdi_devices]
-            self.cdi.setdefault(uid, {})[json_object["name"]] = names
+            self.cdi.setdefault(uid, {})[container["name"]] = names
         return ids
 
     def _list(self, request: t.Any, context: grpc.ServicerContext) -> t.Any:

@@ -182,7 +182,7 @@ def test_fault_20_a_missing_limit_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    "found", [Limit(0, 8 * 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)]
+    "limit", [Limit(0, 8 * 1024 * MIB), Limit(1024 * MIB, 3 * 1024 * MIB), Limit(5 * MIB, UNLIMITED)]
 )
 def test_fault_20_a_different_limit_is_replaced_and_reported_once(limit: Limit) -> None:
     node = Node()
