@@ -65,7 +65,6 @@ class Cluster:
 def _node_row(node: Node) -> JsonObject:
     return {
         **{field: getattr(node, field) for field in NODE_FIELDS},
-        "name": untrusted.line(node.name),
         "annotations": {key: value for key, value in node.annotations.items() if key.startswith(ANNOTATIONS)},
         "taints": list(node.taints),
         "ready": node.ready == "True",
