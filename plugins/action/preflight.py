@@ -22,7 +22,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims, has_cluster_policy
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import limit_mode, node_name
@@ -123,7 +123,7 @@ def _helm(backends: Backends, operators: t.Sequence[Operator], variables: t.Mapp
     parts, there, leaving = (t.cast(JsonObject, backends[key]) for key in ("parts", "there", "leaving"))
     for name, variable in (("hami", "hami_helm"), ("nvidia", "nvidia_device_plugin_helm")):
         program = str(variables.get(variable) or "helm")
-        if name == "nvidia" and any(operator["kind"] == "ClusterPolicy" for operator in operators):
+        if name == "nvidia" and has_cluster_policy(operators):
             continue
         if (parts[name] or leaving[name]) and not shutil.which(program):
             # Without it, a node that is switched would be left without a back end.

@@ -372,11 +372,12 @@ def control_plane(nodes: t.Sequence[Node], imported: t.Collection[str] | None) -
 
     :param imported: nodes that get the servers' image from the playbooks; None where each node pulls it.
     """
-    names = [node.name for node in nodes if _is_control_plane(node) and not closing_taints(node)]
+    names = [node.name for node in nodes if is_control_plane(node) and not closing_taints(node)]
     return sorted(names) if imported is None or set(names) <= set(imported) else []
 
 
-def _is_control_plane(node: Node) -> bool:
+def is_control_plane(node: Node) -> bool:
+    """Return whether a node has a label of the control plane."""
     return any(label in node.labels for label in CONTROL_PLANE_LABELS)
 
 
@@ -387,7 +388,7 @@ def closing_taints(node: Node) -> list[JsonObject]:
 
 def closed_control_plane(nodes: t.Iterable[Node]) -> dict[str, list[JsonObject]]:
     """Return the control plane's nodes that have such taints, with these."""
-    return {node.name: closing_taints(node) for node in nodes if _is_control_plane(node) and closing_taints(node)}
+    return {node.name: closing_taints(node) for node in nodes if is_control_plane(node) and closing_taints(node)}
 
 
 def server_place(

@@ -351,10 +351,15 @@ def _webhook(claims: Claims, known: backends.Backends, cluster: Cluster) -> t.It
         )
 
 
+def has_cluster_policy(operators: t.Iterable[foreign.Operator]) -> bool:
+    """Return whether the GPU Operator was told something by a ClusterPolicy."""
+    return any(operator["kind"] == "ClusterPolicy" for operator in operators)
+
+
 def _operators(known: backends.Backends, cluster: Cluster) -> t.Iterator[Finding]:
     """Report what the GPU Operator does with the nodes of other back ends than gpushare."""
     # Beside a ClusterPolicy a GPUCluster has the nodes with this label, or none in the releases that refuse both.
-    policy = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
+    policy = has_cluster_policy(cluster.operators)
     by_claims = {node.name for node in cluster.nodes if not policy or node.labels.get(foreign.MODE) == "dra"}
     claimed = [name for name in (*known["nvidia"], *known["hami"]) if name in by_claims]
     for operator in cluster.operators:
@@ -384,7 +389,7 @@ def _operators(known: backends.Backends, cluster: Cluster) -> t.Iterator[Finding
 def _releases(claims: Claims, cluster: Cluster) -> t.Iterator[Finding]:
     """Report charts of others that a run would change, or because of whose objects helm would fail."""
     # There the GPU Operator deploys NVIDIA's device plugin.
-    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
+    operated = has_cluster_policy(cluster.operators)
     for backend, releases in claims.releases.items():
         if backend == NVIDIA and operated:
             continue

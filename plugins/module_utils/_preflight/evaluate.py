@@ -412,7 +412,7 @@ def _taints(options: Options, cluster: Cluster, shared: frozenset[str]) -> t.Ite
     """Report taints that keep the pods of a back end, or those of users, off nodes with shared cards."""
     known = options.claims.backends
     given = {row["node"]: row["backend"] for row in known["nodes"]} if known else {}
-    operated = any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
+    operated = allocation.has_cluster_policy(cluster.operators)
     needed: dict[tuple[str, ...], list[str]] = {}
     for node in cluster.nodes:
         lasting = tolerations.lasting(node.taints)

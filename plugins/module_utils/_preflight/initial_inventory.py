@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from .._allocation import allocators
 from .._allocation.cluster import node_of_row
-from .._allocation.node_backends import CONTROL_PLANE_LABELS
+from .._allocation.node_backends import is_control_plane
 from .._contracts import gpushare, nvidia_plugin
 from .._contracts.model import Node
 from .._core import untrusted
@@ -116,7 +116,7 @@ class _Machine:
 
     def __init__(self, name: untrusted.NodeName, node: Node) -> None:
         self.name, self.node = name, node
-        self.control_plane = any(label in node.labels for label in CONTROL_PLANE_LABELS)
+        self.control_plane = is_control_plane(node)
         # A server of k3s or RKE2 is a worker, too, as long as nobody taints it.
         repelled = any(taint["effect"] in REPELLING for taint in node.taints)
         self.takes_pods = not (self.control_plane and repelled)

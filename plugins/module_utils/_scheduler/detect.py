@@ -12,7 +12,7 @@ import typing as t
 
 from .._allocation import allocators, cluster, node_backends
 from .._allocation.allocators import CLAIMS_SINCE, DRA, release
-from .._allocation.node_backends import CONTROL_PLANE_LABELS, OPENSHIFT_LABEL
+from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
 from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA
@@ -150,7 +150,7 @@ class Node(model.Node):
 
     @property
     def labelled(self) -> bool:
-        return any(label in self.labels for label in CONTROL_PLANE_LABELS)
+        return is_control_plane(self)
 
     @property
     def control_plane(self) -> bool:
