@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup pins outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
+.PHONY: help setup pins airgap outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -53,6 +53,9 @@ docs-site: setup  ## build the documentation as a site, in .cache/docs-site/html
 
 pins: setup  ## update the digests of keys, charts and images that are downloaded (ARGS=--dry-run shows them and writes nothing)
 	@$(PY) .ci/pins.py $(ARGS)
+
+airgap: setup  ## write meta/airgap.yml, the list of all that is fetched, from the pins, the roles and their catalogues
+	@$(PY) .ci/airgap.py $(ARGS)
 
 outdated: setup  ## list each pinned component whose registry has a newer release, and what it would take (writes nothing)
 	@$(PY) .ci/outdated.py $(ARGS)

@@ -4,7 +4,9 @@
 In lab/released.yml it fills in what isn't known of the lab's own versions, from the lists that their projects publish
 beside the files. A released file never changes, so another digest than a known one is a failure.
 
-Downloads each key and chart from its URL, asks each image's registry, prints what changed, and writes the files. With
+Downloads each key and chart from its URL, asks each image's registry, prints what changed, and writes the files. Charts
+are rendered by helm: the tags of the images that they name come from there, and an image that a chart names and that
+isn't in the table, or the other way around, is a failure. With
 --dry-run nothing is written; with --mirror FROM=TO what begins with FROM is downloaded from TO. Versions of charts are
 those of the roles' defaults. Whoever runs it compares what is printed with what the owners announce: a digest proves
 that nothing changed since, and not that it was right then.
@@ -21,8 +23,11 @@ import hashlib
 import http.client
 import json
 import re
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import typing as t
 import urllib.error
 import urllib.parse
@@ -39,6 +44,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._packages.options im
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402
+from lab.shell import LabError  # noqa: E402
 
 # Bytes; charts have some 100 KiB, indexes of repositories some MiB.
 LARGEST_FILE = 64 << 20
@@ -62,6 +68,25 @@ VERSIONS = {
     "hami": ("hami", "hami_chart_version"),
     "nvidia-device-plugin": ("nvidia_device_plugin", "nvidia_device_plugin_chart_version"),
     "dcgm-exporter": ("nvidia_device_plugin", "nvidia_device_plugin_dcgm_exporter_chart_version"),
+}
+
+
+# Of any chart: it isn't an entry of the table, since its tag is the cluster's version.
+KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
+# By chart, the values by which it names all images that a node may pull, as its role gives them (test_airgap.py).
+VALUES: dict[str, dict[str, t.Any]] = {
+    "hami": {
+        "scheduler": {
+            # The role makes the certificate, and takes Kubernetes' own image of the cluster's version.
+            "patch": {"enabled": False},
+            "kubeScheduler": {"image": {"registry": "", "repository": KUBE_SCHEDULER, "tag": "v1"}},
+        }
+    },
+    "nvidia-device-plugin": {
+        "gfd": {"enabled": True},
+        "nfd": {"enabled": True},
+        "config": {"default": "one", "map": {"one": "version: v1"}},
+    },
 }
 
 
@@ -157,8 +182,8 @@ def entries_of(url: str, name: str) -> list[dict[str, t.Any]]:
     return [one for one in entries if isinstance(one, dict) and isinstance(one.get("version"), (str, float))]
 
 
-def chart(name: str, pin: dict[str, str], version: str) -> dict[str, str]:
-    """Return version and digest of a chart, from its archive: an index may claim any digest."""
+def chart(name: str, pin: dict[str, str], version: str) -> tuple[dict[str, str], bytes]:
+    """Return version and digest of a chart, and its archive: an index may claim any digest."""
     folder = pin["url"].rstrip("/") + "/"
     entries = entries_of(f"{folder}index.yaml", name)
     try:
@@ -168,36 +193,124 @@ def chart(name: str, pin: dict[str, str], version: str) -> dict[str, str]:
         raise NotUpdated(f"{folder}index.yaml has no chart {name} {version}") from error
     if not url.startswith(("http://", "https://")):
         raise NotUpdated(f"{folder}index.yaml: chart {name} {version} is at {url!r}, which is no web address")
-    found = hashlib.sha256(fetch(url).content).hexdigest()
+    content = fetch(url).content
+    found = hashlib.sha256(content).hexdigest()
     if entry.get("digest") not in (None, "", found):
         raise NotUpdated(f"{url} has SHA-256 {found}, and {folder}index.yaml says {entry['digest']}")
-    return {"version": version, "sha256": found}
+    return {"version": version, "sha256": found}, content
 
 
-def image(pin: dict[str, str], scheme: str = "https") -> dict[str, str]:
-    """Return the digest of an image's index: that of one platform would leave out the others.
+def find_helm() -> str:
+    """Return helm's path: the one in PATH, or the lab's, which is built where there is none.
 
-    The digest is computed from what the registry sends, and has to be the one that it names.
+    :raises NotUpdated: there is neither.
+    """
+    try:
+        return shutil.which("helm") or str(build.built(build.HELM) / "helm")
+    except (LabError, OSError) as error:
+        raise NotUpdated(f"charts can't be rendered without helm: {error}") from error
+
+
+def images_in(value: t.Any) -> set[str]:
+    """Return what is called ``image`` in objects, at any depth."""
+    if isinstance(value, list):
+        return set().union(*map(images_in, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {value["image"]} if isinstance(value.get("image"), str) else set()
+    return own.union(*map(images_in, value.values()))
+
+
+def named_images(name: str, content: bytes, helm: str) -> set[str]:
+    """Return the images that a chart names, with tags, from what helm makes of its archive.
+
+    :param name: the chart's.
+    :raises NotUpdated: helm can't render it, or it names none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        archive, values = Path(folder) / "chart.tgz", Path(folder) / "values.yaml"
+        archive.write_bytes(content)
+        values.write_text(yaml.safe_dump(VALUES.get(name, {})), encoding="utf-8")
+        command = (helm, "template", "x", archive, "--namespace", "x", "--kube-version", "1.36.3", "--values", values)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=folder)
+    if done.returncode:
+        raise NotUpdated(f"helm can't render it: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+    try:
+        objects = list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise NotUpdated(f"helm makes no YAML of it: {error}") from error
+    found = {each for each in images_in(objects) if each.rpartition(":")[0] != KUBE_SCHEDULER}
+    if not found:
+        raise NotUpdated("it names no image, so how the list of images is made has to follow it")
+    return found
+
+
+def taken_up(name: str, images: dict[str, t.Any], found: set[str]) -> list[str]:
+    """Give the entries of a chart's images the tags that it names, and return a line for each change.
+
+    :param found: names and tags of all images that the chart names.
+    :raises NotUpdated: entries and images aren't the same.
+    """
+    own = {pin["url"].rpartition(":")[0]: (key, pin) for key, pin in images.items() if pin["chart"] == name}
+    named = {each.rpartition(":")[0]: each for each in found}
+    if set(own) != set(named) or len(named) != len(found):
+        rows = ", ".join(sorted(own)) or "none"
+        raise NotUpdated(f"it names {', '.join(sorted(found))}, and section images has {rows} of chart {name}")
+    lines = []
+    for repository, (key, pin) in own.items():
+        if pin["url"] != named[repository]:
+            lines.append(f"images: {key}: url: {pin['url']} -> {named[repository]}")
+            pin.update(url=named[repository], digest="", platforms={}, known="the chart's archive, rendered")
+    return lines
+
+
+def image(pin: dict[str, t.Any], scheme: str = "https") -> dict[str, t.Any]:
+    """Return the digest of an image's index, and of each architecture's manifest with the bytes of its download.
+
+    That of one platform alone would leave out the others. A digest is computed from what the registry sends, and has to
+    be the one that it, or the index, names.
     """
     registry, _slash, rest = pin["url"].partition("/")
     repository, colon, tag = rest.rpartition(":")
     if not colon or "/" in tag or "@" in rest:
         raise NotUpdated(f"{pin['url']} isn't an image's name with registry and tag")
-    url = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests/{tag}"
-    headers = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
-    answer = _with_token(url, headers)
-    kind = next((value for name, value in answer.headers.items() if name.lower() == "content-type"), "").split(";")[0]
+    folder = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests"
+    digest, index = _manifest(f"{folder}/{tag}")
+    if index["mediaType"] not in INDEXES:
+        kind = index["mediaType"] or "of no known type"
+        raise NotUpdated(f"{folder}/{tag} is {kind}, and not an index of several platforms")
+    platforms = {}
     try:
-        kind = json.loads(answer.content).get("mediaType") or kind
+        for row in index.get("manifests") or ():
+            platform = row.get("platform") or {}
+            name = platform.get("architecture")
+            if platform.get("os") != "linux" or name not in table.ARCHITECTURES or name in platforms:
+                continue
+            own, manifest = _manifest(f"{folder}/{row['digest']}", str(row["digest"]))
+            size = sum(int(part["size"]) for part in (manifest["config"], *manifest["layers"]))
+            platforms[name] = {"digest": own, "bytes": size + int(row["size"])}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise NotUpdated(f"{folder}/{tag} isn't an index with manifests of platforms: {error}") from error
+    return {"digest": digest, "platforms": platforms}
+
+
+def _manifest(url: str, expected: str = "") -> tuple[str, dict[str, t.Any]]:
+    """Return the digest of a manifest or an index, and it with its type as ``mediaType``.
+
+    :param expected: the digest; empty for the one that the registry names.
+    """
+    answer = _with_token(url, {"Accept": ", ".join((*INDEXES, *MANIFESTS))})
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    try:
+        found = json.loads(answer.content)
+        kind = found.get("mediaType") or headers.get("content-type", "").split(";")[0]
     except (ValueError, AttributeError) as error:
         raise NotUpdated(f"{url} isn't a manifest") from error
-    if kind not in INDEXES:
-        raise NotUpdated(f"{url} is {kind or 'of no known type'}, and not an index of several platforms")
     digest = f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
-    named = next((value for name, value in answer.headers.items() if name.lower() == "docker-content-digest"), digest)
+    named = expected or headers.get("docker-content-digest", digest)
     if named != digest:
         raise NotUpdated(f"{url} has digest {digest}, and its registry says {named}")
-    return {"digest": digest}
+    return digest, {**found, "mediaType": kind}
 
 
 def _with_token(url: str, headers: dict[str, str]) -> Answer:
@@ -231,12 +344,17 @@ def version_of(root: Path, name: str, pin: dict[str, str]) -> str:
 
 
 def update(
-    root: Path, today: str, mirrors: t.Mapping[str, str], scheme: str = "https"
+    root: Path,
+    today: str,
+    mirrors: t.Mapping[str, str],
+    scheme: str = "https",
+    rendered: t.Callable[[str, bytes], set[str]] = lambda name, content: named_images(name, content, find_helm()),
 ) -> tuple[dict[str, t.Any], list[str], list[str]]:
     """Return the new table, a line for each change, and the failures.
 
     :param mirrors: beginnings of URLs, and what replaces them for the download.
     :param scheme: of registries.
+    :param rendered: returns the images that a chart names, by its name and its archive.
     """
     path = root / "meta/pins.yml"
     pins = table.load(path.read_text(encoding="utf-8"), str(path))
@@ -248,17 +366,26 @@ def update(
                 if section == "keys":
                     new = key(source)
                 elif section == "charts":
-                    new = chart(name, source, version_of(root, name, pin))
+                    new, content = chart(name, source, version_of(root, name, pin))
+                    # The images come after the charts.
+                    lines += taken_up(name, pins["images"], rendered(name, content))
                 else:
                     new = image(source, scheme)
             except NotUpdated as error:
                 failures.append(f"{section}: {name}: {error}")
                 continue
             changed = [field for field, value in new.items() if pin[field] != value]
-            lines += [f"{section}: {name}: {field}: {pin[field] or 'unknown'} -> {new[field]}" for field in changed]
+            lines += [f"{section}: {name}: {field}: {_shown(pin[field])} -> {_shown(new[field])}" for field in changed]
             if changed:
                 pin.update(new, known=f"{today}: downloaded from {source['url']}")
     return pins, lines, failures
+
+
+def _shown(value: t.Any) -> str:
+    """Return a value of a pin for a line."""
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {row['digest']} ({row['bytes']} bytes)" for name, row in value.items())
+    return str(value or "unknown")
 
 
 def published(url: str, name: str) -> str:
@@ -319,7 +446,7 @@ def written(pins: dict[str, t.Any], text: str) -> str:
     return head + yaml.dump(pins, Dumper=Plain, sort_keys=False, width=1000, default_flow_style=False)
 
 
-def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: str = "https") -> int:
+def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: str = "https", **more: t.Any) -> int:
     parser = argparse.ArgumentParser(description="Update every digest of meta/pins.yml.")
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and write nothing")
     parser.add_argument("--mirror", action="append", default=[], metavar="FROM=TO", help="download from TO instead")
@@ -328,7 +455,7 @@ def main(arguments: t.Sequence[str] | None = None, root: Path = ROOT, scheme: st
     if len(mirrors) != len(given.mirror):
         parser.error("--mirror needs the beginning of a URL, =, and what replaces it, and each beginning once")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    pins, lines, failures = update(root, today, mirrors, scheme)
+    pins, lines, failures = update(root, today, mirrors, scheme, **more)
     downloads, further, failed = update_released(root, today, mirrors)
     failures += failed
     for line in [*lines, *further] or ["Nothing changed."]:

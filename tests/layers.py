@@ -30,6 +30,7 @@ LEVELS = {
     ),
     "plugin_utils": (
         ("_pins",),
+        ("_airgap",),
         ("_actions",),
         ("_preflight",),
         ("_plan",),

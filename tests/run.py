@@ -200,6 +200,7 @@ def lint(count: Count, everything: bool) -> None:
         check(count, f"mypy --strict {name}", *mypy, paths, cwd=cwd, MYPYPATH=imports, MYPY_CACHE_DIR=kept)
     # The lab's inventory is the default and may not exist yet; imported playbooks would not be checked then.
     check(count, "ansible-lint", "ansible-lint", "--strict", ANSIBLE_INVENTORY=str(ROOT / "inventories" / "example"))
+    check(count, "meta/airgap.yml is current", "python", ".ci/airgap.py", "--check")
     check(count, "docs/reference is current", "python", "docs/code_tables.py", "--check")
     check(count, "docs/layers.svg is current", "python", "docs/layers.py", "--check")
     check(count, "the other pictures are current", "python", "docs/pictures.py", "--check")

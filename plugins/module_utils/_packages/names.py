@@ -18,7 +18,7 @@ DRIVER = (
 )
 # Metapackages that bring the next kernel of a flavour, and those that bring its headers, by how their names begin:
 # linux-image-generic-hwe-22.04 goes with linux-headers-generic-hwe-22.04. A kernel's own package has its whole release.
-_HEADERS = {
+HEADERS_OF_KERNELS = {
     "linux-image-": "linux-headers-",
     "proxmox-default-kernel": "proxmox-default-headers",
     "proxmox-kernel-": "proxmox-headers-",
@@ -31,7 +31,7 @@ def followed(packages: t.Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the installed metapackages of kernels: of each the flavour, and the metapackage of its headers."""
     followers = {}
     for name in packages:
-        for start, headers in _HEADERS.items():
+        for start, headers in HEADERS_OF_KERNELS.items():
             if name.startswith(start) and not _KERNEL.search(name[len(start) :]):
                 followers[name] = (name[len(start) :], headers + name[len(start) :])
     return followers

@@ -188,10 +188,10 @@ def _image(image: str, version: str, server: str) -> str:
         raise BadInput(
             f"scheduler_version: {version!r} isn't a complete version such as 1.36.3, which the image's tag needs"
         )
-    return f"{image}:v{match.group(1) if match else _upstream(server)}"
+    return f"{image}:v{match.group(1) if match else upstream(server)}"
 
 
-def _upstream(release: str) -> str:
+def upstream(release: str) -> str:
     """Return upstream's own release for a distributor's: its last patch where theirs has a number of their own."""
     major, minor, patch = (int(number) for number in release.partition("-")[0].split("."))
     if patch < OWN_PATCHES_FROM:

@@ -25,7 +25,10 @@ SHA256, FINGERPRINT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9A-F]{40}")
 _TEXT = re.compile(r"\S(.*\S)?")
 _URL = re.compile(r"https://\S+")
 _EMPTY = re.compile("")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 Valid = t.Callable[[object], bool]
+# Of an image, by dpkg's name of an architecture: the digest of its manifest, and the bytes that are downloaded.
+ARCHITECTURES = ("amd64", "arm64")
 
 
 def _text(*patterns: re.Pattern[str]) -> Valid:
@@ -45,6 +48,19 @@ def _words(*known: str) -> Valid:
     )
 
 
+def _platforms(value: object) -> bool:
+    """Accept digest and size for some of the architectures."""
+    return isinstance(value, dict) and all(
+        name in ARCHITECTURES
+        and isinstance(row, dict)
+        and set(row) == {"digest", "bytes"}
+        and _text(_DIGEST)(row["digest"])
+        and isinstance(row["bytes"], int)
+        and row["bytes"] > 0
+        for name, row in value.items()
+    )
+
+
 # A digest that isn't known is empty.
 _PIN: dict[str, Valid] = {"url": _text(_TEXT), "known": _text(_TEXT)}
 _HELD: dict[str, Valid] = {"source": _text(_URL), "date": _text(re.compile(r"20\d\d-[01]\d-[0-3]\d"))}
@@ -60,7 +76,13 @@ _DRIVER: dict[str, Valid] = {
 FIELDS: t.Mapping[str, t.Mapping[str, Valid]] = {
     "keys": {**_PIN, "sha256": _text(SHA256, _EMPTY), "fingerprint": _text(FINGERPRINT, _EMPTY)},
     "charts": {**_PIN, "sha256": _text(SHA256, _EMPTY), "version": _text(_TEXT)},
-    "images": {**_PIN, "digest": _text(re.compile(r"sha256:[0-9a-f]{64}"), _EMPTY)},
+    # The chart that names an image is one of the section before; empty where a role or a file names it.
+    "images": {
+        **_PIN,
+        "digest": _text(_DIGEST, _EMPTY),
+        "platforms": _platforms,
+        "chart": _text(_TEXT, _EMPTY),
+    },
 }
 REPOSITORIES: t.Mapping[str, t.Mapping[str, Valid]] = {
     "nvidia": {"url": _text(_URL), **_ROW, **_DRIVER},

@@ -82,6 +82,9 @@ def test_the_roles_take_the_table():
     assert {row["key"] for row in table.section("toolkit").values()} == {"gpgkey"}
 
 
+PLATFORMS = {"amd64": {"digest": f"sha256:{'e' * 64}", "bytes": 1}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -93,6 +96,8 @@ def test_the_roles_take_the_table():
         (lambda pins: pins["charts"]["c"].update(version=2.1), "charts: c: version is 2.1"),
         (lambda pins: pins["charts"].update(d=None), "charts: d needs the fields"),
         (lambda pins: pins["images"]["i"].update(digest="0" * 64), "images: i: digest is"),
+        (lambda pins: pins["images"]["i"].update(platforms={"amd64": {"digest": "x", "bytes": 1}}), "images: i: platf"),
+        (lambda pins: pins["images"]["i"].update(platforms={"mips": PLATFORMS["amd64"]}), "images: i: platforms is"),
     ],
 )
 def test_a_table_that_holds_nothing_to_anything_is_refused(change, words):
@@ -100,7 +105,7 @@ def test_a_table_that_holds_nothing_to_anything_is_refused(change, words):
     pins = {
         "keys": {"a": {**common, "sha256": "a" * 64, "fingerprint": ""}},
         "charts": {"c": {**common, "version": "1.0.0", "sha256": "c" * 64}},
-        "images": {"i": {**common, "digest": f"sha256:{'d' * 64}"}},
+        "images": {"i": {**common, "digest": f"sha256:{'d' * 64}", "platforms": PLATFORMS, "chart": "c"}},
     }
     assert table.load(yaml.safe_dump(pins), "pins.yml") == pins
     change(pins)

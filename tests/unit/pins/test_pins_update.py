@@ -45,6 +45,7 @@ def server():
 
 
 MANIFESTS = "/v2/library/python/manifests/3.13-slim-bookworm"
+HAMI = "/v2/projecthami/hami/manifests/v2.10.0"
 CHART, BASE = (served.chart("hami", "2.10.0", "old"), manifest("old"))
 
 
@@ -79,17 +80,22 @@ def checkout(server, tmp_path, monkeypatch):
     pins = {
         "keys": {"debian12/a.pub": {"url": f"{server.url}/debian12/a.pub", "sha256": "", "fingerprint": ""}},
         "charts": {"hami": {"url": f"{server.url}", "version": "2.10.0", "sha256": served.sha256(CHART)}},
-        "images": {"base": {"url": f"{server.address}/library/python:3.13-slim-bookworm", "digest": digest}},
+        "images": {
+            "base": {"url": f"{server.address}/library/python:3.13-slim-bookworm", "digest": digest, "chart": ""},
+            "hami": {"url": f"{server.address}/projecthami/hami:v2.10.0", "digest": digest, "chart": "hami"},
+        },
     }
     pins["keys"]["debian12/a.pub"]["sha256"] = served.sha256(OLD_KEY)
     for section in pins.values():
         for pin in section.values():
             pin["known"] = "2026-01-01: before"
+    for pin in pins["images"].values():
+        pin["platforms"] = {}
     path = tmp_path / "meta/pins.yml"
     path.write_text(PINS.written(pins, path.read_text()))
     server.files["/debian12/a.pub"] = OLD_KEY
     served.repository(server, "hami", "2.10.0", CHART)
-    server.files[MANIFESTS] = answer(BASE)
+    server.files[MANIFESTS] = server.files[HAMI] = answer(BASE)
     places = {project: f"{server.url}/{project}" for project in PINS.settings.DOWNLOADS}
     monkeypatch.setattr(PINS.settings, "DOWNLOADS", places)
     put(tmp_path, publish(server))
@@ -105,8 +111,14 @@ def rows_of(root):
     return yaml.safe_load((root / PINS.RELEASED).read_text())
 
 
-def run(root, *words):
-    return PINS.main(words, root, "http")
+def run(root, *words, tag="v2.10.0", others=()):
+    """Run the command with a stand-in for helm, by which the chart names an image beside the role's own.
+
+    :param tag: of that image.
+    """
+    known = yaml.safe_load((root / "meta/pins.yml").read_text())["images"]["hami"]["url"]
+    found = {f"{known.rpartition(':')[0]}:{tag}", *others}
+    return PINS.main(words, root, "http", rendered=lambda _name, _content: found)
 
 
 def pins_of(root):
@@ -140,7 +152,8 @@ def test_one_command_takes_up_every_change(checkout, server, capsys, words):
     after = pins_of(checkout)
     assert after["keys"]["debian12/a.pub"]["sha256"] == served.sha256(NEW_KEY)
     assert after["charts"]["hami"]["sha256"] == served.sha256(chart) and after["images"]["base"]["digest"] == digest
-    assert all("downloaded from" in pin["known"] for section in after.values() for pin in section.values())
+    changed = (after["keys"]["debian12/a.pub"], after["charts"]["hami"], after["images"]["base"])
+    assert all("downloaded from" in pin["known"] for pin in changed)
     lines = (checkout / PINS.CONTAINERFILE).read_text().splitlines()
     assert f"ARG BASE={server.address}/library/python:3.13-slim-bookworm@{digest}" in lines
     assert (checkout / "meta/pins.yml").read_text().startswith(text[: text.index("\nkeys:")]), "its comments stay"
@@ -189,6 +202,46 @@ def test_what_cant_be_learnt_stays_and_is_named(checkout, server, capsys, path, 
     section, name = words.split(": ")[:2]
     assert after[section][name] == before[section][name]
     assert not new or after["charts"]["hami"]["sha256"] == served.sha256(new)
+
+
+def test_each_architectures_manifest_is_kept_with_what_a_node_downloads(checkout, server, capsys):
+    rows, expected = [], {}
+    for name, system, size in (
+        ("amd64", "linux", 1000),
+        ("arm64", "linux", 900),
+        ("amd64", "windows", 5),
+        ("s390x", "linux", 5),
+    ):
+        layers = [{"digest": "sha256:1", "size": size}, {"digest": "sha256:2", "size": 20}]
+        body = {"mediaType": MANIFEST, "config": {"size": 3}, "layers": layers, "annotations": {"for": name + system}}
+        content = json.dumps(body).encode()
+        own = f"sha256:{served.sha256(content)}"
+        rows.append({"digest": own, "size": len(content), "platform": {"architecture": name, "os": system}})
+        server.files[f"/v2/library/python/manifests/{own}"] = answer(content, MANIFEST)
+        if name in ("amd64", "arm64") and system == "linux":
+            expected[name] = {"digest": own, "bytes": size + 23 + len(content)}
+    index = json.dumps({"mediaType": INDEX, "manifests": rows}).encode()
+    server.files[MANIFESTS] = answer(index)
+    assert run(checkout) == 0
+    assert pins_of(checkout)["images"]["base"]["platforms"] == expected
+    assert f"images: base: platforms: unknown -> amd64 {expected['amd64']['digest']} (" in capsys.readouterr().out
+    # A registry that sends another manifest than the index names.
+    server.files[f"/v2/library/python/manifests/{expected['arm64']['digest']}"] = answer(b'{"layers": []}', MANIFEST)
+    assert run(checkout) == 1 and "its registry says sha256:" in capsys.readouterr().err
+
+
+def test_a_charts_images_are_those_that_helm_makes_of_it(checkout, server, capsys):
+    new = manifest("2.11")
+    server.files["/v2/projecthami/hami/manifests/v2.11.0"] = answer(new)
+    assert run(checkout, tag="v2.11.0") == 0
+    address = f"{server.address}/projecthami/hami"
+    assert f"images: hami: url: {address}:v2.10.0 -> {address}:v2.11.0" in capsys.readouterr().out
+    pin = pins_of(checkout)["images"]["hami"]
+    assert (pin["url"], pin["digest"]) == (f"{address}:v2.11.0", f"sha256:{served.sha256(new)}")
+    # One that nothing here knows would be missing without internet access.
+    assert run(checkout, tag="v2.11.0", others=["example.org/certgen:1"]) == 1
+    said = capsys.readouterr().err
+    assert "not updated: charts: hami: it names" in said and "example.org/certgen:1" in said
 
 
 def test_a_registry_that_wants_a_token_gets_one(checkout, server, capsys):

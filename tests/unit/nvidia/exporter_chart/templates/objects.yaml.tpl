@@ -14,7 +14,7 @@ spec:
       nodeSelector: {{ toJson .Values.nodeSelector }}
       tolerations: {{ toJson .Values.tolerations }}
       containers:
-        - {name: exporter, image: "example.org/exporter:1", env: {{ toJson .Values.extraEnv }}}
+        - {name: exporter, image: "nvcr.io/nvidia/k8s/dcgm-exporter:4.5.3-4.8.2-distroless", env: {{ toJson .Values.extraEnv }}}
 {{- if .Values.serviceMonitor.enabled }}
 ---
 apiVersion: monitoring.coreos.com/v1
