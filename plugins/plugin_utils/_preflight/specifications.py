@@ -23,7 +23,7 @@ PLACES: dict[str, frozenset[str]] = {
         ("node_baseline", "nouveau", "driver", "maintenance", "toolkit", "runtime", "switch"), frozenset((GPU,))
     ),
     **dict.fromkeys(
-        ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build"), frozenset((LOCAL,))
+        ("preflight", "plan", "inspect", "acceptance", "readonly_access", "image_build", "airgap"), frozenset((LOCAL,))
     ),
 }
 # Variables of no role alone.

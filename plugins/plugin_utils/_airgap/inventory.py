@@ -1,0 +1,107 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What of an inventory decides on the list: variables with the roles' defaults, the machines' facts, the cluster."""
+
+from __future__ import annotations
+
+import functools
+import typing as t
+from pathlib import Path
+
+import yaml
+from ansible.errors import AnsibleError
+
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.types import JsonObject
+from ...module_utils._images import delivery
+from .needed import DEDICATED, GPUSHARE, OPENSHIFT, Inventory, Machine
+
+ROLES = Path(__file__).resolve().parents[3] / "roles"
+LOCAL = "localhost"
+Variables = t.Mapping[str, t.Any]
+
+
+@functools.cache
+def defaults() -> dict[str, t.Any]:
+    """Return the defaults of all roles that aren't computed."""
+    found: dict[str, t.Any] = {}
+    for path in sorted(ROLES.glob("*/defaults/main.yml")):
+        rows = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        found.update({name: value for name, value in rows.items() if "{{" not in str(value)})
+    return found
+
+
+def variables(host: str, own: Variables) -> t.Callable[[str], t.Any]:
+    """Return what looks up a role's variable on a host: its value there, or the role's default; None without one.
+
+    :param own: the host's, with their templates evaluated on access.
+    """
+
+    def value(name: str) -> t.Any:
+        try:
+            found = own[name] if name in own else defaults().get(name)
+        except AnsibleError as error:
+            raise BadInput(f"host {host}: {name} can't be evaluated: {error}") from error
+        return found
+
+    return value
+
+
+def inventory(
+    hostvars: t.Mapping[str, Variables],
+    machines: t.Mapping[str, JsonObject],
+    cluster: JsonObject,
+    kubernetes: str = "",
+) -> Inventory:
+    """Return what decides on the list.
+
+    :param machines: by host of group gpu_nodes what the filter ``driver_choice`` returned.
+    :param cluster: what ``cluster_info`` returned with back ends and scheduler; empty where the cluster isn't asked.
+    :param kubernetes: the cluster's version where it isn't asked.
+    """
+    # The get of Ansible's hostvars has no default.
+    local = variables(LOCAL, hostvars[LOCAL] if LOCAL in hostvars else {})  # noqa: SIM401
+    scheduler = cluster.get("scheduler") or {}
+    mode = str(scheduler.get("mode") or (local("scheduler_mode") if not cluster else ""))
+    if mode == OPENSHIFT and scheduler.get("takes_policy"):
+        mode = ""
+    image, archive = str(local("gpushare_image")), str(local("gpushare_image_archive") or "")
+    return Inventory(
+        str(cluster.get("version") or kubernetes),
+        str(scheduler.get("openshift") or ""),
+        frozenset(_backends(hostvars, machines, cluster, local)),
+        mode if mode in (DEDICATED, OPENSHIFT) else "",
+        delivery.resolve(str(local("gpushare_image_delivery")), image, archive),
+        local,
+        tuple(_machine(host, hostvars[host], choice) for host, choice in machines.items()),
+    )
+
+
+def _backends(
+    hostvars: t.Mapping[str, Variables],
+    machines: t.Iterable[str],
+    cluster: JsonObject,
+    local: t.Callable[[str], t.Any],
+) -> set[str]:
+    """Return the back ends that are to be in the cluster; without it, what the machines' variables ask for."""
+    resolved = cluster.get("backends")
+    if not resolved:
+        return {
+            str(hostvars[host]["gpu_backend"]) if "gpu_backend" in hostvars[host] else GPUSHARE for host in machines
+        }
+    found = {name for name in ("hami", "nvidia") if resolved["parts"][name]}
+    # The GPU Operator deploys NVIDIA's device plugin without a chart of this collection.
+    if any(operator["kind"] == "ClusterPolicy" for operator in cluster.get("operators") or ()):
+        found -= {"nvidia"}
+    return found | ({GPUSHARE} if resolved["gpushare"] else set())
+
+
+def _machine(host: str, own: Variables, choice: JsonObject) -> Machine:
+    lookup = variables(host, own)
+    return Machine(
+        host,
+        own["gpu_node"]["distribution"],
+        lookup,
+        choice if lookup("driver_state") == "present" else None,
+    )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What an inventory needs of the list, by its variables, its machines' choices and its cluster, and its formats."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, table
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.inventory import inventory, variables
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import Inventory, Machine, needed
+from ansible_runs import ROOT, ansible, write_inventory
+from test_driver_choice import chosen, node
+
+LIST = table.listed()
+NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos/"
+
+
+def machine(release, host="gpu1", **given):
+    """A host with Ampere cards, and what role driver chooses for it."""
+    lookup = variables(host, given)
+    options = {name.removeprefix("driver_"): value for name, value in given.items() if name.startswith("driver_")}
+    observed = node(release, "ampere")
+    return Machine(host, observed["distribution"], lookup, chosen(observed, **options))
+
+
+def of(
+    *machines, kubernetes="v1.36.3+k3s1", openshift="", backends=("gpushare",), scheduler="", delivery="build", **given
+):
+    local = variables("localhost", given)
+    return Inventory(kubernetes, openshift, frozenset(backends), scheduler, delivery, local, machines)
+
+
+def listed(known, *kinds):
+    return {item["name"]: item for item in needed(LIST, known) if item["kind"] in kinds}
+
+
+def test_a_debian_node_that_builds_its_module():
+    found = listed(of(machine("debian-12")), "apt")
+    assert found["nvidia-driver-cuda"]["version"] == "580.95.05-*"
+    assert found["nvidia-driver-cuda"]["source"] == f"{NVIDIA}debian12/x86_64/"
+    assert (found["nvidia-driver-cuda"]["hosts"], found["nvidia-driver-cuda"]["architectures"]) == (["gpu1"], ["amd64"])
+    # Of the distribution's own lists: the headers that the node lacks, and what compiles.
+    assert {name for name, item in found.items() if not item["source"]} == {
+        *("linux-headers-6.1.0-10-amd64", "gcc", "make", "libc6-dev", "dkms")
+    }
+    assert found["libnvidia-container1"]["version"] == "1.20.2-1"
+    keys = listed(of(machine("debian-12")), "file")
+    assert (
+        keys["libnvidia-container/gpgkey"]["digest"]
+        == f"sha256:{LIST['files']['key/libnvidia-container/gpgkey']['sha256']}"
+    )
+    assert keys["debian12/3bf863cc.pub"]["source"] == f"{NVIDIA}debian12/x86_64/3bf863cc.pub"
+
+
+def test_machines_that_need_the_same_share_it_and_others_dont():
+    found = needed(
+        LIST, of(machine("ubuntu-24.04", "gpu2"), machine("ubuntu-24.04", "gpu1"), machine("rocky-9", "gpu3"))
+    )
+    hosts = {(item["kind"], item["name"]): item["hosts"] for item in found if item["kind"] in ("apt", "rpm")}
+    assert hosts["apt", "nvidia-utils-580"] == ["gpu1", "gpu2"] and hosts["rpm", "nvidia-driver-cuda"] == ["gpu3"]
+    assert len({tuple(sorted(item.items(), key=str)) for item in map(str_values, found)}) == len(found)
+
+
+def str_values(item):
+    return {name: str(value) for name, value in item.items()}
+
+
+def test_what_is_taken_from_elsewhere_says_so():
+    mirror = {"driver_repo_url": "https://m.example.org/nvidia/", "toolkit_repo_url": "https://m.example.org/toolkit"}
+    known = of(
+        machine("debian-12", **mirror),
+        backends=("gpushare", "hami"),
+        gpushare_image="m.example.org/gpushare:1",
+        delivery="registry",
+        hami_image="m.example.org/hami:v2.10.0",
+        hami_kube_scheduler_image="m.example.org/kube-scheduler",
+        hami_chart_ref="oci://m.example.org/charts/hami",
+    )
+    found = {item["name"]: item["place"] for item in needed(LIST, known) if item["place"]}
+    places = {
+        "m.example.org/gpushare:1": "m.example.org/gpushare:1",
+        "docker.io/projecthami/hami:v2.10.0": "m.example.org/hami:v2.10.0",
+        "registry.k8s.io/kube-scheduler:v1.36.3": "m.example.org/kube-scheduler:v1.36.3",
+        "hami": "oci://m.example.org/charts/hami",
+        "nvidia-persistenced": "https://m.example.org/nvidia/",
+        "nvidia-container-toolkit": "https://m.example.org/toolkit",
+        "debian12/3bf863cc.pub": "https://m.example.org/nvidia/3bf863cc.pub",
+    }
+    assert found.items() >= places.items() and "gcc" not in found and "libnvidia-container/gpgkey" not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "charts"),
+    [
+        ({}, {"docker.io/library/python:3.13-slim-bookworm"}, set()),
+        ({"delivery": "registry"}, {"localhost/kubegpu/gpushare:1.1.0"}, set()),
+        (
+            {"delivery": "registry", "scheduler": "dedicated"},
+            {"localhost/kubegpu/gpushare:1.1.0", "registry.k8s.io/kube-scheduler:v1.36.3"},
+            set(),
+        ),
+        ({"backends": ["nvidia"]}, {"nvcr.io/nvidia/k8s-device-plugin:v0.20.0"}, {"nvidia-device-plugin"}),
+        (
+            {"backends": ["nvidia"], "nvidia_device_plugin_gfd": "yes", "nvidia_device_plugin_dcgm_exporter": True},
+            {
+                "nvcr.io/nvidia/k8s-device-plugin:v0.20.0",
+                "registry.k8s.io/nfd/node-feature-discovery:v0.19.0",
+                "nvcr.io/nvidia/k8s/dcgm-exporter:4.5.3-4.8.2-distroless",
+            },
+            {"nvidia-device-plugin", "dcgm-exporter"},
+        ),
+        (
+            {"scheduler": "openshift", "kubernetes": "v1.35.2", "openshift": "4.22.1", "delivery": "registry"},
+            {"localhost/kubegpu/gpushare:1.1.0", "registry.k8s.io/scheduler-plugins/kube-scheduler:v0.34.7"},
+            set(),
+        ),
+        ({"backends": [], "acceptance_image": "example.org/cuda:1"}, {"example.org/cuda:1"}, set()),
+        # AKS numbers its own patches: Kubernetes has the image of its last one.
+        (
+            {"backends": [], "scheduler": "dedicated", "kubernetes": "v1.28.101"},
+            {"registry.k8s.io/kube-scheduler:v1.28.15"},
+            set(),
+        ),
+    ],
+)
+def test_images_and_charts_by_mode_and_back_end(given, images, charts):
+    known = of(**given)
+    assert (set(listed(known, "image")), set(listed(known, "chart"))) == (images, charts)
+
+
+def test_a_version_that_isnt_known_is_asked_for():
+    with pytest.raises(BadInput, match=r"the cluster's version isn't known.*set airgap_kubernetes"):
+        needed(LIST, of(kubernetes="", scheduler="dedicated"))
+
+
+def test_an_operators_plugin_takes_no_chart_and_the_cluster_decides():
+    hostvars = {"localhost": {}, "gpu1": {"gpu_node": {"distribution": {}}, "gpu_backend": "hami"}}
+    cluster = {
+        "version": "v1.36.3",
+        "backends": {"parts": {"hami": False, "nvidia": True}, "gpushare": ["gpu1"]},
+        "operators": [{"kind": "ClusterPolicy", "name": "p"}],
+        "scheduler": {"mode": "dedicated", "openshift": "", "takes_policy": False},
+    }
+    known = inventory(hostvars, {"gpu1": {}}, cluster)
+    assert (known.backends, known.scheduler, known.delivery) == ({"gpushare"}, "dedicated", "build")
+    assert inventory(hostvars, {"gpu1": {}}, {}, "v1.36.3").backends == {"hami"}
+
+
+# --------------------------------------------------------------------------- formats
+
+
+def test_oc_mirror_takes_images_by_tag_and_the_operator():
+    known = of(scheduler="openshift", kubernetes="v1.34.1", openshift="4.21.3", backends=["nvidia"])
+    text = formats.text("oc-mirror", needed(LIST, known), known)
+    [document] = yaml.safe_load_all(text)
+    assert (document["apiVersion"], document["kind"]) == ("mirror.openshift.io/v2alpha1", "ImageSetConfiguration")
+    assert document["mirror"] == {
+        "operators": [
+            {
+                "catalog": "registry.redhat.io/redhat/redhat-operator-index:v4.21",
+                "packages": [{"name": "openshift-secondary-scheduler-operator", "channels": [{"name": "stable"}]}],
+            }
+        ],
+        "additionalImages": [
+            {"name": "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"},
+            {"name": "registry.k8s.io/scheduler-plugins/kube-scheduler:v0.34.7"},
+        ],
+    }
+    assert "# 1 chart; not in this format\n" in text and "# 2 images of unknown size\n" in text
+
+
+def test_hauler_takes_images_charts_and_files():
+    known = of(machine("rocky-9"), backends=["hami"])
+    documents = list(yaml.safe_load_all(formats.text("hauler", needed(LIST, known), known)))
+    assert {document["kind"] for document in documents} == {"Images", "Charts", "Files"}
+    assert {document["apiVersion"] for document in documents} == {"content.hauler.cattle.io/v1"}
+    by_kind = {document["kind"]: document["spec"][document["kind"].lower()] for document in documents}
+    assert by_kind["Charts"] == [
+        {"name": "hami", "repoURL": "https://project-hami.github.io/HAMi/", "version": "2.10.0"}
+    ]
+    assert {"path": f"{NVIDIA}rhel9/x86_64/D42D0685.pub"} in by_kind["Files"]
+    assert [row["path"].rpartition("-")[2] for row in by_kind["Files"] if "helm" in row["path"]] == [
+        "amd64.tar.gz",
+        "arm64.tar.gz",
+    ]
+
+
+def test_sizes_that_arent_known_are_no_zero():
+    known = of(machine("debian-12"))
+    items = needed(LIST, known)
+    [images] = [row for row in formats.totals(items) if row["kind"] == "image"]
+    assert images == {
+        "kind": "image",
+        "count": 1,
+        "bytes": LIST["images"]["base"]["platforms"]["amd64"]["bytes"],
+        "sizes_unknown": 0,
+    }
+    text = formats.text("plain", items, known)
+    assert "# 1 image: 0.04 GB\n" in text
+    assert any("NVIDIA's driver licence" in line for line in text.splitlines() if line.startswith("#"))
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    assert len(rows) == len(items) and all(len(row) == 5 and all(row) for row in rows)
+
+
+# --------------------------------------------------------------------------- the playbook
+
+
+def test_the_playbook_lists_what_a_machine_needs_without_a_cluster(tmp_path):
+    write_inventory(
+        tmp_path, {"gpu_nodes": {"gpu1": {"gpu_backend": "nvidia", "driver_manage_prerequisites": "ignore"}}}
+    )
+    words = ("-i", "hosts.yml", ROOT / "playbooks/airgap_list.yml", "-e", "airgap_kubernetes=v1.36.3")
+    done = ansible(tmp_path, "ansible-playbook", *words, "-e", "airgap_output=list.yml")
+    assert done.rc == 0, done.text
+    found = yaml.safe_load((tmp_path / "list.yml").read_text())
+    assert found["kubernetes"] == "v1.36.3" and f"{len(found['items'])} things are listed in" in done.text
+    kinds = {item["kind"] for item in found["items"]}
+    assert kinds >= {"image", "chart", "wheel", "collection", "file"} and kinds & {"apt", "rpm"}
+    assert {tuple(item["hosts"]) for item in found["items"] if item["kind"] in ("apt", "rpm")} == {("gpu1",)}
