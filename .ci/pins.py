@@ -39,9 +39,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line as printable  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
-from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import index, table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402
 from lab.shell import LabError  # noqa: E402
@@ -50,8 +51,6 @@ from lab.shell import LabError  # noqa: E402
 LARGEST_FILE = 64 << 20
 # Of one answer, from the name server's to its last byte.
 SECONDS = 60
-# Levels of a repository's index: one has six.
-DEEPEST = 50
 RELEASED = "lab/released.yml"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTAINERFILE = "images/gpushare/Containerfile"
@@ -168,18 +167,13 @@ def entries_of(url: str, name: str) -> list[dict[str, t.Any]]:
     :raises NotUpdated: it has none, or isn't an index.
     """
     content = fetch(url).content
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        depth = 0
-        # libyaml's own events first: what makes objects of them recurses in C.
-        for event in yaml.parse(content, loader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
-                raise NotUpdated(f"{url} has aliases, or more than {DEEPEST} levels")
-        entries = yaml.load(content, loader)["entries"][name]
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise NotUpdated(f"{url} has no chart {name}") from error
-    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("version"), (str, float))]
+        found = index.entries(content, name)
+    except BadInput as error:
+        raise NotUpdated(f"{url} {error}") from error
+    if not found:
+        raise NotUpdated(f"{url} has no chart {name}")
+    return found
 
 
 def chart(name: str, pin: dict[str, str], version: str) -> tuple[dict[str, str], bytes]:
@@ -275,13 +269,13 @@ def image(pin: dict[str, t.Any], scheme: str = "https") -> dict[str, t.Any]:
     if not colon or "/" in tag or "@" in rest:
         raise NotUpdated(f"{pin['url']} isn't an image's name with registry and tag")
     folder = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests"
-    digest, index = _manifest(f"{folder}/{tag}")
-    if index["mediaType"] not in INDEXES:
-        kind = index["mediaType"] or "of no known type"
+    digest, listed = _manifest(f"{folder}/{tag}")
+    if listed["mediaType"] not in INDEXES:
+        kind = listed["mediaType"] or "of no known type"
         raise NotUpdated(f"{folder}/{tag} is {kind}, and not an index of several platforms")
     platforms = {}
     try:
-        for row in index.get("manifests") or ():
+        for row in listed.get("manifests") or ():
             platform = row.get("platform") or {}
             name = platform.get("architecture")
             if platform.get("os") != "linux" or name not in table.ARCHITECTURES or name in platforms:

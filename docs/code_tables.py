@@ -69,7 +69,7 @@ SYMPTOMS = (
         "and the last line says what to do.",
         findings=(
             *("wrong-value", "unknown-variable", "missing-value", "missing-file"),
-            *("unreachable", "not-root", "no-escalation", "no-facts"),
+            *("unreachable", "not-root", "no-escalation", "no-facts", "mirror-missing"),
         ),
     ),
     Symptom(

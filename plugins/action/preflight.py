@@ -23,11 +23,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims, has_cluster_policy
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, examine
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import limit_mode, node_name
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import findings as airgap
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
 
@@ -46,6 +47,7 @@ ARGUMENTS: JsonObject = {
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
     "switch": {"type": "list", "elements": "str", "default": []},
+    "mirror_timeout": {"type": "int", "default": 60},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
@@ -67,7 +69,10 @@ class ActionModule(ShareAction):
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
-        hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
+        machines = {
+            name: untagged(planner.validate(name)) for name in params["gpu_nodes"] if hostvars[name].get("gpu_node")
+        }
+        hosts = [_host(name, sources[name], hostvars[name], machines.get(name)) for name in names]
         limit = limit_mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
         claims = Claims(
@@ -90,6 +95,10 @@ class ActionModule(ShareAction):
             findings += _helm(claims.backends, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
+        if params["mirror_timeout"] > 0:
+            choices = {name: validated["driver_choice"] for name, validated in machines.items()}
+            findings += airgap.examine(hostvars, choices, known, params["mirror_timeout"])
+            findings.ignore(params["ignore"], described())
         return listing.report(self._display, findings)
 
 
@@ -150,9 +159,13 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
         )
 
 
-def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner) -> Host:
+def _host(name: str, source: str, variables: t.Mapping[str, t.Any], validated: JsonObject | None) -> Host:
+    """Return a host of the inventory.
+
+    :param validated: what its roles would refuse; None for a host of another group, or without facts.
+    """
     facts = variables.get("gpu_node")
-    plans = tuple(_plans(name, untagged(planner.validate(name)))) if source == "gpu_nodes" and facts else ()
+    plans = tuple(_plans(name, validated)) if validated else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
     return Host(name, node_name(name, variables), source, facts, _node_options(variables), plans, trouble)
 

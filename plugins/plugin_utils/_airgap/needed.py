@@ -39,6 +39,7 @@ class Item(t.TypedDict):
     :ivar architectures: those of the machines that need it; empty where that doesn't matter.
     :ivar source: where it is public: an address, a reference or a repository; empty for the distribution's own lists.
     :ivar key: of a package's repository.
+    :ivar indexes: folders of the lists of an apt repository, below its address.
     :ivar place: where this inventory takes it from; empty where that is ``source``.
     :ivar variables: those that take another place.
     :ivar hosts: machines that need it; empty where the cluster or the controller does.
@@ -53,6 +54,7 @@ class Item(t.TypedDict):
     architectures: list[str]
     source: str
     key: str
+    indexes: list[str]
     place: str
     variables: list[str]
     hosts: list[str]
@@ -227,8 +229,9 @@ class _Needed:
         image, archive = str(self._set("gpushare_image") or row["reference"]), self._set("gpushare_image_archive")
         if self.known.delivery == "build":
             return
-        place = str(archive or "") if self.known.delivery == "import" else image
-        self._add(_item(IMAGE, f"images/{name}", image, row, source=row["made_by"], place=place))
+        imported = self.known.delivery == "import"
+        kind, place = (FILE, str(archive or "")) if imported else (IMAGE, image)
+        self._add(_item(kind, f"images/{name}", image, row, source=row["made_by"], place=place))
 
     def _charts(self) -> None:
         for name, row in self.table["charts"].items():
@@ -303,13 +306,29 @@ class _Needed:
         source = repository["url"] if repository else ""
         place = "" if place.rstrip("/") == source.rstrip("/") else place
         architecture = str(machine.distribution.get("arch"))
+        indexes = self._indexes(machine, prefix, architecture) if prefix and row["manager"] == "apt" else []
         for text in names:
             name, _equals, version = text.partition("=")
             item = _item(row["manager"], f"packages/{key}", name, row, version, source=source, place=place)
             item["key"] = repository["key"] if repository else ""
+            item["indexes"] = indexes if repository else []
             self._add(item, machine.host, architecture)
         if prefix and repository and names and values["source"] != "packages":
             self._key(machine, prefix, repository, place)
+
+    def _indexes(self, machine: Machine, prefix: str, architecture: str) -> list[str]:
+        """Return where an apt repository has its lists: a suite that ends in a slash is a folder."""
+        suites = self._set(f"{prefix}_repo_suites", machine.variables) or []
+        components = self._set(f"{prefix}_repo_components", machine.variables) or []
+        return [
+            folder
+            for suite in map(str, suites)
+            for folder in (
+                [suite.lstrip("./")]
+                if suite.endswith("/")
+                else [f"dists/{suite}/{component}/binary-{architecture}/" for component in components]
+            )
+        ]
 
     def _key(self, machine: Machine, prefix: str, repository: Row, place: str) -> None:
         key = f"key/{repository['key']}"
@@ -358,6 +377,7 @@ def _item(kind: str, id: str, name: str, row: Row, version: str = "", **more: st
         "architectures": [],
         "source": more.get("source", ""),
         "key": "",
+        "indexes": [],
         "place": more.get("place", ""),
         "variables": list(row["variables"]),
         "hosts": [],

@@ -177,7 +177,7 @@ def test_another_version_of_the_role_is_taken_up(checkout, server, capsys):
         ("/debian12/a.pub", b"\x99\x01\xff", "keys: debian12/a.pub: .* isn't an armoured OpenPGP public key"),
         ("/debian12/a.pub", OLD_KEY * 20_000, "keys: debian12/a.pub: .* has more than 1048576 bytes"),
         ("/index.yaml", b"entries: {}", "charts: hami: .*index.yaml has no chart hami"),
-        ("/index.yaml", b"[", "charts: hami: .*index.yaml has no chart hami"),
+        ("/index.yaml", b"[", "charts: hami: .*index.yaml isn't an index of charts"),
         ("/hami-2.10.0.tgz", b"other", "charts: hami: .*tgz has SHA-256 .*, and .*index.yaml says"),
         (
             MANIFESTS,

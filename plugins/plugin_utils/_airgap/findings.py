@@ -1,0 +1,117 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preflight's findings about mirrors: what they lack, what couldn't be asked, and what comes from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+import urllib.parse
+
+from ...module_utils._core.types import JsonObject
+from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
+from . import mirrors, table
+from .inventory import Variables, inventory
+from .mirrors import MISSING, UNASKED, Found
+from .needed import IMAGE, Item, needed
+
+# Names in a text; all of them are in the finding's fields.
+MOST = 6
+Ask = t.Callable[[t.Sequence[Item], float], list[Found]]
+
+
+def examine(
+    hostvars: t.Mapping[str, Variables],
+    choices: t.Mapping[str, JsonObject],
+    cluster: JsonObject,
+    seconds: float,
+    ask: Ask = mirrors.ask,
+) -> list[Finding]:
+    """Ask the mirrors that the variables name for what is needed of them; without a mirror nothing is asked.
+
+    :param choices: by host with facts, what the filter ``driver_choice`` returned.
+    :param cluster: as ``cluster_info`` returned it; empty where the run is for machines alone.
+    :param seconds: for all mirrors together.
+    """
+    known = inventory(hostvars, choices, cluster)
+    if not cluster:
+        known = dataclasses.replace(known, backends=frozenset(), scheduler="")
+    items = needed(table.listed(), known)
+    asked = mirrors.at_mirrors(items)
+    if not asked:
+        return []
+    return list(_findings(ask(asked, seconds), mirrors.elsewhere(items)))
+
+
+def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterator[Finding]:
+    missing = [each for each in found if each.state == MISSING]
+    if missing:
+        # The variable that names the place, and not one that takes another kind of place.
+        variables = sorted({each.item["variables"][0] for each in missing if each.item["variables"]})
+        yield Finding(
+            "mirror-missing",
+            PROBLEM,
+            "{count} of {asked} missing: {shown}",
+            "copy them to the mirrors ({variables}); playbook kubegpu.share.airgap_list lists what is needed, and "
+            "where it is public",
+            fields={
+                "count": len(missing),
+                "asked": len(found),
+                "shown": _shown([f"{_name(each.item)} at {host(each.item)} ({each.reason})" for each in missing]),
+                "variables": variables,
+                "missing": [_fields(each) for each in missing],
+            },
+        )
+    unasked = [each for each in found if each.state == UNASKED]
+    if unasked:
+        reasons = dict.fromkeys(f"{host(each.item)} ({each.reason})" for each in unasked)
+        yield Finding(
+            "mirror-unasked",
+            WARNING,
+            "whether mirrors have {count} of {asked} isn't known: {shown}",
+            "where only machines of the cluster reach a mirror, try one node first; for more time set "
+            "preflight_mirror_timeout",
+            fields={
+                "count": len(unasked),
+                "asked": len(found),
+                "shown": _shown(list(reasons)),
+                "unasked": [_fields(each) for each in unasked],
+            },
+        )
+    if elsewhere:
+        names = [_name(item) for item in elsewhere]
+        variables = sorted({item["variables"][0] for item in elsewhere if item["variables"]})
+        yield Finding(
+            "mirror-not-named",
+            NOTE,
+            "{asked} come from mirrors, and {count} from where they are public: {shown}",
+            "without internet access set {variables}, unless the nodes' runtimes or package managers are redirected",
+            fields={
+                "count": len(names),
+                "asked": len(found),
+                "shown": _shown(names),
+                "variables": variables,
+                "names": names,
+            },
+        )
+
+
+def _name(item: Item) -> str:
+    return " ".join(filter(None, (item["name"], item["version"])))
+
+
+def host(item: Item) -> str:
+    """Return the name of the server from which an item is taken."""
+    place = item["place"]
+    return place.partition("/")[0] if item["kind"] == IMAGE else urllib.parse.urlsplit(place).netloc.rpartition("@")[2]
+
+
+def _shown(names: t.Sequence[str]) -> list[str]:
+    return [*names[:MOST], f"and {len(names) - MOST} more"] if len(names) > MOST else list(names)
+
+
+def _fields(found: Found) -> JsonObject:
+    item = found.item
+    known: JsonObject = {field: item[field] for field in ("kind", "name", "version")}
+    return {**known, "server": host(item), "variables": item["variables"], "reason": found.reason}

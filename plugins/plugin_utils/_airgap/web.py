@@ -1,0 +1,181 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The adapter to mirrors: web servers and registries, as the controller reaches them, each answer within a time."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import json
+import os
+import re
+import ssl
+import time
+import typing as t
+import urllib.error
+import urllib.parse
+import urllib.request
+
+# Seconds in which a server has to take a connection, or to send its next bytes.
+PATIENCE = 5.0
+# Bytes of one read.
+CHUNK = 64 * 1024
+# Bytes of the largest list of packages or charts; NVIDIA's have some MiB.
+LARGEST = 64 << 20
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+
+
+class Answer(t.NamedTuple):
+    """A server's answer.
+
+    :param status: the HTTP status; 0 without an answer.
+    :param content: at most as many bytes as were asked for.
+    :param failure: why there is none: ``timeout``, ``tls``, ``unreachable`` or ``too_large``; empty with an answer.
+    """
+
+    status: int
+    content: bytes = b""
+    failure: str = ""
+    headers: t.Mapping[str, str] = {}
+
+
+class Fetch(t.Protocol):
+    """Requests an address until a time of ``time.monotonic``; without ``largest`` no byte of the body is read."""
+
+    def __call__(
+        self, url: str, until: float, largest: int = 0, headers: t.Mapping[str, str] | None = None
+    ) -> Answer: ...
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect without credentials: they are for the server that was named."""
+
+    def redirect_request(self, *given: t.Any) -> urllib.request.Request | None:
+        request = super().redirect_request(*given)
+        if request:
+            request.remove_header("Authorization")
+        return request
+
+
+def fetch(url: str, until: float, largest: int = 0, headers: t.Mapping[str, str] | None = None) -> Answer:
+    """Request an address; proxies and authorities are those of the environment.
+
+    :param until: when the whole answer has to be there, by ``time.monotonic``.
+    :param largest: in bytes.
+    """
+    if until <= time.monotonic():
+        return Answer(0, failure="timeout")
+    opener = urllib.request.build_opener(_Redirects())
+    try:
+        asked = urllib.request.Request(url, headers=dict(headers or {}))
+        with opener.open(asked, timeout=min(PATIENCE, until - time.monotonic())) as answer:
+            return _read(answer, until, largest)
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, headers=dict(error.headers.items()))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return Answer(0, failure=_failure(error))
+
+
+def _read(answer: http.client.HTTPResponse, until: float, largest: int) -> Answer:
+    """Read a body in parts: a server may send one byte at a time."""
+    parts: list[bytes] = []
+    left = largest
+    headers = dict(answer.headers.items())
+    while largest:
+        if time.monotonic() > until:
+            return Answer(0, failure="timeout")
+        part = answer.read1(CHUNK)
+        if not part:
+            break
+        left -= len(part)
+        if left < 0:
+            return Answer(0, failure="too_large")
+        parts.append(part)
+    return Answer(answer.status, b"".join(parts), headers=headers)
+
+
+def _failure(error: BaseException) -> str:
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return "timeout"
+    if isinstance(cause, ssl.SSLError):
+        return "no_tls" if "WRONG_VERSION" in str(cause) or "RECORD_LAYER" in str(cause) else "tls"
+    return "unreachable"
+
+
+# --------------------------------------------------------------------------- registries
+
+
+def credentials(environment: t.Mapping[str, str]) -> dict[str, str]:
+    """Return by registry the value of the header Authorization, from docker's and podman's files on the controller."""
+    folder = environment.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
+    paths = [os.path.join(folder, "config.json")]
+    if environment.get("XDG_RUNTIME_DIR"):
+        paths.append(os.path.join(environment["XDG_RUNTIME_DIR"], "containers/auth.json"))
+    paths.append(environment.get("REGISTRY_AUTH_FILE", ""))
+    found: dict[str, str] = {}
+    for path in filter(os.path.isfile, paths):
+        try:
+            with open(path, encoding="utf-8") as file:
+                rows = json.load(file).get("auths") or {}
+            for name, row in rows.items():
+                text = str((row or {}).get("auth") or "")
+                base64.b64decode(text, validate=True)
+                if text:
+                    found[re.sub("^https?://", "", str(name)).partition("/")[0]] = f"Basic {text}"
+        except (OSError, ValueError, AttributeError, binascii.Error):
+            # A file that only another program understands has none for this one.
+            continue
+    return found
+
+
+class Registries:
+    """Reads manifests by the registries' protocol.
+
+    :param known: as ``credentials`` returns it.
+    """
+
+    def __init__(self, fetch_: Fetch, known: t.Mapping[str, str]) -> None:
+        self._fetch = fetch_
+        self._known = known
+
+    def manifest(self, registry: str, repository: str, reference: str, until: float) -> Answer:
+        """Return the answer for a manifest or an index.
+
+        :param reference: a tag, or a digest.
+        """
+        path = f"{registry}/v2/{repository}/manifests/{reference}"
+        answer = self._asked(f"https://{path}", registry, until)
+        # A registry without TLS gets no credentials.
+        return self._fetch(f"http://{path}", until, LARGEST, _accept()) if answer.failure == "no_tls" else answer
+
+    def _asked(self, url: str, registry: str, until: float) -> Answer:
+        own = self._known.get(registry, "")
+        first = self._fetch(url, until, LARGEST, _accept(own))
+        wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
+        if first.status != 401 or not wanted.lower().startswith("bearer "):
+            return first
+        words = dict(re.findall(r'([a-z]+)="([^"]*)"', wanted))
+        realm = words.pop("realm", "")
+        if not realm.startswith("https://"):
+            return first
+        query = urllib.parse.urlencode({name: words[name] for name in ("service", "scope") if name in words})
+        granted = self._fetch(f"{realm}?{query}", until, CHUNK, {"Authorization": own} if own else {})
+        try:
+            body = json.loads(granted.content)
+            token = body.get("token") or body["access_token"]
+        except (ValueError, KeyError, AttributeError):
+            return first
+        return self._fetch(url, until, LARGEST, _accept(f"Bearer {token}"))
+
+
+def _accept(authorization: str = "") -> dict[str, str]:
+    return {"Accept": ", ".join(MANIFESTS), **({"Authorization": authorization} if authorization else {})}

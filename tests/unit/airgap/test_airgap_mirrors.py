@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preflight asks the mirrors that variables name for each thing: web servers and a registry on loopback."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+
+import pytest
+import served
+import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import findings, mirrors, web
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.findings import examine
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import needed
+from ansible_runs import ansible, write_inventory
+from test_airgap_needed import LIST, machine, of
+from test_driver_choice import chosen, node
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
+DEBS = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+
+
+@pytest.fixture
+def server():
+    with served.Server().running() as running:
+        yield running
+
+
+def manifest(*architectures):
+    rows = [{"digest": "sha256:0", "platform": {"architecture": name, "os": "linux"}} for name in architectures]
+    return 200, {"Content-Type": INDEX}, json.dumps({"mediaType": INDEX, "manifests": rows}).encode()
+
+
+def packages(**versions):
+    """A list of Debian packages."""
+    text = "".join(
+        f"Package: {name}\nSource: x\nVersion: {version}\nDescription: the Version: 0 of it\n\n"
+        for name, version in versions.items()
+    )
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def fill(server):
+    """Serve all that the inventory of ``run`` needs."""
+    server.files |= {
+        "/cuda/Packages.gz": packages(**dict.fromkeys(DEBS, "580.95.05-1")),
+        "/toolkit/Packages.gz": packages(**dict.fromkeys(TOOLKIT, "1:1.20.2-1")),
+        "/cuda/3bf863cc.pub": KEY,
+        "/v2/hami/manifests/v2.10.0": manifest("amd64", "arm64"),
+        "/v2/kube-scheduler/manifests/v1.36.3": manifest("amd64", "arm64"),
+        "/charts/index.yaml": yaml.safe_dump({"entries": {"hami": [{"version": "2.10.0"}]}}).encode(),
+        "/simple/grpcio/": b'<a href="grpcio-1.85.1-cp313-cp313-manylinux2014_x86_64.whl">',
+    }
+
+
+def given(server):
+    return {
+        "driver_repo_url": f"{server.url}/cuda/",
+        "driver_repo_key_sha256": served.sha256(KEY),
+        "toolkit_repo_url": f"{server.url}/toolkit",
+        "hami_image": f"{server.address}/hami:v2.10.0",
+        "hami_kube_scheduler_image": f"{server.address}/kube-scheduler",
+        "hami_chart_repo_url": f"{server.url}/charts",
+    }
+
+
+def run(server, seconds=20, **more):
+    """The findings of a Debian 12 node with HAMi, whose variables name the server for everything."""
+    own = {**given(server), "gpushare_image_delivery": "registry", **more}
+    observed = node("debian-12", "ampere")
+    options = {name.removeprefix("driver_"): own[name] for name in ("driver_repo_url", "driver_repo_key_sha256")}
+    hostvars = {"localhost": own, "gpu1": {**own, "gpu_node": observed}}
+    cluster = {
+        "version": "v1.36.3",
+        "backends": {"parts": {"hami": True, "nvidia": False}, "gpushare": []},
+        "scheduler": {"mode": "static_pod"},
+    }
+    found = examine(hostvars, {"gpu1": chosen(observed, **options)}, cluster, seconds)
+    return {one.id: one for one in found}
+
+
+def test_mirrors_that_have_everything_are_no_finding_but_the_rest_is_named(server):
+    fill(server)
+    found = run(server)
+    # The toolkit's key has a variable of its own.
+    assert set(found) == {"mirror-not-named"} and found["mirror-not-named"].severity == "note"
+    assert found["mirror-not-named"].fields["names"] == ["libnvidia-container/gpgkey"]
+    assert found["mirror-not-named"].fields["variables"] == ["toolkit_repo_key_url"]
+    # A list is read once, whatever is looked for in it.
+    assert [path for _method, path in server.asked].count("/cuda/Packages.gz") == 1
+
+
+def test_what_is_missing_is_counted_and_named(server):
+    fill(server)
+    server.files["/cuda/Packages.gz"] = packages(**dict.fromkeys(DEBS[:2], "580.95.05-1"), **{DEBS[2]: "1:570.10.01-1"})
+    del server.files["/v2/kube-scheduler/manifests/v1.36.3"]
+    server.files["/charts/index.yaml"] = b"entries: {hami: [{version: 2.9.0}]}"
+    server.files["/v2/hami/manifests/v2.10.0"] = manifest("arm64")
+    server.files["/cuda/3bf863cc.pub"] = KEY + b"another"
+    found = run(server)["mirror-missing"]
+    assert found.severity == "problem" and found.fields["count"] == 5 and found.fields["asked"] == 11
+    assert found.text.startswith("5 of 11 missing: ")
+    reasons = {row["name"]: row["reason"] for row in found.fields["missing"]}
+    assert reasons == {
+        "nvidia-persistenced": "there are only other versions, such as 570.10.01-1",
+        "registry.k8s.io/kube-scheduler:v1.36.3": "it isn't there",
+        "hami": "there are only other versions, such as 2.9.0",
+        "docker.io/projecthami/hami:v2.10.0": "it has none for amd64",
+        "debian12/3bf863cc.pub": f"there is another file, whose SHA-256 isn't {served.sha256(KEY)}",
+    }
+    assert set(found.fields["variables"]) == {
+        *("driver_repo_url", "driver_repo_key_url", "hami_chart_repo_url", "hami_image", "hami_kube_scheduler_image")
+    }
+
+
+def test_without_mirrors_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(findings.mirrors, "ask", lambda *_given: pytest.fail("asked"))
+    observed = node("debian-12", "ampere")
+    hostvars = {"localhost": {}, "gpu1": {"gpu_node": observed}}
+    assert examine(hostvars, {"gpu1": chosen(observed)}, {}, 20, findings.mirrors.ask) == []
+
+
+def test_a_mirror_that_sends_a_byte_at_a_time_ends_in_time(server):
+    fill(server)
+    del server.files["/charts/index.yaml"]
+
+    def slow(_headers):
+        time.sleep(6)
+        return 200, {}, b""
+
+    server.files["/cuda/Packages.gz"] = slow
+    began = time.monotonic()
+    found = run(server, seconds=2)
+    assert time.monotonic() - began < 5.5
+    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {"it doesn't answer in time"}
+    assert [row["name"] for row in found["mirror-missing"].fields["missing"]] == ["hami"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "reason"),
+    [
+        ("/cuda/Packages.gz", (403, {}, b""), "it wants credentials that the controller hasn't (HTTP 403)"),
+        ("/cuda/Packages.gz", (500, {}, b""), "it answers with HTTP 500"),
+        ("/cuda/Packages.gz", b"\x1f\x8bno", "its list of packages is damaged"),
+        ("/charts/index.yaml", b"a: &a [x]\nentries: *a\n", "its index.yaml has aliases, or more than 50 levels"),
+        ("/charts/index.yaml", b"[" * 100_000, "its index.yaml has aliases, or more than 50 levels"),
+        ("/charts/index.yaml", b"<html>", "its index.yaml isn't an index of charts"),
+        ("/v2/hami/manifests/v2.10.0", b"<html>", "it sends no manifest"),
+    ],
+)
+def test_an_answer_that_says_nothing_is_neither_there_nor_missing(server, path, content, reason):
+    fill(server)
+    server.files[path] = content
+    found = run(server)
+    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {reason}
+    assert "mirror-missing" not in found and found["mirror-unasked"].severity == "warning"
+
+
+def test_a_list_that_grows_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(mirrors, "LARGEST_LIST", 1000)
+    with pytest.raises(mirrors._Unasked, match="more than 0 MiB"):
+        mirrors._decompressed(gzip.compress(b"\0" * 2000))
+
+
+def test_rpm_repositories_and_components_of_apt_ones(server):
+    primary = (
+        b'<metadata><package type="rpm"><name>nvidia-driver-cuda</name><arch>x86_64</arch>'
+        b'<version epoch="3" ver="580.95.05" rel="1.el9"/></package></metadata>'
+    )
+    repomd = b'<repomd><data type="primary"><location href="repodata/1-primary.xml.gz"/></data></repomd>'
+    server.files |= {"/r/repodata/repomd.xml": repomd, "/r/repodata/1-primary.xml.gz": gzip.compress(primary)}
+    server.files["/d/dists/stable/main/binary-amd64/Packages"] = gzip.decompress(
+        packages(**dict.fromkeys(TOOLKIT, "1.20.2-1"))
+    )
+    suites = {
+        "toolkit_repo_suites": ["stable"],
+        "toolkit_repo_components": ["main"],
+        "toolkit_repo_url": f"{server.url}/d",
+    }
+    known = of(
+        machine("rocky-9", driver_repo_url=f"{server.url}/r/"), machine("debian-12", "gpu2", **suites), backends=()
+    )
+    items = [item for item in mirrors.at_mirrors(needed(LIST, known)) if item["kind"] in ("apt", "rpm")]
+    found = {each.item["name"]: each.state for each in mirrors.ask(items, 20)}
+    rpms = {name: state for name, state in found.items() if name not in TOOLKIT}
+    assert rpms.pop("nvidia-driver-cuda") == "present" and rpms and set(rpms.values()) == {"missing"}
+    assert {found[name] for name in TOOLKIT} == {"present"}
+
+
+def test_credentials_go_to_their_registry_alone(server, tmp_path):
+    auth = base64.b64encode(b"user:secret").decode()
+    (tmp_path / "config.json").write_text(json.dumps({"auths": {"https://r.example.org/v1/": {"auth": auth}}}))
+    known = web.credentials({"DOCKER_CONFIG": str(tmp_path)})
+    assert known == {"r.example.org": f"Basic {auth}"}
+    asked = []
+
+    def fetch(url, _until, _largest=0, headers=None):
+        asked.append((url, (headers or {}).get("Authorization", "")))
+        if "token" in url:
+            return web.Answer(200, b'{"token": "t"}')
+        if headers["Authorization"] == "Bearer t":
+            return web.Answer(200, b"{}")
+        return web.Answer(401, headers={"WWW-Authenticate": 'Bearer realm="https://r.example.org/token",service="s"'})
+
+    assert web.Registries(fetch, known).manifest("r.example.org", "a/b", "1", 0).status == 200
+    manifest_url = "https://r.example.org/v2/a/b/manifests/1"
+    assert asked == [
+        (manifest_url, f"Basic {auth}"),
+        ("https://r.example.org/token?service=s", f"Basic {auth}"),
+        (manifest_url, "Bearer t"),
+    ]
+    # A redirect leads elsewhere without them.
+    with served.Server().running() as other:
+        seen = []
+        other.files["/there"] = lambda headers: (seen.append(headers.get("Authorization")), (200, {}, b"x"))[1]
+        server.files["/here"] = (302, {"Location": f"{other.url}/there"}, b"")
+        answer = web.fetch(f"{server.url}/here", time.monotonic() + 5, 10, {"Authorization": "Basic x"})
+    assert (answer.status, answer.content, seen) == (200, b"x", [None])
+
+
+def test_an_image_that_only_a_variable_names_is_asked_for_at_the_same_registry():
+    known = of(backends=["hami"], hami_image="m.example.org/hami:v2.10.0", acceptance_image="m.example.org/cuda:1")
+    places = {item["place"] for item in mirrors.at_mirrors(needed(LIST, known))}
+    assert places == {"m.example.org/hami:v2.10.0", "m.example.org/cuda:1"}
+
+
+def test_preflight_stops_before_anything_changes_and_counts_what_is_missing(server, tmp_path):
+    """By the real ansible-playbook, on this machine, whose facts are read only."""
+    write_inventory(tmp_path, {"gpu_nodes": {"gpu1": {"driver_state": "external", "toolkit_repo_url": server.url}}})
+    role = {"role": "kubegpu.share.preflight", "preflight_scope": "nodes"}
+    play = [{"hosts": "gpu_nodes", "gather_facts": False, "roles": [role]}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    done = ansible(tmp_path, "ansible-playbook", "-i", "hosts.yml", "play.yml")
+    assert done.rc != 0 and "problem  mirror-missing" in done.text, done.text
+    assert "4 of 4 missing: libnvidia-container-tools 1.20.2-1 at" in " ".join(done.text.split())
+    assert "Nothing was changed." in done.text and done.changed == 0
