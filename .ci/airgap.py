@@ -36,7 +36,8 @@ HEAD = """\
 # meta/repositories.yml, the roles' defaults, role driver's catalogues, the lock files of the servers' image and the
 # collection's requirements: edit those, or .ci/airgap.py.
 # when: the conditions, of which all have to hold, each with its values. backend and scheduler are the cluster's,
-# kubernetes its minor version, built whether the servers' image is built, module whether the node compiles the kernel
+# kubernetes its minor version, openshift whether it is one, software who installs the driver of some nodes, built
+# whether the servers' image is built, helm whether a chart is deployed, module whether the node compiles the kernel
 # module; the others are variables of roles. Empty: always.
 # variables: those that take another place, the first before the others. What has none comes from a mirror of the
 # distribution, or is installed on the controller. path: where a variable of a chart's values has the image.
@@ -67,6 +68,13 @@ PINNED: dict[str, tuple[Row, tuple[str, ...], str, str]] = {
     "node-feature-discovery": ({"backend": ["nvidia"], GFD: [True]}, (VALUES,), APACHE, "nfd.image"),
     "dcgm-exporter": ({"backend": ["nvidia"], EXPORTER: [True]}, (EXPORTER_VALUES,), APACHE, "image"),
 }
+OPERATED = {"software": ["gpu_operator"], "openshift": [False]}
+# Of the GPU Operator, by its chart; on OpenShift its catalogue names them.
+PINNED |= {
+    name: (OPERATED, ("gpu_operator_registry",), "NVIDIA's licences, as the image has them", "")
+    for name, pin in table.section("images").items()
+    if pin["chart"] == "gpu-operator"
+}
 # Images that only a variable names; without it there is none, or one that is here already.
 NAMED = {
     "gpushare_extender_image": {"backend": ["gpushare"]},
@@ -87,6 +95,7 @@ CHARTS = {
         ("nvidia_device_plugin_dcgm_exporter_chart_repository", "nvidia_device_plugin_dcgm_exporter_chart"),
     ),
 }
+CHARTS["gpu-operator"] = (OPERATED, ("gpu_operator_chart_repository", "gpu_operator_chart"))
 DRIVER_KEY = ("driver_repo_key_url", "driver_repo_key_sha256")
 TOOLKIT_KEY = ("toolkit_repo_key_url", "toolkit_repo_key_sha256")
 LICENCES = {"nvidia-ml-py": BSD, "kubernetes": APACHE, "orjson": "MPL-2.0, Apache-2.0 or MIT", "ansible-core": GPL}
@@ -104,6 +113,9 @@ def images(root: Path) -> dict[str, Row]:
     hami, share = read(root, "roles/hami/defaults/main.yml"), read(root, "roles/gpushare/defaults/main.yml")
     rows = {}
     for name, pin in table.section("images").items():
+        if pin["chart"] and pin["chart"] not in table.section("charts"):
+            # No role deploys it.
+            continue
         when, variables, licence, path = PINNED[name]
         more = {"digest": pin["digest"], "platforms": pin["platforms"], "path": path}
         rows[name] = image(pin["url"], when, variables, licence, **more)
@@ -252,8 +264,12 @@ def files(root: Path) -> dict[str, Row]:
     url = f"https://get.helm.sh/helm-v{build.HELM.version}-linux-{{architecture}}.tar.gz"
     rows["program/helm"] = {
         **{"url": url, "sha256": "", "fingerprint": ""},
-        "when": {"backend": ["hami", "nvidia"]},
-        "variables": ["hami_helm", "nvidia_device_plugin_helm"],
+        "when": {"helm": [True]},
+        "variables": [
+            f"{role}_helm"
+            for role in ("hami", "nvidia_device_plugin", "gpu_operator")
+            if (root / f"roles/{role}").is_dir()
+        ],
         "licence": APACHE,
     }
     rows["runfile"] = {
@@ -296,14 +312,24 @@ def collections(root: Path) -> dict[str, Row]:
 def operators(root: Path) -> dict[str, Row]:
     """Return the rows of operators in OpenShift's catalogues."""
     scheduler = read(root, "roles/scheduler/defaults/main.yml")
+    rows = {
+        "openshift-secondary-scheduler-operator": ("redhat", scheduler, "scheduler_openshift", "scheduler_openshift")
+    }
+    when = {"openshift-secondary-scheduler-operator": {"scheduler": ["openshift"]}}
+    if (root / "roles/gpu_operator").is_dir():
+        operator = read(root, "roles/gpu_operator/defaults/main.yml")
+        rows["gpu-operator-certified"] = ("certified", operator, "gpu_operator", "gpu_operator")
+        rows["nfd"] = ("redhat", operator, "gpu_operator_nfd", "gpu_operator")
+        when |= {name: {**OPERATED, "openshift": [True]} for name in ("gpu-operator-certified", "nfd")}
     return {
-        "openshift-secondary-scheduler-operator": {
-            "catalog": "registry.redhat.io/redhat/redhat-operator-index:v{openshift}",
-            "channel": scheduler["scheduler_openshift_channel"],
-            "when": {"scheduler": ["openshift"]},
-            "variables": ["scheduler_openshift_source", "scheduler_openshift_source_namespace"],
-            "licence": "Red Hat's subscription",
+        name: {
+            "catalog": f"registry.redhat.io/redhat/{catalog}-operator-index:v{{openshift}}",
+            "channel": str(values[f"{prefix}_channel"]),
+            "when": when[name],
+            "variables": [f"{prefix}_source", f"{space}_source_namespace"],
+            "licence": "Red Hat's subscription" if catalog == "redhat" else "NVIDIA's licences, as the image has them",
         }
+        for name, (catalog, values, prefix, space) in rows.items()
     }
 
 

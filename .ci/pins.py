@@ -89,6 +89,15 @@ VALUES: dict[str, dict[str, t.Any]] = {
 }
 
 
+# Parts of a ClusterPolicy that run with its sandboxWorkloads only (NVIDIA/gpu-operator, controllers/state_manager.go).
+SANDBOX = (
+    *("vgpuManager", "vfioManager", "vgpuDeviceManager", "ccManager", "kataManager"),
+    *("sandboxDevicePlugin", "kataSandboxDevicePlugin"),
+)
+# Images whose tags are complete with a node's distribution only: their registry isn't asked for one of all nodes.
+OF_NODES = ("gpu-operator-driver",)
+
+
 class Plain(yaml.SafeDumper):
     """Writes equal rows twice, instead of a reference to the first."""
 
@@ -206,12 +215,20 @@ def find_helm() -> str:
 
 
 def images_in(value: t.Any) -> set[str]:
-    """Return what is called ``image`` in objects, at any depth."""
+    """Return the images in objects, at any depth: ``image``, or its parts as the GPU Operator's ClusterPolicy has them.
+
+    What a ClusterPolicy has switched off isn't pulled.
+    """
     if isinstance(value, list):
         return set().union(*map(images_in, value))
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or value.get("enabled") is False:
         return set()
+    spec = value.get("spec")
+    if value.get("kind") == "ClusterPolicy" and not (spec.get("sandboxWorkloads") or {}).get("enabled"):
+        return images_in({name: part for name, part in spec.items() if name not in SANDBOX})
     own = {value["image"]} if isinstance(value.get("image"), str) else set()
+    if own and value.get("repository") and value.get("version"):
+        own = {f"{value['repository']}/{value['image']}:{value['version']}"}
     return own.union(*map(images_in, value.values()))
 
 
@@ -363,6 +380,8 @@ def update(
                     new, content = chart(name, source, version_of(root, name, pin))
                     # The images come after the charts.
                     lines += taken_up(name, pins["images"], rendered(name, content))
+                elif name in OF_NODES:
+                    continue
                 else:
                     new = image(source, scheme)
             except NotUpdated as error:

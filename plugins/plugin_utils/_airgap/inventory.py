@@ -15,7 +15,8 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._images import delivery
-from .needed import DEDICATED, GPUSHARE, OPENSHIFT, Inventory, Machine
+from ...module_utils._preflight.inventory import node_name
+from .needed import DEDICATED, GPUSHARE, OPENSHIFT, OPERATOR_SOFTWARE, Inventory, Machine
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 LOCAL = "localhost"
@@ -74,8 +75,26 @@ def inventory(
         mode if mode in (DEDICATED, OPENSHIFT) else "",
         delivery.resolve(str(local("gpushare_image_delivery")), image, archive),
         local,
-        tuple(_machine(host, hostvars[host], choice) for host, choice in machines.items()),
+        tuple(_machine(host, hostvars[host], choice, cluster) for host, choice in machines.items()),
+        frozenset(_software(hostvars, machines, cluster)),
     )
+
+
+def _software(hostvars: t.Mapping[str, Variables], machines: t.Iterable[str], cluster: JsonObject) -> set[str]:
+    """Return who installs the software of nodes beside the roles; without the cluster, what variables ask for."""
+    decided = (cluster.get("backends") or {}).get("software")
+    if decided:
+        return {OPERATOR_SOFTWARE} if decided["gpu_operator"] else set()
+    asked = {str(hostvars[host]["gpu_node_software"]) for host in machines if "gpu_node_software" in hostvars[host]}
+    return asked & {OPERATOR_SOFTWARE}
+
+
+def _by_roles(host: str, own: Variables, cluster: JsonObject) -> bool:
+    """Return whether roles install a machine's software; where the cluster isn't asked, as its variable says."""
+    decided = (cluster.get("backends") or {}).get("software")
+    if decided:
+        return node_name(host, own) in decided["roles"]
+    return "gpu_node_software" not in own or str(own["gpu_node_software"]) in ("auto", "roles")
 
 
 def _backends(
@@ -97,11 +116,12 @@ def _backends(
     return found | ({GPUSHARE} if resolved["gpushare"] else set())
 
 
-def _machine(host: str, own: Variables, choice: JsonObject) -> Machine:
+def _machine(host: str, own: Variables, choice: JsonObject, cluster: JsonObject) -> Machine:
     lookup = variables(host, own)
     return Machine(
         host,
         own["gpu_node"]["distribution"],
         lookup,
         choice if lookup("driver_state") == "present" else None,
+        _by_roles(host, own, cluster),
     )

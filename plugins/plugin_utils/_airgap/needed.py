@@ -18,7 +18,14 @@ from .table import Row, Table
 IMAGE, CHART, FILE, WHEEL, COLLECTION, OPERATOR = "image", "chart", "file", "wheel", "collection", "operator"
 # In the order in which they are listed; packages are of the kind of their manager.
 KINDS = (IMAGE, CHART, "apt", "rpm", FILE, WHEEL, COLLECTION, OPERATOR)
+OPERATOR_SOFTWARE = "gpu_operator"
+# The variable that has a registry, in which images have the paths that they have in their own.
+REGISTRIES = ("gpu_operator_registry",)
+# The image of the GPU Operator's driver: its tag ends with the node's distribution.
+DRIVER_IMAGE = "gpu-operator-driver"
 GPUSHARE, DEDICATED, OPENSHIFT = "gpushare", "dedicated", "openshift"
+# OpenShift's own sources of operators.
+CATALOGS = ("redhat-operators", "certified-operators")
 # Names of images that no registry has.
 LOCAL = "localhost/"
 PINNED = "pinned"
@@ -68,12 +75,14 @@ class Machine:
     :param distribution: ``gpu_node.distribution``.
     :param variables: a role's variable by its name, with the role's default.
     :param driver: what the filter ``driver_choice`` returns; None where role driver has nothing to install.
+    :param by_roles: roles install its driver and toolkit, and not the GPU Operator or a provider.
     """
 
     host: str
     distribution: t.Mapping[str, t.Any]
     variables: t.Callable[[str], t.Any]
     driver: JsonObject | None = None
+    by_roles: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +94,7 @@ class Inventory:
     :param backends: those that nodes have or are to have, of gpushare, hami and nvidia.
     :param scheduler: ``dedicated``, ``openshift`` for the Secondary Scheduler Operator, or another mode.
     :param delivery: how nodes get the servers' image: build, import or registry.
+    :param software: who installs the driver of nodes beside the roles: ``gpu_operator``, or none of them.
     :param variables: of localhost.
     """
 
@@ -95,6 +105,7 @@ class Inventory:
     delivery: str
     variables: t.Callable[[str], t.Any]
     machines: tuple[Machine, ...] = ()
+    software: frozenset[str] = frozenset()
 
 
 def needed(table: Table, inventory: Inventory) -> list[Item]:
@@ -140,11 +151,16 @@ class _Needed:
         self._images()
         self._charts()
         for machine in self.known.machines:
-            self._driver(machine)
-            self._toolkit(machine)
+            if machine.by_roles:
+                self._driver(machine)
+                self._toolkit(machine)
         self._others()
         found = sorted(self.found.values(), key=lambda item: (KINDS.index(item["kind"]), item["name"], item["source"]))
         return [{**item, "hosts": sorted(item["hosts"])} for item in found]
+
+    @property
+    def _operated(self) -> bool:
+        return OPERATOR_SOFTWARE in self.known.software
 
     # ------------------------------------------------------------------ conditions and words
 
@@ -155,6 +171,9 @@ class _Needed:
             "scheduler": [self.known.scheduler],
             "kubernetes": [".".join(self.known.kubernetes.lstrip("v").split(".")[:2])],
             "built": [self.known.delivery == "build"],
+            "openshift": [bool(self.known.openshift)],
+            "software": self.known.software,
+            "helm": [bool(self.known.backends & {"hami", "nvidia"}) or (self._operated and not self.known.openshift)],
             **{name: [value] for name, value in more.items()},
         }
         for name, values in row["when"].items():
@@ -200,6 +219,9 @@ class _Needed:
             if row["made_by"]:
                 self._servers_image(name, row)
                 continue
+            if name == DRIVER_IMAGE:
+                self._driver_images(name, row)
+                continue
             place = self._image_place(row)
             if not row["reference"] and not place:
                 continue
@@ -212,9 +234,23 @@ class _Needed:
             found = _item(IMAGE, f"images/{name}", source, row, source=source, digest=row["digest"], place=place)
             self._add({**found, "platforms": dict(row["platforms"]), "architectures": architectures})
 
+    def _driver_images(self, name: str, row: Row) -> None:
+        """Add the image of the GPU Operator's driver for each distribution of machines whose facts are known."""
+        if self._set("gpu_operator_driver") == "host":
+            return
+        repository, tag = repository_and_tag(row["reference"])
+        version = str(self._set("gpu_operator_driver_version") or tag)
+        for machine in self.known.machines:
+            source = f"{repository}:{version}-{machine.distribution.get('id')}{machine.distribution.get('version')}"
+            place = self._image_place({**row, "reference": source})
+            item = _item(IMAGE, f"images/{name}", source, row, source=source, place=place)
+            self._add(item, machine.host, str(machine.distribution.get("arch")))
+
     def _image_place(self, row: Row) -> str:
         """Return the image that a variable names; empty where it names none."""
         value = self._set(row["variables"][0])
+        if row["variables"][0] in REGISTRIES:
+            return f"{str(value).rstrip('/')}/{row['reference'].partition('/')[2]}" if value else ""
         if not row["path"]:
             return str(value or "")
         for part in row["path"].split("."):
@@ -363,7 +399,7 @@ class _Needed:
             if self._holds(row, self.known.variables):
                 source, place = self._filled(row["catalog"], self.known.variables), str(self._set(row["variables"][0]))
                 found = _item(OPERATOR, f"operators/{name}", name, row, row["channel"], source=source)
-                self._add({**found, "place": "" if place == "redhat-operators" else place})
+                self._add({**found, "place": "" if place in CATALOGS else place})
 
 
 def _item(kind: str, id: str, name: str, row: Row, version: str = "", **more: str) -> Item:

@@ -73,7 +73,9 @@ def test_every_variable_that_names_what_is_fetched_is_on_the_list():
     assert {name for name in known if FETCHES.search(name)} - VARIABLES == set(OTHERS)
     assert known >= VARIABLES
     conditions = {name for rows in LIST.values() for row in rows.values() for name in row["when"]}
-    assert conditions - known == {"backend", "scheduler", "kubernetes", "built", "module"}
+    assert conditions - known <= {
+        *("backend", "scheduler", "kubernetes", "openshift", "software", "built", "helm", "module")
+    }
 
 
 def test_every_address_that_a_role_names_is_on_the_list():
@@ -274,6 +276,22 @@ def test_the_roles_give_charts_the_values_by_which_their_images_were_found():
 
 
 ARCHIVES = os.environ.get("KUBEGPU_CHARTS", "")
+
+
+def test_a_cluster_policys_images_are_those_that_its_operator_deploys():
+    """As the chart 26.7.0 has them on 2026-11-29: parts of images, some switched off, some for sandboxes only."""
+    part = {"repository": "nvcr.io/nvidia/cloud-native", "image": "a", "version": "v1"}
+    spec = {
+        "driver": {**part, "image": "driver", "manager": {**part, "image": "manager"}},
+        "dcgm": {**part, "image": "dcgm", "enabled": False},
+        "vfioManager": {**part, "image": "vfio", "enabled": True},
+        "sandboxWorkloads": {"enabled": False},
+    }
+    policy = {"kind": "ClusterPolicy", "spec": spec}
+    folder = "nvcr.io/nvidia/cloud-native"
+    assert PINS.images_in([policy]) == {f"{folder}/driver:v1", f"{folder}/manager:v1"}
+    spec["sandboxWorkloads"]["enabled"] = True
+    assert f"{folder}/vfio:v1" in PINS.images_in([policy])
 
 
 @pytest.mark.long

@@ -147,6 +147,43 @@ def test_an_operators_plugin_takes_no_chart_and_the_cluster_decides():
     assert inventory(hostvars, {"gpu1": {}}, {}, "v1.36.3").backends == {"hami"}
 
 
+def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
+    """Role gpu_operator's rows, as the list has them where the role is."""
+    row = {
+        "digest": "",
+        "platforms": {},
+        "made_by": "",
+        "path": "",
+        "licence": "x",
+        "variables": ["gpu_operator_registry"],
+    }
+    row["when"] = {"software": ["gpu_operator"], "openshift": [False]}
+    own = {
+        "gpu-operator": {**row, "reference": "nvcr.io/nvidia/gpu-operator:v26.7.0"},
+        "gpu-operator-driver": {**row, "reference": "nvcr.io/nvidia/driver:595.91.07"},
+    }
+    with_role = {**LIST, "images": own}
+    hostvars = {
+        "localhost": {"gpu_operator_registry": "m.example.org/all/"},
+        "gpu1": {"gpu_node": node("ubuntu-24.04"), "gpu_node_software": "gpu_operator"},
+    }
+    known = inventory(hostvars, {"gpu1": chosen(node("ubuntu-24.04"))}, {}, "v1.36.3")
+    found = needed(with_role, known)
+    assert {item["source"]: item["place"] for item in found if item["kind"] == "image"} == {
+        "nvcr.io/nvidia/gpu-operator:v26.7.0": "m.example.org/all/nvidia/gpu-operator:v26.7.0",
+        "nvcr.io/nvidia/driver:595.91.07-ubuntu24.04": "m.example.org/all/nvidia/driver:595.91.07-ubuntu24.04",
+    }
+    assert not [item for item in found if item["kind"] == "apt"] and "helm" in {item["name"] for item in found}
+    # What the cluster has decided counts more than a variable.
+    software = {"roles": ["gpu1"], "gpu_operator": []}
+    cluster = {
+        "version": "v1.36.3",
+        "backends": {"parts": {"hami": False, "nvidia": False}, "gpushare": [], "software": software},
+    }
+    found = needed(with_role, inventory(hostvars, {"gpu1": chosen(node("ubuntu-24.04"))}, cluster))
+    assert [item for item in found if item["kind"] == "apt"] and not [item for item in found if item["kind"] == "image"]
+
+
 # --------------------------------------------------------------------------- formats
 
 
