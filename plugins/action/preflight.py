@@ -69,10 +69,7 @@ class ActionModule(ShareAction):
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
-        machines = {
-            name: untagged(planner.validate(name)) for name in params["gpu_nodes"] if hostvars[name].get("gpu_node")
-        }
-        hosts = [_host(name, sources[name], hostvars[name], machines.get(name)) for name in names]
+        hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
         limit = limit_mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
         claims = Claims(
@@ -96,7 +93,8 @@ class ActionModule(ShareAction):
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         if params["mirror_timeout"] > 0:
-            choices = {name: validated["driver_choice"] for name, validated in machines.items()}
+            seen = [name for name in params["gpu_nodes"] if hostvars[name].get("gpu_node")]
+            choices = untagged({name: planner.validate(name)["driver_choice"] for name in seen})
             findings += airgap.examine(hostvars, choices, known, params["mirror_timeout"])
             findings.ignore(params["ignore"], described())
         return listing.report(self._display, findings)
@@ -159,13 +157,9 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
         )
 
 
-def _host(name: str, source: str, variables: t.Mapping[str, t.Any], validated: JsonObject | None) -> Host:
-    """Return a host of the inventory.
-
-    :param validated: what its roles would refuse; None for a host of another group, or without facts.
-    """
+def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner) -> Host:
     facts = variables.get("gpu_node")
-    plans = tuple(_plans(name, validated)) if validated else ()
+    plans = tuple(_plans(name, untagged(planner.validate(name)))) if source == "gpu_nodes" and facts else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
     return Host(name, node_name(name, variables), source, facts, _node_options(variables), plans, trouble)
 

@@ -128,14 +128,20 @@ class Planner:
         self._engine = AnsibleEngine(action)
         task = action._task
         self._of_play: JsonObject = task.get_play().get_vars() if task._parent else {}
+        self._validated: dict[str, JsonObject] = {}
 
     def validate(self, name: str) -> JsonObject:
-        """Evaluate what the roles driver, toolkit and runtime would refuse of a machine, for preflight.
+        """Evaluate what the roles driver, toolkit and runtime would refuse of a machine, for preflight; once for each.
 
         :raises ShareError: a variable that they need is undefined.
         :returns: ``driver_choice``, as the filter of this name returns it; ``toolkit_refused`` and ``runtime_refused``,
             lists of reasons; and ``runtime_warnings``.
         """
+        if name not in self._validated:
+            self._validated[name] = self._validate(name)
+        return self._validated[name]
+
+    def _validate(self, name: str) -> JsonObject:
         with _naming(name):
             variables = self._variables(name)
             walk = self._walk(variables)
