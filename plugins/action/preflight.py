@@ -36,6 +36,7 @@ ARGUMENTS: JsonObject = {
     "cluster": {"type": "dict"},
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "control_plane": {"type": "list", "elements": "str", "default": []},
+    "mirror_timeout": {"type": "int", "default": 60},
     "nodes": {"type": "list", "elements": "str", "default": []},
     "alone": {"type": "list", "elements": "str", "default": []},
     "gpu_operator": {"type": "bool", "default": False},
@@ -47,7 +48,6 @@ ARGUMENTS: JsonObject = {
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
     "switch": {"type": "list", "elements": "str", "default": []},
-    "mirror_timeout": {"type": "int", "default": 60},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
 OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
@@ -86,17 +86,17 @@ class ActionModule(ShareAction):
         needed = claims.backends is None or claims.backends["gpushare"]
         if cluster is not None and needed and params["image_delivery"] == delivery.IMPORT:
             findings += _archive(params["image_archive"], params["image"])
+        if params["mirror_timeout"] > 0:
+            seen = [name for name in params["gpu_nodes"] if hostvars[name].get("gpu_node")]
+            choices = untagged({name: planner.validate(name)["driver_choice"] for name in seen})
+            findings += airgap.examine(hostvars, choices, known, params["mirror_timeout"])
+            findings.ignore(params["ignore"], described())
         if claims.backends is not None:
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
             findings += _helm(claims.backends, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
-        if params["mirror_timeout"] > 0:
-            seen = [name for name in params["gpu_nodes"] if hostvars[name].get("gpu_node")]
-            choices = untagged({name: planner.validate(name)["driver_choice"] for name in seen})
-            findings += airgap.examine(hostvars, choices, known, params["mirror_timeout"])
-            findings.ignore(params["ignore"], described())
         return listing.report(self._display, findings)
 
 
