@@ -283,9 +283,9 @@ def test_the_account_runs_one_command_only(cluster, asker):
         f"{FACTS}&tty=true&stdout=true",
     ):
         assert set(asked(query)) == {(403, True)}, query
-    # It passes, and there is no kubelet.
+    # It passes, and the pod's node isn't found.
     for query in (f"{FACTS}&stdout=true&stderr=true", f"{FACTS}&command=--timeout%3D30&stdout=true"):
-        assert {status for status, _refused in asked(query)} == {500}, query
+        assert {status for status, _refused in asked(query)} == {404}, query
     elsewhere = EXEC.replace("gpushare-system", "kube-system")
     assert {status for status, _refused in asked(FACTS, elsewhere)} == {403}
     for part in ("attach", "portforward", "proxy", "log"):
