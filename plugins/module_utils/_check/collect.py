@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import typing as t
 
 from .._allocation import claims
@@ -131,9 +132,9 @@ def check(
         servers = _servers(kube, params["servers"], server_pods)
         evidence = params["nodes"]
         if asked is not None and node_pods and executor is not None:
-            seconds = asked["timeout"]
-            execute = executor(seconds + ANSWER_SECONDS)
-            evidence = evidence_from(kube, node_pods, evidence, frozenset(asked["nodes"]), seconds, execute)
+            wanted, seconds = frozenset(asked["nodes"]), asked["timeout"]
+            with_seconds = functools.partial(executor, seconds + ANSWER_SECONDS)
+            evidence = evidence_from(kube, node_pods, evidence, wanted, seconds, with_seconds)
         # After the pods: a claim whose pod is gone by then is gone in the second sample.
         by_claims = claims.read(kube) if _may_have_claims(nodes, pods) else None
         seen = snapshot(

@@ -10,8 +10,8 @@ import typing as t
 
 # What to do about missing evidence of a machine.
 OBSERVE = (
-    "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML; where "
-    "nobody logs in, let the node's device plugin or DRA driver be asked (verify_ask_pods, gpushare_host_pid)"
+    "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML; "
+    "where nobody logs in, let the node's device plugin or DRA driver be asked (verify_ask_pods, gpushare_host_pid)"
 )
 BACKENDS = {"C": "common", "D": "dra", "G": "gpushare", "H": "hami", "N": "nvidia", "S": "servers"}
 UNEXPECTED_ERROR = "unexpected_error"

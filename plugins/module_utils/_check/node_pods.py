@@ -114,7 +114,7 @@ def evidence_from(
     given: t.Mapping[str, t.Any],
     wanted: t.Collection[str],
     timeout: int,
-    execute: Execute,
+    executor: t.Callable[[], Execute],
 ) -> dict[str, t.Any]:
     """Return the evidence, with that of nodes that had none from their pods.
 
@@ -122,7 +122,7 @@ def evidence_from(
     :param given: by node name; of a machine that was observed it stays as it is.
     :param wanted: names of the nodes that may be asked; empty for all.
     :param timeout: of NVML, in seconds.
-    :param execute: runs a command in a container.
+    :param executor: returns what runs commands in containers; called only where a pod is asked.
     """
     evidence = dict(given)
     asked: dict[str, tuple[NodePod, str]] = {}
@@ -133,6 +133,12 @@ def evidence_from(
     if not asked:
         return evidence
     owners = {server: _owner(api, pod) for server, pod in {pod.server: pod for pod, _why in asked.values()}.items()}
+
+    try:
+        execute = executor()
+    except ShareError as error:
+        # Without it everything else is checked all the same.
+        execute = _refusing(error)
 
     def ask(entry: tuple[NodePod, str]) -> JsonObject:
         pod, missing = entry
@@ -150,6 +156,15 @@ def evidence_from(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         evidence.update(zip(asked, pool.map(ask, asked.values())))
     return evidence
+
+
+def _refusing(error: ShareError) -> Execute:
+    """Return what runs no command."""
+
+    def refuse(namespace: str, pod: str, container: str, argv: t.Sequence[str]) -> str:
+        raise error
+
+    return refuse
 
 
 def _owner(api: ObjectReader, pod: NodePod) -> str | ShareError:

@@ -240,6 +240,24 @@ def test_a_daemon_set_that_cannot_be_read_is_a_reason() -> None:
     assert execute.asked == [] and "doesn't exist" in json.dumps(report["findings"])
 
 
+def test_the_library_is_needed_only_where_a_pod_is_asked() -> None:
+    """And where it is missing, everything else is checked all the same."""
+    world, calls = recorded("ours_envvar"), list[float]()
+
+    def executor(seconds: float) -> Execute:
+        calls.append(seconds)
+        raise ShareError("the Python lacks kubernetes")
+
+    def report(nodes: JsonObject) -> JsonObject:
+        api = Api(world, server_pod())
+        return collect.check(api, params(world, nodes), world["now"], executor=executor)["report"]
+
+    report(world["evidence"])
+    assert calls == []
+    lacking = report({})
+    assert calls == [30 + collect.ANSWER_SECONDS] and "lacks kubernetes" in json.dumps(lacking["findings"])
+
+
 def test_a_time_limit_out_of_range_is_refused() -> None:
     world = recorded("ours_envvar")
     with pytest.raises(BadInput, match=r"pods\.timeout: 0 isn't between 1 and 600 seconds"):
