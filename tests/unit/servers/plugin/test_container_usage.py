@@ -51,9 +51,9 @@ class Reader:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def read(self, uuid: str) -> list[Held] | None:
-        self.asked.append(uuid)
-        return [Held("uid-1", "c1", 300, 40)]
+    def read(self, uuids: t.Sequence[str]) -> dict[str, list[Held] | None]:
+        self.asked += uuids
+        return {uuid: [Held("uid-1", "c1", 300, 40)] for uuid in uuids}
 
 
 def test_the_page_has_present_containers_only() -> None:
@@ -83,6 +83,7 @@ class Nvml:
     def __init__(self, **answers: t.Any) -> None:
         self.answers = {
             "nvmlSystemGetDriverVersion": "580.95.05",
+            "nvmlShutdown": None,
             "nvmlDeviceGetHandleByUUID": "handle",
             "nvmlDeviceGetComputeRunningProcesses_v3": [row(1, 100), row(2, 20), row(3, 3), row(4, 4)],
             "nvmlDeviceGetGraphicsRunningProcesses_v3": [],
@@ -91,8 +92,10 @@ class Nvml:
             **answers,
         }
         self.since: list[int] = []
+        self.ended = 0
 
     def call(self, function: str, *arguments: t.Any) -> t.Any:
+        self.ended += function == "nvmlShutdown"
         if function == "nvmlDeviceGetProcessUtilization":
             self.since.append(arguments[1])
         answer = self.answers[function]
@@ -125,7 +128,7 @@ class Owners:
 
 
 def read(nvml: Nvml) -> list[Held] | None:
-    return NvidiaProcesses(lambda: t.cast(t.Any, nvml), t.cast(t.Any, Owners())).read(FIRST)
+    return NvidiaProcesses(lambda: t.cast(t.Any, nvml), t.cast(t.Any, Owners())).read([FIRST])[FIRST]
 
 
 def test_processes_are_added_up_by_container() -> None:
@@ -157,17 +160,20 @@ def test_a_process_without_a_number_makes_its_container_unknown() -> None:
 def test_samples_are_asked_since_the_latest_one() -> None:
     nvml = Nvml()
     reader = NvidiaProcesses(lambda: t.cast(t.Any, nvml), t.cast(t.Any, Owners()))
-    assert [reader.read(FIRST) is not None for _time in range(2)] == [True, True]
+    assert [reader.read([FIRST])[FIRST] is not None for _time in range(2)] == [True, True]
     assert nvml.since == [0, 1002]
 
 
-def test_a_driver_that_fails_is_initialised_again() -> None:
-    lost, started = Nvml(nvmlDeviceGetHandleByUUID=NvmlRefused(1)), list[Nvml]()
+def test_the_library_is_left_after_each_read_whatever_it_answers() -> None:
+    """Its count of users would keep it alive while the driver is reloaded."""
+    for nvml in (Nvml(), Nvml(nvmlDeviceGetHandleByUUID=NvmlRefused(15)), Nvml(nvmlShutdown=NvmlRefused(1))):
+        reader = NvidiaProcesses(lambda: t.cast(t.Any, nvml), t.cast(t.Any, Owners()))  # noqa: B023
+        assert set(reader.read([FIRST, SECOND])) == {FIRST, SECOND} and nvml.ended == 1
 
+
+def test_a_driver_that_does_not_answer_is_unknown() -> None:
     def start() -> t.Any:
-        started.append(lost if not started else Nvml())
-        return started[-1]
+        raise NvmlRefused(9)
 
-    reader = NvidiaProcesses(start, t.cast(t.Any, Owners()))
-    assert reader.read(FIRST) is None
-    assert reader.read(FIRST) is not None and len(started) == 2
+    assert NvidiaProcesses(start, t.cast(t.Any, Owners())).read([FIRST]) == {FIRST: None}
+    assert read(Nvml(nvmlDeviceGetHandleByUUID=NvmlRefused(15))) is None

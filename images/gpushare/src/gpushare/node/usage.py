@@ -113,7 +113,7 @@ class Usage(Collector):
         :param limited: as in ``samples``.
         """
         reader, cards = self._reader, sorted({uuid for share in shares for uuid in share.mib})
-        found = samples(shares, limited, {uuid: reader.read(uuid) for uuid in cards} if reader else {})
+        found = samples(shares, limited, reader.read(cards) if reader and cards else {})
         with self._lock:
             self._samples = found
 

@@ -11,6 +11,7 @@ some drivers return values above 100, which are left out.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import typing as t
 
@@ -47,40 +48,46 @@ class Held(t.NamedTuple):
 
 
 class ProcessReader(t.Protocol):
-    """Reads the containers that hold memory of a card."""
+    """Reads the containers that hold memory of cards."""
 
-    def read(self, uuid: str) -> list[Held] | None:
-        """Return the containers by the driver's list; None if it is unknown. Never raises."""
+    def read(self, uuids: t.Sequence[str]) -> dict[str, list[Held] | None]:
+        """Return the containers by the driver's list, by card (UUID); None where it is unknown. Never raises."""
 
 
 class NvidiaProcesses:
-    """The library itself; it counts its users, so that this one and the inventory's are independent.
+    """The library itself. It counts its users: this one leaves it after each read, lest it outlive a driver's reload,
+    and the inventory keeps it initialised, so that nothing is initialised anew meanwhile.
 
     :param start: loads and initialises it.
     """
 
     def __init__(self, start: t.Callable[[], Nvml] = lambda: Library(load(None)), owners: Owners | None = None) -> None:
         self._start, self._owners = start, owners or NodeHost()
-        self._nvml: Nvml | None = None
-        self._driver = ""
         # The latest samples that were read, in the driver's microseconds.
         self._seen: dict[str, int] = {}
 
-    def read(self, uuid: str) -> list[Held] | None:
+    def read(self, uuids: t.Sequence[str]) -> dict[str, list[Held] | None]:
         try:
-            if self._nvml is None:
-                self._nvml = self._start()
-                self._driver = str(self._nvml.call("nvmlSystemGetDriverVersion"))
-            return self._read(self._nvml, uuid)
+            nvml = self._start()
         except NvmlRefused as refused:
-            # The driver may have been reloaded.
+            log.debug("processes: %s", refused)
+            return dict.fromkeys(uuids)
+        try:
+            return {uuid: self._of_card(nvml, uuid) for uuid in uuids}
+        finally:
+            with contextlib.suppress(NvmlRefused):
+                nvml.call("nvmlShutdown")
+
+    def _of_card(self, nvml: Nvml, uuid: str) -> list[Held] | None:
+        try:
+            driver = str(nvml.call("nvmlSystemGetDriverVersion"))
+            return self._held(nvml, nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode()), uuid, driver)
+        except NvmlRefused as refused:
             log.debug("the processes of %s: %s", uuid, refused)
-            self._nvml = None
             return None
 
-    def _read(self, nvml: Nvml, uuid: str) -> list[Held] | None:
-        handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode())
-        rows = processes(Query(nvml), handle, self._driver, None, ())
+    def _held(self, nvml: Nvml, handle: t.Any, uuid: str, driver: str) -> list[Held] | None:
+        rows = processes(Query(nvml), handle, driver, None, ())
         if rows is None:
             return None
         listed, duties = self._owners.now(), self._duties(nvml, handle, uuid)
