@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from _greedy import images
-from _lab import INVENTORY, REPORT, ROOT, JsonObject, Lab, until
+from _lab import INVENTORY, REPORT, ROOT, JsonObject, Lab, until, without_machines
 from _pods import body, container, create, delete_pods, plugin, pods, restart_plugin
 from _upstream import upstream
 
@@ -135,15 +135,6 @@ def test_healthy_cluster_and_report_files(lab: Lab, namespace: str, verify: Run)
     assert "kubegpu_card_memory_claimed" in files["prometheus"].read_text()
 
 
-def without_machines(lab: Lab, folder: Path, kubeconfig: Path) -> str:
-    """The inventory of a managed cluster: a kubeconfig, and nobody logs in to a machine."""
-    path = folder / "managed.yml"
-    given = {"gpu_kubeconfig": str(kubeconfig), "gpushare_nodes": lab.gpu_nodes}
-    groups = {name: {"hosts": {}} for name in ("gpu_nodes", "control_plane")}
-    path.write_text(json.dumps({**groups, "all": {"vars": given}}))
-    return str(path)
-
-
 def check_by_pods(lab: Lab, found: Verdict) -> None:
     """What the device plugins' pods tell is compared, and what they can't know isn't claimed."""
     assert found.fails() == set(), found.out[-6000:]
@@ -157,7 +148,7 @@ def check_by_pods(lab: Lab, found: Verdict) -> None:
 
 def test_nodes_pods_answer_where_nobody_logs_in(lab: Lab, namespace: str, verify: Run) -> None:
     with pods(lab, namespace, body("seen", container(lab, 2), node=lab.gpu_nodes[0])):
-        check_by_pods(lab, verify(inventory=without_machines(lab, verify.folder, ROOT / ".lab" / "kubeconfig")))
+        check_by_pods(lab, verify(inventory=without_machines(lab, verify.folder)))
 
 
 @pytest.mark.long

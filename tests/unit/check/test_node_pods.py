@@ -138,6 +138,8 @@ def test_without_the_nodes_process_ids_nothing_is_denied() -> None:
     assert "--host-pid" not in execute.asked[0][3]
     assert {finding["check"] for finding in report["findings"]} >= {"C2", "C8"} and report["counts"]["FAIL"] == 0
     assert {finding["evidence"]["source"] for finding in report["findings"]} == {f"pod {SPACE}/{PLUGIN}-x7k2p"}
+    texts = [finding["what"] for finding in report["findings"] if finding["check"] == "C2"]
+    assert texts and all("hasn't its process IDs (gpushare_host_pid)" in text for text in texts)
     assert [card["foreign_mib"] for card in report["nodes"][0]["cards"]] == [None] * len(answer["nvml"]["cards"])
 
 
