@@ -62,6 +62,7 @@ ADAPTERS = frozenset(
         "module_utils/_images/sources",
         "module_utils/_kube/client",
         "module_utils/_kube/direct",
+        "module_utils/_kube/pod_exec",
         "module_utils/_kubelet/source",
         "module_utils/_nvml/worker",
         "module_utils/_nvml/binding",

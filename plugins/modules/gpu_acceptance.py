@@ -266,11 +266,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare import PLACEMENTS
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import PodExec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import ALL, TOLERATED, WORKLOADS, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import SUITES, run, run_all
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import PodExec
 
 
 def main() -> None:

@@ -43,6 +43,30 @@ options:
       - A node with GPUs that isn't listed is C(UNKNOWN).
     type: dict
     default: {}
+  pods:
+    description:
+      - Where nobody logs in to a node's machine (it isn't in O(nodes), or its evidence there has nothing but a C(problem)), its pod of this
+        collection's device plugin or DRA driver is asked for the same evidence, by C(kubectl exec) of C(gpushare-node-facts). Only pods of these
+        DaemonSets, under their accounts, are asked.
+      - Whose processes use a GPU, and which device nodes containers have, such a pod knows with C(gpushare_host_pid) only; otherwise what needs it
+        is C(UNKNOWN). Findings by a pod's answer have it as C(source).
+      - Needs the right to C(get) and C(create) C(pods/exec) in O(pods.namespace), and to C(get) the two DaemonSets. Without this option no pod
+        is asked. It has no effect with O(scope=servers).
+    type: dict
+    suboptions:
+      namespace:
+        description: Namespace of the servers.
+        type: str
+        default: gpushare-system
+      nodes:
+        description: Names of the nodes whose pods may be asked; an empty list means all.
+        type: list
+        elements: str
+        default: []
+      timeout:
+        description: Seconds that NVML has on each node, from 1 to 600. 16 nodes are asked at a time.
+        type: int
+        default: 30
   servers:
     description:
       - This collection's gpushare servers, and where they must run. Without it they aren't checked.
@@ -213,7 +237,8 @@ report:
     nodes:
       description: >-
         The nodes with GPUs (name, backend, unit, unit_mib, and memory_limit as the device plugin announces it), and of each GPU what its pods
-        claim and what they use, in MiB; null where it is unknown. foreign_mib is held by processes of none of its pods.
+        claim and what they use, in MiB; null where it is unknown. foreign_mib is held by processes of none of its pods. C(source) is the pod that
+        answered for the node's machine, and empty where the machine itself did.
       type: list
       elements: dict
     transient:
@@ -252,6 +277,8 @@ requests:
     GET: 2
 """
 
+import typing as t
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._check.collect import ARGUMENTS, check
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
@@ -259,13 +286,23 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.types import J
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.direct import connect
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import auth_arguments
 
+if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import Execute
+
 
 def main() -> None:
     module = AnsibleModule(argument_spec={**auth_arguments(), **ARGUMENTS}, supports_check_mode=True)
 
+    def executor(seconds: float) -> Execute:
+        # Imported here, because the import is what takes long.
+        from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
+        from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import PodExec
+
+        return PodExec(RealKube.of_module(module), seconds)
+
     def work() -> JsonObject:
         kube = connect(module)
-        return check(kube, module.params, cluster=kube.server)
+        return check(kube, module.params, cluster=kube.server, executor=executor)
 
     run_module(module, work)
 

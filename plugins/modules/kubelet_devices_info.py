@@ -181,14 +181,18 @@ kubelet:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import RESOURCES, collect
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.root import running_root
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import NodeKubelet
 
 
 def main() -> None:
     arguments = {"root": {"type": "path"}, "resources": {"type": "list", "elements": "str", "default": RESOURCES}}
     module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
-    root, resources = module.params["root"], module.params["resources"]
-    run_module(module, lambda: {"changed": False, "kubelet": collect(NodeKubelet(), root, resources)})
+    kubelet, root, resources = NodeKubelet(), module.params["root"], module.params["resources"]
+    run_module(
+        module,
+        lambda: {"changed": False, "kubelet": collect(kubelet, root or running_root(kubelet), resources)},
+    )
 
 
 if __name__ == "__main__":

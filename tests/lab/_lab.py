@@ -645,3 +645,12 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             varint()
         else:
             raise AssertionError(f"wire type {key & 7} in a message of strings and flags")
+
+
+def without_machines(lab: Lab, folder: Path, kubeconfig: Path = LAB / "kubeconfig") -> str:
+    """The inventory of a managed cluster: a kubeconfig, and nobody logs in to a machine."""
+    path = folder / "managed.yml"
+    given = {"gpu_kubeconfig": str(kubeconfig), "gpushare_nodes": lab.gpu_nodes}
+    groups = {name: {"hosts": {}} for name in ("gpu_nodes", "control_plane")}
+    path.write_text(json.dumps({**groups, "all": {"vars": given}}))
+    return str(path)

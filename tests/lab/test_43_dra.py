@@ -20,7 +20,7 @@ import pytest
 from _attacks import TABLE, Outcome, Try
 from _greedy import images
 from _hardware import fault
-from _lab import REPORT, ApiError, JsonObject, Lab, until
+from _lab import INVENTORY, REPORT, ApiError, JsonObject, Lab, until, without_machines
 from _pods import STRATEGIC, body, container, containers, delete_pods
 from test_42_attacks import LIMIT, MAPS, TOO_MUCH, Result, Scene, check_outcome, played, started
 from test_44_updates_and_leaders import DAEMONSETS, update
@@ -131,11 +131,11 @@ def given(lab: Lab, pod: JsonObject) -> set[str]:
     }
 
 
-def verified(lab: Lab, folder: Path) -> JsonObject:
+def verified(lab: Lab, folder: Path, inventory: str = INVENTORY) -> JsonObject:
     """Run verify.yml, which must find no contradiction, and return its report."""
     path = folder / "report.json"
     words = ("-e", "gpushare_allocation=dra", "-e", "verify_grace=10", "-e", f"verify_json={path}")
-    done = lab.playbook(VERIFY, *words)
+    done = lab.playbook(VERIFY, *words, inventory=inventory)
     assert path.exists(), done.out[-8000:]
     report: JsonObject = json.loads(path.read_text())
     wrong = [finding for finding in report["findings"] if finding["level"] == "FAIL"]
@@ -293,6 +293,13 @@ def test_old_and_new_manifests_side_by_side(lab: Lab, space: str, tmp_path: Path
         least = {"D1": 4, "D2": 2, "D3": 4, "D4": len(names), "D5": len(names), "D6": len(names), "D7": len(names) + 1}
         least |= {"D8": len(names), "D9": 4, "D10": 9, "D11": len(names), "S1": 3, "S4": 2}
         assert {check: numbers.get(check) for check, number in least.items() if numbers.get(check, 0) < number} == {}
+        # Nobody logs in to a machine: the drivers' pods have the same to tell, but whose processes there are.
+        told = verified(lab, tmp_path, without_machines(lab, tmp_path))
+        assert all(node["source"].startswith("pod gpushare-system/gpushare-dra-driver-") for node in told["nodes"])
+        by_pods = compared(told)
+        assert {
+            check for check in ("D1", "D2", "D4", "D5", "D6", "D11") if by_pods.get(check, 0) < least[check]
+        } == set()
         # A pod that says which node doesn't ask kube-scheduler, and is refused in one sentence.
         wrong = body("old-bound", container(lab, 1), nodeName=lab.gpu_nodes[0])
         with pytest.raises(ApiError, match="only kube-scheduler allocates claims"):

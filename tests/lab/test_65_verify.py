@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from _greedy import images
-from _lab import REPORT, ROOT, JsonObject, Lab, until
+from _lab import INVENTORY, REPORT, ROOT, JsonObject, Lab, until, without_machines
 from _pods import body, container, create, delete_pods, plugin, pods, restart_plugin
 from _upstream import upstream
 
@@ -66,10 +66,10 @@ class Run:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._lab, self.folder = lab, folder
 
-    def __call__(self, *arguments: str) -> Verdict:
+    def __call__(self, *arguments: str, inventory: str = INVENTORY) -> Verdict:
         path = self.folder / "report.json"
         path.unlink(missing_ok=True)
-        done = self._lab.playbook(PLAYBOOK, *GRACE, "-e", f"verify_json={path}", *arguments)
+        done = self._lab.playbook(PLAYBOOK, *GRACE, "-e", f"verify_json={path}", *arguments, inventory=inventory)
         assert path.exists(), done.out[-6000:]
         verdict = Verdict(done.rc, done.out, json.loads(path.read_text()))
         # The exit status is the verdict's.
@@ -135,14 +135,32 @@ def test_healthy_cluster_and_report_files(lab: Lab, namespace: str, verify: Run)
     assert "kubegpu_card_memory_claimed" in files["prometheus"].read_text()
 
 
+def check_by_pods(lab: Lab, found: Verdict) -> None:
+    """What the device plugins' pods tell is compared, and what they can't know isn't claimed."""
+    assert found.fails() == set(), found.out[-6000:]
+    plugins = {f"pod gpushare-system/{plugin(lab, node)['metadata']['name']}" for node in lab.gpu_nodes}
+    assert {node["source"] for node in found.report["nodes"]} == plugins
+    for check, least in {"C4": 1, "C5": 1, "C9": len(lab.gpu_nodes), "G1": 1, "G7": 1, "G8": 1}.items():
+        assert found.compared(check) >= least, (check, found.report["checks"])
+        assert not found.findings(check), found.findings(check)
+    assert {one["cause"] for one in found.findings("C2")} == {"no_data_gpu"}, "no pod has its node's process IDs"
+
+
+def test_nodes_pods_answer_where_nobody_logs_in(lab: Lab, namespace: str, verify: Run) -> None:
+    with pods(lab, namespace, body("seen", container(lab, 2), node=lab.gpu_nodes[0])):
+        check_by_pods(lab, verify(inventory=without_machines(lab, verify.folder)))
+
+
 @pytest.mark.long
 def test_read_only_account(lab: Lab, namespace: str, verify: Run) -> None:
     kubeconfig = verify.folder / "readonly.kubeconfig"
     try:
-        done = lab.playbook("playbooks/readonly_access.yml", "-e", f"readonly_access_kubeconfig={kubeconfig}")
+        given = ("-e", f"readonly_access_kubeconfig={kubeconfig}", "-e", "readonly_access_ask_pods=true")
+        done = lab.playbook("playbooks/readonly_access.yml", *given)
         assert done.rc == 0, done.out[-4000:]
         with pods(lab, namespace, body("read", container(lab, 2), node=lab.gpu_nodes[0])):
             found = verify("-e", f"gpu_kubeconfig={kubeconfig}")
+            check_by_pods(lab, verify(inventory=without_machines(lab, verify.folder, kubeconfig)))
         assert found.fails() == set() and found.compared("G3") >= 1, found.out[-6000:]
         refused = [finding for finding in found.report["findings"] if "lacks a permission" in json.dumps(finding)]
         assert refused == [], refused

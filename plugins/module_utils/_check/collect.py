@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import typing as t
 
 from .._allocation import claims
@@ -26,6 +27,7 @@ from .._scheduler import constants
 from .evidence import Reader
 from .grants import is_driver
 from .model import Options, Servers
+from .node_pods import NodePod, evidence_from, pod_of
 from .parse import shorten
 from .registry import ALL, SCOPES
 from .report import report
@@ -35,6 +37,7 @@ from .snapshot import read_nodes, read_pods, snapshot
 
 if t.TYPE_CHECKING:
     from .._kube.api import Kube
+    from .._kube.pod_exec import Execute
 
 PROCESSES = (
     "nvidia-persistenced",
@@ -63,9 +66,18 @@ SERVERS_ARGUMENTS: JsonObject = {
     "running": {"type": "dict", "default": {}},
     "reserved_mib": {"type": "int", "default": 0},
 }
+# Seconds that a pod's answer may take beyond the time that NVML has there.
+ANSWER_SECONDS = 20
+LONGEST_SECONDS = 600
+PODS_ARGUMENTS: JsonObject = {
+    "namespace": {"type": "str", "default": "gpushare-system"},
+    "nodes": {"type": "list", "elements": "str", "default": []},
+    "timeout": {"type": "int", "default": 30},
+}
 ARGUMENTS: JsonObject = {
     "scope": {"type": "str", "choices": list(SCOPES), "default": ALL},
     "nodes": {"type": "dict", "default": {}},
+    "pods": {"type": "dict", "options": PODS_ARGUMENTS},
     "servers": {"type": "dict", "options": SERVERS_ARGUMENTS},
     "before": {"type": "dict"},
     "extender": {"type": "dict"},
@@ -78,22 +90,35 @@ ARGUMENTS: JsonObject = {
 }
 
 
-def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str = "") -> JsonObject:
+def check(
+    kube: Kube,
+    params: JsonObject,
+    now: int | None = None,
+    cluster: str = "",
+    executor: t.Callable[[float], Execute] | None = None,
+) -> JsonObject:
     """Query the cluster, run the checks, and make the report.
 
     :param params: the module's options.
     :param now: seconds since 1970.
     :param cluster: the API server's address.
+    :param executor: returns what runs commands in containers, each in so many seconds; needed with ``pods`` only.
     :raises ShareError: the API server doesn't answer, or an option is invalid.
     """
     if params["grace_seconds"] < 0:
         raise BadInput(f"grace_seconds: {params['grace_seconds']} is negative")
+    asked = params["pods"] if params["scope"] == ALL else None
+    if asked is not None and not 1 <= asked["timeout"] <= LONGEST_SECONDS:
+        raise BadInput(f"pods.timeout: {asked['timeout']} isn't between 1 and {LONGEST_SECONDS} seconds")
     reader = Reader()
     server_pods: list[JsonObject] = []
+    node_pods: list[NodePod] = []
 
     def keep(raw: t.Any) -> list[Pod]:
         if params["servers"] is not None and isinstance(raw, dict) and is_server_pod(raw):
             server_pods.append(raw)
+        if asked is not None and (pod := pod_of(raw, asked["namespace"])) is not None:
+            node_pods.append(pod)
         return read_pods([raw], reader)
 
     with uncollected():
@@ -105,12 +130,17 @@ def check(kube: Kube, params: JsonObject, now: int | None = None, cluster: str =
             pods = [*pods, *_refused(kube, reader)]
         configmaps, problem = _configmaps(kube, nodes) if params["scope"] == ALL else ([], "")
         servers = _servers(kube, params["servers"], server_pods)
+        evidence = params["nodes"]
+        if asked is not None and node_pods and executor is not None:
+            wanted, seconds = frozenset(asked["nodes"]), asked["timeout"]
+            with_seconds = functools.partial(executor, seconds + ANSWER_SECONDS)
+            evidence = evidence_from(kube, node_pods, evidence, wanted, seconds, with_seconds)
         # After the pods: a claim whose pod is gone by then is gone in the second sample.
         by_claims = claims.read(kube) if _may_have_claims(nodes, pods) else None
         seen = snapshot(
             nodes,
             pods,
-            params["nodes"],
+            evidence,
             _options(params),
             _now() if now is None else now,
             reader,

@@ -137,8 +137,9 @@ def describe(value: t.Any) -> str:
     return "a list" if isinstance(value, (list, tuple)) else "an object" if isinstance(value, dict) else "no JSON"
 
 
-def evidence_of(given: t.Any, observed: bool, reader: Reader) -> tuple[Nvml, Kubelet, tuple[str, ...]]:
-    """Parse a machine's evidence: NVML's answer, kubelet's, and the UUIDs of its GPUs where only these are known.
+def evidence_of(given: t.Any, observed: bool, reader: Reader) -> tuple[Nvml, Kubelet, tuple[str, ...], str]:
+    """Parse a machine's evidence: NVML's answer, kubelet's, the UUIDs of its GPUs where only these are known, and whose
+    answer it is; empty for the machine's own.
 
     :param given: an object with ``nvml``, ``kubelet`` and ``problem``, its JSON text, or a list of UUIDs.
     :param observed: whether there is evidence of this machine.
@@ -155,7 +156,8 @@ def evidence_of(given: t.Any, observed: bool, reader: Reader) -> tuple[Nvml, Kub
     absent = problem or ("" if observed else "its machine wasn't observed in this run")
     nvml = nvml_of(evidence.get("nvml"), reader, absent)
     kubelet = kubelet_of(evidence.get("kubelet"), reader, absent)
-    return nvml, kubelet, tuple(reader.texts(uuids, "its evidence"))
+    source = shorten(reader.text(evidence.get("source"), "its evidence's source"), 400)
+    return nvml, kubelet, tuple(reader.texts(uuids, "its evidence")), source
 
 
 def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:

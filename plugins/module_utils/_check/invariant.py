@@ -9,7 +9,10 @@ import dataclasses
 import typing as t
 
 # What to do about missing evidence of a machine.
-OBSERVE = "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML"
+OBSERVE = (
+    "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML; "
+    "where nobody logs in, let the node's device plugin or DRA driver be asked (verify_ask_pods, gpushare_host_pid)"
+)
 BACKENDS = {"C": "common", "D": "dra", "G": "gpushare", "H": "hami", "N": "nvidia", "S": "servers"}
 UNEXPECTED_ERROR = "unexpected_error"
 

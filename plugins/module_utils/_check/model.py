@@ -281,6 +281,7 @@ class Node(model.Node):
     """A node of the API with its pods, and its machine's evidence.
 
     :param observed: whether there is evidence of the machine.
+    :param source: whose answer the evidence is, where nobody logs in to the machine; else empty.
     :param uuids: of the machine's GPUs, where the evidence has only these.
     :param unreadable: what couldn't be read of it.
     :param slices: this collection's ResourceSlices of the newest generation.
@@ -290,6 +291,7 @@ class Node(model.Node):
     unit: str | None = None
     pods: tuple[Pod, ...] = ()
     observed: bool = False
+    source: str = ""
     uuids: tuple[str, ...] = ()
     nvml: Nvml = Nvml("NVML wasn't queried")
     kubelet: Kubelet = Kubelet("kubelet wasn't observed")

@@ -29,6 +29,10 @@ def has_name(process: str, names: t.Iterable[str]) -> bool:
     )
 
 
+# Why there is no list of processes where a node's pod answers for its machine.
+NO_PIDS = "the pod that answers for the node's machine hasn't its process IDs (gpushare_host_pid)"
+
+
 def had_no_data(node: Node, result: CheckResult) -> bool:
     """Report where NVML lists no processes: for the whole node (returns True), or for single GPUs."""
     if node.nvml.problem:
@@ -36,7 +40,9 @@ def had_no_data(node: Node, result: CheckResult) -> bool:
         return True
     for gpu in node.nvml.gpus:
         if gpu.processes is None:
-            result.unknown("no_data_gpu", gpu=gpu, why=gpu.problem or "NVML doesn't list them")
+            result.unknown(
+                "no_data_gpu", gpu=gpu, why=gpu.problem or (NO_PIDS if node.source else "NVML doesn't list them")
+            )
     return False
 
 

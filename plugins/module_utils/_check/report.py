@@ -25,6 +25,8 @@ from .registry import ALL, run
 from .result import FAIL, LEVELS, PASS, UNKNOWN, WARN, Finding
 
 Claims = list[tuple[Pod, t.Optional[int]]]
+# The planes that the evidence of a machine has.
+OF_MACHINE = frozenset(("kubelet", "nvml", "proc"))
 
 
 def node_row(node: Node) -> JsonObject:
@@ -44,6 +46,7 @@ def node_row(node: Node) -> JsonObject:
         "unit": unit,
         "unit_mib": (node.unit_mib if node.sharing or DRA in node.backends else 1) or 1,
         "memory_limit": node.announced_limit,
+        "source": node.source,
         "cards": cards,
     }
 
@@ -207,6 +210,8 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
         )
         findings += mine
     levels = [finding.level for finding in findings]
+    sources = {node.name: node.source for node in snapshot.nodes if node.source}
+    findings = [_with_source(finding, sources.get(finding.node, "")) for finding in findings]
     nodes = sorted((node for node in snapshot.nodes if has_gpus(node)), key=lambda node: natural(node.name))
     return {
         "result": worst(levels),
@@ -223,6 +228,14 @@ def report(snapshot: Snapshot, cluster: str = "", before: JsonObject | None = No
         "nodes": [node_row(node) for node in nodes],
         "transient": transient + (first.unmatched if first is not None else 0),
     }
+
+
+def _with_source(finding: Finding, source: str) -> Finding:
+    """Return a finding that says whose word its evidence is, where that isn't the machine's own."""
+    of_machine = OF_MACHINE.intersection(finding.evidence) or finding.level == UNKNOWN
+    if not (source and of_machine):
+        return finding
+    return dataclasses.replace(finding, evidence={**finding.evidence, "source": source})
 
 
 def _order(finding: Finding) -> tuple[t.Any, ...]:

@@ -138,7 +138,7 @@ def _node(
     if known.problem:
         reader.add(known.problem)
     observed = known.name in evidence_by_node
-    nvml, kubelet, uuids = evidence_of(evidence_by_node.get(known.name), observed, reader)
+    nvml, kubelet, uuids, source = evidence_of(evidence_by_node.get(known.name), observed, reader)
     cards, cards_problem = _cards(known, nvml)
     mine = tuple(slices.get(known.name, ()))
     return Node(
@@ -147,6 +147,7 @@ def _node(
         unit=_unit(cards, nvml) or next((device.unit for of_node in mine for device in of_node.devices), None),
         pods=tuple(by_node.get(known.name, ())),
         observed=observed,
+        source=source,
         uuids=uuids,
         nvml=nvml,
         kubelet=kubelet,

@@ -11,10 +11,11 @@ import typing as t
 from .._allocation.allocators import allocator_of
 from .._contracts.model import Node
 from .._core.types import JsonObject
+from .._kube.pod_exec import CommandFailed, Execute
 from . import nodes, result
 from .assertions import PodState
 from .cases import ALLOCATE, COMPUTE, Case, parse
-from .client import CommandFailed, Execute, SuiteClient
+from .client import SuiteClient
 from .nodes import Options
 from .result import Failed, NoBackend, Skipped, StepOutcome, Unshown
 from .suite import HOLD_SECONDS, NOT_RUN, Suite

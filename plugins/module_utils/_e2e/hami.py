@@ -13,10 +13,11 @@ from .._contracts import backends, hami, hami_marks
 from .._contracts.model import Node, Pod
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._kube.pod_exec import Execute
 from .assertions import PodState
 from .case_suite import CaseSuite
 from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
-from .client import Execute, SuiteClient
+from .client import SuiteClient
 from .nodes import Options
 from .result import Failed
 

@@ -17,9 +17,10 @@ from .._contracts.claims import MALFORMED
 from .._contracts.model import Node, Pod
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
+from .._kube.pod_exec import Execute
 from .case_suite import CaseSuite
 from .cases import ALLOCATE, COMPUTE, OUT_OF_MEMORY, Case
-from .client import Execute, SuiteClient
+from .client import SuiteClient
 from .nodes import Options
 
 # In limits: the resource by which the node announces its cards.

@@ -18,8 +18,9 @@ from .._core.errors import BadInput, ShareError
 from .._core.natural import natural
 from .._core.wait import Waiting
 from .._kube.api import Kube
+from .._kube.pod_exec import Execute
 from . import result
-from .client import CreatedPod, Execute, SuiteClient
+from .client import CreatedPod, SuiteClient
 from .hami import Hami
 from .nodes import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options
 from .nvidia import Nvidia, announced

@@ -9,9 +9,10 @@ import abc
 import typing as t
 
 from .._core.errors import BadInput
+from .._kube.pod_exec import Execute
 from . import assertions, result
 from .assertions import CHECK_PLUGIN, PodState
-from .client import Execute, SuiteClient
+from .client import SuiteClient
 from .nodes import DRA, NodeState, Options, evictable_pods
 from .result import Failed, Inconclusive, NoBackend, Skipped, StepOutcome, StepResult, StepRunner
 

@@ -9,10 +9,11 @@ import re
 import typing as t
 
 from .._contracts import gpushare as contract
+from .._kube.pod_exec import CommandFailed, Execute
 from . import assertions, nodes, result, sizing
 from .assertions import CHECK_PLUGIN, CHECK_WIRING, PodState, extender_refusal
 from .cases import OUT_OF_MEMORY
-from .client import CommandFailed, Execute, SuiteClient
+from .client import SuiteClient
 from .nodes import DRA, NodeState, Options
 from .result import Failed, Inconclusive, Skipped, StepOutcome, shorten
 from .sizing import CanaryPlan

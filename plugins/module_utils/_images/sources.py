@@ -28,6 +28,17 @@ SHARED = (
     "plugins/module_utils/_core/errors.py",
     "plugins/module_utils/_core/types.py",
     "plugins/module_utils/_core/untrusted.py",
+    "plugins/module_utils/_kubelet/checkpoint.py",
+    "plugins/module_utils/_kubelet/devices.py",
+    "plugins/module_utils/_kubelet/source.py",
+    "plugins/module_utils/_kubelet/types.py",
+    "plugins/module_utils/_nvml/binding.py",
+    "plugins/module_utils/_nvml/device.py",
+    "plugins/module_utils/_nvml/facts.py",
+    "plugins/module_utils/_nvml/host.py",
+    "plugins/module_utils/_nvml/processes.py",
+    "plugins/module_utils/_nvml/types.py",
+    "plugins/module_utils/_nvml/worker.py",
 )
 # Files that builds and tests leave behind. Wheels are packed: an image can be built from them without a package index.
 EXCLUDED = ("__pycache__", ".egg-info", "_cache", "bdist.", "/build/lib")

@@ -236,6 +236,65 @@ def test_verify_of_claims_needs_no_other_rights(cluster, request):
     assert causes == {"changed", "other_action", "missing"}
 
 
+EXEC = "/api/v1/namespaces/gpushare-system/pods/plugin/exec"
+FACTS = "container=device-plugin&command=gpushare-node-facts"
+
+
+@pytest.fixture
+def asker(cluster):
+    """The token of an account that may ask the servers' pods, of which there is one on a node without kubelet."""
+    names = [each["metadata"]["name"] for each in cluster.api.request("GET", "/api/v1/namespaces")["items"]]
+    if "gpushare-system" not in names:
+        cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gpushare-system"}})
+    spec = {"nodeName": "nowhere", "containers": [{"name": "device-plugin", "image": "i"}]}
+    cluster.api.request(
+        "POST", "/api/v1/namespaces/gpushare-system/pods", {"metadata": {"name": "plugin"}, "spec": spec}
+    )
+    given = {"readonly_access_name": "kubegpu-asker", "readonly_access_kubeconfig": "asker.kubeconfig"}
+    cluster.kubeconfig, before = cluster.stage.folder / "asker.kubeconfig", cluster.kubeconfig
+    try:
+        assert cluster.run(**given, readonly_access_ask_pods=True) == 3
+        yield cluster.written()["users"][0]["user"]["token"]
+        # The right goes with the variable.
+        assert cluster.run(**given) == 1
+        assert cluster.run("-e", "readonly_access_state=absent", **given) == 2
+    finally:
+        cluster.kubeconfig = before
+
+
+def test_the_account_runs_one_command_only(cluster, asker):
+    refused = "this account may run gpushare-node-facts in gpushare's device plugins and DRA drivers only"
+
+    def asked(query, path=EXEC):
+        for method in ("GET", "POST"):
+            status, answer = cluster.ask(method, f"{path}?{query}", token=asker)
+            yield status, refused in answer["message"]
+
+    # The policy is in effect within a moment.
+    end = time.monotonic() + 30
+    while set(asked("container=device-plugin&command=sh")) != {(403, True)} and time.monotonic() < end:
+        time.sleep(0.2)
+    for query in (
+        "container=device-plugin&command=sh",
+        "container=device-plugin&command=sh&command=gpushare-node-facts",
+        "container=metrics&command=gpushare-node-facts",
+        "command=gpushare-node-facts",
+        f"{FACTS}&stdin=true",
+        f"{FACTS}&tty=true&stdout=true",
+    ):
+        assert set(asked(query)) == {(403, True)}, query
+    # It passes, and the pod's node isn't found.
+    for query in (f"{FACTS}&stdout=true&stderr=true", f"{FACTS}&command=--timeout%3D30&stdout=true"):
+        assert {status for status, _refused in asked(query)} == {404}, query
+    elsewhere = EXEC.replace("gpushare-system", "kube-system")
+    assert {status for status, _refused in asked(FACTS, elsewhere)} == {403}
+    for part in ("attach", "portforward", "proxy", "log"):
+        assert {status for status, _refused in asked("", EXEC.replace("/exec", f"/{part}"))} == {403}, part
+    sets = "/apis/apps/v1/namespaces/gpushare-system/daemonsets"
+    assert cluster.ask("GET", f"{sets}/gpushare-device-plugin", token=asker)[0] == 404
+    assert cluster.ask("GET", f"{sets}/another", token=asker)[0] == 403
+
+
 def test_removal_deletes_the_account_and_its_rights(cluster):
     token = cluster.written()["users"][0]["user"]["token"]
     with controllers(cluster.api, "garbage-collector"):

@@ -108,6 +108,8 @@ def test_findings_of_the_only_sample_fail_the_run(stage):
     # Not in verify_nodes.
     assert evidence(call)["gpu2"]["problem"] == "its machine wasn't observed in this run"
     assert call["extender"] == {"cp1": "its answer isn't JSON"}
+    # Nor may its pod be asked.
+    assert call["pods"] == {"namespace": "gpushare-system", "nodes": ["gpu1", "gpu9"], "timeout": 30}
     assert call["allowed_processes"] == ["Xorg", "dcgm"] and call["allowed_pods"] is None
     assert stats(text)["result"] == "FAIL"
 

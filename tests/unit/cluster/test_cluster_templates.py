@@ -205,6 +205,20 @@ KUBELET = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 CDI = {"/etc/cdi", "/var/run/cdi"}
 
 
+@pytest.mark.parametrize(("name", "server"), [("device_plugin", "device-plugin"), ("dra", "dra-driver")])
+def test_the_nodes_process_ids_come_with_the_variable_only(name, server):
+    def spec_of(**variables):
+        found = [one for one in rendered(name, **variables) if one["kind"] == "DaemonSet"]
+        (spec,) = [one["spec"]["template"]["spec"] for one in found]
+        return spec, next(each for each in spec["containers"] if each["name"] == server)
+
+    without, before = spec_of()
+    assert "hostPID" not in without and "--host-pid" not in before["command"]
+    with_it, after = spec_of(gpushare_host_pid=True)
+    assert with_it["hostPID"] is True and "--host-pid" in after["command"]
+    assert after["securityContext"] == before["securityContext"], "no capability is added"
+
+
 @pytest.mark.parametrize(
     ("limit", "injection", "accepted", "paths", "added"),
     [

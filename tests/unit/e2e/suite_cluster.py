@@ -14,10 +14,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts.gpushare 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import CANARY, NAMESPACES, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import Outcome, run
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError, KubeUnusable
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref, ref_of
 from fake_clock import FakeClock
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e import client as e2e_exec
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e import run
+from ansible_collections.kubegpu.share.plugins.module_utils._kube import pod_exec
 from ansible_collections.kubegpu.share.plugins.modules import gpu_acceptance
 from suite_cluster import SPACE, Cluster, Faults, node
 
@@ -76,9 +77,10 @@ def test_another_clients_namespace(module: Module) -> None:
 @pytest.mark.parametrize("code", [1, 127, None])
 def test_a_commands_exit_status(monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
     channel = Mock(returncode=code)
+    channel.is_open.side_effect, channel.peek_channel.return_value = [True, False], ""
     channel.read_stdout.return_value, channel.read_stderr.return_value = "", "out of memory"
-    monkeypatch.setattr(e2e_exec, "stream", lambda *arguments, **options: channel)
-    monkeypatch.setattr(e2e_exec, "CoreV1Api", lambda client: Mock())
-    with pytest.raises(e2e_exec.CommandFailed, match=f" ended with {code}: ") as failed:
-        e2e_exec.PodExec(Mock())("ns", "pod", "c0", ["hold"])
+    monkeypatch.setattr(pod_exec, "stream", lambda *arguments, **options: channel)
+    monkeypatch.setattr(pod_exec, "CoreV1Api", lambda client: Mock())
+    with pytest.raises(pod_exec.CommandFailed, match=f" ended with {code}: ") as failed:
+        pod_exec.PodExec(SimpleNamespace(api_client=SimpleNamespace()))("ns", "pod", "c0", ["hold"])
     assert failed.value.status == code

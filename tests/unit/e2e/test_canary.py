@@ -11,9 +11,10 @@ import typing as t
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import CommandFailed, is_transient
+from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import is_transient
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import CANARY, LABEL, RUN_LABEL
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import CommandFailed
 from suite_cluster import AWAY, FORBIDDEN, SPACE, Cluster, Faults, attempt, node, results, what
 
 TWO = {"Y1": "PASS", "Y2": "PASS", "Y3": "PASS", "Y4": "PASS", "Y5": "skipped", "Y6": "PASS", "Y7": "PASS"}

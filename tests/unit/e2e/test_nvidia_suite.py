@@ -17,10 +17,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model imp
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import ALL, NVIDIA, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nvidia import CASES, announced
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import kinds, run, run_all
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
 from fake_kube import FakeKube

@@ -10,10 +10,10 @@ from ansible_collections.kubegpu.share.plugins.module_utils._contracts import ha
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.cases import parse
-from ansible_collections.kubegpu.share.plugins.module_utils._e2e.client import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.hami import CASES, Free, Request, fits
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.nodes import HAMI, Options
 from ansible_collections.kubegpu.share.plugins.module_utils._e2e.run import run
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.pod_exec import CommandFailed
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from fake_clock import FakeClock
 from fake_kube import FakeKube

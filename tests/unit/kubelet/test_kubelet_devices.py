@@ -19,7 +19,8 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet import source as sources
-from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import KUBELETS, collect, running_root
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.devices import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.root import KUBELETS, running_root
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import (
     Missing,
     NodeKubelet,
@@ -391,23 +392,24 @@ KUBELITE = ("kubelite", f"--kubelet-args-file={SNAP}")
 def test_the_running_kubelets_root(line, files, expected):
     source = Machine(line, line, files=files)
     assert running_root(source) == expected
-    found = collect(source, None, GPUS)
+    found = collect(source, running_root(source), GPUS)
     assert found["root"] == expected and found["checkpoint"]["problem"] == f"{expected}/{CHECKPOINT} doesn't exist"
 
 
 def test_settings_of_k3s_that_cannot_be_read():
     source = Machine(("/usr/local/bin/k3s server",), files={CONFIG: b"kubelet-arg: [x\n"})
     with pytest.raises(BadInput, match=f"root: {CONFIG}, line 1: k3s's settings can't be read here: .*; set root to"):
-        collect(source, None, GPUS)
+        collect(source, running_root(source), GPUS)
 
 
 def test_conflicting_relative_and_missing_roots():
     source = Machine(("kubelet", "--root-dir=/b"), ("kubelet", "--root-dir=/a"))
     with pytest.raises(BadInput, match="/a and /b"):
-        collect(source, None, GPUS)
+        collect(source, running_root(source), GPUS)
     assert collect(source, "/b", GPUS)["root"] == "/b"
     with pytest.raises(BadInput, match="absolute"):
-        collect(Machine(("kubelet", "--root-dir=kubelet")), None, GPUS)
+        relative = Machine(("kubelet", "--root-dir=kubelet"))
+        collect(relative, running_root(relative), GPUS)
     assert running_root(Machine()) == "/var/lib/kubelet"
 
 

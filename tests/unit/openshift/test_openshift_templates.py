@@ -127,6 +127,8 @@ def test_constraints_allow_role_gpushares_pods_only(template, component):
     other = {"extender": "device-plugin", "device-plugin": "extender"}[component]
     assert allowed_by(one(rendered("openshift/access"), "SecurityContextConstraints", other), pod)
     assert not constraints["allowPrivilegedContainer"] and not constraints["allowHostPID"]
+    with_it = one(rendered("openshift/access", gpushare_host_pid=True), "SecurityContextConstraints", component)
+    assert with_it["allowHostPID"] is (component == "device-plugin"), "by the variable only, and for the nodes' servers"
     assert constraints["priority"] == 0
 
 

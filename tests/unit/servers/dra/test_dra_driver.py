@@ -156,6 +156,7 @@ def test_the_memory_of_a_pod_with_several_containers_is_its_own(
 ) -> None:
     """Which control group is which container's isn't known; what the pod's own holds is compared with its claims."""
     monkeypatch.setattr("gpushare.node.limit_enforcer.UNACCOUNTED_SECONDS", 0.0)
+    monkeypatch.setattr("gpushare.dra.command.USAGE_SECONDS", 0.1)
     node = make(*(dataclasses.replace(seen(number), reserved_mib=256) for number in (0, 1)))
     node.up()
     claim = node.claim(1, (0, "3Gi"), (0, "1Gi"), requests=("gpu-0", "gpu-1"))
@@ -167,6 +168,11 @@ def test_the_memory_of_a_pod_with_several_containers_is_its_own(
     node.limits.held[FIRST, pod] = 3000 * MIB
     labels = f'card="0",model="Simulated NVIDIA GPU",node="{node.cluster.node}",uuid="{FIRST}"'
     until(lambda: node.metric(f"gpushare_plugin_card_limited_used_bytes{{{labels}}}") == 3000 * MIB)
+    # One sample for the pod, without a container's name.
+    of_pod = f'container="",namespace="{node.cluster.namespace}",node="{node.cluster.node}",pod="pod1"'
+    place = f'{of_pod},uuid="{FIRST}"'
+    until(lambda: node.metric(f"container_accelerator_memory_used_bytes{{{place}}}") == 3000 * MIB)
+    assert node.metric(f"container_accelerator_memory_total_bytes{{{place}}}") == 4096 * MIB
     time.sleep(0.6)
     assert memory_limits(node) == ["enforced", "enforced"]
     node.limits.held[FIRST, pod] = 5000 * MIB

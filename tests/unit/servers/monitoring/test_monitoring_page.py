@@ -38,8 +38,9 @@ def test_every_metric_is_in_the_page_with_its_labels(both: Both) -> None:
     common = first_column("Metrics of every server")
     for job, title in (("extender", "Metrics of the extender"), ("device-plugin", "Metrics of the device plugin")):
         text = both.page(job)
-        names = re.findall(r"^# TYPE (gpushare_\w+) ", text, re.MULTILINE)
+        names = re.findall(r"^# TYPE ((?:gpushare|container)_\w+) ", text, re.MULTILINE)
         listed = first_column(title) | common
+        listed |= first_column("Metrics of containers") if job == "device-plugin" else {}
         # The start of a counter is a series of its own, which no query uses.
         assert {name for name in names if not name.endswith("_created")} == set(listed)
         for name, labels in listed.items():

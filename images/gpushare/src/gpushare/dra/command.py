@@ -53,11 +53,13 @@ from gpushare.node.limit_enforcer import Enforcer
 from gpushare.node.limits import Violation
 from gpushare.node.metrics_server import serve_metrics
 from gpushare.node.serving import NodeOptions, serve, settings
+from gpushare.node.usage import Usage
 from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits, Refusal
+from gpushare.nvml.processes import NvidiaProcesses, ProcessReader
 from gpushare.shared._contracts import gpushare as contract
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -72,6 +74,8 @@ LIMIT_SECONDS = 30.0
 # A container's cgroup appears within seconds after its claim is prepared.
 PREPARED_SECONDS = 3.0
 LISTING_SECONDS = 15.0
+# Between two reads of what pods hold, for metrics.
+USAGE_SECONDS = 15.0
 # Between two prepared claims that are read again from the API: 5 a second of one node at the most.
 READ_PAUSE_SECONDS = 0.2
 # Without the API's answer after this time, the cards are numbered in NVML's order.
@@ -120,11 +124,13 @@ class Driver:
         registry: CollectorRegistry = REGISTRY,
         backoff: tuple[float, float] = (0.2, 3.0),
         cgroups: PodCgroups | None = None,
+        processes: ProcessReader | None = None,
     ) -> None:
         """
         :param options: the driver's settings.
         :param kube: the client of the API.
         :param nvml: reads the cards.
+        :param processes: reads who uses them; None without the node's own process IDs.
         :param limit_backend: sets and clears the driver's memory limits.
         :param registry: receives the metrics.
         :param backoff: shortest and longest pause before the API is asked again, in seconds.
@@ -147,6 +153,8 @@ class Driver:
         self._problem: str | None = "the prepared claims haven't been read yet"
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
+        self.usage = Usage(options.node, processes)
+        registry.register(self.usage)
         self.workers = Workers(self._stop, self.metrics.failed)
         health = Health(options.xid_quiet, options.ignored_xids)
         self.inventory = Inventory(nvml, options.unit, health, options.reserve_mib, check_unique)
@@ -218,6 +226,7 @@ class Driver:
             ("limits", self._enforce_limits, 1.0),
             ("claims", self._observe, LISTING_SECONDS),
             ("bookings", self.preparation.check_booking, READ_PAUSE_SECONDS),
+            ("usage", self._read_usage, USAGE_SECONDS),
         ):
             self.workers.repeat(name, work, pause)
 
@@ -382,6 +391,13 @@ class Driver:
             holders = [violation for violation in violations if violation.holds]
             self.evictions.once([*holders, *self._without_claims()], self.limits.pods())
 
+    def _read_usage(self) -> None:
+        """Read what pods hold of their claims, for metrics."""
+        if not self.preparation.prepared():
+            self.usage.refresh((), {})
+        elif (listing := self._listing()) is not None:
+            self.usage.refresh(self.limits.shares(listing), self.enforcer.held)
+
     def _without_claims(self) -> list[Violation]:
         code = contract.Reason.MEMORY_WITHOUT_CLAIM
         return [
@@ -501,7 +517,10 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         return 1
     if given.serve_metrics:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
-    return serve(lambda: Driver(options, kube, NvidiaMl(options.exclude), NvidiaLimits()), options, log)
+    processes = NvidiaProcesses() if options.host_pid else None
+    return serve(
+        lambda: Driver(options, kube, NvidiaMl(options.exclude), NvidiaLimits(), processes=processes), options, log
+    )
 
 
 if __name__ == "__main__":

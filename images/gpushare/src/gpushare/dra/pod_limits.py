@@ -24,6 +24,7 @@ from gpushare.kubelet.dra import PodClaims
 from gpushare.node.cgroups import PodCgroups
 from gpushare.node.limit_enforcer import Enforcer, Group
 from gpushare.node.limits import Target, Usage
+from gpushare.node.usage import Share
 from gpushare.nvml.limits import Refusal
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -95,17 +96,19 @@ def by_pod(claims: t.Iterable[Claim]) -> dict[str, tuple[str, list[Claim]]]:
     return claims_by_pod
 
 
+def _listed(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) -> list[PodClaims]:
+    """Return what kubelet lists of a pod with these claims; after a forced deletion it may list two of a name."""
+    uids = {claim.uid for claim in claims}
+    return [
+        pod
+        for pod in listing
+        if f"{pod.namespace}/{pod.name}" == key and any(claim_of(name) in uids for name in pod.cdi)
+    ]
+
+
 def _users(key: str, claims: t.Iterable[Claim], listing: t.Iterable[PodClaims]) -> int:
     """Return how many containers of a pod have claims by kubelet's list; 0 if it isn't listed with these."""
-    uids = {claim.uid for claim in claims}
-    return max(
-        (
-            pod.containers
-            for pod in listing
-            if f"{pod.namespace}/{pod.name}" == key and any(claim_of(name) in uids for name in pod.cdi)
-        ),
-        default=0,
-    )
+    return max((pod.containers for pod in _listed(key, claims, listing)), default=0)
 
 
 class PodLimits:
@@ -171,6 +174,27 @@ class PodLimits:
             uuid: Usage(counts[uuid], promised.get(uuid, 0), usage.used_mib)
             for uuid, usage in self._enforcer.usage.items()
         }
+
+    def shares(self, listing: t.Sequence[PodClaims]) -> list[Share]:
+        """Return what the running pods have of their claims.
+
+        A pod's containers are one share, for no account of this server tells their cgroups apart; it has the
+        container's name where only one of them has claims.
+
+        :param listing: kubelet's.
+        """
+        cards, pods = self._cards(), by_pod(self._claims())
+        folders, shares = self._cgroups.pods(pods), list[Share]()
+        for uid, (key, its) in pods.items():
+            if uid not in folders:
+                continue
+            here = _listed(key, its, listing)
+            name = here[0].container if len(here) == 1 else ""
+            inside = (
+                tuple(self._cgroups.containers(folders[uid])) if _users(key, its, listing) == 1 else (folders[uid],)
+            )
+            shares.append(Share(key, uid, name, frozenset(), inside, mib_of_pod(cards, its)))
+        return shares
 
     def pods(self) -> list[JsonObject]:
         """Return the pods of the prepared claims, as far as claims tell of them."""

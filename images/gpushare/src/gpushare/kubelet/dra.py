@@ -216,6 +216,8 @@ class PodClaims(t.NamedTuple):
 
     ``claims`` has for each of them the name of its ResourceClaim, too. kubelet lists pods without their UID, and no
     plain init containers.
+
+    :param container: the name of the container; empty where it isn't one.
     """
 
     namespace: str
@@ -223,6 +225,7 @@ class PodClaims(t.NamedTuple):
     cdi: frozenset[str]
     containers: int = 1
     claims: frozenset[tuple[str, str]] = frozenset()
+    container: str = ""
 
 
 class ClaimListing:
@@ -248,11 +251,13 @@ class ClaimListing:
             raise Unreadable(f"kubelet's PodResources ({self._socket}) can't be decoded: {error}") from error
         pod_claims = []
         for pod in answer.pod_resources:
-            by_container = [names for container in pod.containers if (names := frozenset(self._names(container)))]
+            found = ((str(container.name), frozenset(self._names(container))) for container in pod.containers)
+            by_container = [(name, names) for name, names in found if names]
             if by_container:
-                claims = frozenset[tuple[str, str]]().union(*by_container)
+                claims = frozenset[tuple[str, str]]().union(*(names for _name, names in by_container))
                 cdi = frozenset(name for name, _claim in claims)
-                pod_claims.append(PodClaims(pod.namespace, pod.name, cdi, len(by_container), claims))
+                only = by_container[0][0] if len(by_container) == 1 else ""
+                pod_claims.append(PodClaims(pod.namespace, pod.name, cdi, len(by_container), claims, only))
         return pod_claims
 
     def close(self) -> None:

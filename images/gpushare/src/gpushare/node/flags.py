@@ -68,6 +68,11 @@ def parser(command: str, description: str | None, metrics_port: int, more: Flags
         "may be given several times",
     )
     made.add_argument(
+        "--host-pid",
+        action="store_true",
+        help="this process has the node's own process IDs, so that metrics tell which container uses how much",
+    )
+    made.add_argument(
         "--serve-metrics",
         action="store_true",
         help="only serve the metrics of the server that has --status-socket, at --metrics-address",

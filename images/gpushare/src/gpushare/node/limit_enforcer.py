@@ -87,6 +87,7 @@ class _Findings:
 
     :ivar events: text by container, card, and the Event's reason.
     :ivar used: MiB of the containers by card (UUID), and ``unknown`` the cards for which one is missing.
+    :ivar held: bytes of each container or group on the cards that it was given, by its ID and card (UUID).
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,7 @@ class _Findings:
         self.corrected = 0
         self.used: collections.Counter[str] = collections.Counter()
         self.unknown: set[str] = set()
+        self.held: dict[tuple[str, str], int] = {}
         self.violations: list[Violation] = []
         self.events: dict[tuple[str, str, str], str] = {}
         self.pods: dict[str, str] = {}
@@ -152,6 +154,7 @@ class Enforcer:
         self._supported: frozenset[str] = frozenset()
         self._violations: tuple[Violation, ...] = ()
         self._usage: dict[str, Usage] = {}
+        self._held: dict[tuple[str, str], int] = {}
         self._corrected = 0
         self._own: str | None = None
         self._probed: dict[str, int] = {}
@@ -217,6 +220,12 @@ class Enforcer:
         """Return the usage by card (UUID) in the last pass."""
         with self._lock:
             return dict(self._usage)
+
+    @property
+    def held(self) -> dict[tuple[str, str], int]:
+        """Return the bytes of each limited container or group in the last pass, by its ID and card (UUID)."""
+        with self._lock:
+            return dict(self._held)
 
     @property
     def corrected(self) -> int:
@@ -353,7 +362,7 @@ class Enforcer:
             self._measure_group(limited, group, findings)
         self._compare(cards, limited, promised, findings)
         with self._lock:
-            self._violations, self._usage = tuple(findings.violations), findings.usage
+            self._violations, self._usage, self._held = tuple(findings.violations), findings.usage, findings.held
             self._corrected += findings.corrected
         return self._new_findings(pods, there, findings)
 
@@ -442,6 +451,8 @@ class Enforcer:
                         findings.violate(target, card.uuid, contract.Reason.MEMORY_LIMIT_FAILED, str(refusal))
                     continue
                 findings.used[card.uuid] += limit.used_mib
+                if mib is not None:
+                    findings.held[target.container_id, card.uuid] = limit.used
 
     def _report_missing(self, cards: t.Sequence[contract.Card], target: Target, findings: _Findings) -> None:
         """Report a container that can't be limited, since its cgroup or its cards aren't known, after a moment."""
@@ -487,6 +498,7 @@ class Enforcer:
             used = max(whole.used_mib if whole else 0, own)
             findings.used[card.uuid] += used
             if mib is not None:
+                findings.held[target.container_id, card.uuid] = used * MIB
                 have = findings.usage.get(card.uuid, Usage())
                 findings.usage[card.uuid] = Usage(have.containers + 1, have.limited_mib + mib, have.used_mib + used)
             what = f"the containers of pod {target.pod} hold {used} MiB of card {card.index}"

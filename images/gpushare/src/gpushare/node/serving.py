@@ -36,6 +36,7 @@ class NodeOptions:
     :param evict: whether a pod is evicted that holds memory of others and can't be limited.
     :param cgroup_root: where the node's own /sys/fs/cgroup is mounted.
     :param exclude: cards that are left alone.
+    :param host_pid: whether this process has the node's own process IDs.
     """
 
     node: str
@@ -53,6 +54,7 @@ class NodeOptions:
     evict: bool = False
     cgroup_root: str = "/sys/fs/cgroup"
     exclude: Exclusion = NOTHING
+    host_pid: bool = False
 
 
 Settings = t.TypeVar("Settings", bound=NodeOptions)
@@ -80,6 +82,7 @@ def settings(kind: type[Settings], given: argparse.Namespace, **more: t.Any) -> 
         evict=given.memory_limit_violation == "evict",
         cgroup_root=given.cgroup_root,
         exclude=given.exclude,
+        host_pid=given.host_pid,
         **more,
     )
 

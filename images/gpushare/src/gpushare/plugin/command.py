@@ -40,12 +40,14 @@ from gpushare.node.evictions import Evictions
 from gpushare.node.injection import Injection
 from gpushare.node.metrics_server import serve_metrics
 from gpushare.node.serving import NodeOptions, serve, settings
+from gpushare.node.usage import Usage
 from gpushare.node.workers import NO_CARDS_SECONDS, Workers
 from gpushare.nvml.health import Health
 from gpushare.nvml.inventory import Inventory
 from gpushare.nvml.library import NvidiaMl, Nvml
 from gpushare.nvml.limits import LimitBackend, NvidiaLimits
-from gpushare.plugin import cleanup, pod_facts, steering
+from gpushare.nvml.processes import NvidiaProcesses, ProcessReader
+from gpushare.plugin import cleanup, limits, pod_facts, steering
 from gpushare.plugin.admission import MOST_PODS, Admission, trim_pod
 from gpushare.plugin.leftovers import Holder, Leftovers
 from gpushare.plugin.limit_enforcer import LimitEnforcer
@@ -71,6 +73,8 @@ LIMIT_SECONDS = 30.0
 LIMIT_PAUSE = 1.0
 # Memory of no share has to be seen in two passes, so the second one follows soon.
 SUSPICIOUS_SECONDS = 5.0
+# Between two reads of what containers hold, for metrics.
+USAGE_SECONDS = 15.0
 
 # The plugin's own namespace, and one that tenants don't write to.
 EXEMPT = "gpushare-system,kube-system"
@@ -102,11 +106,13 @@ class Plugin:
         registry: CollectorRegistry = REGISTRY,
         backoff: tuple[float, float] = (0.2, 3.0),
         cgroups: Cgroups | None = None,
+        processes: ProcessReader | None = None,
     ) -> None:
         """
         :param options: the plugin's settings.
         :param kube: the client of the API.
         :param nvml: reads the cards.
+        :param processes: reads who uses them; None without the node's own process IDs.
         :param limit_backend: sets and clears the driver's memory limits.
         :param registry: receives the metrics.
         :param backoff: shortest and longest pause before the API is asked again, in seconds.
@@ -124,6 +130,8 @@ class Plugin:
         self._left_reported: set[Holder] = set()
         kube = MeasuredKube(kube, registry)
         self.metrics = Metrics(registry, options.node)
+        self.usage = Usage(options.node, processes)
+        registry.register(self.usage)
         self.workers = Workers(self._stop, self.metrics.failed)
         self.inventory = Inventory(
             nvml, options.unit, Health(options.xid_quiet, options.ignored_xids), options.reserve_mib
@@ -214,6 +222,7 @@ class Plugin:
             ("cards", self._refresh_cards, min(REFRESH_PAUSE_SECONDS, self.options.query_seconds / 2)),
             ("kubelet", self._register, STEP_SECONDS),
             ("limits", self._enforce_limits, LIMIT_PAUSE),
+            ("usage", self._read_usage, USAGE_SECONDS),
         ):
             self.workers.repeat(name, work, pause)
         self.workers.run("reconcile", functools.partial(self.reconciler.run, self._stop))
@@ -329,6 +338,12 @@ class Plugin:
         if before != (self.enforcer.state, violations):
             self.reconciler.wake()
 
+    def _read_usage(self) -> None:
+        """Read what containers with a share hold, for metrics."""
+        if self._last_pass is not None:
+            shares = limits.shares(self.inventory.cards, *self._last_pass, self.options.unit)
+            self.usage.refresh(shares, self.enforcer.held)
+
     def _withhold_left(self, pods: list[JsonObject], listing: list[Entry]) -> None:
         """Keep kubelet from giving away the units of containers that outlived their pod, and report them."""
         cards, self._left = self.inventory.cards, self.leftovers.observe(pods, listing)
@@ -440,7 +455,10 @@ def main(arguments: t.Sequence[str] | None = None) -> int:
         return serve_metrics(COMPONENT, given.metrics, given.status_socket, kube)
     if given.cleanup:
         return clean(options, kube, NvidiaMl(options.exclude), NvidiaLimits())
-    return serve(lambda: Plugin(options, kube, NvidiaMl(options.exclude), NvidiaLimits()), options, log)
+    processes = NvidiaProcesses() if options.host_pid else None
+    return serve(
+        lambda: Plugin(options, kube, NvidiaMl(options.exclude), NvidiaLimits(), processes=processes), options, log
+    )
 
 
 if __name__ == "__main__":

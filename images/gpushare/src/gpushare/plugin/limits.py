@@ -7,6 +7,7 @@ import typing as t
 
 from gpushare.kubelet.pod_resources import Entry, by_pod
 from gpushare.node.limits import Target
+from gpushare.node.usage import Share
 from gpushare.plugin import pod_facts, steering
 from gpushare.shared._contracts import gpushare as contract
 from gpushare.shared._core.types import JsonObject
@@ -71,6 +72,24 @@ def targets(
             mib = None if held is None else {uuid: n * contract.MIB_PER_UNIT[unit] for uuid, n in held.items()}
             limit_targets.append(Target(key, uid, name, identifier, mib, is_exempt))
     return limit_targets
+
+
+def shares(
+    cards: t.Sequence[contract.Card], pods: t.Iterable[JsonObject], listing: t.Sequence[Entry], unit: str
+) -> list[Share]:
+    """Return the running containers that have a share, by kubelet's allocation; the parameters are ``targets``'."""
+    return [
+        Share(
+            target.pod,
+            target.uid,
+            target.container,
+            frozenset((target.container_id,)),
+            (target.container_id,),
+            target.mib,
+        )
+        for target in targets(cards, pods, listing, unit)
+        if target.mib
+    ]
 
 
 def _held(

@@ -1,0 +1,1 @@
+../../../../../../plugins/module_utils/_kubelet/devices.py
