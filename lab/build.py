@@ -89,6 +89,14 @@ TOOL_SETS = (
 SETS = {tools.name: tools for tools in TOOL_SETS}
 # For roles that deploy a chart; built on first use, since no other part of the lab needs it.
 HELM = ToolSet("helm", "helm.sh/helm/v3", ("helm",), "-X helm.sh/helm/v3/internal/version.version=v{version}")
+# The engine of operator/; built on first use as well, in about six minutes.
+_OPERATOR = "github.com/operator-framework/ansible-operator-plugins"
+OPERATOR = ToolSet(
+    "ansible-operator",
+    _OPERATOR,
+    ("ansible-operator",),
+    f"-X {_OPERATOR}/internal/version.Version=v{{version}}",
+)
 # The release that the upgrade test starts from.
 OLDER = (_kubernetes("kubernetes-1.36"),)
 
