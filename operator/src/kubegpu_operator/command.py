@@ -74,7 +74,9 @@ class Operator:
     :param events: the engine's socket.
     """
 
-    def __init__(self, call: engine.Call, cluster: Cluster, events: engine.Events, known: t.Container[str] | None) -> None:
+    def __init__(
+        self, call: engine.Call, cluster: Cluster, events: engine.Events, known: t.Container[str] | None
+    ) -> None:
         self._call, self._cluster, self._events, self._known = call, cluster, events, known
         self._memory = Memory(WORK)
         self.done = Done()
@@ -152,7 +154,9 @@ class Operator:
         digest = seen.digest
         if outcome.failed:
             # What it has changed itself is no reason to repeat it at once.
-            digest = watched.look(self._cluster, [__version__, one.generation, one.spec, self._removing, _images()]).digest
+            digest = watched.look(
+                self._cluster, [__version__, one.generation, one.spec, self._removing, _images()]
+            ).digest
         self._memory.keep(one.uid, Last(digest, time.time(), failures, settled, outcome.holders))
         self._report(one, outcome)
         if outcome.failed:
@@ -174,7 +178,7 @@ class Operator:
         return made
 
     def _report(self, one: Resource, outcome: Outcome) -> None:
-        """Write the conditions; an Event where they say something else than before, or where a run changed something."""
+        """Write the conditions, and an Event where they say something new or where a run changed something."""
         item = self._cluster.resource(one.name)
         if item is None or (now := resource_of(item)).uid != one.uid:
             return

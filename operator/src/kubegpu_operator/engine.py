@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.client
+import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,7 +54,7 @@ class Call:
         artifacts, which annotations of a resource set, are left out."""
         if len(words) < 2 or words[0] != "run":
             return None
-        options = dict(zip(words[2:], words[3:], strict=False))
+        options = dict(itertools.pairwise(words))
         if "-p" not in options or "-i" not in options:
             return None
         return cls(Path(words[1]), Path(options["-p"]), options["-i"])
@@ -131,7 +133,9 @@ def run(call: Call, runner: t.Sequence[str]) -> None:
 
     :param runner: its command.
     """
-    words = [*runner, "run", str(call.folder), "--rotate-artifacts", str(KEPT), "-p", str(call.playbook)]
+    _tidy(call.folder / "artifacts")
+    # Its own rotation fails where the engine's link leads to the artifacts of a call that ran nothing.
+    words = [*runner, "run", str(call.folder), "--rotate-artifacts", "0", "-p", str(call.playbook)]
     engine = os.getppid()
     process = subprocess.Popen([*words, "-i", call.ident], stdin=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -144,6 +148,13 @@ def run(call: Call, runner: t.Sequence[str]) -> None:
                 raise SystemExit(1)
     finally:
         _end(process)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove all artifacts but the newest, so that the volume doesn't fill."""
+    runs = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.exists() else []
+    for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

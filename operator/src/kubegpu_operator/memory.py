@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod remembers of the last run for a resource, in a file of its volume; another pod's first call runs in full."""
+"""What a pod remembers of the last run for a resource, in its volume; the first call of another pod runs in full."""
 
 from __future__ import annotations
 

@@ -68,14 +68,18 @@ def _succeeded(changed: int, removing: bool) -> Outcome:
     if removing:
         return Outcome("uninstalled", f"everything was removed ({changed} tasks changed something)", changed=changed)
     if changed:
-        return Outcome("applied", f"{changed} tasks changed something, and all checks passed", works=True, changed=changed)
+        return Outcome(
+            "applied", f"{changed} tasks changed something, and all checks passed", works=True, changed=changed
+        )
     return Outcome("unchanged", "everything is as the resource asks for", works=True)
 
 
 def _waiting(held: JsonObject, changed: int) -> Outcome:
-    pods = [(str(one.get("namespace")), str(one.get("name"))) for one in held.get("pods") or () if isinstance(one, dict)]
-    named = ", ".join(f"{space}/{name}" for space, name in pods[:MOST_NAMED])
-    more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
+    parts = [str(one).partition("/") for one in held.get("pods") or ()]
+    pods = [(namespace, name) for namespace, _slash, name in parts if name]
+    left_out = len(pods) - MOST_NAMED + int(held.get("pods_left_out") or 0)
+    named = ", ".join(f"{namespace}/{name}" for namespace, name in pods[:MOST_NAMED])
+    more = f" and {left_out} more" if left_out > 0 else ""
     nodes = ", ".join(map(str, held.get("nodes") or ()))
     # Of claims the API has the node, and the pods are named where they could be read.
     what = f"pods hold shares of cards on {nodes}: {named}{more}" if named else f"pods hold shares of cards on {nodes}"
@@ -95,7 +99,9 @@ def _finding(problems: list[JsonObject]) -> str:
 def _check(findings: list[JsonObject]) -> str:
     first = findings[0]
     more = f" ({len(findings) - 1} more in the operator's log)" if len(findings) > 1 else ""
-    return line(f"check {first.get('check')} on {first.get('node') or 'the cluster'}: {first.get('text')}{more}", MOST_MESSAGE)
+    return line(
+        f"check {first.get('check')} on {first.get('node') or 'the cluster'}: {first.get('text')}{more}", MOST_MESSAGE
+    )
 
 
 def _failed(failure: JsonObject, changed: int) -> Outcome:

@@ -95,7 +95,7 @@ def resource_of(item: t.Any) -> Resource:
 
 def snake(name: str) -> str:
     """Return the variable of an option: ``gpushareNodes`` is ``gpushare_nodes``, as ansible-operator converts it."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.sub(r"(?=[A-Z])(?<![A-Z])", "_", name).lower()
 
 
 def is_allowed(variable: str, known: t.Container[str] | None) -> bool:

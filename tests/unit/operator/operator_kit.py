@@ -15,11 +15,11 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 import typing as t
 from pathlib import Path
 
@@ -66,8 +66,8 @@ def crd(spec: dict[str, t.Any] = OPEN) -> dict[str, t.Any]:
     }
 
 
-def environment() -> tuple[Path, Path]:
-    """The virtual environment's programs, and the collections as the image has them; both in the cache.
+def environment() -> Path:
+    """The programs of a virtual environment with the image's Python packages, in the cache.
 
     Skips the test where the packages can't be had.
     """
@@ -85,7 +85,7 @@ def environment() -> tuple[Path, Path]:
                     program.write_text(program.read_text().replace(str(fresh), str(target)))
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no packages of the operator: {error}")
-    return target / "venv" / "bin", target
+    return target / "venv" / "bin"
 
 
 class Pod:
@@ -95,6 +95,7 @@ class Pod:
     """
 
     def __init__(self, operator: Operator, name: str, home: Path = OPERATOR) -> None:
+        self._reader = operator.reader
         self.folder = operator.folder / name
         self.folder.mkdir(exist_ok=True)
         self.log = self.folder / "log"
@@ -106,7 +107,8 @@ class Pod:
             *("--leader-elect", f"--leader-election-id={NAME}", f"--leader-election-namespace={SPACE}"),
             # So that a killed leader isn't waited for as long as in a cluster.
             *("--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s"),
-            *(f"--metrics-bind-address=127.0.0.1:{pod_init.METRICS}", "--max-concurrent-reconciles=1"),
+            *(f"--metrics-bind-address=127.0.0.1:{pod_init.METRICS}", "--metrics-secure", "--metrics-require-rbac"),
+            "--max-concurrent-reconciles=1",
         ]
         environment = {
             **{key: os.environ[key] for key in ("LANG", "LC_ALL") if key in os.environ},
@@ -154,7 +156,7 @@ class Pod:
         """What the engine publishes of ours."""
 
         class Connection(http.client.HTTPConnection):
-            def connect(this) -> None:  # noqa: N805
+            def connect(this) -> None:
                 this.sock = socket.socket(socket.AF_UNIX)
                 this.sock.settimeout(10)
                 this.sock.connect(str(self.folder / "metrics.sock"))
@@ -174,7 +176,7 @@ class Operator:
 
     def __init__(self, api: ApiServer, engine: Path, rules: list[dict[str, t.Any]] | None = None) -> None:
         self.api, self.engine = api, engine
-        self.bin, made = environment()
+        self.bin = environment()
         # Not in /tmp, which pods have their own of.
         self.folder = Path(tempfile.mkdtemp(prefix="kubegpu-operator-", dir="/var/tmp"))
         self.collections = self.folder / "collections"
@@ -218,6 +220,7 @@ class Operator:
         }
         config["users"][0]["user"] = {"tokenFile": str(account / "token")}
         self.kubeconfig.write_text(yaml.safe_dump(config))
+        self.reader = (self.api.service_account(self.folder / "reader", SPACE, "reader") / "token").read_text()
 
     def start(self, name: str = "first", home: Path = OPERATOR) -> Pod:
         pod = Pod(self, name, home)
@@ -244,7 +247,9 @@ class Operator:
             "kind": "GPUShare",
             "metadata": {"name": name, "annotations": PERIOD},
         }
-        self.api.request("POST", RESOURCES, {**body, "spec": {key: one for key, one in given.items() if one is not None}})
+        self.api.request(
+            "POST", RESOURCES, {**body, "spec": {key: one for key, one in given.items() if one is not None}}
+        )
 
     def change(self, name: str = "cluster", **spec: t.Any) -> None:
         self.api.request("PATCH", f"{RESOURCES}/{name}", {"spec": spec}, MERGE)
@@ -258,7 +263,14 @@ class Operator:
         one = self.get(name) or {"metadata": {}}
         found = (one.get("status") or {}).get("conditions") or []
         generation = one["metadata"].get("generation")
-        return {each["type"]: (each["status"], each["reason"]) for each in found if each["observedGeneration"] == generation}
+        return {
+            each["type"]: (each["status"], each["reason"]) for each in found if each["observedGeneration"] == generation
+        }
+
+    def status_of(self, kind: str, name: str = "cluster") -> str:
+        """A condition's status, of whichever generation."""
+        found = ((self.get(name) or {}).get("status") or {}).get("conditions") or []
+        return next((each["status"] for each in found if each["type"] == kind), "")
 
     def message(self, kind: str = "Degraded", name: str = "cluster") -> str:
         found = ((self.get(name) or {}).get("status") or {}).get("conditions") or []
@@ -319,7 +331,9 @@ def _words(one: dict[str, t.Any]) -> str:
 
 
 @contextlib.contextmanager
-def running(rules: list[dict[str, t.Any]] | None = None, schema: dict[str, t.Any] | None = None) -> t.Iterator[Operator]:
+def running(
+    rules: list[dict[str, t.Any]] | None = None, schema: dict[str, t.Any] | None = None
+) -> t.Iterator[Operator]:
     """An API server with the operator's account; skips the test where a part can't be had."""
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("a played pod needs root and unshare")

@@ -8,6 +8,7 @@ Arguments: the folder of the sockets, the API server's port, the volume's size i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -20,17 +21,12 @@ METRICS = 8080
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)
-    except OSError:
-        pass
-    finally:
-        for one in (source, target):
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+    for one in (source, target):
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def forward(listener: socket.socket, family: int, address: object) -> None:
