@@ -89,6 +89,14 @@ TOOL_SETS = (
 SETS = {tools.name: tools for tools in TOOL_SETS}
 # For roles that deploy a chart; built on first use, since no other part of the lab needs it.
 HELM = ToolSet("helm", "helm.sh/helm/v3", ("helm",), "-X helm.sh/helm/v3/internal/version.version=v{version}")
+# The engine of operator/; built on first use as well, in about six minutes.
+_OPERATOR = "github.com/operator-framework/ansible-operator-plugins"
+OPERATOR = ToolSet(
+    "ansible-operator",
+    _OPERATOR,
+    ("ansible-operator",),
+    f"-X {_OPERATOR}/internal/version.Version=v{{version}}",
+)
 # What OLM's catalogs are made and served by, and the validators of bundles; built on first use.
 OPM = ToolSet(
     "opm",
