@@ -14,8 +14,10 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import typing as t
 from pathlib import Path
 
@@ -29,6 +31,7 @@ sys.path[:0] = [str(ROOT / ".collections")]
 import files_image  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.module_utils._images import archives  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._images.delivery import PLATFORMS  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._images.engine import (  # noqa: E402
     ENGINES,
@@ -37,6 +40,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._images.engine impor
 )
 
 EPOCH = 1767225600
+CONTAINERFILE = "operator/Containerfile"
+# In the first entry of the image's history that isn't the base's.
+MARK = "kubegpu operator"
+# What the Containerfile takes of the checkout.
+CONTEXT = ("operator", "lab/go/ansible-operator", "galaxy.yml", "meta", "playbooks", "plugins", "roles", "images")
+BEFOREHAND = "operator/build"
 # A registry's name with its port, and a folder in it. A tag or a digest there would be lost.
 REGISTRY = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]*(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 
@@ -59,29 +68,52 @@ class Publisher:
         self._images = out / "images"
         self._images.mkdir(parents=True, exist_ok=True)
 
-    def built(self, name: str, version: str, options: t.Mapping[str, t.Any]) -> str:
-        """Build an image by the playbook that builds images, push it, and return its name by digest.
+    def servers(self, version: str, base: str, pip_args: str) -> str:
+        """Build the servers' image by the playbook that builds it, push it, and return its name by digest.
 
-        :param options: variables of role image_build.
         :raises Refused: the playbook fails, or nobody says the digest.
         """
-        reference = f"{self._registry}/{name}:{version}"
+        reference = f"{self._registry}/{bundle.SERVERS}:{version}"
         given = {
             "ansible_connection": "local",
             "image_build_reference": reference,
+            "image_build_base": base,
+            "image_build_pip_args": pip_args,
             "image_build_engine": self._engine.name,
             "image_build_platforms": self._platforms,
             "image_build_tls_verify": self._engine.tls_verify,
             "image_build_folder": str(self._images),
             "image_build_push": True,
-            **options,
         }
         program = Path(sys.executable).parent / "ansible-playbook"
         command = [str(program), "-i", "localhost,", "playbooks/build_images.yml", "-e", json.dumps(given)]
         if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode:
             raise Refused(f"build_images.yml failed for {reference}; the reason is above")
-        record = json.loads((self._images / f"{name}-{version}.json").read_text())
+        record = json.loads((self._images / f"{bundle.SERVERS}-{version}.json").read_text())
         return self._by_digest(reference, record.get("digests", {}).get(reference, ""))
+
+    def operator(self, version: str, base: str, pip_args: str) -> str:
+        """Build the operator's image of what Git knows of this checkout, push it, and return its name by digest.
+
+        :param base: the base image; a tag beside a digest isn't taken by every builder.
+        :raises NotInEffect: the engine fails.
+        :raises Refused: nobody says the digest.
+        """
+        reference = f"{self._registry}/{bundle.PACKAGE}:{version}"
+        built = {}
+        with tempfile.TemporaryDirectory(prefix="kubegpu-") as context:
+            sources(Path(context))
+            for platform in self._platforms:
+                archive = str(self._images / f"{bundle.PACKAGE}-{version}-{platform.partition('/')[2]}.tar")
+                arguments = {"BASE": re.sub(r":[^:/@]+(?=@)", "", base), "PIP_ARGS": pip_args}
+                recipe = f"{context}/{CONTAINERFILE}"
+                fresh = f"{archive}.new"
+                Path(fresh).unlink(missing_ok=True)
+                self._engine.build(recipe, context, platform, arguments, EPOCH, reference, fresh)
+                archives.normalize(fresh, archive, reference, EPOCH, MARK)
+                Path(fresh).unlink()
+                built[platform] = archive
+        return self._by_digest(reference, self._engine.push(reference, built))
 
     def files(self, name: str, tag: str, files: t.Mapping[str, bytes], labels: t.Mapping[str, str]) -> str:
         """Push an image of files alone, and return its name by digest.
@@ -89,18 +121,37 @@ class Publisher:
         :raises Refused: nobody says the digest.
         """
         reference = f"{self._registry}/{name}:{tag}"
-        archives = {}
+        written = {}
         for platform in self._platforms:
             path = self._images / f"{name}-{tag}-{platform.partition('/')[2]}.tar"
             files_image.write(str(path), reference, platform, files, labels, EPOCH)
-            archives[platform] = str(path)
-        return self._by_digest(reference, self._engine.push(reference, archives))
+            written[platform] = str(path)
+        return self._by_digest(reference, self._engine.push(reference, written))
 
     @staticmethod
     def _by_digest(reference: str, digest: str) -> str:
         if not digest:
             raise Refused(f"{reference} was pushed, and the engine says no digest: try another --engine")
         return f"{reference.rpartition(':')[0]}@{digest}"
+
+
+def sources(target: Path) -> None:
+    """Copy what the operator's image is built of: the files that Git knows, and a program that was built beforehand.
+
+    :raises Refused: this is no checkout.
+    """
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CONTEXT]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        raise Refused(f"the operator's image is built from a checkout of Git: {done.stderr.decode().strip()}")
+    names = {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+    # For places without the internet: wheels, and the engine. Git knows none of them.
+    names |= {path.relative_to(ROOT).as_posix() for path in (ROOT / BEFOREHAND).rglob("*") if path.is_file()}
+    for name in sorted(names):
+        source = ROOT / name
+        if source.exists() or source.is_symlink():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name, follow_symlinks=False)
 
 
 def contents(folder: Path, below: str = "") -> dict[str, bytes]:
@@ -127,7 +178,8 @@ def publish(publisher: Publisher, release: bundle.Release, older: t.Sequence[bun
     return catalog
 
 
-def main() -> int:
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--registry", required=True, help="the beginning of the images' names: HOST/FOLDER")
     parser.add_argument("--servers-image", default="", metavar="NAME@sha256:...", help="the servers' image, not built")
@@ -146,13 +198,22 @@ def main() -> int:
     parser.add_argument("--pip-args", default="", help="image_build_pip_args, such as --index-url of a mirror")
     parser.add_argument("--version", default=bundle.version_of())
     parser.add_argument("--out", type=Path, default=ROOT / "dist" / "operator")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
     try:
-        print(work(given))
+        print(work(arguments().parse_args()))
     except (Refused, ShareError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def base_of_pins() -> str:
+    """Return the base image of meta/pins.yml, by digest."""
+    pin = yaml.safe_load((ROOT / "meta" / "pins.yml").read_text())["images"]["base"]
+    return f"{pin['url']}@{pin['digest']}"
 
 
 def work(given: argparse.Namespace) -> str:
@@ -174,10 +235,9 @@ def work(given: argparse.Namespace) -> str:
     engine = Engine(system, choose(system, given.engine, building), not given.no_tls_verify)
     out = Path(os.path.abspath(given.out))
     publisher = Publisher(given.registry, out, engine, platforms)
-    options = {"image_build_base": given.base} if given.base else {}
-    options |= {"image_build_pip_args": given.pip_args} if given.pip_args else {}
-    servers = given.servers_image or publisher.built(bundle.SERVERS, given.version, options)
-    operator = given.operator_image or publisher.built(bundle.PACKAGE, given.version, options)
+    base = given.base or base_of_pins()
+    servers = given.servers_image or publisher.servers(given.version, base, given.pip_args)
+    operator = given.operator_image or publisher.operator(given.version, base, given.pip_args)
     release = bundle.Release(
         given.version,
         operator,

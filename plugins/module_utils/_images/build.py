@@ -192,31 +192,14 @@ class ImageBuild:
 
     def _build(self, tool: engine.Engine, platform: str) -> str:
         params, archive = self._params, archive_of(self._params, platform)
-        local, fresh = self._local(platform), f"{archive}.new"
+        fresh = f"{archive}.new"
         self._system.remove(fresh)
         tool.do(["mkdir", "-p", params["folder"]])
         # Not every builder takes a tag beside a digest.
         base = re.sub(r":[^:/@]+(?=@)", "", params["base"])
-        arguments = {"BASE": base, "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
-        native = engine.native(self._system)
-        if tool.name == "docker":
-            # Its old builder doesn't set this argument.
-            arguments["BUILDPLATFORM"] = native
-            special = ["--force-rm", *([] if platform == native else [f"--platform={platform}"])]
-        else:
-            special = [f"--platform={platform}", f"--timestamp={params['epoch']}", "--format=docker"]
-        tool.do(
-            [
-                *(tool.name, "build", f"--file={self._context}/{CONTAINERFILE}", "--no-cache", *special),
-                *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-                *(f"--tag={local}", self._context),
-            ],
-            params["timeout"],
-        )
-        if tool.name == "docker":
-            tool.do(["docker", "save", f"--output={fresh}", local], params["timeout"])
-        else:
-            tool.do([tool.name, "push", local, f"docker-archive:{fresh}:{params['reference']}"], params["timeout"])
+        arguments = {"BASE": base, "PIP_ARGS": params["pip_args"]}
+        recipe = f"{self._context}/{CONTAINERFILE}"
+        tool.build(recipe, self._context, platform, arguments, params["epoch"], params["reference"], fresh)
         archives.normalize(fresh, f"{fresh}.same", params["reference"], params["epoch"], MARK)
         bill = archives.file_in(f"{fresh}.same", BILL)
         if not bill:
@@ -225,9 +208,6 @@ class ImageBuild:
         tool.do(["mv", f"{fresh}.same", archive])
         self._system.remove(fresh)
         return str(archives.digest_of(archive))
-
-    def _local(self, platform: str) -> str:
-        return f"{self._params['reference']}-{platform.partition('/')[2]}"
 
 
 def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:

@@ -80,6 +80,41 @@ class Engine:
             raise NotInEffect(f"{' '.join(command[:2])} failed: {why}")
         return done.out
 
+    def build(
+        self,
+        containerfile: str,
+        context: str,
+        platform: str,
+        arguments: t.Mapping[str, str],
+        epoch: int,
+        reference: str,
+        archive: str,
+    ) -> None:
+        """Build an image for one platform and save it.
+
+        :param context: the folder with its sources.
+        :param arguments: of the build.
+        :param epoch: the timestamp of everything, in seconds since 1970; also an argument of the build.
+        :param reference: the image's name in the archive, where podman or buildah writes it.
+        :param archive: the path of the archive.
+        :raises NotInEffect: the engine fails.
+        """
+        own, local = native(self.system), f"{reference}-{posixpath.basename(platform)}"
+        given = {**arguments, "SOURCE_DATE_EPOCH": str(epoch)}
+        if self.name == "docker":
+            # Its old builder doesn't set this argument.
+            given["BUILDPLATFORM"] = own
+            special = ["--force-rm", *([] if platform == own else [f"--platform={platform}"])]
+        else:
+            special = [f"--platform={platform}", f"--timestamp={epoch}", "--format=docker"]
+        options = [f"--file={containerfile}", "--no-cache", *special]
+        options += [f"--build-arg={name}={value}" for name, value in given.items()]
+        self.do([self.name, "build", *options, f"--tag={local}", context], self.timeout)
+        if self.name == "docker":
+            self.do(["docker", "save", f"--output={archive}", local], self.timeout)
+        else:
+            self.do([self.name, "push", local, f"docker-archive:{archive}:{reference}"], self.timeout)
+
     def push(self, reference: str, archives: t.Mapping[str, str]) -> str:
         """Push archives to a registry, as one reference for all platforms.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from own_cluster import until
 from real_apiserver import Refused, api_server
 
 from lab import build
@@ -401,9 +402,12 @@ def test_a_catalog_of_others_is_refused(tmp_path, text):
 # ----------------------------------------------------------------- a real API server, with OLM's own definitions
 
 
-@pytest.fixture(scope="module")
-def olm(api_server):
-    """An API server that serves OLM's resources, of the definitions in the module that the validators are built of."""
+CATALOGS = RELEASE.catalogs
+KINDS = ("catalogsources", "clusterserviceversions", "operatorgroups", "subscriptions")
+
+
+def definitions():
+    """OLM's definitions, of the module that the validators are built of."""
     module = build.OPERATOR_API.module
     try:
         go = build.find_go()
@@ -414,8 +418,12 @@ def olm(api_server):
     if done.returncode:
         pytest.skip(f"{module} can't be had: {done.stderr or done.stdout}")
     folder = Path(json.loads(done.stdout)["Dir"]) / "crds"
-    names = ("catalogsources", "clusterserviceversions", "operatorgroups", "subscriptions")
-    api_server.install(*(folder / f"operators.coreos.com_{name}.yaml" for name in names), schema.CRD)
+    return [folder / f"operators.coreos.com_{name}.yaml" for name in KINDS]
+
+
+@pytest.fixture(scope="module")
+def olm(api_server):
+    api_server.install(*definitions(), schema.CRD)
     return api_server
 
 
@@ -424,7 +432,7 @@ def objects(folder, *names):
 
 
 def test_the_api_server_takes_everything_that_olm_is_given(olm, written):
-    for name in ("openshift-marketplace", subject.NAMESPACE):
+    for name in (CATALOGS, subject.NAMESPACE):
         olm.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     for one in objects(written, "catalogsource.yml", "subscription.yml"):
         olm.apply(one, dry_run=True)
@@ -452,19 +460,30 @@ def test_the_objects_without_olm_are_taken_and_the_pods_are_restricted(api_serve
         api_server.apply(pod, dry_run=True)
 
 
-def test_the_installer_may_grant_exactly_what_the_operator_gets(api_server, written):
-    parts = [one for one in objects(written, "clusterextension.yml") if one["kind"] != "ClusterExtension"]
-    for one in parts:
-        api_server.apply(one)
+def test_the_installer_may_grant_what_the_operator_gets_and_no_more(api_server, written, monkeypatch):
     user = f"system:serviceaccount:{subject.NAMESPACE}:{subject.PACKAGE}-installer"
+    group = {"apiGroup": "rbac.authorization.k8s.io"}
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "granted"}}
+    binding = {**role, "kind": "ClusterRoleBinding", "roleRef": {**group, "kind": "ClusterRole", "name": "granted"}}
+    for one in objects(written, "clusterextension.yml"):
+        if one["kind"] != "ClusterExtension":
+            api_server.apply(one)
     rules = [*subject.rules_of("rights.yml"), *subject.rules_of("rights_namespace.yml")]
+    until(lambda: api_server.may(user, "create", "clusterroles", group=group["apiGroup"]))
     api_server.apply({**role, "rules": rules}, user=user)
-    binding = {**role, "kind": "ClusterRoleBinding", "roleRef": {"apiGroup": "rbac.authorization.k8s.io"}}
-    binding["roleRef"] |= {"kind": "ClusterRole", "name": "granted"}
     api_server.apply(binding, user=user)
-    for one in (yaml.safe_load(schema.CRD.read_text()), objects(written, "without-olm.yml")[-1]):
+    wanted = ("Service", "PodDisruptionBudget", "Deployment", "CustomResourceDefinition", "ServiceAccount")
+    made = [one for one in objects(written, "without-olm.yml") if one["kind"] in wanted]
+    assert len(made) == len(wanted)
+    for one in made:
         api_server.apply(one, user=user)
-    more = {"apiGroups": ["example.org"], "resources": ["things"], "verbs": ["get"]}
+    # Of rights that don't contain everything.
+    small = [{"apiGroups": ["example.org"], "resources": ["things"], "verbs": ["get"]}]
+    monkeypatch.setattr(subject, "rules_of", lambda _name: small)
+    [fewer] = [one for one in subject.olm1(RELEASE)["clusterextension.yml"] if one["kind"] == "ClusterRole"]
+    api_server.apply(fewer)
+    until(lambda: not api_server.may(user, "delete", "things", group="example.org"))
+    api_server.apply({**role, "rules": small}, user=user)
+    more = [{**small[0], "verbs": ["get", "delete"]}]
     with pytest.raises(Refused, match="attempting to grant RBAC permissions not currently held"):
-        api_server.apply({**role, "rules": [*rules, more]}, user=user)
+        api_server.apply({**role, "rules": more}, user=user)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -74,6 +75,19 @@ def test_what_cannot_be_published_is_refused_before_anything_is_pushed(tmp_path,
     assert subject.main() == 1
     assert said in capsys.readouterr().err
     assert not [argv for argv in ran if "push" in argv]
+
+
+def test_the_sources_of_the_operators_image_are_what_its_containerfile_takes(tmp_path):
+    subject.sources(tmp_path)
+    recipe = (tmp_path / subject.CONTAINERFILE).read_text()
+    taken = re.findall(r"^COPY (?!--from)(\S+) ", recipe, re.MULTILINE)
+    assert {"operator", "roles", "plugins"} <= set(taken)
+    assert [one for one in taken if not (tmp_path / one).exists()] == []
+    assert (tmp_path / "operator" / "options.yml").read_text() == (bundle.HERE / "options.yml").read_text()
+    # The servers' sources have links, which stay links; nothing is there that Git doesn't know.
+    assert next((tmp_path / "images/gpushare/src/gpushare/shared").rglob("*.py")).is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} <= {one.split("/")[0] for one in subject.CONTEXT}
+    assert subject.MARK in re.search(r"^LABEL (.*)", recipe, re.MULTILINE)[1]
 
 
 def parts_of(text):
