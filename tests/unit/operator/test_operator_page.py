@@ -16,6 +16,7 @@ import threading
 import typing as t
 from pathlib import Path
 
+import definitions as openshift
 import pytest
 import yaml
 from real_apiserver import MERGE, Refused, own_api_server
@@ -27,8 +28,9 @@ import bundle
 import publish
 
 PAGE = bundle.ROOT / "docs" / "howto" / "operator.md"
-# A resource without a definition on the Go module proxy; its commands were run by hand.
-BY_HAND = re.compile(r"cluster(extension|catalog)\b|kubegpu-operator-installer")
+# The commands for OLM's second generation, whose module isn't on the Go module proxy.
+OLM_1 = re.compile(r"cluster(extension|catalog)\b|kubegpu-operator-installer")
+OLM_1_KINDS = ("clustercatalogs", "clusterextensions")
 NOW = "2026-11-29T20:00:00Z"
 
 
@@ -62,6 +64,10 @@ class Played(threading.Thread):
                 self._write("/apis/operators.coreos.com/v1alpha1", "subscriptions", self._subscription())
             with contextlib.suppress(Refused):
                 self._write("/apis/kubegpu.share/v1alpha1", "gpushares", self._resource())
+            with contextlib.suppress(Refused):
+                installed = {"type": "Installed", "status": "True", "reason": "Succeeded", "message": "played"}
+                installed |= {"lastTransitionTime": NOW, "observedGeneration": 1}
+                self._write("/apis/olm.operatorframework.io/v1", "clusterextensions", {"conditions": [installed]})
             with contextlib.suppress(Refused):
                 self._namespaces()
 
@@ -145,7 +151,7 @@ class Reader:
 
 def test_every_command_of_the_page_is_run(tmp_path):
     found = [block for block in commands() if not block[0].startswith("make ")]
-    here = [block for block in found if not any(BY_HAND.search(command) for command in block)]
+    here = [block for block in found if not any(OLM_1.search(command) for command in block)]
     install, without, share, reason, pods, first, second, remove_without, end = here
     with own_api_server() as server:
         server.install(*definitions(), bundle.schema.CRD)
@@ -174,7 +180,28 @@ def test_every_command_of_the_page_is_run(tmp_path):
             played.join()
     assert set(reader.typed) == {command for block in here for command in block}
     left = [command for block in found for command in block if command not in reader.typed]
-    assert len(left) == 6 and all(BY_HAND.search(command) for command in left)
+    assert len(left) == 6 and all(OLM_1.search(command) for command in left)
+
+
+def test_the_commands_for_the_second_generation_of_olm_are_run(tmp_path):
+    """With the definitions of operator-controller 1.11.0, where the machine has them."""
+    files = [openshift.definitions() / f"{kind}.olm.operatorframework.io.yaml" for kind in OLM_1_KINDS]
+    if not all(file.exists() for file in files):
+        pytest.skip(f"there is no {' or '.join(map(str, files))}")
+    install, remove = [block for block in commands() if any(OLM_1.search(command) for command in block)]
+    with own_api_server() as server:
+        server.install(*files)
+        reader, played = Reader(server, tmp_path), Played(server)
+        played.start()
+        try:
+            reader.types(install)
+            [catalog] = server.request("GET", "/apis/olm.operatorframework.io/v1/clustercatalogs")["items"]
+            assert catalog["spec"]["source"]["image"]["ref"] == RELEASE.catalog
+            reader.types(remove)
+        finally:
+            played.ended.set()
+            played.join()
+    assert len(reader.typed) == 6
 
 
 @pytest.mark.parametrize("command", [line for block in commands() for line in block if line.startswith("make ")])
