@@ -46,6 +46,7 @@ AUDIT = {
 }
 # With any option: what somebody has who replaces the schema, and what the operator's own list is tried with.
 OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+CONTROLLERS = ("namespace", "garbage-collector", "serviceaccount")
 PERIOD = {"ansible.sdk.operatorframework.io/reconcile-period": "2s"}
 
 
@@ -155,15 +156,17 @@ class Pod:
     def metrics(self) -> dict[str, float]:
         """What the engine publishes of ours."""
 
-        class Connection(http.client.HTTPConnection):
-            def connect(this) -> None:
-                this.sock = socket.socket(socket.AF_UNIX)
-                this.sock.settimeout(10)
-                this.sock.connect(str(self.folder / "metrics.sock"))
-
-        connection = Connection("localhost")
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(10)
+        plain.connect(str(self.folder / "metrics.sock"))
+        # Its certificate is its own.
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = ssl._create_unverified_context().wrap_socket(plain)
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._reader}"})
+        answer = connection.getresponse()
+        lines = answer.read().decode().splitlines()
+        connection.close()
+        assert answer.status == 200, lines
         pairs = (line.rpartition(" ") for line in lines if line.startswith("kubegpu_operator_"))
         return {name: float(value) for name, _space, value in pairs}
 
@@ -331,10 +334,12 @@ def _words(one: dict[str, t.Any]) -> str:
 
 
 @contextlib.contextmanager
-def running(
-    rules: list[dict[str, t.Any]] | None = None, schema: dict[str, t.Any] | None = None
-) -> t.Iterator[Operator]:
-    """An API server with the operator's account; skips the test where a part can't be had."""
+def running(rules: list[dict[str, t.Any]] | None = None, more: t.Sequence[str] = ()) -> t.Iterator[Operator]:
+    """An API server with the operator's account; skips the test where a part can't be had.
+
+    :param rules: the account's rights; those of operator/rights.yml by default.
+    :param more: controllers that run beside those that every test needs.
+    """
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("a played pod needs root and unshare")
     try:
@@ -346,8 +351,8 @@ def running(
         policy.write_text(yaml.safe_dump(AUDIT))
         # Its folder is known when it has started.
         flags = (f"--audit-policy-file={policy}", "--audit-log-path=audit.log", "--audit-log-mode=blocking")
-        with own_api_server(*flags) as api, controllers(api, "namespace", "garbage-collector", "serviceaccount"):
-            api.apply(schema or crd())
+        with own_api_server(*flags) as api, controllers(api, *CONTROLLERS, *more):
+            api.apply(crd())
             until(lambda: api.ask("GET", RESOURCES)[0] == 200, 30)
             operator = Operator(api, engine, rules)
             try:

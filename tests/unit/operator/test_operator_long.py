@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The operator by the real ansible-operator: pods that are killed, two versions, 5,000 nodes, and its rights."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import test_dedicated_role
+from operator_kit import OPERATOR, RESOURCES, running
+from real_apiserver import MERGE
+
+pytestmark = pytest.mark.long
+# The engine's process is ended after each of so many requests that change something, then after each of twice as many.
+FIRST_STEPS = 6
+
+
+def test_killed_at_every_step_of_a_run(tmp_path):
+    """And of an uninstall: the next pod makes what is missing, and nothing twice."""
+    with running() as operator:
+        operator.create()
+        kills = killed_until(operator, lambda: operator._well(operator.conditions()))
+        assert kills >= FIRST_STEPS
+        named = operator.cluster.named()
+        assert named["daemonsets"] == {"gpushare-dra-driver"} and named["deployments"] == {"gpushare-dra-templates"}
+        pod = operator.start("settled")
+        operator.until(lambda: pod.metrics().get("kubegpu_operator_checks_total", 0) >= 1)
+        assert "kubegpu_operator_changes_total" not in pod.metrics(), "what the killed pods left was complete"
+        operator.until_well()
+        pod.kill()
+        operator.api.request("DELETE", f"{RESOURCES}/cluster")
+        assert killed_until(operator, lambda: operator.get() is None) >= FIRST_STEPS
+        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        assert operator.refusals() == []
+
+
+def killed_until(operator, over):
+    """Start pods, and kill each after some more of its requests that change something, until nothing is left to do.
+
+    :returns: how many were killed.
+    """
+    kills = 0
+    while not over():
+        assert kills < 80, "it never ends"
+        pod = operator.start(f"killed-{kills}")
+        # One more step each time, so that later steps are reached, too.
+        goal = operator.writes() + 1 + kills // FIRST_STEPS * 3
+        operator.until(lambda goal=goal: over() or operator.writes() >= goal)
+        pod.kill()
+        kills += 1
+    return kills
+
+
+def test_upgrade_of_the_operator_between_two_versions(tmp_path):
+    """Both pods run at once; the new one takes over, and runs once in full."""
+    former = OPERATOR.parent / ".cache" / "operator-former"
+    shutil.rmtree(former, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__", "config")
+    shutil.copytree(OPERATOR, former, ignore=ignored)
+    package = former / "src" / "kubegpu_operator" / "__init__.py"
+    package.write_text(package.read_text().replace('__version__ = "1', '__version__ = "0'))
+    try:
+        with running() as operator:
+            old = operator.start("old", former)
+            operator.create()
+            operator.until_well()
+            operator.until(lambda: old.metrics().get("kubegpu_operator_checks_total", 0) >= 1)
+            new = operator.start("new")
+            operator.until(lambda: "attempting to acquire leader lease" in new.text())
+            checks = old.metrics()["kubegpu_operator_checks_total"]
+            operator.until(lambda: old.metrics()["kubegpu_operator_checks_total"] >= checks + 2)
+            assert "kubegpu_operator_checks_total" not in new.metrics(), "one of them leads"
+            before = deployed(operator)
+            old.kill()
+            operator.until(lambda: new.metrics().get("kubegpu_operator_checks_total", 0) >= 1)
+            assert new.metrics()["kubegpu_operator_runs_succeeded_total"] == 1
+            assert deployed(operator) == before
+            operator.until_well()
+            assert operator.refusals() == []
+    finally:
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def deployed(operator):
+    """The versions of all objects that runs deploy."""
+    paths = ("apps/v1/daemonsets", "apps/v1/deployments", "rbac.authorization.k8s.io/v1/clusterroles")
+    label = "?labelSelector=app.kubernetes.io/part-of=gpushare"
+    return {
+        item["metadata"]["uid"]: item["metadata"].get("generation") or item["metadata"]["resourceVersion"]
+        for path in paths
+        for item in operator.api.request("GET", f"/apis/{path}{label}")["items"]
+    }
+
+
+def test_processor_time_with_5000_nodes():
+    with running() as operator:
+
+        def make(number):
+            labels = {f"label-{at}.example.org/{number}": str(at) for at in range(20)}
+            metadata = {"name": f"node-{number}", "labels": labels, "annotations": {"a": "b" * 400}}
+            operator.api.request("POST", "/api/v1/nodes", {"metadata": metadata})
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(make, range(5000)))
+        pod = operator.start()
+        operator.create()
+        operator.until_well(240)
+        operator.until(lambda: pod.metrics().get("kubegpu_operator_checks_total", 0) >= 1)
+        before = pod.metrics()
+        number = before["kubegpu_operator_checks_total"]
+        operator.until(lambda: pod.metrics()["kubegpu_operator_checks_total"] >= number + 3)
+        after = pod.metrics()
+        calls = after["kubegpu_operator_checks_total"] - number
+        spent = (after["kubegpu_operator_cpu_seconds_total"] - before["kubegpu_operator_cpu_seconds_total"]) / calls
+        assert after["kubegpu_operator_nodes"] == 5001 and spent <= 1, f"{spent} s where nothing has changed"
+        # Nodes come as pages.
+        lists = [one["requestURI"] for one in operator.audit() if one["verb"] == "list"]
+        nodes = [uri for uri in lists if uri.startswith("/api/v1/nodes?")]
+        assert nodes and all("limit=" in uri for uri in nodes)
+        assert not [one for one in operator.audit() if one["verb"] == "watch" and "/pods" in one["requestURI"]]
+        # A run that changes nothing.
+        runs = after["kubegpu_operator_runs_succeeded_total"]
+        operator.api.request("PATCH", "/api/v1/nodes/node-7", {"metadata": {"labels": {"x": "y"}}}, MERGE)
+        operator.until(lambda: pod.metrics()["kubegpu_operator_runs_succeeded_total"] > runs)
+        ran = pod.metrics()["kubegpu_operator_cpu_seconds_total"] - after["kubegpu_operator_cpu_seconds_total"]
+        print(f"5,000 nodes: {spent:.2f} s of processor time without, {ran:.1f} s with a run of Ansible")
+
+
+class Schedulers(test_dedicated_role.Cluster):
+    """The dedicated scheduler's pods, beside nodes that exist."""
+
+    def __init__(self, api):
+        threading.Thread.__init__(self, daemon=True)
+        self.api, self.broken, self.leading, self._over = api, "\0", True, threading.Event()
+        self.start()
+
+
+CONTROLLERS = ("deployment", "replicaset", "disruption", "resourcequota")
+
+
+def test_the_extender_and_its_scheduler_with_the_rights_of_the_account():
+    """From nothing to nothing; and every right is used, or granted to the servers."""
+    with running(more=CONTROLLERS) as operator:
+        for name in ("cp1", "gpu2"):
+            operator.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+        operator.api.request(
+            "PATCH", "/api/v1/nodes/gpu1/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
+        )
+        schedulers = Schedulers(operator.api)
+        try:
+            pod = operator.start()
+            given = {"gpushareAllocation": "extender", "schedulerMode": "dedicated", "schedulerReplicas": 2}
+            operator.create(**given, schedulerDedicatedTimeout=120)
+            operator.until_well(240)
+            named = operator.cluster.named()
+            assert named["daemonsets"] == {"gpushare-device-plugin"} and named["deployments"] == {"gpushare-scheduler"}
+            # To claims, and to nothing; each way needs other rights.
+            operator.api.request("DELETE", f"{RESOURCES}/cluster")
+            operator.until(lambda: operator.get() is None, 180)
+            assert operator.refusals() == []
+            assert pod.runs()
+        finally:
+            schedulers.end()
