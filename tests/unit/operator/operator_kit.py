@@ -360,3 +360,26 @@ def running(rules: list[dict[str, t.Any]] | None = None, more: t.Sequence[str] =
                     yield operator
             finally:
                 operator.end()
+
+
+def rules_used(rules: list[dict[str, t.Any]], events: t.Iterable[dict[str, t.Any]]) -> list[bool]:
+    """By rule, whether a request needed it; a server-side apply that makes an object needs create, too."""
+
+    def needed() -> t.Iterator[tuple[str, str, str, str]]:
+        for one in events:
+            at = one.get("objectRef") or {}
+            resource = "/".join(filter(None, (at.get("resource", ""), at.get("subresource"))))
+            for verb in ("patch", "create") if one["verb"] == "patch" else (one["verb"],):
+                yield at.get("apiGroup", ""), resource, verb, at.get("name", "")
+
+    asked = set(needed())
+    return [
+        any(
+            group in rule["apiGroups"]
+            and resource in rule["resources"]
+            and verb in rule["verbs"]
+            and (not rule.get("resourceNames") or name in rule["resourceNames"])
+            for group, resource, verb, name in asked
+        )
+        for rule in rules
+    ]

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import test_dedicated_role
-from operator_kit import OPERATOR, RESOURCES, running
+import yaml
+from operator_kit import OPERATOR, RESOURCES, rules_used, running
+from own_cluster import controllers
 from real_apiserver import MERGE
 
 pytestmark = pytest.mark.long
@@ -138,29 +141,67 @@ class Schedulers(test_dedicated_role.Cluster):
 
 
 CONTROLLERS = ("deployment", "replicaset", "disruption", "resourcequota")
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
-def test_the_extender_and_its_scheduler_with_the_rights_of_the_account():
-    """From nothing to nothing; and every right is used, or granted to the servers."""
-    with running(more=CONTROLLERS) as operator:
+def granted(api):
+    """What the deployed servers are granted: rules, and names of Kubernetes' own roles."""
+    label = "?labelSelector=app.kubernetes.io/part-of=gpushare"
+    kinds = ("roles", "clusterroles", "rolebindings", "clusterrolebindings")
+    found = {kind: api.request("GET", f"{RBAC}/{kind}{label}")["items"] for kind in kinds}
+    rules = [rule for kind in kinds[:2] for one in found[kind] for rule in one["rules"]]
+    return rules, {one["roleRef"]["name"] for kind in kinds[2:] for one in found[kind]}
+
+
+def is_granted(rule, rules, bound):
+    """Whether a rule of the operator's has only what servers are granted."""
+    if rule["verbs"] == ["bind"]:
+        return set(rule["resourceNames"]) <= bound
+    one = {(group, kind, verb) for group in rule["apiGroups"] for kind in rule["resources"] for verb in rule["verbs"]}
+    all_of_them = {
+        (group, kind, verb)
+        for other in rules
+        for group in other["apiGroups"]
+        for kind in other["resources"]
+        for verb in other["verbs"]
+    }
+    return one <= all_of_them
+
+
+def test_each_allocation_from_nothing_to_nothing_and_no_right_too_many():
+    with running() as operator:
+        api = operator.api
         for name in ("cp1", "gpu2"):
-            operator.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+            api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         amounts = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
-        operator.api.request(
-            "PATCH", "/api/v1/nodes/gpu1/status", {"status": {"capacity": amounts, "allocatable": amounts}}, MERGE
-        )
-        schedulers = Schedulers(operator.api)
-        try:
-            pod = operator.start()
-            given = {"gpushareAllocation": "extender", "schedulerMode": "dedicated", "schedulerReplicas": 2}
-            operator.create(**given, schedulerDedicatedTimeout=120)
-            operator.until_well(240)
-            named = operator.cluster.named()
-            assert named["daemonsets"] == {"gpushare-device-plugin"} and named["deployments"] == {"gpushare-scheduler"}
-            # To claims, and to nothing; each way needs other rights.
-            operator.api.request("DELETE", f"{RESOURCES}/cluster")
-            operator.until(lambda: operator.get() is None, 180)
-            assert operator.refusals() == []
-            assert pod.runs()
-        finally:
-            schedulers.end()
+        status = {"status": {"capacity": amounts, "allocatable": amounts}}
+        api.request("PATCH", "/api/v1/nodes/gpu1/status", status, MERGE)
+        pod, rules, bound = operator.start(), [], set()
+        metrics = {"gpushareDevicePluginMetrics": True, "gpushareExtenderMetrics": True}
+        extender = {"gpushareAllocation": "extender", "schedulerMode": "dedicated", "schedulerReplicas": 2}
+        for given, server in (
+            ({**extender, "schedulerDedicatedTimeout": 120}, "gpushare-device-plugin"),
+            ({}, "gpushare-dra-driver"),
+        ):
+            schedulers = Schedulers(api) if given else None
+            with controllers(api, *CONTROLLERS) if given else contextlib.nullcontext():
+                try:
+                    operator.create(**given, **metrics)
+                    operator.until_well(240)
+                    assert operator.cluster.named()["daemonsets"] == {server}
+                    more, names = granted(api)
+                    rules, bound = rules + more, bound | names
+                    api.request("DELETE", f"{RESOURCES}/cluster")
+                    operator.until(lambda: operator.get() is None, 180)
+                finally:
+                    if schedulers:
+                        schedulers.end()
+        assert operator.refusals() == []
+        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        own = yaml.safe_load((OPERATOR / "rights.yml").read_text())
+        used = rules_used(own, operator.audit())
+        too_many = [
+            rule for rule, is_used in zip(own, used, strict=True) if not is_used and not is_granted(rule, rules, bound)
+        ]
+        assert too_many == []
+        assert pod.runs()
