@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from real_apiserver import MERGE
 pytestmark = pytest.mark.long
 # The engine's process is ended after each of so many requests that change something, then after each of twice as many.
 FIRST_STEPS = 6
+DRIVER = "/apis/apps/v1/namespaces/gpushare-system/daemonsets/gpushare-dra-driver"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def test_killed_at_every_step_of_a_run(tmp_path):
@@ -54,6 +57,35 @@ def killed_until(operator, over):
         pod.kill()
         kills += 1
     return kills
+
+
+def test_what_somebody_has_deleted_or_changed_comes_back():
+    with running() as operator:
+        pod = operator.start()
+        operator.create()
+        operator.until_well()
+        operator.until(lambda: pod.metrics().get("kubegpu_operator_checks_total", 0) >= 1)
+        before = operator.api.request("GET", DRIVER)["metadata"]["uid"]
+        operator.api.request("DELETE", DRIVER)
+        operator.until(lambda: exists(operator.api, DRIVER, before))
+        operator.until_well()
+        # What site.yml changes nowhere else: the label of a node, and a rule of a server's account.
+        operator.until(lambda: pod.metrics()["kubegpu_operator_checks_total"] >= 2)
+        operator.api.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"gpushare": None}}}, MERGE)
+        operator.until(lambda: operator.cluster.labels().get("gpushare") == "dra")
+        role = f"{RBAC}/clusterroles/gpushare:dra-driver"
+        rules = operator.api.request("GET", role)["rules"]
+        operator.api.request("PATCH", role, {"rules": []}, MERGE)
+        operator.until(lambda: operator.api.request("GET", role)["rules"] == rules)
+        operator.until_well()
+        assert operator.refusals() == []
+
+
+def exists(api, path, former):
+    """Whether an object exists, and isn't a former one of its name."""
+    status, text = api.ask("GET", path)
+    metadata = json.loads(text)["metadata"] if status == 200 else {}
+    return bool(metadata) and metadata["uid"] != former and "deletionTimestamp" not in metadata
 
 
 def test_upgrade_of_the_operator_between_two_versions(tmp_path):
@@ -141,7 +173,6 @@ class Schedulers(test_dedicated_role.Cluster):
 
 
 CONTROLLERS = ("deployment", "replicaset", "disruption", "resourcequota")
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def granted(api):
