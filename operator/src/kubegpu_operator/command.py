@@ -8,7 +8,6 @@ after milliseconds; it is told when to call again.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import resource as processor
@@ -44,6 +43,7 @@ from .resource import (
 PERIOD, SOON = 60.0, 15.0
 # Seconds between runs that fail: the first, doubled up to the second, unless what a run depends on has changed.
 RETRY, LONGEST = 60.0, 600.0
+NOT_FOUND = 404
 # The variable in which the engine gives the whole object.
 OBJECT = "_kubegpu_share_gpushare"
 HOME = Path(os.environ.get("KUBEGPU_OPERATOR_HOME", "/opt/kubegpu-operator"))
@@ -193,9 +193,12 @@ class Operator:
 
     def _write(self, one: Resource, status: JsonObject) -> None:
         if conditions.differs(one.status, status):
-            # Deleted meanwhile: nobody reads it any more.
-            with contextlib.suppress(KubeError):
+            try:
                 self._cluster.write_status(one.name, status)
+            except KubeError as error:
+                # Deleted meanwhile: nobody reads it any more.
+                if error.status != NOT_FOUND:
+                    raise
 
 
 def _plain(value: t.Any) -> t.Any:

@@ -129,6 +129,8 @@ class Pod:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    # It ends with the test run, even if that is killed.
+                    *("setpriv", "--pdeathsig", "KILL"),
                     *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
                     *(operator.bin / "python", pod_init.__file__, self.folder, str(port), "64", *command),
                 ],
@@ -340,8 +342,8 @@ def running(rules: list[dict[str, t.Any]] | None = None, more: t.Sequence[str] =
     :param rules: the account's rights; those of operator/rights.yml by default.
     :param more: controllers that run beside those that every test needs.
     """
-    if os.geteuid() or not shutil.which("unshare"):
-        pytest.skip("a played pod needs root and unshare")
+    if os.geteuid() or not shutil.which("unshare") or not shutil.which("setpriv"):
+        pytest.skip("a played pod needs root, unshare and setpriv")
     try:
         engine = build.built(build.OPERATOR) / "ansible-operator"
     except (LabError, OSError) as error:
