@@ -194,6 +194,7 @@ def lint(count: Count, everything: bool) -> None:
         ("plugins", plugins, collections, "."),
         ("servers", "src/gpushare", ROOT / "images" / "gpushare", "src"),
         ("lab", "lab", ROOT, "."),
+        ("operator", "src/kubegpu_operator", ROOT / "operator", "src:../.collections"),
     ):
         # It compares what a file contains, so a fresh checkout can use what another one checked.
         kept = str(cache_root() / "mypy" / name)

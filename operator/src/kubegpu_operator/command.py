@@ -8,7 +8,6 @@ after milliseconds; it is told when to call again.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import resource as processor
@@ -45,6 +44,8 @@ PERIOD, SOON = 60.0, 15.0
 # Seconds between runs that fail: the first, doubled up to the second, unless what a run depends on has changed.
 RETRY, LONGEST = 60.0, 600.0
 NOT_FOUND = 404
+# The variable in which the engine gives the whole object.
+OBJECT = "_kubegpu_share_gpushare"
 HOME = Path(os.environ.get("KUBEGPU_OPERATOR_HOME", "/opt/kubegpu-operator"))
 WORK = Path("/tmp/ansible-operator/kubegpu")
 # What a resource is given that doesn't name them: the bundle's images.
@@ -90,8 +91,9 @@ class Operator:
             self._events.stats()
             return
         one = resource_of(item)
-        if one.deleting != self._removing:
-            # The engine's cache is older than the deletion.
+        seen = given[OBJECT]["metadata"]
+        if one.deleting != self._removing or (one.uid, one.generation) != (_plain(seen["uid"]), seen["generation"]):
+            # The engine's cache is older than the resource, and so are the variables that it has written.
             self._events.again_after(1)
             return
         owner = owner_of(map(resource_of, self._cluster.resources()))
@@ -191,9 +193,17 @@ class Operator:
 
     def _write(self, one: Resource, status: JsonObject) -> None:
         if conditions.differs(one.status, status):
-            # Deleted meanwhile: nobody reads it any more.
-            with contextlib.suppress(KubeError):
+            try:
                 self._cluster.write_status(one.name, status)
+            except KubeError as error:
+                # Deleted meanwhile: nobody reads it any more.
+                if error.status != NOT_FOUND:
+                    raise
+
+
+def _plain(value: t.Any) -> t.Any:
+    """Return a text as it was before ansible-operator marked it."""
+    return value["__ansible_unsafe"] if isinstance(value, dict) and set(value) == {"__ansible_unsafe"} else value
 
 
 def _unsafe(names: t.Iterable[t.Any]) -> list[JsonObject]:

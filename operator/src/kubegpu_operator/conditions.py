@@ -56,8 +56,10 @@ def begun(generation: int, status: JsonObject, deleting: bool, now: str) -> Json
         wanted.append(_condition(AVAILABLE, None, "never_verified", "no run has verified it yet"))
     if DEGRADED not in before:
         wanted.append(_condition(DEGRADED, False, "no_finding", "no run has ended yet"))
-    # The generation that was observed is that of the last run that ended.
-    return merged(status, wanted, int(status.get("observedGeneration") or 0) or generation, now)
+    made = merged(status, wanted, generation, now)
+    # That of the last run that ended.
+    former = status.get("observedGeneration")
+    return {key: value for key, value in {**made, "observedGeneration": former}.items() if value is not None}
 
 
 def ended(generation: int, status: JsonObject, outcome: Outcome, now: str) -> JsonObject:

@@ -91,9 +91,7 @@ def _finding(problems: list[JsonObject]) -> str:
     first = problems[0]
     found, do = str(first.get("found") or ""), str(first.get("do") or "")
     more = f" ({len(problems) - 1} more in the operator's log)" if len(problems) > 1 else ""
-    hosts = [str(host) for host in first.get("hosts") or () if str(host) != "localhost"]
-    where = f"{', '.join(hosts[:3])}: " if hosts else ""
-    return line(f"{where}{found}{'; ' if do else ''}{do}{more}", MOST_MESSAGE)
+    return line(f"{found}{'; ' if do else ''}{do}{more}", MOST_MESSAGE)
 
 
 def _check(findings: list[JsonObject]) -> str:

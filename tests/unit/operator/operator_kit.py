@@ -46,6 +46,7 @@ AUDIT = {
 }
 # With any option: what somebody has who replaces the schema, and what the operator's own list is tried with.
 OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+CONTROLLERS = ("namespace", "garbage-collector", "serviceaccount")
 PERIOD = {"ansible.sdk.operatorframework.io/reconcile-period": "2s"}
 
 
@@ -128,6 +129,8 @@ class Pod:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    # It ends with the test run, even if that is killed.
+                    *("setpriv", "--pdeathsig", "KILL"),
                     *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
                     *(operator.bin / "python", pod_init.__file__, self.folder, str(port), "64", *command),
                 ],
@@ -155,15 +158,17 @@ class Pod:
     def metrics(self) -> dict[str, float]:
         """What the engine publishes of ours."""
 
-        class Connection(http.client.HTTPConnection):
-            def connect(this) -> None:
-                this.sock = socket.socket(socket.AF_UNIX)
-                this.sock.settimeout(10)
-                this.sock.connect(str(self.folder / "metrics.sock"))
-
-        connection = Connection("localhost")
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        plain = socket.socket(socket.AF_UNIX)
+        plain.settimeout(10)
+        plain.connect(str(self.folder / "metrics.sock"))
+        # Its certificate is its own.
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = ssl._create_unverified_context().wrap_socket(plain)
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._reader}"})
+        answer = connection.getresponse()
+        lines = answer.read().decode().splitlines()
+        connection.close()
+        assert answer.status == 200, lines
         pairs = (line.rpartition(" ") for line in lines if line.startswith("kubegpu_operator_"))
         return {name: float(value) for name, _space, value in pairs}
 
@@ -331,12 +336,14 @@ def _words(one: dict[str, t.Any]) -> str:
 
 
 @contextlib.contextmanager
-def running(
-    rules: list[dict[str, t.Any]] | None = None, schema: dict[str, t.Any] | None = None
-) -> t.Iterator[Operator]:
-    """An API server with the operator's account; skips the test where a part can't be had."""
-    if os.geteuid() or not shutil.which("unshare"):
-        pytest.skip("a played pod needs root and unshare")
+def running(rules: list[dict[str, t.Any]] | None = None, more: t.Sequence[str] = ()) -> t.Iterator[Operator]:
+    """An API server with the operator's account; skips the test where a part can't be had.
+
+    :param rules: the account's rights; those of operator/rights.yml by default.
+    :param more: controllers that run beside those that every test needs.
+    """
+    if os.geteuid() or not shutil.which("unshare") or not shutil.which("setpriv"):
+        pytest.skip("a played pod needs root, unshare and setpriv")
     try:
         engine = build.built(build.OPERATOR) / "ansible-operator"
     except (LabError, OSError) as error:
@@ -346,8 +353,8 @@ def running(
         policy.write_text(yaml.safe_dump(AUDIT))
         # Its folder is known when it has started.
         flags = (f"--audit-policy-file={policy}", "--audit-log-path=audit.log", "--audit-log-mode=blocking")
-        with own_api_server(*flags) as api, controllers(api, "namespace", "garbage-collector", "serviceaccount"):
-            api.apply(schema or crd())
+        with own_api_server(*flags) as api, controllers(api, *CONTROLLERS, *more):
+            api.apply(crd())
             until(lambda: api.ask("GET", RESOURCES)[0] == 200, 30)
             operator = Operator(api, engine, rules)
             try:
@@ -355,3 +362,26 @@ def running(
                     yield operator
             finally:
                 operator.end()
+
+
+def rules_used(rules: list[dict[str, t.Any]], events: t.Iterable[dict[str, t.Any]]) -> list[bool]:
+    """By rule, whether a request needed it; a server-side apply that makes an object needs create, too."""
+
+    def needed() -> t.Iterator[tuple[str, str, str, str]]:
+        for one in events:
+            at = one.get("objectRef") or {}
+            resource = "/".join(filter(None, (at.get("resource", ""), at.get("subresource"))))
+            for verb in ("patch", "create") if one["verb"] == "patch" else (one["verb"],):
+                yield at.get("apiGroup", ""), resource, verb, at.get("name", "")
+
+    asked = set(needed())
+    return [
+        any(
+            group in rule["apiGroups"]
+            and resource in rule["resources"]
+            and verb in rule["verbs"]
+            and (not rule.get("resourceNames") or name in rule["resourceNames"])
+            for group, resource, verb, name in asked
+        )
+        for rule in rules
+    ]

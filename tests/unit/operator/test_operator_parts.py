@@ -104,7 +104,10 @@ def test_conditions_from_the_first_run_to_one_that_fails():
     assert degraded["reason"] == "wrong_value" and degraded["observedGeneration"] == bad["observedGeneration"] == 4
     broken = conditions.ended(4, bad, Outcome("not_announced", "s", True, False), LATER)
     assert statuses(broken)["Available"] == "False"
-    assert conditions.begun(5, broken, False, LATER)["observedGeneration"] == 4, "of the last run that ended"
+    again = conditions.begun(5, broken, False, LATER)
+    assert again["observedGeneration"] == 4, "of the last run that ended"
+    assert {one["type"]: one["observedGeneration"] for one in again["conditions"]}["Progressing"] == 5
+    assert "observedGeneration" not in begun
 
 
 @pytest.mark.parametrize("id", ["wrong-value", "S4", "9lives", "-", "not_announced", "a-b--c"])
