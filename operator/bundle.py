@@ -74,6 +74,7 @@ SUITES = {
     ),
 }
 VERSION_FILE = f"{PACKAGE}.clusterserviceversion.yaml"
+CATALOG_FILE = f"{PACKAGE}/catalog.yaml"
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -678,9 +679,9 @@ def write_bundle(release: Release, out: Path) -> None:
     (out / "bundle.Dockerfile").write_text(dockerfile(folders, labels()))
 
 
-def write_catalog(csv: Json, image: str, older: t.Sequence[Json], out: Path) -> None:
-    """Write the catalog's folder and its Dockerfile, in place of an older one; the parameters are those of catalog."""
-    _fresh(out / "catalog", {f"{PACKAGE}/catalog.yaml": documents(catalog(csv, image, older))})
+def write_catalog(parts: t.Sequence[Json], out: Path) -> None:
+    """Write the catalog's folder and its Dockerfile, in place of an older one."""
+    _fresh(out / "catalog", {CATALOG_FILE: documents(parts)})
     (out / "catalog.Dockerfile").write_text(dockerfile({"catalog": "/configs"}, CATALOG_LABELS))
 
 

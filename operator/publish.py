@@ -154,10 +154,10 @@ def sources(target: Path) -> None:
             shutil.copy2(source, target / name, follow_symlinks=False)
 
 
-def contents(folder: Path, below: str = "") -> dict[str, bytes]:
-    """Return a folder's files by their paths in an image."""
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return a folder's files by their paths in it."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {f"{below}{path.relative_to(folder).as_posix()}": path.read_bytes() for path in paths}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def publish(publisher: Publisher, release: bundle.Release, older: t.Sequence[bundle.Json], out: Path) -> str:
@@ -171,9 +171,12 @@ def publish(publisher: Publisher, release: bundle.Release, older: t.Sequence[bun
         f"{bundle.PACKAGE}-bundle", f"v{release.version}", contents(out / "bundle"), bundle.labels()
     )
     csv = yaml.safe_load((out / "bundle" / "manifests" / bundle.VERSION_FILE).read_text())
-    bundle.write_catalog(csv, bundled, older, out)
+    parts = bundle.catalog(csv, bundled, older)
     name, _colon, tag = release.catalog.rpartition("/")[2].partition(":")
-    catalog = publisher.files(name, tag, contents(out / "catalog", "configs/"), bundle.CATALOG_LABELS)
+    files = {f"configs/{bundle.CATALOG_FILE}": bundle.documents(parts).encode()}
+    catalog = publisher.files(name, tag, files, bundle.CATALOG_LABELS)
+    # Only now: the folder may hold the catalog of the release before, which a next try needs.
+    bundle.write_catalog(parts, out)
     bundle.write_install(release, out)
     return catalog
 

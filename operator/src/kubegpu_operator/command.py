@@ -49,7 +49,7 @@ OBJECT = "_kubegpu_share_gpushare"
 HOME = Path(os.environ.get("KUBEGPU_OPERATOR_HOME", "/opt/kubegpu-operator"))
 WORK = Path("/tmp/ansible-operator/kubegpu")
 # What a resource is given that doesn't name them: the bundle's images.
-IMAGES = {"gpushare_image": "RELATED_IMAGE_GPUSHARE"}
+IMAGES = {"gpushare_image": "RELATED_IMAGE_GPUSHARE", "scheduler_dedicated_image": "RELATED_IMAGE_KUBE_SCHEDULER"}
 DEFAULTS: JsonObject = {"gpushare_image_delivery": "registry"}
 
 

@@ -69,7 +69,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("operator")
     subject.write_bundle(RELEASE, folder)
     _path, csv = load(folder, subject.VERSION_FILE)
-    subject.write_catalog(csv, BUNDLE, [], folder)
+    subject.write_catalog(subject.catalog(csv, BUNDLE), folder)
     subject.write_install(RELEASE, folder)
     return folder
 
@@ -373,7 +373,7 @@ def test_a_catalog_keeps_the_bundles_of_earlier_releases(written, tmp_path):
     new = subject.Release("1.5.0", OPERATOR, SERVERS)
     subject.write_bundle(new, tmp_path / "new")
     _path, csv = load(tmp_path / "new", subject.VERSION_FILE)
-    subject.write_catalog(csv, BUNDLE.replace("d", "e"), older, tmp_path / "new")
+    subject.write_catalog(subject.catalog(csv, BUNDLE.replace("d", "e"), older), tmp_path / "new")
     [file] = (tmp_path / "new" / "catalog").rglob("*.yaml")
     _package, channel, *bundles = all_of(file.read_text())
     assert channel["entries"] == [
