@@ -176,6 +176,9 @@ def test_pods_that_hold_shares_are_remembered_by_name():
     assert len(made.holders) == 10 and "and 20 more" in made.message
 
 
+CONTROL = {"node-role.kubernetes.io/control-plane": ""}
+
+
 class Api:
     """Objects of an API server, by their path."""
 
@@ -211,6 +214,9 @@ class Api:
         ),
         (lambda api: api.nodes[0]["metadata"].update(labels={}), True),
         (lambda api: api.nodes.append({"metadata": {"name": "n9", "uid": "9"}}), True),
+        (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": CONTROL}}), True),
+        # Nodes of others come and go.
+        (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": {"x": "y"}}}), False),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"kubegpu.share/cards": "x"}), True),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"other/heartbeat": "x"}, resourceVersion="7"), False),
         (lambda api: api.objects.update({watched.UNVERIFIED: {}}), True),
@@ -219,10 +225,10 @@ class Api:
 )
 def test_the_digest_has_what_a_run_depends_on_and_nothing_that_changes_by_itself(change, seen):
     api = Api()
-    before = watched.look(api, ["spec"])
-    assert (before.ours, before.nodes) == (["n0", "n1"], 2) and before != watched.look(api, ["other"])
+    before = watched.look(api, ["spec"], {"n9"})
+    assert (before.ours, before.nodes) == (["n0", "n1"], 2) and before != watched.look(api, ["other"], {"n9"})
     change(api)
-    assert (watched.look(api, ["spec"]).digest != before.digest) is seen
+    assert (watched.look(api, ["spec"], {"n9"}).digest != before.digest) is seen
 
 
 def test_a_run_that_was_killed_is_not_remembered(tmp_path):
