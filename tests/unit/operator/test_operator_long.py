@@ -218,8 +218,13 @@ def test_each_allocation_from_nothing_to_nothing_and_no_right_too_many():
         for name in ("cp1", "gpu2"):
             api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         pod, rules, bound = operator.start(), [], set()
-        metrics = {"gpushareDevicePluginMetrics": True, "gpushareExtenderMetrics": True}
-        extender = {"gpushareAllocation": "extender", "schedulerMode": "dedicated", "schedulerReplicas": 2}
+        metrics = {"gpushareDevicePluginMetrics": True}
+        extender = {
+            "gpushareExtenderMetrics": True,
+            "gpushareAllocation": "extender",
+            "schedulerMode": "dedicated",
+            "schedulerReplicas": 2,
+        }
         for given, server in (
             ({**extender, "schedulerDedicatedTimeout": 120}, "gpushare-device-plugin"),
             ({}, "gpushare-dra-driver"),

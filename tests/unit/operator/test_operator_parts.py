@@ -168,6 +168,13 @@ def test_an_outcome_is_made_of_codes(events, rc, id, words, works):
     assert (made.id, made.works, made.failed) == (id, works, rc != 0 or id == "no-result") and words in made.message
 
 
+def test_a_message_has_several_findings():
+    reported = copy.deepcopy(REPORTED)
+    reported["event_data"]["res"]["findings"] *= 5
+    message = outcome_of([reported, stats()], 2, False).message
+    assert message.count("x isn't y; set it to z") == 3 and message.endswith("(2 more)")
+
+
 def test_pods_that_hold_shares_are_remembered_by_name():
     made = outcome_of([stats(gpu_uninstall=HELD)], 2, True)
     assert made.holders == (("a", "b"), ("c", "d"))
