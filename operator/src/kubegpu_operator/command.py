@@ -120,8 +120,7 @@ class Operator:
         self._events.again_after(PERIOD)
 
     def _decide(self, one: Resource, given: JsonObject) -> None:
-        depends = [__version__, one.generation, one.spec, self._removing, _images()]
-        seen = watched.look(self._cluster, depends)
+        seen = self._look(one)
         self.done.nodes = seen.nodes
         last = self._memory.recall(one.uid)
         if last and self._nothing_to_do(last, seen.digest):
@@ -132,6 +131,10 @@ class Operator:
                 self._events.stats()
             return
         self._run(one, given, seen, last)
+
+    def _look(self, one: Resource) -> watched.Watched:
+        given = [__version__, one.generation, one.spec, self._removing, _images()]
+        return watched.look(self._cluster, given, set(_texts(one.spec)))
 
     def _nothing_to_do(self, last: Last, digest: str) -> bool:
         """Return whether a run would end as the last one did."""
@@ -156,9 +159,7 @@ class Operator:
         digest = seen.digest
         if outcome.failed:
             # What it has changed itself is no reason to repeat it at once.
-            digest = watched.look(
-                self._cluster, [__version__, one.generation, one.spec, self._removing, _images()]
-            ).digest
+            digest = self._look(one).digest
         self._memory.keep(one.uid, Last(digest, time.time(), failures, settled, outcome.holders))
         self._report(one, outcome)
         if outcome.failed:
@@ -204,6 +205,15 @@ class Operator:
 def _plain(value: t.Any) -> t.Any:
     """Return a text as it was before ansible-operator marked it."""
     return value["__ansible_unsafe"] if isinstance(value, dict) and set(value) == {"__ansible_unsafe"} else value
+
+
+def _texts(value: t.Any) -> t.Iterator[str]:
+    """Yield every text of a spec, among which are the names of nodes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
 
 
 def _unsafe(names: t.Iterable[t.Any]) -> list[JsonObject]:

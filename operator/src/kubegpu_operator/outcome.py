@@ -19,6 +19,8 @@ NO_END = KILLED, NO_RESULT = "killed", "no-result"
 HOLDERS = "pods-hold-shares"
 # How many pods a message names.
 MOST_NAMED = 10
+# How many findings a message has.
+MOST_FINDINGS = 3
 
 
 def outcome_of(events: t.Iterable[JsonObject], rc: int | None, removing: bool) -> Outcome:
@@ -88,15 +90,14 @@ def _waiting(held: JsonObject, changed: int) -> Outcome:
 
 
 def _finding(problems: list[JsonObject]) -> str:
-    first = problems[0]
-    found, do = str(first.get("found") or ""), str(first.get("do") or "")
-    more = f" ({len(problems) - 1} more in the operator's log)" if len(problems) > 1 else ""
-    return line(f"{found}{'; ' if do else ''}{do}{more}", MOST_MESSAGE)
+    texts = [f"{one.get('found') or ''}; {one.get('do') or ''}".strip("; ") for one in problems[:MOST_FINDINGS]]
+    more = f" ({len(problems) - MOST_FINDINGS} more)" if len(problems) > MOST_FINDINGS else ""
+    return line(f"{'. Also: '.join(texts)}{more}", MOST_MESSAGE)
 
 
 def _check(findings: list[JsonObject]) -> str:
     first = findings[0]
-    more = f" ({len(findings) - 1} more in the operator's log)" if len(findings) > 1 else ""
+    more = f" ({len(findings) - 1} more)" if len(findings) > 1 else ""
     return line(
         f"check {first.get('check')} on {first.get('node') or 'the cluster'}: {first.get('text')}{more}", MOST_MESSAGE
     )

@@ -2,8 +2,9 @@
 """What a run of site.yml depends on in the cluster, as one digest: where it is equal, a run would change nothing.
 
 A run that changed nothing has the digest from before it remembered. Nodes are read as metadata alone, page by page, and
-pods not at all. What isn't among these (a node's capacity, the objects of OpenShift's operators) is seen by the run
-that follows after ``FULL`` seconds at the latest.
+pods not at all. Of nodes only those count that have servers, that the resource names, or that are of the control plane:
+in a large cluster others come and go all the time. What isn't among these (a node's capacity, the objects of
+OpenShift's operators) is seen by the run that follows after ``FULL`` seconds at the latest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ FULL = 1800.0
 LABEL = "app.kubernetes.io/part-of=gpushare"
 # The label that the roles give a node, and the beginning of their annotations.
 NODE_LABEL, OWN = "gpushare", "kubegpu.share/"
+CONTROL_PLANE = frozenset(("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"))
 NODES = "/api/v1/nodes"
 # Of these the status is read, too: a server that isn't ready is a step of a run.
 WORKLOADS = ("/apis/apps/v1/daemonsets", "/apis/apps/v1/deployments")
@@ -78,10 +80,11 @@ class Watched(t.NamedTuple):
     nodes: int
 
 
-def look(source: Source, given: t.Any) -> Watched:
+def look(source: Source, given: t.Any, named: t.Container[str]) -> Watched:
     """Read the cluster.
 
     :param given: what a run is given beside the cluster: the resource's spec, versions.
+    :param named: names of nodes that the resource has.
     :raises KubeError: the API server refuses or doesn't answer.
     """
     digest = hashlib.sha256(_bytes(given))
@@ -92,8 +95,11 @@ def look(source: Source, given: t.Any) -> Watched:
         metadata = node["metadata"]
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
         number += 1
-        if NODE_LABEL in labels:
+        is_ours = NODE_LABEL in labels
+        if is_ours:
             ours.append(str(metadata["name"]))
+        if not is_ours and metadata["name"] not in named and not CONTROL_PLANE & labels.keys():
+            continue
         mine = {key: value for key, value in annotations.items() if key.startswith(OWN)}
         digest.update(_bytes([metadata["uid"], labels, mine]))
     for path in LISTS:

@@ -156,14 +156,19 @@ class Pod:
         return self.log.read_text(errors="replace")
 
     def metrics(self) -> dict[str, float]:
-        """What the engine publishes of ours."""
+        """What the engine publishes of ours; nothing as long as it doesn't answer."""
 
         plain = socket.socket(socket.AF_UNIX)
         plain.settimeout(10)
-        plain.connect(str(self.folder / "metrics.sock"))
-        # Its certificate is its own.
         connection = http.client.HTTPConnection("localhost")
-        connection.sock = ssl._create_unverified_context().wrap_socket(plain)
+        try:
+            plain.connect(str(self.folder / "metrics.sock"))
+            # Its certificate is its own.
+            connection.sock = ssl._create_unverified_context().wrap_socket(plain)
+        except OSError:
+            # The pod has just been started.
+            plain.close()
+            return {}
         connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {self._reader}"})
         answer = connection.getresponse()
         lines = answer.read().decode().splitlines()

@@ -172,7 +172,7 @@ def test_a_run_that_was_killed_is_repeated_by_the_next_call(played, monkeypatch)
         raise SystemExit(1)
 
     monkeypatch.setattr(engine, "run", killed)
-    played.api.nodes.append({"metadata": {"name": "n2", "uid": "2"}})
+    played.api.nodes[0]["metadata"]["labels"] = {"gpushare": "true"}
     with pytest.raises(SystemExit):
         played.call()
     assert Memory(command.WORK).recall("uid-a") is None

@@ -170,7 +170,7 @@ def test_processor_time_with_5000_nodes():
         assert not [one for one in operator.audit() if one["verb"] == "watch" and "/pods" in one["requestURI"]]
         # A run that changes nothing.
         runs = after["kubegpu_operator_runs_succeeded_total"]
-        operator.api.request("PATCH", "/api/v1/nodes/node-7", {"metadata": {"labels": {"x": "y"}}}, MERGE)
+        operator.api.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": {"x": "y"}}}, MERGE)
         operator.until(lambda: pod.metrics()["kubegpu_operator_runs_succeeded_total"] > runs)
         ran = pod.metrics()["kubegpu_operator_cpu_seconds_total"] - after["kubegpu_operator_cpu_seconds_total"]
         print(f"5,000 nodes: {spent:.2f} s of processor time without, {ran:.1f} s with a run of Ansible")
@@ -218,8 +218,13 @@ def test_each_allocation_from_nothing_to_nothing_and_no_right_too_many():
         for name in ("cp1", "gpu2"):
             api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
         pod, rules, bound = operator.start(), [], set()
-        metrics = {"gpushareDevicePluginMetrics": True, "gpushareExtenderMetrics": True}
-        extender = {"gpushareAllocation": "extender", "schedulerMode": "dedicated", "schedulerReplicas": 2}
+        metrics = {"gpushareDevicePluginMetrics": True}
+        extender = {
+            "gpushareExtenderMetrics": True,
+            "gpushareAllocation": "extender",
+            "schedulerMode": "dedicated",
+            "schedulerReplicas": 2,
+        }
         for given, server in (
             ({**extender, "schedulerDedicatedTimeout": 120}, "gpushare-device-plugin"),
             ({}, "gpushare-dra-driver"),

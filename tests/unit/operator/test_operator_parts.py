@@ -168,12 +168,22 @@ def test_an_outcome_is_made_of_codes(events, rc, id, words, works):
     assert (made.id, made.works, made.failed) == (id, works, rc != 0 or id == "no-result") and words in made.message
 
 
+def test_a_message_has_several_findings():
+    reported = copy.deepcopy(REPORTED)
+    reported["event_data"]["res"]["findings"] *= 5
+    message = outcome_of([reported, stats()], 2, False).message
+    assert message.count("x isn't y; set it to z") == 3 and message.endswith("(2 more)")
+
+
 def test_pods_that_hold_shares_are_remembered_by_name():
     made = outcome_of([stats(gpu_uninstall=HELD)], 2, True)
     assert made.holders == (("a", "b"), ("c", "d"))
     many = {**HELD, "pods": [f"a/{number}" for number in range(30)]}
     made = outcome_of([stats(gpu_uninstall=many)], 2, True)
     assert len(made.holders) == 10 and "and 20 more" in made.message
+
+
+CONTROL = {"node-role.kubernetes.io/control-plane": ""}
 
 
 class Api:
@@ -211,6 +221,9 @@ class Api:
         ),
         (lambda api: api.nodes[0]["metadata"].update(labels={}), True),
         (lambda api: api.nodes.append({"metadata": {"name": "n9", "uid": "9"}}), True),
+        (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": CONTROL}}), True),
+        # Nodes of others come and go.
+        (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": {"x": "y"}}}), False),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"kubegpu.share/cards": "x"}), True),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"other/heartbeat": "x"}, resourceVersion="7"), False),
         (lambda api: api.objects.update({watched.UNVERIFIED: {}}), True),
@@ -219,10 +232,10 @@ class Api:
 )
 def test_the_digest_has_what_a_run_depends_on_and_nothing_that_changes_by_itself(change, seen):
     api = Api()
-    before = watched.look(api, ["spec"])
-    assert (before.ours, before.nodes) == (["n0", "n1"], 2) and before != watched.look(api, ["other"])
+    before = watched.look(api, ["spec"], {"n9"})
+    assert (before.ours, before.nodes) == (["n0", "n1"], 2) and before != watched.look(api, ["other"], {"n9"})
     change(api)
-    assert (watched.look(api, ["spec"]).digest != before.digest) is seen
+    assert (watched.look(api, ["spec"], {"n9"}).digest != before.digest) is seen
 
 
 def test_a_run_that_was_killed_is_not_remembered(tmp_path):
