@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -328,6 +330,31 @@ def test_opm_takes_the_catalog(written):
         parts.append(part)
         text = text[end:].strip()
     assert parts == (all_of(next((written / "catalog").rglob("*.yaml")).read_text()))
+
+
+# What OLM asks a catalog's pod: the package, and a bundle of it. Fields of protobuf 1, 2, 3 with a text each.
+ASK = """
+import grpc, sys
+address = grpc.insecure_channel("127.0.0.1:50051")
+grpc.channel_ready_future(address).result(timeout=30)
+def ask(method, *texts):
+    fields = [bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in enumerate(texts, 1)]
+    call = address.unary_unary(f"/api.Registry/{method}", request_serializer=None, response_deserializer=None)
+    return call(b"".join(fields), timeout=10)
+package, channel, name = sys.argv[1:]
+sys.stdout.buffer.write(ask("GetPackage", package) + ask("GetBundle", package, channel, name))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="opm listens on all addresses, so it gets a network of its own")
+def test_opm_serves_the_catalog_as_olm_asks_for_it(written, tmp_path):
+    serve = [program(build.OPM), "serve", written / "catalog", "--pprof-addr=", f"--termination-log={tmp_path / 'log'}"]
+    ask = [sys.executable, "-c", ASK, subject.PACKAGE, subject.CHANNEL, RELEASE.name]
+    script = f"ip link set lo up; {shlex.join(map(str, serve))} & {shlex.join(ask)}; code=$?; kill $!; wait; exit $code"
+    done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    for expected in (RELEASE.name, subject.CHANNEL, BUNDLE, RELEASE.skips):
+        assert expected.encode() in done.stdout, done.stdout
 
 
 def part(number, change):
