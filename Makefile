@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup pins airgap outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build release
+.PHONY: help setup pins airgap outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build bundle publish release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -74,6 +74,14 @@ bench-allocation: setup  ## compare gpu_allocation_info with a plain list, on a 
 
 build: setup  ## build the collection's tarball
 	@.venv/bin/ansible-galaxy collection build --force
+
+bundle: setup  ## write the operator's bundle for OLM in dist/operator (ARGS="--operator-image NAME@sha256:... --servers-image NAME@sha256:...")
+	@$(PY) operator/schema.py --check
+	@$(PY) operator/bundle.py $(ARGS)
+
+publish: setup  ## put the operator's images, bundle and catalog into a registry (ARGS="--registry HOST/FOLDER")
+	@$(PY) operator/schema.py --check
+	@$(PY) operator/publish.py $(ARGS)
 
 release: setup  ## make a release in dist/ (ARGS="--dry-run --without-images" tries it and changes nothing)
 	@$(PY) .ci/release.py $(ARGS)

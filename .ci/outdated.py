@@ -32,7 +32,7 @@ RELEASE = re.compile(r"v?[0-9]{1,20}(\.[0-9]{1,20})*")
 PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 PYTHON = ("requirements.txt", "images/gpushare/requirements.lock", "images/gpushare/build-requirements.lock")
 # Of Go modules, those that stay behind by intention aren't listed: releases that only tests of old configurations use.
-SETS = (*build.TOOL_SETS, build.HELM)
+SETS = (*build.TOOL_SETS, build.HELM, build.OPM, build.OPERATOR_API)
 
 # What a registry that doesn't answer, or answers with something else, comes to.
 NO_ANSWER = (OSError, ValueError, KeyError, TypeError, NotUpdated, LabError, subprocess.SubprocessError)

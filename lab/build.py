@@ -89,6 +89,23 @@ TOOL_SETS = (
 SETS = {tools.name: tools for tools in TOOL_SETS}
 # For roles that deploy a chart; built on first use, since no other part of the lab needs it.
 HELM = ToolSet("helm", "helm.sh/helm/v3", ("helm",), "-X helm.sh/helm/v3/internal/version.version=v{version}")
+# The engine of operator/; built on first use as well, in about six minutes.
+_OPERATOR = "github.com/operator-framework/ansible-operator-plugins"
+OPERATOR = ToolSet(
+    "ansible-operator",
+    _OPERATOR,
+    ("ansible-operator",),
+    f"-X {_OPERATOR}/internal/version.Version=v{{version}}",
+)
+# What OLM's catalogs are made and served by, and the validators of bundles; built on first use.
+OPM = ToolSet(
+    "opm",
+    "github.com/operator-framework/operator-registry",
+    ("opm",),
+    "-X github.com/operator-framework/operator-registry/cmd/opm/version.opmVersion=v{version}",
+    tags="json1,containers_image_openpgp",
+)
+OPERATOR_API = ToolSet("operator-api", "github.com/operator-framework/api", ("operator-api",), "")
 # The release that the upgrade test starts from.
 OLDER = (_kubernetes("kubernetes-1.36"),)
 
@@ -133,6 +150,7 @@ def key_of(tools: ToolSet, go: str, sysroot: Path | None = None) -> str:
     for part in (
         (tools.folder / "go.mod").read_bytes(),
         (tools.folder / "go.sum").read_bytes(),
+        *(path.read_bytes() for path in sorted(tools.folder.glob("*.go"))),
         repr((tools.flags(), tools.cgo, tools.binaries)).encode(),
         output([go, "env", "GOVERSION", "GOOS", "GOARCH"]).encode(),
         *([repr(sysroot_flags(sysroot)).encode()] if sysroot else []),

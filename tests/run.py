@@ -194,10 +194,14 @@ def lint(count: Count, everything: bool) -> None:
         ("plugins", plugins, collections, "."),
         ("servers", "src/gpushare", ROOT / "images" / "gpushare", "src"),
         ("lab", "lab", ROOT, "."),
+        ("operator", "src/kubegpu_operator", ROOT / "operator", "src:../.collections"),
     ):
         # It compares what a file contains, so a fresh checkout can use what another one checked.
         kept = str(cache_root() / "mypy" / name)
         check(count, f"mypy --strict {name}", *mypy, paths, cwd=cwd, MYPYPATH=imports, MYPY_CACHE_DIR=kept)
+    files = [f"operator/{name}.py" for name in ("schema", "bundle", "publish", "files_image")]
+    kept = str(cache_root() / "mypy" / "bundle")
+    check(count, "mypy --strict bundle", *mypy, *files, MYPYPATH="operator:.collections", MYPY_CACHE_DIR=kept)
     # The lab's inventory is the default and may not exist yet; imported playbooks would not be checked then.
     check(count, "ansible-lint", "ansible-lint", "--strict", ANSIBLE_INVENTORY=str(ROOT / "inventories" / "example"))
     check(count, "meta/airgap.yml is current", "python", ".ci/airgap.py", "--check")

@@ -108,6 +108,11 @@ bills:
   returned: success
   type: dict
   sample: {linux/amd64: /srv/images/gpushare-1.1.0-amd64.cdx.json}
+digest:
+  description: The digest under which the registry has the image. Empty without O(push), and where the engine doesn't say.
+  returned: success
+  type: str
+  sample: sha256:0f5c2b3b0d8a4d9b6c7f0d1d6f5f3b0a9a6b1c2d3e4f5061728394a5b6c7d8e9
 """
 
 from ansible.module_utils.basic import AnsibleModule

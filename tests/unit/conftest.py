@@ -32,6 +32,7 @@ sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "gpu")]
 
 # Each keeps one worker busy for a minute or more; if it began last, the other worker would be idle.
 SLOW = (
+    "test_operator",
     "test_dedicated_role",
     "test_corpus",
     "test_claims_playbooks",

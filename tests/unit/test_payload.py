@@ -36,7 +36,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_node_info": (41, 279),
     "gpu_operator": (14, 123),
     "helm_chart": (6, 28),
-    "image_build": (7, 37),
+    "image_build": (8, 40),
     "image_import": (14, 108),
     "kernel_driver": (10, 46),
     "kube_scheduler": (22, 212),

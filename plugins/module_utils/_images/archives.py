@@ -51,7 +51,7 @@ def normalize(source: str, target: str, reference: str, epoch: int, mark: str) -
             path = os.path.join(work, str(number))
             own = number >= len(layers) - count
             files.append((_layer(_file(archive, name), path, epoch if own else None), path))
-        _write(target, _config(config, [digest for digest, _path in files], epoch, mark), files, reference)
+        write(target, _config(config, [digest for digest, _path in files], epoch, mark), files, reference)
 
 
 def file_in(source: str, path: str) -> str | None:
@@ -145,8 +145,12 @@ def _layer(source: t.IO[bytes], path: str, epoch: int | None) -> str:
     return str(digest_of(path))
 
 
+def time_of(epoch: int) -> str:
+    return datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _config(config: JsonObject, layers: list[str], epoch: int, mark: str) -> bytes:
-    now = datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = time_of(epoch)
     new = {key: value for key, value in config.items() if key not in VOLATILE}
     new["created"] = now
     new["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{layer}" for layer in layers]}
@@ -163,21 +167,25 @@ def _config(config: JsonObject, layers: list[str], epoch: int, mark: str) -> byt
     return json.dumps(new, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _write(target: str, config: bytes, layers: list[tuple[str, str]], reference: str) -> None:
+def write(target: str, config: bytes, layers: list[tuple[str, str]], reference: str) -> None:
+    """Write an archive of one image.
+
+    :param layers: each SHA-256 with the path of the layer, an uncompressed tar file.
+    """
     name = hashlib.sha256(config).hexdigest() + ".json"
     manifest = [{"Config": name, "RepoTags": [reference], "Layers": [f"{digest}.tar" for digest, _path in layers]}]
     with tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as archive:
         for text, inside in ((json.dumps(manifest).encode(), "manifest.json"), (config, name)):
-            archive.addfile(_member(inside, len(text)), io.BytesIO(text))
+            archive.addfile(member_of(inside, len(text)), io.BytesIO(text))
         written = set()
         for digest, path in layers:
             if digest not in written:
                 written.add(digest)
                 with open(path, "rb") as file:
-                    archive.addfile(_member(f"{digest}.tar", os.path.getsize(path)), file)
+                    archive.addfile(member_of(f"{digest}.tar", os.path.getsize(path)), file)
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
+def member_of(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = size, 0, 0o644
     return member

@@ -19,16 +19,15 @@ import typing as t
 from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
-from .._host.system import Done, System
-from . import archives
+from .._host.system import System
+from . import archives, engine
 from .delivery import PLATFORMS
+from .engine import ENGINES
 
-ENGINES = ("podman", "buildah", "docker")
 CONTAINERFILE = "images/gpushare/Containerfile"
 BILL = "opt/gpushare/sbom.cdx.json"
 # Marks the first layer of the collection in the image's history; those before it are of the base.
 MARK = "gpushare servers"
-MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 ARGUMENTS: JsonObject = {
     "reference": {"type": "str", "required": True},
@@ -136,22 +135,25 @@ def make_plan(params: JsonObject, state: JsonObject) -> Plan:
 
 
 class ImageBuild:
-    """The ``Reconciler`` of archives and registry."""
+    """The ``Reconciler`` of archives and registry.
+
+    :ivar record: as the file has it, once it was observed.
+    """
 
     def __init__(self, system: System, params: JsonObject) -> None:
         self._system = system
         self._params = params
-        self._record: JsonObject = {}
+        self.record: JsonObject = {}
         self._context = ""
 
     def observe(self) -> JsonObject:
         try:
-            self._record = json.loads(self._system.read(record_of(self._params)) or "{}")
+            self.record = json.loads(self._system.read(record_of(self._params)) or "{}")
         except ValueError:
-            self._record = {}
+            self.record = {}
         paths = {platform: archive_of(self._params, platform) for platform in self._params["platforms"]}
         return {
-            "record": self._record,
+            "record": self.record,
             "archives": {platform: archives.digest_of(path) for platform, path in paths.items()},
         }
 
@@ -159,135 +161,59 @@ class ImageBuild:
         return make_plan(self._params, state)
 
     def apply(self, state: JsonObject, plan: Plan) -> None:
-        engine = self.engine(plan)
-        context = posixpath.join(posixpath.dirname(self._params["context"]), "sources")
-        self._do(["mkdir", "-p", context])
-        self._do(["tar", "-xf", self._params["context"], "-C", context])
+        params = self._params
+        tool = engine.Engine(self._system, self.engine(plan), params["tls_verify"], params["timeout"])
+        context = posixpath.join(posixpath.dirname(params["context"]), "sources")
+        tool.do(["mkdir", "-p", context])
+        tool.do(["tar", "-xf", params["context"], "-C", context])
         self._context = context
         for change in plan.changes:
             if isinstance(change.step, Build):
-                sha256 = self._build(engine, change.step.platform)
+                sha256 = self._build(tool, change.step.platform)
                 self._write_record("built", change.step.platform, {"key": change.step.key, "sha256": sha256})
         for change in plan.changes:
             if isinstance(change.step, Push):
-                if engine == "docker":
-                    self._push_docker()
-                else:
-                    self._push_list(engine)
-                self._write_record("pushed", self._params["reference"], change.step.key)
+                paths = {platform: archive_of(params, platform) for platform in params["platforms"]}
+                digest = tool.push(params["reference"], paths)
+                self._write_record("digests", params["reference"], digest)
+                self._write_record("pushed", params["reference"], change.step.key)
 
     def engine(self, plan: Plan) -> str:
         """Return the first engine that works here and can build what is planned.
 
         :raises BadInput: there is none.
         """
-        wanted = ENGINES if self._params["engine"] == "auto" else (self._params["engine"],)
-        foreign = {change.step.platform for change in plan.changes if isinstance(change.step, Build)} - {self._native()}
-        refused = []
-        for name in wanted:
-            if self._system.run([name, "--version"], timeout=30).rc != 0:
-                continue
-            # Its daemon may be down, or this user may have no right to it.
-            question = "version" if name == "docker" else "info"
-            answer = self._system.run([name, question], timeout=60)
-            if answer.rc != 0:
-                refused.append(f"{name} {question} failed: {_last_lines(answer, 1)}")
-            elif name == "docker" and foreign and self._system.run([name, "buildx", "version"]).rc != 0:
-                refused.append(f"docker builds for {', '.join(sorted(foreign))} only with its plugin buildx")
-            else:
-                return name
-        reason = "; ".join(refused) or f"this machine has no {', no '.join(wanted)}"
-        raise BadInput(f"image_build_engine: {reason}")
-
-    def _native(self) -> str:
-        return MACHINES.get(self._system.run(["uname", "-m"]).out.strip(), "")
+        platforms = {change.step.platform for change in plan.changes if isinstance(change.step, Build)}
+        return engine.choose(self._system, self._params["engine"], platforms)
 
     def _write_record(self, section: str, name: str, value: t.Any) -> None:
-        self._record.setdefault(section, {})[name] = value
-        self._system.write(record_of(self._params), json.dumps(self._record, indent=2, sort_keys=True) + "\n")
+        self.record.setdefault(section, {})[name] = value
+        self._system.write(record_of(self._params), json.dumps(self.record, indent=2, sort_keys=True) + "\n")
 
-    def _build(self, engine: str, platform: str) -> str:
+    def _build(self, tool: engine.Engine, platform: str) -> str:
         params, archive = self._params, archive_of(self._params, platform)
-        local, fresh = self._local(platform), f"{archive}.new"
+        fresh = f"{archive}.new"
         self._system.remove(fresh)
-        self._do(["mkdir", "-p", params["folder"]])
+        tool.do(["mkdir", "-p", params["folder"]])
         # Not every builder takes a tag beside a digest.
         base = re.sub(r":[^:/@]+(?=@)", "", params["base"])
-        arguments = {"BASE": base, "PIP_ARGS": params["pip_args"], "SOURCE_DATE_EPOCH": str(params["epoch"])}
-        native = self._native()
-        if engine == "docker":
-            # Its old builder doesn't set this argument.
-            arguments["BUILDPLATFORM"] = native
-            special = ["--force-rm", *([] if platform == native else [f"--platform={platform}"])]
-        else:
-            special = [f"--platform={platform}", f"--timestamp={params['epoch']}", "--format=docker"]
-        self._do(
-            [
-                *(engine, "build", f"--file={self._context}/{CONTAINERFILE}", "--no-cache", *special),
-                *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-                *(f"--tag={local}", self._context),
-            ],
-            params["timeout"],
-        )
-        if engine == "docker":
-            self._do([engine, "save", f"--output={fresh}", local], params["timeout"])
-        else:
-            self._do([engine, "push", local, f"docker-archive:{fresh}:{params['reference']}"], params["timeout"])
+        arguments = {"BASE": base, "PIP_ARGS": params["pip_args"]}
+        recipe = f"{self._context}/{CONTAINERFILE}"
+        tool.build(recipe, self._context, platform, arguments, params["epoch"], params["reference"], fresh)
         archives.normalize(fresh, f"{fresh}.same", params["reference"], params["epoch"], MARK)
         bill = archives.file_in(f"{fresh}.same", BILL)
         if not bill:
             raise NotInEffect(f"the image for {platform} has no {BILL}")
         self._system.write(bill_of(archive), bill)
-        self._do(["mv", f"{fresh}.same", archive])
+        tool.do(["mv", f"{fresh}.same", archive])
         self._system.remove(fresh)
         return str(archives.digest_of(archive))
-
-    def _local(self, platform: str) -> str:
-        return f"{self._params['reference']}-{platform.partition('/')[2]}"
-
-    def _push_docker(self) -> None:
-        """Push the archives to the registry, as one reference for all platforms."""
-        reference, platforms = self._params["reference"], self._params["platforms"]
-        parts = []
-        for platform in platforms:
-            self._do(["docker", "load", f"--input={archive_of(self._params, platform)}"], self._params["timeout"])
-            parts.append(reference if len(platforms) == 1 else self._local(platform))
-            if len(platforms) > 1:
-                self._do(["docker", "tag", reference, parts[-1]])
-            self._do(["docker", "push", parts[-1]], self._params["timeout"])
-        if len(platforms) > 1:
-            insecure = [] if self._params["tls_verify"] else ["--insecure"]
-            self._do(["docker", "manifest", "create", *insecure, "--amend", reference, *parts])
-            self._do(["docker", "manifest", "push", *insecure, "--purge", reference])
-
-    def _push_list(self, engine: str) -> None:
-        """Do the same with podman or buildah."""
-        reference = self._params["reference"]
-        name = f"{reference}-list"
-        self._system.run([engine, "manifest", "rm", name])
-        self._do([engine, "manifest", "create", name])
-        for platform in self._params["platforms"]:
-            self._do([engine, "manifest", "add", name, f"docker-archive:{archive_of(self._params, platform)}"])
-        verify = f"--tls-verify={'true' if self._params['tls_verify'] else 'false'}"
-        push = [engine, "manifest", "push", "--all", verify, name, f"docker://{reference}"]
-        self._do(push, self._params["timeout"])
-        self._do([engine, "manifest", "rm", name])
-
-    def _do(self, command: list[str], timeout: float = 60) -> None:
-        done = self._system.run(command, timeout=timeout)
-        if done.rc != 0:
-            why = _last_lines(done, 3) if done.rc != 124 else f"it didn't finish within {timeout:g} s"
-            raise NotInEffect(f"{' '.join(command[:2])} failed: {why}")
-
-
-def _last_lines(done: Done, count: int) -> str:
-    lines = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
-    return " | ".join(lines[-count:])
 
 
 def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:
     """Build and push what differs; without ``context`` only predict it.
 
+    :returns: also the archives and bills by platform, and the digest under which the registry has what was pushed.
     :raises BadInput: an option is invalid, or nothing on this machine can build what differs.
     """
     validate(params)
@@ -302,4 +228,6 @@ def ensure(params: JsonObject, check_mode: bool, system: System) -> JsonObject:
     else:
         result = run(build, check=False)
     paths = {platform: archive_of(params, platform) for platform in params["platforms"]}
-    return {**result, "archives": paths, "bills": {platform: bill_of(path) for platform, path in paths.items()}}
+    bills = {platform: bill_of(path) for platform, path in paths.items()}
+    digest = (build.record.get("digests") or {}).get(params["reference"], "") if params["push"] else ""
+    return {**result, "archives": paths, "bills": bills, "digest": digest}

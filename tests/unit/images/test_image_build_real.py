@@ -20,6 +20,7 @@ import private_dockerd
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._images import build as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._images import engine as images_engine
 from ansible_collections.kubegpu.share.plugins.module_utils._images import sources as images_sources
 
 from lab import images, rootfs
@@ -125,7 +126,7 @@ def test_two_builds_give_the_same_bytes_and_the_image_runs(name, tmp_path):
         sources = tmp_path / "sources.tar"
         digest = images_sources.pack(str(sources), collection_with_wheels(tmp_path, python))
         usual = {option: spec.get("default") for option, spec in subject.ARGUMENTS.items()}
-        platform = subject.MACHINES[os.uname().machine]
+        platform = images_engine.MACHINES[os.uname().machine]
         found = []
         for number in (1, 2):
             given = {**usual, "reference": REFERENCE, "engine": name, "platforms": [platform]}

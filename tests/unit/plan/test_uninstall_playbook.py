@@ -107,3 +107,26 @@ def test_the_dra_drivers_folder_goes_when_no_claim_is_prepared(tmp_path):
     assert run(known) == (1, False)
     record.parent.mkdir(parents=True)
     assert run(**gone) == (1, False)
+
+
+def test_no_extra_variable_decides_what_is_removed(tmp_path):
+    """As the spec of a GPUShare would be one."""
+    kubeconfig = {"gpu_kubeconfig": "none", "gpushare_nodes": ["n"]}
+    for word, name in (("gpushare_state=present", "gpushare_state"), ('{"gpu_backends": {}}', "gpu_backends")):
+        done = run_playbook(tmp_path, UNINSTALL, "-e", word, **kubeconfig)
+        said = " ".join(done.text.split())
+        assert done.rc != 0 and f'"msg": "{name}: an extra variable (-e) takes precedence' in said, done.text
+    # Of an inventory they are harmless, and what the plays set themselves takes precedence.
+    done = run_playbook(tmp_path, UNINSTALL, gpushare_state="present", **kubeconfig)
+    assert "takes precedence" not in done.text and "Nothing was changed" in done.text, done.text
+
+
+def test_every_variable_that_uninstall_tells_roles_is_guarded():
+    plays = yaml.safe_load(UNINSTALL.read_text())
+    [guard] = [task for play in plays for task in play.get("tasks", []) if "__preflight_own" in task.get("vars", {})]
+    own = {name for name in guard["vars"] if not name.startswith("__")}
+    assert own == set(guard["vars"]["__preflight_own"]) and {guard["vars"][name] for name in own} == {"__own"}
+    told = {name for play in plays for role in play.get("roles", []) for name in role}
+    told |= {name for play in plays for task in play.get("tasks", []) for name in task.get("vars", {})}
+    decide = {name for name in told if name.endswith(("_state", "_step", "_component", "_alone"))}
+    assert decide and decide <= own, decide - own

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program that ansible-operator finds as ``ansible-runner``.
+
+It decides whether there is anything to do, which costs a fraction of a start of Ansible, lets ansible-runner do it, and
+writes what came of it as conditions, Events and metrics. The engine gets no failure from it, since it would call again
+after milliseconds; it is told when to call again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import resource as processor
+import sys
+import time
+import typing as t
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+
+from . import __version__, conditions, engine, options, watched
+from .cluster import Cluster
+from .conditions import Outcome
+from .memory import Last, Memory
+from .outcome import NO_END, outcome_of
+from .resource import (
+    API_VERSION,
+    JsonObject,
+    Malformed,
+    Problem,
+    Resource,
+    is_allowed,
+    owner_of,
+    refused,
+    resource_of,
+    snake,
+)
+
+# Seconds between calls while something isn't as it should be; a call that has nothing to do takes a fraction of one.
+PERIOD, SOON = 60.0, 15.0
+# Seconds between runs that fail: the first, doubled up to the second, unless what a run depends on has changed.
+RETRY, LONGEST = 60.0, 600.0
+NOT_FOUND = 404
+# The variable in which the engine gives the whole object.
+OBJECT = "_kubegpu_share_gpushare"
+HOME = Path(os.environ.get("KUBEGPU_OPERATOR_HOME", "/opt/kubegpu-operator"))
+WORK = Path("/tmp/ansible-operator/kubegpu")
+# What a resource is given that doesn't name them: the bundle's images.
+IMAGES = {"gpushare_image": "RELATED_IMAGE_GPUSHARE", "scheduler_dedicated_image": "RELATED_IMAGE_KUBE_SCHEDULER"}
+DEFAULTS: JsonObject = {"gpushare_image_delivery": "registry"}
+
+
+@dataclass
+class Done:
+    """What a call did, for the metrics.
+
+    :param ran: there was a run of Ansible.
+    :param ended: it ended by itself, if there was one.
+    """
+
+    ran: bool = False
+    ended: bool = True
+    failed: bool = False
+    changed: int = 0
+    nodes: int = 0
+
+
+class Operator:
+    """One call.
+
+    :param cluster: the API server.
+    :param events: the engine's socket.
+    """
+
+    def __init__(
+        self, call: engine.Call, cluster: Cluster, events: engine.Events, known: t.Container[str] | None
+    ) -> None:
+        self._call, self._cluster, self._events, self._known = call, cluster, events, known
+        self._memory = Memory(WORK)
+        self.done = Done()
+        self._removing = call.playbook.name == "uninstall.yml"
+
+    def act(self) -> None:
+        given = self._call.read_variables()
+        name = str(given["ansible_operator_meta"]["name"])
+        item = self._cluster.resource(name)
+        if item is None:
+            self._events.stats()
+            return
+        one = resource_of(item)
+        seen = given[OBJECT]["metadata"]
+        if one.deleting != self._removing or (one.uid, one.generation) != (_plain(seen["uid"]), seen["generation"]):
+            # The engine's cache is older than the resource, and so are the variables that it has written.
+            self._events.again_after(1)
+            return
+        owner = owner_of(map(resource_of, self._cluster.resources()))
+        if owner is not None and owner.uid != one.uid:
+            self._not_the_owner(one, owner)
+            return
+        # What it may not set is left out of an uninstall: it keeps no resource from being deleted.
+        problem = None if self._removing else refused(one.spec, self._known)
+        if problem:
+            self._report(one, Outcome(problem.id, problem.text, True))
+            self.done.failed = True
+            self._events.again_after(PERIOD)
+            return
+        self._decide(one, given)
+
+    def _not_the_owner(self, one: Resource, owner: Resource) -> None:
+        if self._removing:
+            # Nothing of it is deployed, and what is belongs to the other.
+            self._events.stats()
+            return
+        problem = Problem("another-resource", {"owner": owner.name})
+        self._report(one, Outcome(problem.id, problem.text, True))
+        self.done.failed = True
+        self._events.again_after(PERIOD)
+
+    def _decide(self, one: Resource, given: JsonObject) -> None:
+        seen = self._look(one)
+        self.done.nodes = seen.nodes
+        last = self._memory.recall(one.uid)
+        if last and self._nothing_to_do(last, seen.digest):
+            self.done.failed = last.failures > 0
+            if last.failures or self._removing:
+                self._events.again_after(SOON if self._removing else PERIOD)
+            else:
+                self._events.stats()
+            return
+        self._run(one, given, seen, last)
+
+    def _look(self, one: Resource) -> watched.Watched:
+        given = [__version__, one.generation, one.spec, self._removing, _images()]
+        return watched.look(self._cluster, given, set(_texts(one.spec)))
+
+    def _nothing_to_do(self, last: Last, digest: str) -> bool:
+        """Return whether a run would end as the last one did."""
+        age = time.time() - last.at
+        if last.holders:
+            return watched.still_there(self._cluster, last.holders)
+        if last.failures:
+            return last.digest == digest and 0 <= age < min(RETRY * 2 ** (last.failures - 1), LONGEST)
+        return last.settled and last.digest == digest and 0 <= age < watched.FULL
+
+    def _run(self, one: Resource, given: JsonObject, seen: watched.Watched, last: Last | None) -> None:
+        self._memory.forget(one.uid)
+        if self._removing or one.status.get("observedGeneration") != one.generation or not _is_well(one.status):
+            self._write(one, conditions.begun(one.generation, one.status, self._removing, _now()))
+        self._call.write_variables(self._variables(one, given, seen))
+        engine.run(self._call, (sys.executable, "-m", "ansible_runner"))
+        outcome = outcome_of(*engine.left(self._call), self._removing)
+        self.done = Done(True, outcome.id not in NO_END, outcome.failed, outcome.changed, seen.nodes)
+        failures = (last.failures if last else 0) + 1 if outcome.failed else 0
+        settled = not outcome.failed and not outcome.changed
+        # After a change the next call runs once more, and finds that nothing is left to do.
+        digest = seen.digest
+        if outcome.failed:
+            # What it has changed itself is no reason to repeat it at once.
+            digest = self._look(one).digest
+        self._memory.keep(one.uid, Last(digest, time.time(), failures, settled, outcome.holders))
+        self._report(one, outcome)
+        if outcome.failed:
+            self._events.again_after(SOON if self._removing else PERIOD)
+        # Else the engine has ansible-runner's own event: it calls again after its period, or takes the finalizer away.
+
+    def _variables(self, one: Resource, given: JsonObject, seen: watched.Watched) -> JsonObject:
+        """Return a run's extra variables: those of watches.yaml, and of the resource those that it may set."""
+        own = {snake(name) for name in one.spec}
+        kept = {name: value for name, value in given.items() if name not in own or is_allowed(name, self._known)}
+        # watches.yaml comes after the resource.
+        kept |= {name: value for name, value in given.items() if name in ("gpu_kubeconfig", "gpu_owner")}
+        made = {**DEFAULTS, **_images(), **kept}
+        if self._removing:
+            named = one.spec.get("gpushareNodes", one.spec.get("gpushare_nodes"))
+            made["gpushare_nodes"] = _unsafe(sorted({*seen.ours, *(named if isinstance(named, list) else [])}, key=str))
+            made["uninstall_cluster"] = True
+            made["uninstall_with_pods"] = False
+        return made
+
+    def _report(self, one: Resource, outcome: Outcome) -> None:
+        """Write the conditions, and an Event where they say something new or where a run changed something."""
+        item = self._cluster.resource(one.name)
+        if item is None or (now := resource_of(item)).uid != one.uid:
+            return
+        status = conditions.ended(one.generation, now.status, outcome, _now())
+        news = _said(now.status) != _said(status) or outcome.changed
+        self._write(now, status)
+        if news:
+            name = f"{one.name[:200]}.{uuid.uuid4().hex[:16]}"
+            self._cluster.write_event(conditions.event(one.name, one.uid, outcome, _now(), name, API_VERSION))
+
+    def _write(self, one: Resource, status: JsonObject) -> None:
+        if conditions.differs(one.status, status):
+            try:
+                self._cluster.write_status(one.name, status)
+            except KubeError as error:
+                # Deleted meanwhile: nobody reads it any more.
+                if error.status != NOT_FOUND:
+                    raise
+
+
+def _plain(value: t.Any) -> t.Any:
+    """Return a text as it was before ansible-operator marked it."""
+    return value["__ansible_unsafe"] if isinstance(value, dict) and set(value) == {"__ansible_unsafe"} else value
+
+
+def _texts(value: t.Any) -> t.Iterator[str]:
+    """Yield every text of a spec, among which are the names of nodes."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
+def _unsafe(names: t.Iterable[t.Any]) -> list[JsonObject]:
+    """Return texts of the cluster as ansible-operator marks them: Ansible evaluates no template in them."""
+    return [{"__ansible_unsafe": str(name)} for name in names]
+
+
+def _is_well(status: JsonObject) -> bool:
+    wanted = {(conditions.AVAILABLE, "True"), (conditions.DEGRADED, "False")}
+    return wanted <= {(one.get("type"), one.get("status")) for one in status.get("conditions") or ()}
+
+
+def _said(status: JsonObject) -> list[tuple[t.Any, ...]]:
+    """Return the finding that a status names."""
+    return [
+        (one.get("status"), one.get("reason"), one.get("message") if one.get("status") == "True" else "")
+        for one in status.get("conditions") or ()
+        if one.get("type") == conditions.DEGRADED
+    ]
+
+
+def _images() -> JsonObject:
+    return {name: os.environ[given] for name, given in IMAGES.items() if os.environ.get(given)}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def metrics(done: Done, seconds: float) -> list[JsonObject]:
+    """Return a call's metrics. The engine's have no labels, and a gauge that is set to 0 keeps its value."""
+
+    def one(name: str, about: str, **value: JsonObject) -> JsonObject:
+        return {"name": f"kubegpu_operator_{name}", "description": about, **value}
+
+    spent = sum(sum(processor.getrusage(who)[:2]) for who in (processor.RUSAGE_SELF, processor.RUSAGE_CHILDREN))
+    made = [
+        one("cpu_seconds_total", "Processor time of all calls, without the engine's own.", counter={"add": spent}),
+        one("nodes", "Nodes of the cluster.", gauge={"set": float(done.nodes)}),
+    ]
+    if not done.ran:
+        made.append(one("checks_total", "Calls that found nothing to do.", counter={"increment": True}))
+        return made
+    what = "failed" if done.failed else "succeeded"
+    made += [
+        one(f"runs_{what}_total", f"Runs of Ansible that {what}.", counter={"increment": True}),
+        one(f"last_{what}_timestamp_seconds", f"When the last run {what}.", gauge={"set": time.time()}),
+        one("run_seconds", "How long runs of Ansible take.", summary={"observe": seconds}),
+    ]
+    if done.changed:
+        made.append(one("changes_total", "Tasks that changed something.", counter={"add": float(done.changed)}))
+    return made
+
+
+def main() -> int:
+    call = engine.Call.parse(sys.argv[1:])
+    if call is None:
+        print("ansible-operator starts this program; for Ansible alone, run python3 -m ansible_runner", file=sys.stderr)
+        return 2
+    started = time.monotonic()
+    try:
+        events = engine.Events(call)
+        cluster = Cluster(os.environ.get("KUBEGPU_OPERATOR_KUBECONFIG", str(HOME / "kubeconfig")))
+        operator = Operator(call, cluster, events, options.known(HOME / "options.yml"))
+        try:
+            operator.act()
+        except KubeError as error:
+            # Nothing is known, so nothing is written; the engine calls again.
+            print(f"the API server: {error}", file=sys.stderr)
+            events.again_after(SOON)
+            return 1
+        engine.publish(metrics(operator.done, time.monotonic() - started))
+        # The engine prints what was printed here where this isn't 0, and it has been told when to call again.
+        return 0 if operator.done.ended else 1
+    except (ShareError, Malformed, OSError, ValueError, KeyError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
