@@ -35,6 +35,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_info": (25, 200),
     "gpu_node_info": (41, 279),
     "gpu_operator": (14, 123),
+    "gpu_operator_setup": (20, 160),
     "helm_chart": (6, 28),
     "image_build": (7, 37),
     "image_import": (14, 108),

@@ -55,13 +55,15 @@ class Plugin(t.TypedDict):
 class Operator(t.TypedDict):
     """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
 
-    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` whether nodes get drivers by it.
+    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get their
+    driver and their container toolkit by it.
     """
 
     kind: str
     name: str
     changed: bool
     drives: bool
+    toolkit: bool
 
 
 def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
@@ -81,10 +83,14 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
             objects = []
         for resource in objects:
             name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
-            # A driver that isn't mentioned is installed.
-            asked = ((resource.get("spec") or {}).get("driver") or {}).get("enabled") is not False
-            drives = kind == "ClusterPolicy" and asked
-            installed.append({"kind": kind, "name": name, "changed": CHANGED in annotations, "drives": drives})
+            spec = resource.get("spec") or {}
+            # What isn't mentioned is installed.
+            drives, toolkit = (
+                kind == "ClusterPolicy" and (spec.get(part) or {}).get("enabled") is not False
+                for part in ("driver", "toolkit")
+            )
+            changed = CHANGED in annotations
+            installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": toolkit})
     return installed
 
 

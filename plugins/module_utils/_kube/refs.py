@@ -184,6 +184,9 @@ class Reads(abc.ABC):
         return key in self._kinds
 
     def _demand(self, ref: Ref) -> None:
+        # A definition that was installed meanwhile is known now.
+        if not self._known(ref):
+            self._asked.discard(ref.api_version)
         if not self._known(ref):
             message = f"the cluster doesn't know {ref.kind} in {ref.api_version}"
             raise KubeError(f"{ref}: {message}", 404, "NotFound", message)

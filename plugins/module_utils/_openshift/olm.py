@@ -17,12 +17,20 @@ from .._core.types import JsonObject
 from .._kube.objects import CREATED
 from .._kube.refs import Ref, ref_of
 from . import cluster as openshift
-from .objects import Api, annotations_of
+from .objects import annotations_of
 
 GROUPS = "operators.coreos.com/v1"
 SUBSCRIPTIONS = "operators.coreos.com/v1alpha1"
 # Conditions of a Subscription that say why nothing is installed.
 FAILURES = ("CatalogSourcesUnhealthy", "ResolutionFailed", "InstallPlanFailed", "InstallPlanPending")
+
+
+class Reader(t.Protocol):
+    """The reads of a cluster."""
+
+    def get(self, ref: Ref) -> JsonObject | None: ...
+
+    def list_all(self, api_version: str, kind: str, namespace: str = "") -> list[JsonObject]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +104,7 @@ def established(definition: JsonObject | None) -> bool:
     return definition is not None and openshift.condition(definition, "Established")[0] == "True"
 
 
-def observe(api: Api, package: Package) -> State:
+def observe(api: Reader, package: Package) -> State:
     """Read what OLM has of a package."""
     namespace = api.get(package.space)
     namespaces = olm_objects([namespace] if namespace else [])
@@ -161,7 +169,7 @@ def ours(state: State, package: Package, keep_namespace: bool) -> list[Ref]:
     return removed
 
 
-def not_served(api: Api, package: Package) -> str:
+def not_served(api: Reader, package: Package) -> str:
     """Return why a package's definition isn't served, as its Subscription reports it; empty where it is."""
     name = package.definition
     if established(api.get(definition_ref(name))):
