@@ -247,9 +247,12 @@ class Setup:
     def _delete(self, ref: Ref) -> None:
         self._kube.delete(ref)
         # The operator removes a resource's pods; and what it labels, it labels again while it runs.
-        self._until(lambda: f"{ref} still exists" if self._kube.get(ref) else "", f"{ref} isn't deleted")
+        self._until(functools.partial(self._there, ref), f"{ref} isn't deleted")
         if ref.kind == "ClusterServiceVersion":
-            self._until(lambda: self._running(ref), f"the operator of {ref} still runs")
+            self._until(functools.partial(self._running, ref), f"the operator of {ref} still runs")
+
+    def _there(self, ref: Ref) -> str:
+        return f"{ref} still exists" if self._kube.get(ref) else ""
 
     def _running(self, version: Ref) -> str:
         for deployment in self._kube.list_all("apps/v1", "Deployment", version.namespace):
