@@ -85,6 +85,7 @@ class State:
     :param served: its definition is established.
     :param terminating: the namespace is being deleted.
     :param subscriptions: of this package in its namespace.
+    :param versions: the package's ClusterServiceVersions there, as OLM labels them.
     """
 
     served: bool
@@ -92,6 +93,7 @@ class State:
     terminating: bool
     groups: t.Sequence[OlmObject]
     subscriptions: t.Sequence[OlmObject]
+    versions: t.Sequence[str]
 
 
 def definition_ref(name: str) -> Ref:
@@ -109,6 +111,7 @@ def observe(api: Reader, package: Package) -> State:
     namespace = api.get(package.space)
     namespaces = olm_objects([namespace] if namespace else [])
     subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", package.namespace)
+    label = f"operators.coreos.com/{package.name}.{package.namespace}"
     return State(
         served=established(api.get(definition_ref(package.definition))),
         namespaces=namespaces,
@@ -117,6 +120,11 @@ def observe(api: Reader, package: Package) -> State:
         subscriptions=olm_objects(
             [item for item in subscriptions if (item.get("spec") or {}).get("name") == package.name]
         ),
+        versions=[
+            item["metadata"]["name"]
+            for item in api.list_all(SUBSCRIPTIONS, "ClusterServiceVersion", package.namespace)
+            if label in (item["metadata"].get("labels") or {}) and not item["metadata"].get("deletionTimestamp")
+        ],
     )
 
 
@@ -160,7 +168,10 @@ def ours(state: State, package: Package, keep_namespace: bool) -> list[Ref]:
 
     :param keep_namespace: others have objects in it.
     """
-    removed = []
+    removed: list[Ref] = []
+    if not state.subscriptions and any(group.ours for group in state.groups):
+        # A run that was killed has removed the Subscription.
+        removed += [Ref(SUBSCRIPTIONS, "ClusterServiceVersion", package.namespace, name) for name in state.versions]
     for item in (*state.subscriptions, *state.groups, *([] if keep_namespace else state.namespaces)):
         if item.ours:
             removed.append(item.ref)
