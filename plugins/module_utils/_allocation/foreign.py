@@ -55,8 +55,8 @@ class Plugin(t.TypedDict):
 class Operator(t.TypedDict):
     """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
 
-    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get their
-    driver and their container toolkit by it.
+    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get
+    drivers and toolkits by it.
     """
 
     kind: str
@@ -83,14 +83,10 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
             objects = []
         for resource in objects:
             name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
-            spec = resource.get("spec") or {}
+            spec, policy, changed = resource.get("spec") or {}, kind == "ClusterPolicy", CHANGED in annotations
             # What isn't mentioned is installed.
-            drives, toolkit = (
-                kind == "ClusterPolicy" and (spec.get(part) or {}).get("enabled") is not False
-                for part in ("driver", "toolkit")
-            )
-            changed = CHANGED in annotations
-            installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": toolkit})
+            drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
+            installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools})
     return installed
 
 

@@ -15,7 +15,6 @@ from .._core.types import JsonObject
 from .._kube import tolerations
 from .allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER, lacks_restricted, release
 from .cluster import Cluster
-from .node_software import OPENSHIFT_LABEL, Software
 
 # Values of gpushare_allocation, a node's variable.
 AUTO = "auto"
@@ -24,6 +23,7 @@ ALLOCATIONS = (EXTENDER, DRA, AUTO)
 SWITCHING = "kubegpu.share/switch"
 # The feature gate by which the control plane divides a device by claims.
 GATE = "DRAConsumableCapacity"
+OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Values that claims can do, by variable; what isn't here they can't do yet.
 POSSIBLE: t.Mapping[str, tuple[t.Any, ...]] = {
     "gpushare_extender_image": ("",),
@@ -135,12 +135,6 @@ class Backends(t.TypedDict):
     templates: Place
     control_plane_image: bool
     unrestricted: list[str]
-
-
-class Decided(Backends):
-    """The back ends of a cluster, and who installs the software of its nodes."""
-
-    software: Software
 
 
 NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}

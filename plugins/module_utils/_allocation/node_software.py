@@ -11,6 +11,7 @@ from .._contracts.model import Node
 from .._core.types import JsonObject
 from . import foreign
 from .cluster import Cluster
+from .node_backends import OPENSHIFT_LABEL, Backends
 
 VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
@@ -18,7 +19,6 @@ CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
 # The operator's labels of a node that has cards, that it leaves alone, and whose toolkit it has.
 PRESENT, OPERANDS = "nvidia.com/gpu.present", "nvidia.com/gpu.deploy.operands"
 TOOLKIT_LABEL = ("nvidia.com/gpu.deploy.container-toolkit", "true")
-OPENSHIFT_LABEL = "node.openshift.io/os_id"
 # Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
 PROVIDER_LABELS: t.Mapping[str, str] = {
     "cloud.google.com/gke-gpu-driver-version": "GKE's driver installer",
@@ -75,6 +75,12 @@ class Software(t.TypedDict):
     provider: list[str]
     ours: bool
     openshift: bool
+
+
+class Decided(Backends):
+    """The back ends of a cluster, and who installs the software of its nodes."""
+
+    software: Software
 
 
 def resolve(

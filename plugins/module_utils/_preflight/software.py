@@ -10,6 +10,7 @@ import typing as t
 from .._allocation import node_software
 from .._allocation.cluster import Cluster
 from .._allocation.node_software import GPU_OPERATOR, MACHINE, PROVIDER, REASONS, ROLES, NodeSoftware, Software
+from .._driver import nvidia_smi
 from .._node.types import GpuNode
 from .findings import NOTE, PROBLEM, Finding
 
@@ -103,7 +104,9 @@ def _roles(row: NodeSoftware, policy: str) -> t.Iterator[Finding]:
 
 def _operator(row: NodeSoftware, facts: GpuNode | None, host_driver: bool) -> t.Iterator[Finding]:
     version = (facts["driver"]["module_version"] or facts["driver"]["version"] or "") if facts else ""
-    if facts and version and not facts["driver"]["others"] and not host_driver:
+    provider = nvidia_smi.of(facts["driver"]["others"]) if facts else None
+    by_container = provider is not None and provider.root == nvidia_smi.OPERATOR_ROOT
+    if version and not by_container and not host_driver:
         yield _found(
             "software-host-driver",
             row,

@@ -12,8 +12,7 @@ import typing as t
 
 from .._allocation import allocators, cluster, node_backends, node_software
 from .._allocation.allocators import CLAIMS_SINCE, DRA, release
-from .._allocation.node_backends import is_control_plane
-from .._allocation.node_software import OPENSHIFT_LABEL
+from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
 from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA, OPERATOR
@@ -355,7 +354,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
 
 def _backends(
     kube: Kube, wanted: JsonObject, state: cluster.Cluster, capacity: bool | None, options: JsonObject | None
-) -> node_backends.Decided:
+) -> node_software.Decided:
     """Decide each node's back end, and who installs its software.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
@@ -378,7 +377,7 @@ def _backends(
     return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts])), "software": software}
 
 
-def _others_releases(kube: Kube, made: node_backends.Decided, values: JsonObject) -> dict[str, list[str]]:
+def _others_releases(kube: Kube, made: node_software.Decided, values: JsonObject) -> dict[str, list[str]]:
     """Return, by back end, helm's releases of the names that this run's would have, as ``namespace/name``.
 
     Where this collection has deployed a chart, or begun to, its namespace has a label. Objects of the whole cluster are
