@@ -93,6 +93,8 @@ class ActionModule(ShareAction):
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
             findings += _helm(claims.backends, known["operators"], local)
+            if not params["operator_external"]:
+                findings += _operators_helm(decided, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, findings)
@@ -136,6 +138,19 @@ def _helm(backends: Backends, operators: t.Sequence[Operator], variables: t.Mapp
             what = "there is no {program} on the controller, by which the chart is deployed, changed and removed"
             do = "install helm 3, or set it to the path of one"
             yield Finding("no-helm", severity, what, do, "", variable, {"program": program})
+
+
+def _operators_helm(
+    software: Software | None, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]
+) -> t.Iterator[Finding]:
+    """Report a helm that isn't there, by which role gpu_operator deploys the GPU Operator outside OpenShift."""
+    program = str(variables.get("gpu_operator_helm") or "helm")
+    if software is None or not software["gpu_operator"] or software["openshift"] or shutil.which(program):
+        return
+    if software["ours"] or not has_cluster_policy(operators):
+        what = "there is no {program} on the controller, by which the GPU Operator's chart is deployed and changed"
+        do = "install helm 3, or set it to the path of one"
+        yield Finding("no-helm", PROBLEM, what, do, "", "gpu_operator_helm", {"program": program})
 
 
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:

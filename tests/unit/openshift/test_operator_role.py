@@ -105,9 +105,7 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         # helm's record is the same without it.
         server.request("DELETE", f"{POLICIES}/cluster-policy")
         assert role.step("cluster") == 1 and len(server.request("GET", POLICIES)["items"]) == 1
-        assert role.step("cluster") == 0
     assert role.step("remove") > 0 and everything(server) == before
-    assert role.step("remove") == 0
 
 
 def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
