@@ -185,7 +185,8 @@ def plan(options: Options, found: Found) -> Planned:
         return nothing
     served = {item["metadata"]["name"] for item in found["definitions"]}
     noted = annotations_of(found["namespace"]).get(BROUGHT)
-    brought = noted.split(",") if noted else sorted(set(DEFINITIONS) - served)
+    # Whoever may change the namespace has no other definition deleted by it.
+    brought = sorted(set(noted.split(",") if noted else set(DEFINITIONS) - served) & set(DEFINITIONS))
     brings_nfd = NFD_DEFINITION in brought
     nfd = brings_nfd if options["nfd"] == "auto" else options["nfd"] == "true"
     values = _merged(_values(options, nfd), options["values"])

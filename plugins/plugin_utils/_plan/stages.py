@@ -68,7 +68,7 @@ BY_ROLES = (
     f"{NODE} in {BACKENDS}.software.roles"
     f" | default([{NODE}] if gpu_node_software | default('auto') in ['auto', 'roles'] else [])"
 )
-OPERATED = f"{BACKENDS}.software.gpu_operator | length > 0"
+OPERATED = f"{BACKENDS}.software.gpu_operator | default([]) | length > 0"
 
 STAGES = (
     Stage(
@@ -115,7 +115,7 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "gpu_operator"},
-                f"{EXTENDER} and (scheduler_detected.mode == 'openshift' or {BACKENDS}.software.ours)",
+                f"{EXTENDER} and (scheduler_detected.mode == 'openshift' or {BACKENDS}.software.ours | default(false))",
             ),
             Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),

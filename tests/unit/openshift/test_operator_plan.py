@@ -91,7 +91,9 @@ def test_node_feature_discovery_comes_along_where_there_is_none_and_keeps_the_op
     assert planned["values"]["nfd"] == {"enabled": False} and planned["labels"]["c"] == {subject.OPERANDS: "false"}
     assert not [name for name in planned["brought"] if name.endswith(".nfd.k8s-sigs.io")]
     # A later run sees the definitions that an earlier one brought.
-    noted = {"metadata": {**OURS["namespace"]["metadata"], "annotations": {subject.BROUGHT: subject.NFD_DEFINITION}}}
+    noted = {
+        "metadata": {**OURS["namespace"]["metadata"], "annotations": {subject.BROUGHT: f"{subject.NFD_DEFINITION},x.y"}}
+    }
     planned = subject.plan(options(), found(namespace=noted, definitions=there))
     assert planned["nfd"] and planned["brought"] == [subject.NFD_DEFINITION]
 
