@@ -32,6 +32,7 @@ from .objects import PART_OF, PAUSE, annotations_of
 
 LABELS = {**PART_OF, "app.kubernetes.io/component": "gpu-operator"}
 DISCOVERY = ("nfd.openshift.io/v1", "NodeFeatureDiscovery")
+DISCOVERY_DEFINITION = olm.definition_ref("nodefeaturediscoveries.nfd.openshift.io")
 DISCOVERY_PACKAGE, DISCOVERY_NAME = "nfd", "nfd-instance"
 POLICY_NAME = "gpu-cluster-policy"
 # Field managers of the operator's programs and of node feature discovery's: what they alone have set on nodes.
@@ -102,7 +103,7 @@ def package_of(name: str, definition: str, options: JsonObject) -> olm.Package:
 def packages_of(params: JsonObject) -> list[olm.Package]:
     """Return the packages that OLM is to install or remove, in the order of installation."""
     named = (
-        ("discovery", DISCOVERY_PACKAGE, "nodefeaturediscoveries.nfd.openshift.io"),
+        ("discovery", DISCOVERY_PACKAGE, DISCOVERY_DEFINITION.name),
         ("subscription", operator_plan.PACKAGE, gpu_operator.DEFINITION.name),
     )
     return [package_of(name, definition, params[key]) for key, name, definition in named if params[key]]
@@ -131,8 +132,8 @@ class Setup:
                 foreign += [package.namespace] * bool(foreign_objects(kube, package.namespace, ()))
         return State(
             packages=packages,
-            policies=kube.list_all(gpu_operator.API, gpu_operator.KIND),
-            instances=kube.list_all(*DISCOVERY) if self._packages else [],
+            policies=self._all(gpu_operator.DEFINITION, gpu_operator.API, gpu_operator.KIND),
+            instances=self._all(DISCOVERY_DEFINITION, *DISCOVERY) if self._packages else [],
             elsewhere=any(
                 (one.get("spec") or {}).get("name") == DISCOVERY_PACKAGE and one["metadata"]["namespace"] not in spaces
                 for one in subscriptions
@@ -145,6 +146,10 @@ class Setup:
                 if self._absent and kube.get(olm.definition_ref(name)) is not None
             ),
         )
+
+    def _all(self, definition: Ref, api_version: str, kind: str) -> list[JsonObject]:
+        """List resources; none where their definition is gone, for which the API server has no path any more."""
+        return self._kube.list_all(api_version, kind) if self._kube.get(definition) is not None else []
 
     def plan(self, state: State) -> Plan:
         """Plan the change.

@@ -50,12 +50,7 @@ class Olm:
                 live["status"] = {"conditions": [{"type": "ResolutionFailed", "status": "True", "message": self.why}]}
                 continue
             name = BRINGS[live["spec"]["name"]]
-            conditions = [{"type": "Established", "status": "True"}]
-            definition = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
-            kube.objects.setdefault(
-                olm.definition_ref(name),
-                {**definition, "metadata": {"name": name}, "status": {"conditions": conditions}},
-            )
+            kube.objects.setdefault(olm.definition_ref(name), definition(name))
             live["status"] = {"installedCSV": f"{live['spec']['name']}.v1"}
             version = Ref(olm.SUBSCRIPTIONS, "ClusterServiceVersion", ref.namespace, f"{live['spec']['name']}.v1")
             metadata = {"name": version.name, "namespace": version.namespace}
@@ -75,6 +70,12 @@ class Olm:
 
 def node(name):
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"users": "own"}}}
+
+
+def definition(name):
+    conditions = [{"type": "Established", "status": "True"}]
+    given = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": name}}
+    return {**given, "status": {"conditions": conditions}}
 
 
 def cluster(*objects):
@@ -145,7 +146,7 @@ def test_what_module_gpu_operator_has_changed_stays_and_the_rest_follows():
 
 def test_what_others_have_stays():
     theirs = {"apiVersion": INSTANCE.api_version, "kind": INSTANCE.kind, "metadata": {"name": "x", "namespace": "y"}}
-    kube = cluster({**theirs, "spec": {}})
+    kube = cluster(definition(BRINGS["nfd"]), {**theirs, "spec": {}})
     run(kube)
     assert INSTANCE not in kube.objects and subscription("nfd", NFD) not in kube.objects
     run(kube, "absent")
@@ -156,7 +157,7 @@ def test_what_others_have_stays():
     assert subscription("nfd", NFD) not in kube.objects
     policy = {"apiVersion": POLICY.api_version, "kind": POLICY.kind, "metadata": {"name": "theirs"}, "spec": {}}
     with pytest.raises(BadInput, match="ClusterPolicy theirs is somebody else's"):
-        run(cluster(policy))
+        run(cluster(definition("clusterpolicies.nvidia.com"), policy))
 
 
 def test_a_catalog_without_the_package_is_said_and_nothing_else_is_made():
