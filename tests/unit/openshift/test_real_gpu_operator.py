@@ -25,6 +25,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import 
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import operator_plan, operator_setup
 from real_apiserver import MERGE, ApiServer, own_api_server
+from real_operators import PRESENT as PRESENT_BY_PCI
 from real_operators import Nodes, anything, checkout, controller_manager, running
 from simulation import module_of
 from test_operator_plan import found, options
@@ -363,3 +364,14 @@ def test_policy_of_the_role_is_ready_after_replaced_pods_and_reboots(
         for node in live.server.request("GET", "/api/v1/nodes")["items"]:
             left = operator_setup.left_on(node)["labels"]
             assert {subject.PRESENT, f"{DEPLOY}driver"} <= set(left) and operator_plan.NODE_LABEL not in left
+
+
+def test_ready_says_nothing_of_nodes_that_no_discovery_has_labelled() -> None:
+    """The controller is ready without any node, for which the role therefore looks at the nodes."""
+    with cluster(CONTAINERD) as live:
+        gone = {"metadata": {"labels": dict.fromkeys((PRESENT_BY_PCI, subject.PRESENT))}}
+        for name in ("a", "b"):
+            live.server.request("PATCH", f"/api/v1/nodes/{name}", gone, MERGE)
+        live.policy({"driver": {"env": [{"name": "ANOTHER", "value": "spec"}]}})
+        assert live.settle(kept=8.0)
+        assert "found no card on a, b" in operator_setup.not_ready(live.kube, ["a", "b"])
