@@ -12,11 +12,13 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from definitions import definitions
 from own_cluster import controllers, run_playbook
 from real_apiserver import MERGE, ApiServer, Refused, own_api_server
 from real_operators import Nodes, checkout, running
 from simulation import Simulation
 from test_nvidia_role import everything
+from test_operator_setup import OlmOnServer
 
 CHART = Path(__file__).parent / "operator_chart"
 SPACE = "gpu-operator"
@@ -30,14 +32,14 @@ BACKENDS = {"software": SOFTWARE, "extender": ["a"], "dra": [], "hami": [], "nvi
 class Played(Simulation):
     """The operator: it labels the nodes that node feature discovery has found, and is ready."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, space: str = SPACE) -> None:
         super().__init__()
-        self.server = server
+        self.server, self.space = server, space
 
     def _step(self) -> None:
         with contextlib.suppress(Refused):
             for policy in self.server.request("GET", POLICIES)["items"]:
-                status = {"status": {"state": "ready", "namespace": SPACE}}
+                status = {"status": {"state": "ready", "namespace": self.space}}
                 self.server.request("PATCH", f"{POLICIES}/{policy['metadata']['name']}/status", status, MERGE)
                 for node in self.server.request("GET", "/api/v1/nodes")["items"]:
                     self._label(node["metadata"])
@@ -105,6 +107,29 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         server.request("DELETE", f"{POLICIES}/cluster-policy")
         assert role.step("cluster") == 1 and len(server.request("GET", POLICIES)["items"]) == 1
     assert role.step("remove") > 0 and everything(server) == before
+
+
+def test_by_olm_from_nothing_to_nothing(server, tmp_path):
+    server.install(
+        *(definitions() / f"{name}.operators.coreos.com.yaml" for name in ("subscriptions", "operatorgroups"))
+    )
+    before = everything(server)
+    software = {**SOFTWARE, "openshift": True, "gpu_operator": ["a"], "roles": ["b"]}
+    role = Role(server, tmp_path, "", gpu_backends={**BACKENDS, "software": software})
+    assert role.step("cluster", "--check") > 0 and everything(server) == before
+    with OlmOnServer(server), Played(server, "nvidia-gpu-operator"):
+        # The namespace, the nodes' labels, and what OLM installs.
+        assert role.step("cluster") == 3
+        assert role.step("cluster") == 0
+        [policy] = server.request("GET", POLICIES)["items"]
+        assert (
+            policy["spec"]["cdi"]["enabled"] is False and policy["spec"]["operator"]["use_ocp_driver_toolkit"] is True
+        )
+        assert labels(server, "b") == {"nvidia.com/gpu.deploy.operands": "false"}
+    assert role.step("remove") > 0
+    # OLM leaves definitions.
+    kept = {key: value for key, value in everything(server).items() if key[0] != "CustomResourceDefinition"}
+    assert kept == {key: value for key, value in before.items() if key[0] != "CustomResourceDefinition"}
 
 
 def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):

@@ -7,17 +7,25 @@ test_real_gpu_operator.py.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 
 import pytest
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.objects import CREATED
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator, olm, operator_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import operator_setup as subject
+from definitions import definitions
 from memory_kube import MemoryKube
+from own_cluster import controllers
+from real_apiserver import Refused, own_api_server
+from real_operators import anything
+from simulation import Simulation, module_of
 from test_operator_plan import found, options
 
 SPACE, NFD = "nvidia-gpu-operator", "openshift-nfd"
@@ -231,3 +239,52 @@ def test_objects_without_this_collections_mark_are_never_removed():
     kept = set(kube.objects)
     run(kube, "absent")
     assert set(kube.objects) == kept
+
+
+# --------------------------------------------------------------------------- on the real definitions
+
+
+class OlmOnServer(Simulation):
+    """OLM on a real API server: a Subscription brings the definition of its package, and no version."""
+
+    def __init__(self, server):
+        super().__init__()
+        self.server, self.brought = server, set()
+
+    def _step(self):
+        with contextlib.suppress(Refused):
+            for one in self.server.request("GET", f"/apis/{olm.SUBSCRIPTIONS}/subscriptions")["items"]:
+                package = one["spec"]["name"]
+                if package not in self.brought:
+                    self.brought.add(package)
+                    if package == "nfd":
+                        kind = anything("nodefeaturediscoveries", "NodeFeatureDiscovery", "nfd.openshift.io")
+                        file = self.server.folder / "nfd.yaml"
+                        file.write_text(yaml.safe_dump(kind))
+                        self.server.install(file)
+                    else:
+                        self.server.install(definitions() / "clusterpolicies.nvidia.com.yaml")
+
+
+def test_the_real_definitions_accept_what_is_made_and_nothing_of_it_stays():
+    names = ("subscriptions.operators.coreos.com", "operatorgroups.operators.coreos.com")
+    files = [definitions() / f"{name}.yaml" for name in names]
+    with own_api_server() as server, controllers(server, "garbage-collector", "namespace"):
+        server.install(*files)
+        server.request("POST", "/api/v1/nodes", {"metadata": {"name": "a"}})
+        given = params(nodes=["a"])
+
+        def run_on_server(state):
+            # As each task has a connection of its own.
+            kube = RealKube.of_module(module_of(server, subject.ARGUMENTS))
+            return subject.work(kube, {**given, "state": state}, False, Waiting(30, 0.2))
+
+        with OlmOnServer(server):
+            assert run_on_server("present")["changed"]
+            assert not run_on_server("present")["changed"]
+        policy = server.request("GET", f"/apis/{gpu_operator.API}/clusterpolicies/{subject.POLICY_NAME}")
+        assert policy["spec"]["operator"]["use_ocp_driver_toolkit"] is True
+        assert run_on_server("absent")["changed"] and not run_on_server("absent")["changed"]
+        for path in ("subscriptions", "operatorgroups"):
+            version = olm.SUBSCRIPTIONS if path == "subscriptions" else olm.GROUPS
+            assert server.request("GET", f"/apis/{version}/{path}")["items"] == []
