@@ -66,6 +66,7 @@ HUB = {"docker.io": "registry-1.docker.io"}
 VERSIONS = {
     "hami": ("hami", "hami_chart_version"),
     "nvidia-device-plugin": ("nvidia_device_plugin", "nvidia_device_plugin_chart_version"),
+    "gpu-operator": ("gpu_operator", "gpu_operator_chart_version"),
     "dcgm-exporter": ("nvidia_device_plugin", "nvidia_device_plugin_dcgm_exporter_chart_version"),
 }
 

@@ -18,6 +18,7 @@ import typing as t
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_software import Software
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
@@ -47,6 +48,8 @@ ARGUMENTS: JsonObject = {
     "image_archive": {"type": "path", "default": ""},
     "extender_image": {"type": "str", "default": ""},
     "device_plugin_image": {"type": "str", "default": ""},
+    "operator_external": {"type": "bool", "default": False},
+    "operator_host_driver": {"type": "bool", "default": False},
     "switch": {"type": "list", "elements": "str", "default": []},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
@@ -69,15 +72,17 @@ class ActionModule(ShareAction):
         names = dict.fromkeys([*params["gpu_nodes"], *params["control_plane"]])
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
-        hosts = [_host(name, sources[name], hostvars[name], planner) for name in names]
-        limit = limit_mode(params["memory_limit"])
         known = untagged(params["cluster"] or {})
+        decided = (known.get("backends") or {}).get("software")
+        hosts = [_host(name, sources[name], hostvars[name], planner, decided) for name in names]
+        limit = limit_mode(params["memory_limit"])
         claims = Claims(
             known.get("given") or {},
             known.get("capacity"),
             known.get("backends"),
             params["switch"],
             known.get("releases") or {},
+            decided,
         )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims})
@@ -95,6 +100,8 @@ class ActionModule(ShareAction):
             # The get of Ansible's hostvars has no default.
             local = hostvars["localhost"] if "localhost" in hostvars else {}  # noqa: SIM401
             findings += _helm(claims.backends, known["operators"], local)
+            if not params["operator_external"]:
+                findings += _operators_helm(decided, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
         return listing.report(self._display, findings)
@@ -140,6 +147,19 @@ def _helm(backends: Backends, operators: t.Sequence[Operator], variables: t.Mapp
             yield Finding("no-helm", severity, what, do, "", variable, {"program": program})
 
 
+def _operators_helm(
+    software: Software | None, operators: t.Sequence[Operator], variables: t.Mapping[str, t.Any]
+) -> t.Iterator[Finding]:
+    """Report a helm that isn't there, by which role gpu_operator deploys the GPU Operator outside OpenShift."""
+    program = str(variables.get("gpu_operator_helm") or "helm")
+    if software is None or not software["gpu_operator"] or software["openshift"] or shutil.which(program):
+        return
+    if software["ours"] or not has_cluster_policy(operators):
+        what = "there is no {program} on the controller, by which the GPU Operator's chart is deployed and changed"
+        do = "install helm 3, or set it to the path of one"
+        yield Finding("no-helm", PROBLEM, what, do, "", "gpu_operator_helm", {"program": program})
+
+
 def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
     """Report that the servers' image can't be built; there is no prediction where no machine lacks the image."""
     predicted = next((prediction for prediction in predictions if prediction and not prediction.get("skipped")), None)
@@ -157,9 +177,12 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
         )
 
 
-def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner) -> Host:
+def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner, decided: Software | None) -> Host:
     facts = variables.get("gpu_node")
-    plans = tuple(_plans(name, untagged(planner.validate(name)))) if source == "gpu_nodes" and facts else ()
+    # Without a cluster every machine is the roles'.
+    by_roles = decided is None or node_name(name, variables) in decided["roles"]
+    examined = source == "gpu_nodes" and facts and by_roles
+    plans = tuple(_plans(name, untagged(planner.validate(name)))) if examined else ()
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
     return Host(name, node_name(name, variables), source, facts, _node_options(variables), plans, trouble)
 

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the charts of HAMi and of NVIDIA's device plugin get, and what helm has recorded of a release."""
+"""What the charts of HAMi and NVIDIA get, how its GPU Operator is installed, and what helm has recorded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Result
+    from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import Found, Planned
+    from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import (
+        Options as OperatorOptions,
+    )
+
+
+def gpu_operator_plan(options: OperatorOptions, found: Found) -> Planned:
+    from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import plan
+
+    return plan(options, found)
 
 
 def hami_plan(options: HamiOptions, cluster: Cluster) -> ReleasePlan:
@@ -43,6 +53,7 @@ def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
+            "gpu_operator_plan": gpu_operator_plan,
             "hami_plan": hami_plan,
             "hami_release": hami_release,
             "helm_release": helm_release,

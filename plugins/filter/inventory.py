@@ -9,6 +9,9 @@ import typing as t
 
 if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Wanted
+    from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_software import (
+        Wanted as WantedSoftware,
+    )
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 
@@ -58,6 +61,17 @@ def wanted_backends(
     return inventory.wanted_backends(hostvars, hosts, nodes, given)
 
 
+def wanted_software(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Any = None,
+) -> list[WantedSoftware]:
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
+
+    return inventory.wanted_software(hostvars, hosts, nodes, given)
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
@@ -66,4 +80,5 @@ class FilterModule:
             "listed": listed,
             "node_names": node_names,
             "wanted_backends": wanted_backends,
+            "wanted_software": wanted_software,
         }

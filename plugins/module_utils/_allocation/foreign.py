@@ -55,13 +55,15 @@ class Plugin(t.TypedDict):
 class Operator(t.TypedDict):
     """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
 
-    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` whether nodes get drivers by it.
+    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get
+    drivers and toolkits by it.
     """
 
     kind: str
     name: str
     changed: bool
     drives: bool
+    toolkit: bool
 
 
 def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
@@ -81,10 +83,10 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
             objects = []
         for resource in objects:
             name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
-            # A driver that isn't mentioned is installed.
-            asked = ((resource.get("spec") or {}).get("driver") or {}).get("enabled") is not False
-            drives = kind == "ClusterPolicy" and asked
-            installed.append({"kind": kind, "name": name, "changed": CHANGED in annotations, "drives": drives})
+            spec, policy, changed = resource.get("spec") or {}, kind == "ClusterPolicy", CHANGED in annotations
+            # What isn't mentioned is installed.
+            drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
+            installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools})
     return installed
 
 

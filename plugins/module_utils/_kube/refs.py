@@ -81,7 +81,7 @@ def ref_of(definition: JsonObject) -> Ref:
 class PagesSeen:
     """The pages of one list so far, by which a server that doesn't page is found: it would be asked for ever.
 
-    ansible-operator's proxy, for example, answers each page with all objects and one and the same token.
+    ansible-operator's proxy answers each page with all objects and one token.
     """
 
     def __init__(self) -> None:
@@ -172,10 +172,10 @@ class Reads(abc.ABC):
                 return None
             raise
 
-    def _known(self, ref: Ref) -> bool:
-        """Return whether the cluster serves a kind; one request per unknown API version."""
+    def _known(self, ref: Ref, again: bool = False) -> bool:
+        """Return whether the cluster serves a kind; ``again`` asks once more for an unknown API version."""
         key = (ref.api_version, ref.kind)
-        if key not in self._kinds and ref.api_version not in self._asked:
+        if key not in self._kinds and (again or ref.api_version not in self._asked):
             self._asked.add(ref.api_version)
             for resource in (self._found(_group(ref.api_version)) or {}).get("resources") or []:
                 plural = resource["name"]
@@ -184,7 +184,7 @@ class Reads(abc.ABC):
         return key in self._kinds
 
     def _demand(self, ref: Ref) -> None:
-        if not self._known(ref):
+        if not self._known(ref) and not self._known(ref, True):
             message = f"the cluster doesn't know {ref.kind} in {ref.api_version}"
             raise KubeError(f"{ref}: {message}", 404, "NotFound", message)
 

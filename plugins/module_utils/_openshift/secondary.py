@@ -3,11 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a scheduler beside OpenShift's own, from 4.10 on, by the Secondary Scheduler Operator.
 
-OLM installs the operator for a Subscription, in a namespace with exactly one OperatorGroup; existing ones belong to
-others and stay. The operator serves one object, SecondaryScheduler/cluster, and creates a Deployment for it. It doesn't
-report that Deployment's health, so the Deployment itself is checked: it has to mount the configuration and run the
-image, and every pod has to be of that revision and ready. Each configuration has a ConfigMap of its own, named after
-its digest, so a rollback is the old name.
+OLM installs the operator (``olm``). It serves one object, SecondaryScheduler/cluster, and creates a Deployment for it.
+It doesn't report that Deployment's health, so the Deployment itself is checked: it has to mount the configuration and
+run the image, and every pod has to be of that revision and ready. Each configuration has a ConfigMap of its own, named
+after its digest, so a rollback is the old name.
 https://docs.openshift.com/container-platform/4.17/nodes/scheduling/secondary_scheduler/index.html
 """
 
@@ -22,22 +21,20 @@ from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._core.wait import Waiting
-from .._kube.objects import CREATED, HIDDEN, foreign_objects
+from .._kube.objects import HIDDEN, foreign_objects
 from .._kube.refs import FIELD_MANAGER, Ref, ref_of
 from .._kube.rollout import not_ready_reason, reasons, selector
 from . import cluster as openshift
+from . import olm
 from .objects import PART_OF, Api, annotations_of, label_selector, name_by_digest
 
 NAMESPACE = "openshift-secondary-scheduler-operator"
 PACKAGE = "openshift-secondary-scheduler-operator"
-DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "secondaryschedulers.operator.openshift.io")
+DEFINITION = olm.definition_ref("secondaryschedulers.operator.openshift.io")
 # The operator reads no other name and namespace.
 SECONDARY = Ref("operator.openshift.io/v1", "SecondaryScheduler", NAMESPACE, "cluster")
 DEPLOYMENT = Ref("apps/v1", "Deployment", NAMESPACE, "secondary-scheduler")
 KEY = "config.yaml"
-SPACE = Ref("v1", "Namespace", "", NAMESPACE)
-GROUPS = "operators.coreos.com/v1"
-SUBSCRIPTIONS = "operators.coreos.com/v1alpha1"
 
 LABELS = {**PART_OF, "app.kubernetes.io/component": "scheduler"}
 # On SecondaryScheduler/cluster until its specification is in effect: the specification before.
@@ -48,39 +45,24 @@ CONFIG_MAP = "gpushare-scheduler-config"
 
 
 @dataclasses.dataclass(frozen=True)
-class OlmObject:
-    """A Namespace, OperatorGroup (with its target namespaces) or Subscription (with its ClusterServiceVersion)."""
-
-    ref: Ref
-    ours: bool
-    targets: t.Sequence[str]
-    installed: str
-
-
-@dataclasses.dataclass(frozen=True)
 class State:
     """The objects of the cluster that a secondary scheduler depends on.
 
     :param version: of OpenShift.
-    :param served: the operator is installed.
+    :param installed: what OLM has of the operator.
     :param topology: its release supports the field.
     :param spec: our fields of SecondaryScheduler/cluster; None where it doesn't exist.
     :param before: those before a change that isn't proven yet, as JSON.
-    :param terminating: the namespace is being deleted.
     :param foreign: other objects in the namespace, listed for a removal only.
     :param maps: our configurations by the names of their ConfigMaps.
     """
 
     version: str
-    served: bool
+    installed: olm.State
     topology: bool
     spec: JsonObject | None
     before: str | None
-    namespaces: t.Sequence[OlmObject]
-    terminating: bool
     foreign: t.Sequence[str]
-    groups: t.Sequence[OlmObject]
-    subscriptions: t.Sequence[OlmObject]
     maps: t.Mapping[str, str]
 
 
@@ -104,32 +86,12 @@ class Options:
         }
         if params["topology"]:
             self.spec["topology"] = {"mode": params["topology"]}
-        self.subscription: JsonObject = {
-            "name": PACKAGE,
-            "channel": str(params["channel"]),
-            "source": str(params["source"]),
-            "sourceNamespace": str(params["source_namespace"]),
-            "installPlanApproval": "Automatic",
-        }
-
-    def missing_for_olm(self, state: State) -> list[JsonObject]:
-        """Return the objects that OLM needs and that don't exist."""
-        missing = []
-        if not state.namespaces:
-            labels = {**LABELS, "openshift.io/cluster-monitoring": "true"}
-            missing.append(_made("v1", "Namespace", {"name": NAMESPACE, "labels": labels}))
-        metadata = {"name": PACKAGE, "namespace": NAMESPACE, "labels": LABELS}
-        if not state.groups:
-            # The operator watches its own namespace alone.
-            missing.append(_made(GROUPS, "OperatorGroup", metadata, {"targetNamespaces": [NAMESPACE]}))
-        if not state.subscriptions:
-            missing.append(_made(SUBSCRIPTIONS, "Subscription", metadata, self.subscription))
-        return missing
+        self.package = package_of(str(params["channel"]), str(params["source"]), str(params["source_namespace"]))
 
 
-def _made(api_version: str, kind: str, metadata: JsonObject, spec: JsonObject | None = None) -> JsonObject:
-    noted = {**metadata, "annotations": {CREATED: "true"}}
-    return {"apiVersion": api_version, "kind": kind, "metadata": noted, **({"spec": spec} if spec else {})}
+def package_of(channel: str = "", source: str = "", source_namespace: str = "") -> olm.Package:
+    """Return the operator's package; a removal needs no catalog."""
+    return olm.Package(PACKAGE, DEFINITION.name, NAMESPACE, channel, source, source_namespace, LABELS)
 
 
 # --------------------------------------------------------------------------- observing and planning
@@ -142,42 +104,22 @@ def observe(api: Api, removal: bool = False) -> State:
     :raises BadInput: this isn't OpenShift.
     """
     definition = api.get(DEFINITION)
-    served = definition is not None and openshift.condition(definition, "Established")[0] == "True"
+    installed = olm.observe(api, package_of())
     maps = api.list_all("v1", "ConfigMap", NAMESPACE, label_selector=label_selector(LABELS))
-    live = api.get(SECONDARY) if served else None
+    live = api.get(SECONDARY) if installed.served else None
     if removal and live and live["metadata"].get("deletionTimestamp"):
         live = None
-    subscriptions = api.list_all(SUBSCRIPTIONS, "Subscription", NAMESPACE)
-    namespace = api.get(SPACE)
-    namespaces = _olm_objects([namespace] if namespace else [])
     ours = {DEPLOYMENT, *(ref(item["metadata"]["name"]) for item in maps)}
-    created = any(namespace.ours for namespace in namespaces)
+    created = any(namespace.ours for namespace in installed.namespaces)
     return State(
         version=openshift.version_of(openshift.cluster_version(api)),
-        served=served,
-        topology=served and "topology" in json.dumps(definition),
+        installed=installed,
+        topology=installed.served and "topology" in json.dumps(definition),
         spec={key: value for key, value in (live.get("spec") or {}).items() if key in FIELDS} if live else None,
         before=annotations_of(live).get(BEFORE),
-        namespaces=namespaces,
-        terminating=bool(namespace) and not namespaces,
         foreign=foreign_objects(api, NAMESPACE, ours) if removal and created else [],
-        groups=_olm_objects(api.list_all(GROUPS, "OperatorGroup", NAMESPACE)),
-        subscriptions=_olm_objects([item for item in subscriptions if (item.get("spec") or {}).get("name") == PACKAGE]),
         maps={item["metadata"]["name"]: (item.get("data") or {}).get(KEY) or "" for item in maps},
     )
-
-
-def _olm_objects(objects: t.Iterable[JsonObject]) -> list[OlmObject]:
-    return [
-        OlmObject(
-            ref_of(item),
-            CREATED in annotations_of(item),
-            (item.get("spec") or {}).get("targetNamespaces") or [],
-            str((item.get("status") or {}).get("installedCSV") or ""),
-        )
-        for item in objects
-        if not item["metadata"].get("deletionTimestamp")
-    ]
 
 
 def make_plan(options: Options, state: State) -> Plan:
@@ -201,13 +143,13 @@ def make_plan(options: Options, state: State) -> Plan:
             f"scheduler_mode: {SECONDARY} exists already with a configuration that isn't ours ({named or 'none'}), "
             "and the operator serves only one"
         )
-    if state.terminating:
-        raise ShareError(f"{SPACE} is being deleted; run again when it is gone")
-    if "topology" in options.spec and state.served and not state.topology:
+    if state.installed.terminating:
+        raise ShareError(f"{package_of().space} is being deleted; run again when it is gone")
+    if "topology" in options.spec and state.installed.served and not state.topology:
         raise BadInput(
             "scheduler_openshift_topology: this release of the Secondary Scheduler Operator doesn't support it"
         )
-    for group in state.groups:
+    for group in state.installed.groups:
         if list(group.targets) != [NAMESPACE]:
             raise BadInput(
                 f"scheduler_mode: OperatorGroup {group.ref.name} in {NAMESPACE} watches other namespaces than its own, "
@@ -215,7 +157,7 @@ def make_plan(options: Options, state: State) -> Plan:
             )
     changes = [
         Change(str(ref_of(item)), "", json.dumps(item, indent=2) + "\n", "install")
-        for item in options.missing_for_olm(state)
+        for item in olm.missing(options.package, state.installed)
     ]
     if state.maps.get(options.name) != options.config:
         before = _masked(state.maps.get(options.name, ""))
@@ -229,20 +171,9 @@ def make_plan(options: Options, state: State) -> Plan:
 
 def _absent(state: State) -> Plan:
     there = (Change(str(SECONDARY), _shown(state.spec), "", "switch"),) if state.spec is not None else ()
-    removed = [Change(str(owned), f"{owned}\n", "", owned) for owned in _ours(state)]
+    owned = olm.ours(state.installed, package_of(), bool(state.foreign))
+    removed = [Change(str(ref), f"{ref}\n", "", ref) for ref in owned]
     return Plan((*there, *_obsolete(state, ""), *removed))
-
-
-def _ours(state: State) -> list[Ref]:
-    """Return the objects that we had OLM install, in the order of removal; a namespace with others' objects stays."""
-    removed = []
-    for item in (*state.subscriptions, *state.groups, *([] if state.foreign else state.namespaces)):
-        if item.ours:
-            removed.append(item.ref)
-            if item.installed:
-                # OLM doesn't remove what a Subscription has installed.
-                removed.append(Ref(SUBSCRIPTIONS, "ClusterServiceVersion", NAMESPACE, item.installed))
-    return removed
 
 
 def _obsolete(state: State, keep: str) -> tuple[Change, ...]:
@@ -304,14 +235,14 @@ class SecondaryReconciler:
 
     def _present(self, state: State, steps: list[str]) -> None:
         options = self._options
-        for item in options.missing_for_olm(state):
+        for item in olm.missing(options.package, state.installed):
             self._api.apply(item, FIELD_MANAGER)
         if "write" in steps:
             metadata = {"name": options.name, "namespace": NAMESPACE, "labels": LABELS}
             # An edit would change the running scheduler without a new Deployment.
             config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True}
             self._api.apply({**config_map, "data": {KEY: options.config}}, FIELD_MANAGER)
-        if not state.served:
+        if not state.installed.served:
             self._until(self._not_installed, "OLM doesn't install the Secondary Scheduler Operator")
         # The record of an interrupted run is older.
         before = json.dumps(state.spec or {}, sort_keys=True) if state.before is None else state.before
@@ -377,17 +308,11 @@ class SecondaryReconciler:
         return reasons(None, self._api.list_all("v1", "Pod", NAMESPACE, label_selector=selector(live)), [])
 
     def _not_installed(self) -> str:
-        definition = self._api.get(DEFINITION)
-        if definition is not None and openshift.condition(definition, "Established")[0] == "True":
+        reason = olm.not_served(self._api, self._options.package)
+        if not reason:
             # Its storage is ready a moment later; until then this request fails.
             self._api.get(SECONDARY)
-            return ""
-        reason = []
-        for subscription in self._api.list_all("operators.coreos.com/v1alpha1", "Subscription", NAMESPACE):
-            for kind in ("CatalogSourcesUnhealthy", "ResolutionFailed", "InstallPlanFailed", "InstallPlanPending"):
-                status, message = openshift.condition(subscription, kind)
-                reason += [f"{kind}: {message}"] if status == "True" else []
-        return "; ".join(reason) or f"{DEFINITION.name} isn't served"
+        return reason
 
     def _until(self, left: t.Callable[[], str], subject: str = "", why: t.Callable[[], list[str]] = lambda: []) -> None:
         """Wait until nothing is left to do.

@@ -13,6 +13,7 @@ from .._allocation import node_backends as backends
 from .._allocation.allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER
 from .._allocation.cluster import Cluster
 from .._allocation.node_backends import GATE, POSSIBLE
+from .._allocation.node_software import Software
 from .._contracts import hami
 from .._contracts.backends import GPUSHARE, LABEL, NVIDIA, RESTRICTED
 from .._contracts.gpushare import NODE_LABEL
@@ -63,6 +64,7 @@ class Claims:
     :param backends: as they were resolved; None without a cluster.
     :param switch: nodes that are switched in this run.
     :param releases: by back end, helm's releases of others that have the name of ours, as ``namespace/name``.
+    :param software: who installs the nodes' driver and toolkit; None without a cluster.
     """
 
     values: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
@@ -70,10 +72,15 @@ class Claims:
     backends: backends.Backends | None = None
     switch: t.Collection[str] = ()
     releases: t.Mapping[str, t.Sequence[str]] = dataclasses.field(default_factory=dict)
+    software: Software | None = None
 
     def shares(self, node: str) -> bool:
         """Return whether a node has gpushare, or is to have it."""
         return self.backends is None or node in self.backends["gpushare"]
+
+    def installed_by_roles(self, node: str) -> bool:
+        """Return whether roles install a node's driver and toolkit."""
+        return self.software is None or node in self.software["roles"]
 
     def moves(self, node: Node) -> bool:
         """Return whether this run switches a node, which it doesn't where it has the back end already."""

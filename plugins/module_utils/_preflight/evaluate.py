@@ -23,6 +23,7 @@ from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
+from . import software
 from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
 
@@ -110,6 +111,8 @@ class Options:
     :param alone: nodes that join, beside which nothing changes; empty where all nodes are set up.
     :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
     :param claims: who allocates the cards, and what is known of claims.
+    :param operator_external: this run installs no GPU Operator.
+    :param operator_host_driver: that operator uses the machines' own drivers.
     """
 
     memory_unit: str = "GiB"
@@ -121,6 +124,8 @@ class Options:
     gpu_operator: bool = False
     memory_limit: str = "auto"
     claims: allocation.Claims = dataclasses.field(default_factory=allocation.Claims)
+    operator_external: bool = False
+    operator_host_driver: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +190,7 @@ def examine(
         findings += _cluster(options, cluster, hosts, shared)
     for host in hosts:
         if host.is_gpu_host and host.facts is not None:
-            findings += [*machines.examine(_machine(options, host, host.facts)), *host.plans]
+            findings += _of_machine(options, host, host.facts)
     findings += _exclusions(options, hosts)
     findings.ignore(ignore, described())
     return findings
@@ -236,7 +241,15 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
 
 def described() -> dict[str, str]:
     """Return id and meaning of every finding that can be ignored, for the documentation."""
-    return {**CLUSTER, **allocation.DESCRIBED, **machines.described()}
+    return {**CLUSTER, **allocation.DESCRIBED, **software.DESCRIBED, **machines.described()}
+
+
+def _of_machine(options: Options, host: Host, facts: GpuNode) -> list[Finding]:
+    """Return the findings about a machine; where roles install nothing, those about its system and cards alone."""
+    found = machines.examine(_machine(options, host, facts))
+    if options.claims.installed_by_roles(host.node):
+        return [*found, *host.plans]
+    return [finding for finding in found if finding.id in INPUT or finding.id in software.OF_MACHINES]
 
 
 def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
@@ -263,6 +276,10 @@ def _cluster(
 ) -> t.Iterator[Finding]:
     yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
+    if options.claims.software is not None:
+        known = {host.node: host.facts for host in hosts if host.is_gpu_host and host.facts is not None}
+        external, host_driver = options.operator_external, options.operator_host_driver
+        yield from software.examine(options.claims.software, cluster, known, external, host_driver)
     nodes = {node.name: node for node in cluster.nodes}
     for host in hosts:
         twins = [other.host for other in hosts if other.node == host.node]
@@ -276,7 +293,8 @@ def _cluster(
             yield _unknown_node(host, nodes)
         else:
             yield from _node(options, host, node, host.node in shared, cluster.plugins)
-            yield from _driver_container(host, node, cluster.operators)
+            if options.claims.installed_by_roles(host.node):
+                yield from _driver_container(host, node, cluster.operators)
     yield from _taints(options, cluster, shared)
     if options.memory_unit in contract.MIB_PER_UNIT:
         yield from _unit_change(options, cluster)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._allocation import node_software
 from .._allocation.allocators import EXTENDER
 from .._allocation.node_backends import Wanted
 from .._contracts import card_exclusion
@@ -69,6 +70,33 @@ def wanted_backends(
 
     rows = [of(node) for node in dict.fromkeys([*nodes, *names])]
     return [row for row in rows if not nodes or row["node"] in nodes or row["backend"] != GPUSHARE]
+
+
+def wanted_software(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Sequence[str] = (),
+    given: t.Any = None,
+) -> list[node_software.Wanted]:
+    """Return who is to install the software of each node: of the hosts, and of the nodes that are none.
+
+    :param hosts: those of the group gpu_nodes.
+    :param nodes: the variable ``gpushare_nodes``.
+    :param given: ``gpu_node_software`` of nodes that have none of their own.
+    """
+    usual = str(given or node_software.AUTO)
+    rows = [
+        node_software.Wanted(
+            node=node_name(host, hostvars[host]),
+            software=str(hostvars[host].get(node_software.VARIABLE) or usual),
+            machine=True,
+        )
+        for host in hosts
+        if host in hostvars
+    ]
+    known = {row["node"] for row in rows}
+    others = [node for node in dict.fromkeys(listed(nodes)) if node not in known]
+    return [*rows, *(node_software.Wanted(node=node, software=usual, machine=False) for node in others)]
 
 
 def card_exclusions(

@@ -10,12 +10,12 @@ import json
 import re
 import typing as t
 
-from .._allocation import allocators, cluster, node_backends
+from .._allocation import allocators, cluster, node_backends, node_software
 from .._allocation.allocators import CLAIMS_SINCE, DRA, release
 from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
-from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA
+from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA, OPERATOR
 from .._contracts.gpushare import ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -67,8 +67,14 @@ WANTED: JsonObject = {
     "backend": {"type": "str", "choices": list(allocators.BACKENDS), "default": GPUSHARE},
     "allocation": {"type": "str", "choices": list(node_backends.ALLOCATIONS), "default": allocators.EXTENDER},
 }
+SOFTWARE: JsonObject = {
+    "node": {"type": "str", "required": True},
+    "software": {"type": "str", "choices": list(node_software.CHOICES), "default": node_software.AUTO},
+    "machine": {"type": "bool", "default": True},
+}
 BACKENDS_OPTIONS: JsonObject = {
     "wanted": {"type": "list", "elements": "dict", "options": WANTED},
+    "software": {"type": "list", "elements": "dict", "options": SOFTWARE, "default": []},
     "values": {"type": "dict", "default": {}},
     "switch": {"type": "list", "elements": "str", "default": []},
     "alone": {"type": "list", "elements": "str", "default": []},
@@ -348,27 +354,30 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
 
 def _backends(
     kube: Kube, wanted: JsonObject, state: cluster.Cluster, capacity: bool | None, options: JsonObject | None
-) -> node_backends.Backends:
-    """Decide each node's back end.
+) -> node_software.Decided:
+    """Decide each node's back end, and who installs its software.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
     :param capacity: as for ``node_backends.resolve``.
     :param options: as ``SCHEDULER_OPTIONS``.
     """
     if wanted["wanted"] is None:
-        return node_backends.as_it_is(state)
+        return {**node_backends.as_it_is(state), "software": node_software.resolve((), state)}
     namespaces = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
-    there, dedicated, selecting = _parts(kube, namespaces, state)
+    there, dedicated, selecting, operator = _parts(kube, namespaces, state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
     made = node_backends.resolve(
         wanted["wanted"], state, capacity, wanted["values"], switch, there, dedicated, alone, selecting
     )
     # Machines of the control plane join, too.
     hosts = [node for node in namespaces["hosts"].values() if node_backends.is_absent(node, state, alone)]
-    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts]))}
+    asked = wanted.get("software") or []
+    left_out = {row["node"] for row in asked if node_backends.is_absent(row["node"], state, alone)}
+    software = node_software.resolve(asked, state, operator, left_out)
+    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts])), "software": software}
 
 
-def _others_releases(kube: Kube, made: node_backends.Backends, values: JsonObject) -> dict[str, list[str]]:
+def _others_releases(kube: Kube, made: node_software.Decided, values: JsonObject) -> dict[str, list[str]]:
     """Return, by back end, helm's releases of the names that this run's would have, as ``namespace/name``.
 
     Where this collection has deployed a chart, or begun to, its namespace has a label. Objects of the whole cluster are
@@ -406,15 +415,19 @@ def _keeps_capacity(kube: Kube, version: str) -> bool | None:
     return "capacity" in kept["spec"]["spec"]["devices"]["requests"][0]["exactly"]
 
 
-def _parts(kube: Kube, options: JsonObject, state: cluster.Cluster) -> tuple[node_backends.Parts, bool, list[str]]:
+def _parts(
+    kube: Kube, options: JsonObject, state: cluster.Cluster
+) -> tuple[node_backends.Parts, bool, list[str], bool]:
     """Return the allocators of which parts are in the cluster, and whether a dedicated scheduler is.
 
-    The third are those whose server selects its nodes without the restricted label, as earlier versions deployed it.
+    The third are those whose server selects its nodes without the restricted label, as earlier versions deployed it;
+    the fourth is whether this collection has installed the GPU Operator.
 
     :param options: as ``SCHEDULER_OPTIONS``.
     """
     namespaces = kube.list_all("v1", "Namespace", label_selector=LABEL)
     labelled = {(item["metadata"].get("labels") or {}).get(LABEL) for item in namespaces}
+    operator = OPERATOR in labelled
     labelled |= {node.labels.get(LABEL) for node in state.nodes}
     labelled |= {NVIDIA for operator in state.operators if operator["changed"]}
     namespace = str(options["namespace"])
@@ -440,7 +453,7 @@ def _parts(kube: Kube, options: JsonObject, state: cluster.Cluster) -> tuple[nod
         hami=HAMI in labelled,
         nvidia=NVIDIA in labelled,
     )
-    return parts, dedicated, selecting
+    return parts, dedicated, selecting, operator
 
 
 def _slices(kube: Kube, version: str) -> list[cluster.AnnouncedSlice] | None:

@@ -63,6 +63,13 @@ IMAGE = (
     f" or {NODE} in {BACKENDS}.gpushare | default([{NODE}])"
 )
 
+# Roles install a machine's driver and toolkit, rather than the GPU Operator or the provider.
+BY_ROLES = (
+    f"{NODE} in {BACKENDS}.software.roles"
+    f" | default([{NODE}] if gpu_node_software | default('auto') in ['auto', 'roles'] else [])"
+)
+OPERATED = f"{BACKENDS}.software.gpu_operator | default([]) | length > 0"
+
 STAGES = (
     Stage(
         "image",
@@ -72,11 +79,17 @@ STAGES = (
     Stage(
         "driver",
         (GPU_NODES,),
-        (Entry("node_baseline"), Entry("nouveau"), Entry("driver"), Entry("maintenance", tasks="unfinished")),
+        (
+            Entry("node_baseline", when=BY_ROLES),
+            Entry("nouveau", when=BY_ROLES),
+            Entry("driver", when=BY_ROLES),
+            Entry("maintenance", when=BY_ROLES, tasks="unfinished"),
+        ),
     ),
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
-    Stage("runtime", (GPU_NODES,), (Entry("toolkit"), Entry("runtime"))),
+    Stage("runtime", (GPU_NODES,), (Entry("toolkit", when=BY_ROLES), Entry("runtime", when=BY_ROLES))),
+    Stage("gpu_operator", (), (Entry("gpu_operator", {"gpu_operator_step": "cluster"}, OPERATED),)),
     Stage(
         "extender",
         (),
@@ -102,7 +115,7 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "gpu_operator"},
-                f"{EXTENDER} and scheduler_detected.mode == 'openshift'",
+                f"{EXTENDER} and (scheduler_detected.mode == 'openshift' or {BACKENDS}.software.ours | default(false))",
             ),
             Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from ...module_utils._allocation import allocators
+from ...module_utils._allocation import allocators, node_software
 from ...module_utils._core.types import JsonObject
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -32,11 +32,24 @@ SHARED: JsonObject = {
     "gpu_exclude": {"type": "list", "elements": "str"},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
+    "gpu_node_software": {"type": "str", "choices": list(node_software.CHOICES)},
     "uninstall_cluster": {"type": "bool"},
     "uninstall_with_pods": {"type": "bool"},
 }
 # Required options that playbooks and roles set themselves.
-PASSED = frozenset(("gpushare_component", "hami_step", "image_reference", "nvidia_device_plugin_step"))
+PASSED = frozenset(
+    (
+        "gpu_operator_step",
+        "gpushare_component",
+        "hami_step",
+        "helm_release_chart",
+        "helm_release_name",
+        "helm_release_namespace",
+        "helm_release_variable",
+        "image_reference",
+        "nvidia_device_plugin_step",
+    )
+)
 # Variables that roles set for each other. Users don't, and they are no misspelt ones.
 FACTS = frozenset(
     (

@@ -124,7 +124,7 @@ def test_every_commented_option_exists_and_shows_its_default():
     }
     paragraphs = (ROOT / "inventories/example/group_vars/all.yml").read_text().split("\n\n")
     named = set()
-    of_all = {"gpu_maintenance": "never", "gpu_backend": "gpushare", "gpu_exclude": "[]"}
+    of_all = {"gpu_maintenance": "never", "gpu_backend": "gpushare", "gpu_node_software": "auto", "gpu_exclude": "[]"}
     for paragraph in paragraphs:
         example = False
         for line in paragraph.splitlines():

@@ -77,7 +77,7 @@ class MemoryKube:
         return [
             copy.deepcopy(one)
             for ref, one in sorted(self.objects.items(), key=lambda pair: pair[0].name)
-            if (ref.api_version, ref.kind) == (api_version, kind)
+            if (ref.api_version, ref.kind) == (api_version, kind) and namespace in ("", ref.namespace)
         ]
 
     def patch(self, ref, body, subresource=""):
@@ -91,8 +91,11 @@ class MemoryKube:
         self._change("apply", ref, definition)
         live = self.objects.get(ref) or {}
         metadata = merged(live.get("metadata"), definition["metadata"])
-        spec = definition["spec"] if ref.kind == "MachineConfig" else merged(live.get("spec"), definition["spec"])
-        self.set(ref, {**live, **copy.deepcopy(definition), "metadata": metadata, "spec": copy.deepcopy(spec)})
+        new = {**live, **copy.deepcopy(definition), "metadata": metadata}
+        if "spec" in definition:
+            spec = definition["spec"] if ref.kind == "MachineConfig" else merged(live.get("spec"), definition["spec"])
+            new["spec"] = copy.deepcopy(spec)
+        self.set(ref, new)
 
     def delete(self, ref):
         self._change("delete", ref, None)

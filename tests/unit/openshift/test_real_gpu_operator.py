@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import subprocess
 import time
 import typing as t
 from pathlib import Path
@@ -22,9 +23,12 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as subject
+from ansible_collections.kubegpu.share.plugins.module_utils._openshift import operator_plan, operator_setup
 from real_apiserver import MERGE, ApiServer, own_api_server
+from real_operators import PRESENT as PRESENT_BY_PCI
 from real_operators import Nodes, anything, checkout, controller_manager, running
 from simulation import module_of
+from test_operator_plan import found, options
 
 SPACE = "operator-of-nvidia"
 POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
@@ -116,7 +120,14 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(runtime: str, **spec: t.Any) -> t.Iterator[Cluster]:
+def cluster(
+    runtime: str, labels: dict[str, dict[str, str]] | None = None, whole: dict[str, t.Any] | None = None, **spec: t.Any
+) -> t.Iterator[Cluster]:
+    """A cluster with the controller, once its ClusterPolicy is ready.
+
+    :param labels: of nodes, before the controller starts.
+    :param whole: the ClusterPolicy's specification; by default ``SPEC`` with ``spec``.
+    """
     folder = checkout("KUBEGPU_GPU_OPERATOR", "gpu-operator")
     with own_api_server() as server:
         server.install(*sorted((folder / "config/crd/bases").glob("*.yaml")))
@@ -126,14 +137,21 @@ def cluster(runtime: str, **spec: t.Any) -> t.Iterator[Cluster]:
         server.install(extra)
         server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
         live = {"apiVersion": subject.API, "kind": subject.KIND, "metadata": {"name": "of-the-cluster"}}
-        server.request("POST", POLICIES, {**live, "spec": {**SPEC, **spec}})
+        server.request("POST", POLICIES, {**live, "spec": whole or {**SPEC, **spec}})
         flags = ("--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0")
         program = str(folder / "gpu-operator")
         with (
             controller_manager(server),
             Nodes(server, ("a", "b"), runtime) as nodes,
-            running(server, program, *flags, cwd=folder, OPERATOR_NAMESPACE=SPACE) as controller,
+            contextlib.ExitStack() as stack,
         ):
+            for name, own in (labels or {}).items():
+                server.request("PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": own}}, MERGE)
+            # Its chart names images by these; with OLM the ClusterServiceVersion does.
+            images = {"DRIVER_MANAGER_IMAGE": "i", "VALIDATOR_IMAGE": "i"} if whole else {}
+            controller = stack.enter_context(
+                running(server, program, *flags, cwd=folder, OPERATOR_NAMESPACE=SPACE, **images)
+            )
             made = Cluster(server, nodes, controller.ended)
             assert made.settle(), controller.log.read_text(errors="replace")[-3000:]
             yield made
@@ -303,3 +321,57 @@ def test_node_that_its_user_takes_from_the_operator() -> None:
         assert live.run("a")["changed"] and live.settle()
         assert live.spec() == before and set(live.labels("a")) == {"operands"}
         assert not live.run("a")["changed"]
+
+
+# --------------------------------------------------------------------------- the ClusterPolicy of role gpu_operator
+
+
+def rendered(helm: str, values: dict[str, t.Any], folder: Path) -> dict[str, t.Any]:
+    """The specification of the ClusterPolicy that NVIDIA's chart makes of the role's values."""
+    chart = checkout("KUBEGPU_GPU_OPERATOR", "gpu-operator") / "deployments/gpu-operator"
+    given = folder / "values.yml"
+    given.write_text(yaml.safe_dump(values))
+    shown = ("--show-only", "templates/clusterpolicy.yaml", "--values", str(given))
+    command = [helm, "template", "gpu-operator", str(chart), "--namespace", SPACE, *shown]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(yaml.safe_load(text)["spec"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plugin", [[], ["b"]], ids=["all", "mixed"])
+@pytest.mark.parametrize("runtime", [CRIO, CONTAINERD])
+def test_policy_of_the_role_is_ready_after_replaced_pods_and_reboots(
+    runtime: str, plugin: list[str], helm: str, tmp_path: Path
+) -> None:
+    shared = [name for name in ("a", "b") if name not in plugin]
+    planned = operator_plan.plan(options(shared=shared, by_variable=shared, plugin=plugin), found())
+    with cluster(runtime, planned["labels"], rendered(helm, planned["values"], tmp_path)) as live:
+        before, sets = live.spec(), live.daemon_sets()
+        assert before["cdi"]["enabled"] is False and before["driver"]["enabled"] is True
+        assert {"nvidia-driver-daemonset", subject.TOOLKIT, VALIDATOR} <= set(sets)
+        own = sets.get("nvidia-device-plugin-daemonset", {"status": {"desiredNumberScheduled": 0}})
+        assert own["status"]["desiredNumberScheduled"] == len(plugin)
+        assert operator_setup.not_ready(live.kube, ["a", "b"]) == ""
+        # Nothing is left to do for the module.
+        assert not live.run(*shared)["changed"]
+        labels = live.labels("a"), live.labels("b")
+        for name in ("a", "b"):
+            reboot(live, name)
+        live.server.request("DELETE", f"/api/v1/namespaces/{SPACE}/pods")
+        assert live.settle()
+        assert (live.labels("a"), live.labels("b")) == labels and live.spec() == before
+        assert operator_setup.not_ready(live.kube, ["a", "b"]) == "" and not live.run(*shared)["changed"]
+        for node in live.server.request("GET", "/api/v1/nodes")["items"]:
+            left = operator_setup.left_on(node)["labels"]
+            assert {subject.PRESENT, f"{DEPLOY}driver"} <= set(left) and operator_plan.NODE_LABEL not in left
+
+
+def test_ready_says_nothing_of_nodes_that_no_discovery_has_labelled() -> None:
+    """The controller is ready without any node, for which the role therefore looks at the nodes."""
+    with cluster(CONTAINERD) as live:
+        gone = {"metadata": {"labels": dict.fromkeys((PRESENT_BY_PCI, subject.PRESENT))}}
+        for name in ("a", "b"):
+            live.server.request("PATCH", f"/api/v1/nodes/{name}", gone, MERGE)
+        live.policy({"driver": {"env": [{"name": "ANOTHER", "value": "spec"}]}})
+        assert live.settle(kept=8.0)
+        assert "found no card on a, b" in operator_setup.not_ready(live.kube, ["a", "b"])

@@ -142,14 +142,14 @@ def test_a_repository_without_the_chart_is_named(server, ask):
         ask()
 
 
-@pytest.mark.parametrize("role", ["hami", "nvidia_device_plugin"])
+@pytest.mark.parametrize("role", ["hami", "nvidia_device_plugin", "gpu_operator"])
 def test_the_default_version_of_each_role_has_a_digest(role):
     defaults = yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text())
-    name = defaults.get("hami_chart_ref") or defaults["nvidia_device_plugin_chart"]
+    name = defaults.get("hami_chart_ref") or defaults[f"{role}_chart"]
     params = {"chart": name, "version": defaults[f"{role}_chart_version"], "pins": table.section("charts")}
     params |= {"sha256": defaults[f"{role}_chart_sha256"], "variable": f"{role}_chart_sha256"}
     assert chart.expected_digest(params) == table.section("charts")[name]["sha256"]
-    url = defaults.get("hami_chart_repo_url") or defaults["nvidia_device_plugin_chart_repository"]
+    url = defaults.get("hami_chart_repo_url") or defaults[f"{role}_chart_repository"]
     assert table.section("charts")[name]["url"] == url
 
 

@@ -76,6 +76,22 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     assert "would be done; next: the same command without --check" in " ".join(checked.text.split())
 
 
+def test_the_gpu_operator_comes_before_what_announces_cards(api, tmp_path):
+    before = objects(api)
+    given = {"gpu_node_software": "gpu_operator", "gpu_operator_helm": str(tmp_path / "helm")}
+    refused = play(api, tmp_path, "plan.yml", **given)
+    assert refused.rc != 0 and "there is no" in refused.text and "gpu_operator_helm" in refused.text, refused.text
+    (tmp_path / "helm").touch(0o755)
+    done = play(api, tmp_path, "plan.yml", "-e", "plan_output=plan.json", **given)
+    assert done.rc == 0 and done.changed == 0, done.text
+    steps = json.loads((tmp_path / "plan.json").read_text())["cluster"]["steps"]
+    assert [step["stage"] for step in steps][:4] == ["gpu_operator"] * 4 and steps[4]["stage"] != "gpu_operator"
+    changes = [name for step in steps[:3] for name in step["changes"]]
+    assert changes == ["Namespace gpu-operator", "Node gpu1", "helm release gpu-operator/gpu-operator"]
+    assert steps[3]["waits"] == ["the GPU Operator: there is no ClusterPolicy"]
+    assert objects(api) == before
+
+
 def test_the_record_of_a_run_without_checks_is_found_and_uninstall_removes_it(api, tmp_path):
     tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/plan/tasks/unverified.yml")}]
     connection = {"gpu_kubeconfig": str(api.kubeconfig)}

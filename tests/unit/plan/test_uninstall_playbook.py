@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from own_cluster import ROOT, run_playbook
 from role_templates import evaluated
 
@@ -29,6 +30,31 @@ def test_machines_without_a_cluster(given, queried):
     asked = [play["vars"]["__uninstall_cluster"] for play in plays if "__uninstall_cluster" in play.get("vars", {})]
     assert len(asked) > 1 and len(set(asked)) == 1
     assert evaluated(asked[0], **{"groups": {}, **given}) is queried
+
+
+@pytest.mark.parametrize(
+    ("given", "removed"),
+    [
+        # Without a cluster the variable alone says it.
+        ({}, True),
+        ({"gpu_node_software": "roles"}, True),
+        ({"gpu_node_software": "gpu_operator"}, False),
+        ({"software": {"roles": ["n"]}}, True),
+        ({"software": {"roles": [], "gpu_operator": ["n"]}}, False),
+        ({"software": {"roles": ["other"]}, "gpu_node_name": "other"}, True),
+        # The roles were there before.
+        ({"software": {"roles": []}, "node_baseline_known": True}, True),
+    ],
+)
+def test_roles_remove_driver_and_toolkit_only_where_they_installed_them(given, removed):
+    *_others, play = yaml.safe_load(UNINSTALL.read_text())
+    conditions = {role["role"].rpartition(".")[2]: role.get("when") for role in play["roles"]}
+    known = {"gpu_backends": {"software": given["software"]}} if "software" in given else {}
+    variables = {"inventory_hostname": "n", "node_baseline_known": False, "hostvars": {"localhost": known}, **given}
+    for name in ("toolkit", "driver", "nouveau"):
+        assert evaluated("{{ " + conditions[name] + " }}", **variables) is removed, name
+    if not variables["node_baseline_known"]:
+        assert evaluated("{{ " + stages.BY_ROLES + " }}", **variables) is removed, "as site.yml installs them"
 
 
 def test_a_cluster_that_is_gone_is_left_out_by_a_variable(tmp_path):

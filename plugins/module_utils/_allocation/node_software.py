@@ -1,0 +1,155 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who installs driver and container toolkit on a node: the variable ``gpu_node_software``, decided once. Pure."""
+
+from __future__ import annotations
+
+import typing as t
+
+from .._contracts.model import Node
+from .._core.types import JsonObject
+from . import foreign
+from .cluster import Cluster
+from .node_backends import OPENSHIFT_LABEL, Backends
+
+VARIABLE = "gpu_node_software"
+AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
+CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
+# The operator's labels of a node that has cards, that it leaves alone, and whose toolkit it has.
+PRESENT, OPERANDS = "nvidia.com/gpu.present", "nvidia.com/gpu.deploy.operands"
+TOOLKIT_LABEL = ("nvidia.com/gpu.deploy.container-toolkit", "true")
+# Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
+PROVIDER_LABELS: t.Mapping[str, str] = {
+    "cloud.google.com/gke-gpu-driver-version": "GKE's driver installer",
+    "cloud.google.com/gke-accelerator": "GKE's driver installer",
+    "bottlerocket.aws/updater-interface-version": "Bottlerocket's image",
+    "kubernetes.azure.com/accelerator": "AKS's image",
+    "k8s.amazonaws.com/accelerator": "EKS's image",
+}
+PROVIDER_SYSTEMS: t.Mapping[str, str] = {
+    "Container-Optimized OS": "GKE's driver installer",
+    "Bottlerocket": "Bottlerocket's image",
+}
+
+# Why a node's software is what it is.
+REQUESTED, MACHINE, OPERATED, PROVIDED, ASSUMED = "requested", "machine", "operated", "provided", "assumed"
+REASONS: t.Mapping[str, str] = {
+    REQUESTED: "gpu_node_software says so",
+    MACHINE: "it is a machine of the group gpu_nodes",
+    OPERATED: "NVIDIA's GPU Operator has the node ({who})",
+    PROVIDED: "the node shows {who}",
+    ASSUMED: "nobody logs in to the node, and no GPU Operator has it",
+}
+
+
+class Wanted(t.TypedDict):
+    """What the variables ask for on a node; ``machine`` is whether it is a host of the group gpu_nodes."""
+
+    node: str
+    software: str
+    machine: bool
+
+
+class NodeSoftware(t.TypedDict):
+    """Who installs a node's software; ``code`` is a key of ``REASONS``, which ``fields`` complete."""
+
+    node: str
+    machine: bool
+    wanted: str
+    software: str
+    code: str
+    fields: JsonObject
+
+
+class Software(t.TypedDict):
+    """Who installs the nodes' software.
+
+    ``roles``, ``gpu_operator`` and ``provider`` name nodes, ``ours`` is whether this collection has installed the GPU
+    Operator, or begun to, and ``openshift`` whether OLM would install it.
+    """
+
+    nodes: list[NodeSoftware]
+    roles: list[str]
+    gpu_operator: list[str]
+    provider: list[str]
+    ours: bool
+    openshift: bool
+
+
+class Decided(Backends):
+    """The back ends of a cluster, and who installs the software of its nodes."""
+
+    software: Software
+
+
+def resolve(
+    wanted: t.Sequence[Wanted], cluster: Cluster, ours: bool = False, left_out: t.Collection[str] = ()
+) -> Software:
+    """Decide who installs each node's software.
+
+    ``auto`` is the roles on machines, unless the operator has driver and toolkit of the node; the operator where it has
+    a node that nobody logs in to; else whoever provides the node.
+
+    :param wanted: of every node of the inventory.
+    :param ours: this collection has installed the operator.
+    :param left_out: nodes that aren't in the cluster yet, and that this run leaves out.
+    """
+    nodes = {node.name: node for node in cluster.nodes}
+    rows = [_of_node(row, nodes.get(row["node"]), cluster.operators) for row in wanted if row["node"] not in left_out]
+    having = {value: [row["node"] for row in rows if row["software"] == value] for value in CHOICES}
+    return {
+        "nodes": rows,
+        "roles": having[ROLES],
+        "gpu_operator": having[GPU_OPERATOR],
+        "provider": having[PROVIDER],
+        "ours": ours,
+        "openshift": any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes),
+    }
+
+
+def owner(node: Node | None, operators: t.Sequence[foreign.Operator]) -> str:
+    """Return the ClusterPolicy by which a node has driver and toolkit; empty for none."""
+    if node is None or not {foreign.DRIVER_LABEL, TOOLKIT_LABEL} <= node.labels.items():
+        return ""
+    return next((operator["name"] for operator in operators if operator["drives"] and operator["toolkit"]), "")
+
+
+def operated(node: Node | None, operators: t.Sequence[foreign.Operator]) -> str:
+    """Return the ClusterPolicy that has a node, whatever it installs there; empty for none."""
+    labels = node.labels if node is not None else {}
+    if labels.get(PRESENT) != "true" or labels.get(OPERANDS) == "false":
+        return ""
+    return next((operator["name"] for operator in operators if operator["kind"] == "ClusterPolicy"), "")
+
+
+def provided(node: Node | None) -> str:
+    """Return what of a provider brings a node's driver; empty where nothing shows it."""
+    if node is None:
+        return ""
+    for system, what in PROVIDER_SYSTEMS.items():
+        if system in node.os:
+            return what
+    return next((what for label, what in PROVIDER_LABELS.items() if label in node.labels), "")
+
+
+def _of_node(wanted: Wanted, node: Node | None, operators: t.Sequence[foreign.Operator]) -> NodeSoftware:
+    def made(software: str, code: str, who: str = "") -> NodeSoftware:
+        return {
+            "node": wanted["node"],
+            "machine": wanted["machine"],
+            "wanted": wanted["software"],
+            "software": software,
+            "code": code,
+            "fields": {"who": who} if who else {},
+        }
+
+    if wanted["software"] != AUTO:
+        return made(wanted["software"], REQUESTED)
+    policy = owner(node, operators) if wanted["machine"] else operated(node, operators)
+    if policy:
+        return made(GPU_OPERATOR, OPERATED, f"ClusterPolicy {policy}")
+    if wanted["machine"]:
+        return made(ROLES, MACHINE)
+    who = provided(node)
+    return made(PROVIDER, PROVIDED, who) if who else made(PROVIDER, ASSUMED)
