@@ -18,11 +18,12 @@ from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._contracts.model import Node, node_unit
 from .._images import delivery
-from .._kube import tolerations
+from .._kube import setup_record, tolerations
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
+from . import ownership
 from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
 
@@ -41,6 +42,7 @@ INPUT = {
     "coreos": "The machine runs OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported, and its archive is missing or holds another image.",
     "image-build": "A machine lacks the servers' image, and the machine that is to build it can't.",
+    **ownership.INPUT,
 }
 # Findings about the cluster, and of the roles' own plans. The user may ignore them.
 CLUSTER = {
@@ -65,6 +67,7 @@ CLUSTER = {
     "exclude-unmatched": "An entry of gpu_exclude names no card of any machine that has it.",
     "exclude-unsupported": "The node's back end can't leave a card alone, and gpu_exclude names one.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
+    **ownership.DESCRIBED,
 }
 # Found and to do where a machine's facts are missing.
 TROUBLE = {
@@ -107,6 +110,9 @@ class Options:
     :param alone: nodes that join, beside which nothing changes; empty where all nodes are set up.
     :param gpu_operator: NVIDIA's GPU Operator will remove its device plugin from these nodes.
     :param claims: who allocates the cards, and what is known of claims.
+    :param owner: who this run is for: playbooks, or a resource of the operator.
+    :param take_over: whose set-up is taken over on purpose; empty for nobody's.
+    :param record: who owns what is set up; None where it wasn't read.
     """
 
     memory_unit: str = "GiB"
@@ -118,6 +124,9 @@ class Options:
     gpu_operator: bool = False
     memory_limit: str = "auto"
     claims: allocation.Claims = dataclasses.field(default_factory=allocation.Claims)
+    owner: str = setup_record.PLAYBOOK
+    take_over: str = ""
+    record: setup_record.Record | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +267,10 @@ def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
 def _cluster(
     options: Options, cluster: Cluster, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
+    if options.record is not None:
+        known = options.claims.backends
+        set_up = known is not None and any(known["there"].values())
+        yield from ownership.examine(options.record, options.owner, options.take_over, set_up)
     yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
     nodes = {node.name: node for node in cluster.nodes}

@@ -20,7 +20,7 @@ from .._contracts.gpushare import ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._core.untrusted import line
-from .._kube import helm
+from .._kube import helm, setup_record
 from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.options import auth_arguments
@@ -72,6 +72,7 @@ BACKENDS_OPTIONS: JsonObject = {
     "values": {"type": "dict", "default": {}},
     "switch": {"type": "list", "elements": "str", "default": []},
     "alone": {"type": "list", "elements": "str", "default": []},
+    "owner": {"type": "str", "default": ""},
 }
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -331,6 +332,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
     result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}}
+    result["owner"] = setup_record.read(kube, wanted["owner"]) if wanted is not None and wanted.get("owner") else None
     if wanted is not None:
         made = _backends(kube, wanted, state, capacity, options)
         result |= {"backends": made, "given": wanted["values"]}
