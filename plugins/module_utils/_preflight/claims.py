@@ -156,11 +156,6 @@ def _served(claims: Claims, cluster: Cluster) -> t.Iterator[Finding]:
             "the feature gate {gate} is off in kube-apiserver ({version}), which drops the memory from a claim",
             "switch it on in kube-apiserver, kube-scheduler, kube-controller-manager and kubelet",
         ),
-        backends.ON_OPENSHIFT: (
-            "claims-unable",
-            "{dra} isn't possible on OpenShift: its servers have no security context constraints there yet",
-            "set it to {extender}",
-        ),
     }
     if code:
         id, what, action = texts[code]

@@ -102,7 +102,7 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "gpu_operator"},
-                f"{EXTENDER} and scheduler_detected.mode == 'openshift'",
+                f"({EXTENDER} or {DRA}) and {BACKENDS}.openshift | length > 0",
             ),
             Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),

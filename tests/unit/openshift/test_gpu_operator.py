@@ -420,6 +420,10 @@ def test_deleted_node_is_removed_from_the_note():
     ("mark", "message"),
     [
         (lambda kube: node_labels(kube, "b").update(gpushare="true"), "b isn't in it and has the label gpushare=true"),
+        (
+            lambda kube: node_labels(kube, "b").update(gpushare="dra"),
+            "both its DRA driver and the device plugin",
+        ),
         (lambda kube: add(kube, pod("p", "b", "aliyun.com/gpu-mem")), "the cards that pod default/p still has"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_plugin_that_has_just_left_holds_no_card():
             {"gpu1": "auto"},
             [node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})],
             {},
-            ("extender", "claims-openshift"),
+            ("dra", "claims-served"),
         ),
         # A pod anywhere runs under the extender; a node that has something keeps it, and new ones follow.
         ({"gpu1": "auto"}, [node("gpu1"), node("gpu2"), gpu_pod(on="gpu2")], {}, ("extender", "extender-pods")),
@@ -364,9 +364,18 @@ def test_what_claims_cannot_do_is_refused_by_name(variable, value):
     assert ("claims-unable" in mixed) is (variable not in OF_EXTENDER)
 
 
-def test_openshift_is_refused():
-    openshift = node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})
-    assert "isn't possible on OpenShift" in found({"gpu1": "dra"}, openshift)["claims-unable"]
+def test_on_openshift_the_api_decides_and_a_label_alone_makes_none():
+    labelled = node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})
+    version = {"apiVersion": "config.openshift.io/v1", "kind": "ClusterVersion", "metadata": {"name": "version"}}
+    there = {**version, "status": {"desired": {"version": "4.23.1"}}}
+    result = read({"gpu1": "dra"}, labelled, there, scheduler=None)
+    assert (result["backends"]["openshift"], result["backends"]["dra"]) == ("4.23.1", ["gpu1"])
+    assert result["scheduler"] is None, "no scheduler of OpenShift's is looked at or installed"
+    assert not {"claims-unable", "claims-unserved"} & found({"gpu1": "dra"}, labelled, there).keys()
+    assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, version="v1.35.2")
+    assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, capacity=False)
+    # A kubelet may set the label on its node.
+    assert read({"gpu1": "dra"}, labelled)["backends"]["openshift"] == ""
 
 
 def test_a_node_between_two_allocations_is_refused():
