@@ -79,6 +79,7 @@ class ActionModule(ShareAction):
             known.get("backends"),
             params["switch"],
             known.get("releases") or {},
+            frozenset(params["nodes"]) - {node_name(name, hostvars[name]) for name in params["gpu_nodes"]},
         )
         given = {name: params[name] for name in OPTIONS}
         options = Options(**{**given, "memory_limit": limit, "claims": claims, "record": known.get("owner")})

@@ -32,6 +32,7 @@ SHARED: JsonObject = {
     "gpu_exclude": {"type": "list", "elements": "str"},
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
+    "switch_nodes": {"type": "list", "elements": "str"},
     "uninstall_cluster": {"type": "bool"},
     "uninstall_with_pods": {"type": "bool"},
 }

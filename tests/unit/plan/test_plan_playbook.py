@@ -152,3 +152,15 @@ def test_what_the_operator_owns_is_refused_before_any_change_and_taken_over_on_p
         assert json.loads((tmp_path / "plan.json").read_text())["taken_from"] == "GPUShare/main"
     finally:
         api.request("DELETE", f"{at}/kubegpu-share", gone)
+
+
+def test_a_resource_that_owns_nothing_removes_nothing(api, tmp_path):
+    """As docs/howto/operator-and-playbooks.md has the operator's playbook for a deletion."""
+    text = (ROOT / "docs/howto/operator-and-playbooks.md").read_text()
+    [shown] = re.findall(r"```yaml\n(- name: Find out whose.*?)```", text, re.DOTALL)
+    plays = yaml.safe_load(shown.replace("kubegpu.share.uninstall", str(PLAYBOOKS / "uninstall.yml")))
+    before = objects(api)
+    connection = {"gpu_kubeconfig": str(api.kubeconfig), "gpu_owner": "GPUShare/main"}
+    done = run_playbook(tmp_path, plays, **GIVEN, **connection)
+    assert done.rc == 0 and done.changed == 0, done.text
+    assert objects(api) == before and "ok: [localhost]" in done.text

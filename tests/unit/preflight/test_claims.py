@@ -418,6 +418,18 @@ def test_a_node_keeps_its_back_end_until_it_is_switched(asked, there, has, comma
     assert code == "switched" and allocation in (asked, "dra")
 
 
+def test_nodes_whose_machines_are_not_reached_are_switched_by_another_option():
+    asked = {"gpu1": "dra", "gpu2": "dra", "vm1": "dra"}
+    cluster = read(asked, *(node(name, ANNOUNCED) for name in asked))
+    claims = Claims({}, True, cluster["backends"], unreached={"gpu1", "gpu2"})
+    texts = [one.text for one in examine(claims, cluster_of(cluster), frozenset(asked)) if one.id == "switch-pending"]
+    command = "kubegpu.share.switch -e gpu_backend=gpushare -e gpushare_allocation=dra"
+    assert [text.partition("one after another: ")[2] for text in texts] == [
+        f"{command} -e switch_nodes=gpu1,gpu2",
+        f"{command} --limit vm1",
+    ]
+
+
 def test_two_back_ends_on_a_node_are_refused():
     text = found({"gpu1": "hami"}, node("gpu1", ANNOUNCED, labels=label_of("hami")))["two-backends"]
     assert text.startswith("gpu_backend: the cards of node gpu1 are given away by the device plugin and by HAMi")
