@@ -135,7 +135,18 @@ STAGES = (
         (Entry("scheduler", {"scheduler_state": "absent"}, EXTENDER_LEAVES),),
         serial=True,
     ),
-    Stage("leaving_extender", (), (Entry("gpushare", {"gpushare_component": "extender", **ABSENT}, EXTENDER_LEAVES),)),
+    Stage(
+        "leaving_extender",
+        (),
+        (
+            Entry("gpushare", {"gpushare_component": "extender", **ABSENT}, EXTENDER_LEAVES),
+            Entry(
+                "scheduler",
+                {"scheduler_step": "openshift_access", "scheduler_state": "absent"},
+                f"{EXTENDER_LEAVES} and {BACKENDS}.openshift | length > 0",
+            ),
+        ),
+    ),
 )
 
 

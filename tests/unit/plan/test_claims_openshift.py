@@ -30,6 +30,8 @@ def cluster():
         server.install(*files)
         made = Cluster(server)
         server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": LABELS}}, MERGE)
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+        server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"conditions": [ready]}}, MERGE)
         version = {
             "apiVersion": "config.openshift.io/v1",
             "kind": "ClusterVersion",

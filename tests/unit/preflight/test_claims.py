@@ -423,7 +423,7 @@ def test_nodes_whose_machines_are_not_reached_are_switched_by_another_option():
     cluster = read(asked, *(node(name, ANNOUNCED) for name in asked))
     claims = Claims({}, True, cluster["backends"], unreached={"gpu1", "gpu2"})
     texts = [one.text for one in examine(claims, cluster_of(cluster), frozenset(asked)) if one.id == "switch-pending"]
-    command = "kubegpu.share.switch -e gpu_backend=gpushare -e gpushare_allocation=dra"
+    command = "kubegpu.share.switch -e gpushare_allocation=dra"
     assert [text.partition("one after another: ")[2] for text in texts] == [
         f"{command} -e switch_nodes=gpu1,gpu2",
         f"{command} --limit vm1",
@@ -637,6 +637,23 @@ def test_another_unit_waits_for_the_pods_with_claims():
     assert text("GiB", runs, waits) == "" == text("MiB") == text("MiB", kind | turned(3, Shape((4,)), "gpu2"))
     assert "MiB isn't the present unit of node gpu1, and 1 pod there (default/work-1) would hold" in text("MiB", runs)
     assert "and 2 pods there, or waiting, (default/work-1, default/work-2)" in text("MiB", runs, waits)
+
+
+def test_who_owns_the_set_up_is_one_request_and_who_takes_the_nodes_as_they_are_does_not_ask():
+    sent = {}
+    for owner in ("", "playbook"):
+        kube = FakeKube(node("gpu1"))
+        backends = {"wanted": wanted(gpu1="dra"), "values": {}, "switch": (), "alone": (), "owner": owner}
+        found = collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": backends})
+        sent[owner] = found["requests"]["GET"]
+        assert (found["owner"] is None) is (owner == "")
+    assert sent["playbook"] == sent[""] + 1
+    assert (
+        collect(FakeKube(node("gpu1")), {"memory_unit": "GiB", "scheduler": None, "backends": {"wanted": None}})[
+            "owner"
+        ]
+        is None
+    )
 
 
 def test_slices_are_read_in_one_request_where_they_may_be():
