@@ -102,6 +102,12 @@ def test_site_sets_it_up_and_uninstall_leaves_nothing(cluster, tmp_path):
     assert again.rc == 0 and again.changed == 0, again.text
     checked = cluster.play(tmp_path, "verify.yml")
     assert checked.rc == 0, checked.text
+    # Nothing else differs, and it is a change: the record, and then that its checks have passed.
+    cluster.server.request("PATCH", RECORD, {"data": {"owner": "GPUShare/main"}}, MERGE)
+    taken = cluster.play(tmp_path, "site.yml", gpu_owner_take_over="GPUShare/main")
+    assert (taken.rc, taken.changed) == (0, 2), taken.text
+    assert "Takes over what GPUShare/main has set up." in taken.text
+    assert cluster.server.request("GET", RECORD)["data"] == {"owner": "playbook"}
     # The operator's resource has nothing to remove here, and playbooks know it.
     refused = cluster.play(tmp_path, "uninstall.yml", gpu_owner="GPUShare/main")
     assert refused.rc != 0 and refused.changed == 0 and "playbook owns what is set up" in " ".join(refused.text.split())

@@ -639,7 +639,7 @@ def test_another_unit_waits_for_the_pods_with_claims():
     assert "and 2 pods there, or waiting, (default/work-1, default/work-2)" in text("MiB", runs, waits)
 
 
-def test_who_owns_the_set_up_is_one_request_and_who_takes_the_nodes_as_they_are_does_not_ask():
+def test_who_owns_the_set_up_is_one_request_where_it_is_asked():
     sent = {}
     for owner in ("", "playbook"):
         kube = FakeKube(node("gpu1"))
@@ -648,12 +648,6 @@ def test_who_owns_the_set_up_is_one_request_and_who_takes_the_nodes_as_they_are_
         sent[owner] = found["requests"]["GET"]
         assert (found["owner"] is None) is (owner == "")
     assert sent["playbook"] == sent[""] + 1
-    assert (
-        collect(FakeKube(node("gpu1")), {"memory_unit": "GiB", "scheduler": None, "backends": {"wanted": None}})[
-            "owner"
-        ]
-        is None
-    )
 
 
 def test_slices_are_read_in_one_request_where_they_may_be():
