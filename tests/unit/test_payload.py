@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_check": (57, 548),
     "gpu_allocation_info": (25, 201),
     "gpu_node_info": (41, 279),
-    "gpu_operator": (14, 124),
+    "gpu_operator": (15, 130),
     "helm_chart": (6, 28),
     "image_build": (7, 37),
     "image_import": (14, 108),

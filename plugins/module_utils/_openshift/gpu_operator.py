@@ -19,6 +19,7 @@ import json
 import re
 import typing as t
 
+from .._contracts.claim_templates import shape_of
 from .._contracts.gpushare import (
     NODE_LABEL,
     NODE_LABEL_CLAIMS,
@@ -333,9 +334,8 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
                 f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={live[NODE_LABEL]}, so both "
                 f"{OWN_LABELS[live[NODE_LABEL]]} would allocate its cards; remove the label first, or add the node"
             )
-        held = [
-            pod for pod in observed.pods if pod_node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))
-        ]
+        here = [pod for pod in observed.pods if pod_node(pod) == name]
+        held = [pod for pod in here if _asks(pod, re.compile(re.escape(RESOURCE_MEMORY))) or _claims(pod)]
         if held:
             raise BadInput(
                 f"gpushare_nodes: {name} isn't in it, and NVIDIA's device plugin would allocate the cards that "
@@ -467,6 +467,12 @@ def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
         if any(resource.fullmatch(name) for name in limits):
             return True
     return False
+
+
+def _claims(pod: JsonObject) -> bool:
+    """Return whether a pod has a share by a claim, which admission has put into it in place of the resource."""
+    claims = (pod.get("spec") or {}).get("resourceClaims") or []
+    return any(shape_of(str(claim.get("resourceClaimTemplateName") or "")) is not None for claim in claims)
 
 
 def _named(pods: t.Sequence[JsonObject]) -> str:
