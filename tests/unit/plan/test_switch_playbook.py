@@ -353,7 +353,7 @@ def test_killed_after_each_change_the_same_command_goes_on(machine, driver, tmp_
         if done.rc == 0:
             break
         assert done.rc == -signal.SIGKILL, done.text
-        # The record of the switch is there from the node's first change to its last; before that, who owns the set-up is recorded.
+        # The node's mark is there from its first change to its last; before that, whose the set-up is was recorded.
         mark = machine.node()["metadata"].get("annotations", {}).get("kubegpu.share/switch")
         before = [line for line in killed.read_text().splitlines() if "Keep the record of who owns" not in line] == []
         assert mark == to or (finished(machine) and (before or machine.label() == LABEL[to])), killed.read_text()
