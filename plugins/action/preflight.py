@@ -23,6 +23,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
 from ansible_collections.kubegpu.share.plugins.module_utils._images import image_archive as images_archive
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.setup_record import PLAYBOOK
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims, has_cluster_policy
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
@@ -51,9 +52,11 @@ ARGUMENTS: JsonObject = {
     "operator_external": {"type": "bool", "default": False},
     "operator_host_driver": {"type": "bool", "default": False},
     "switch": {"type": "list", "elements": "str", "default": []},
+    "owner": {"type": "str", "default": PLAYBOOK},
+    "take_over": {"type": "str", "default": ""},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "claims")
+OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name not in ("claims", "record"))
 
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
@@ -83,9 +86,10 @@ class ActionModule(ShareAction):
             params["switch"],
             known.get("releases") or {},
             decided,
+            frozenset(params["nodes"]) - {node_name(name, hostvars[name]) for name in params["gpu_nodes"]},
         )
         given = {name: params[name] for name in OPTIONS}
-        options = Options(**{**given, "memory_limit": limit, "claims": claims})
+        options = Options(**{**given, "memory_limit": limit, "claims": claims, "record": known.get("owner")})
         cluster = cluster_of(known) if known else None
         findings = examine(options, cluster, hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]
@@ -104,7 +108,8 @@ class ActionModule(ShareAction):
                 findings += _operators_helm(decided, known["operators"], local)
         if params["image_delivery"] == delivery.BUILD:
             findings += _build(hostvars[name].get(IMAGE_BUILT) for name in names)
-        return listing.report(self._display, findings)
+        taken_from = next((finding.fields["present"] for finding in findings if finding.id == "owner-taken"), "")
+        return {**listing.report(self._display, findings), "taken_from": taken_from}
 
 
 def _archive(archive: str, image: str) -> t.Iterator[Finding]:

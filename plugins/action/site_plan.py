@@ -28,6 +28,8 @@ ARGUMENTS: JsonObject = {
     "verify": {"type": "str", "choices": [CHANGES, ALWAYS], "default": CHANGES},
     "claims": {"type": "bool", "default": False},
     "alone": {"type": "list", "elements": "str", "default": []},
+    "unverified": {"type": "bool"},
+    "taken_from": {"type": "str", "default": ""},
     "output": {"type": "path"},
 }
 
@@ -44,9 +46,11 @@ class ActionModule(ShareAction):
         hosts = untagged({name: planner.machine(name) for name in params["machines"]})
         made = planner.cluster(cluster)
         alone = _nodes(params, task_vars or {})
-        plan = SitePlan(hosts, made, params["schedulers"], params["verify"] == ALWAYS, alone=alone)
+        verify, taken_from = params["verify"] == ALWAYS, params["taken_from"]
+        plan = SitePlan(hosts, made, params["schedulers"], verify, alone=alone, taken_from=taken_from)
         if plan.empty and not plan.refusals:
-            plan = dataclasses.replace(plan, unverified=cluster.unverified(params))
+            known = params["unverified"]
+            plan = dataclasses.replace(plan, unverified=cluster.unverified(params) if known is None else known)
         data = plan.result()
         show(self._display, plan.text().rstrip("\n"))
         stats = {name: value for name, value in data.items() if name != "patterns"}

@@ -47,6 +47,7 @@ options:
       values: {description: "The variables that not every allocation can serve, by name.", type: dict, default: {}}
       switch: {description: Names of the nodes that are switched in this run., type: list, elements: str, default: []}
       alone: {description: Names of the nodes that join in this run., type: list, elements: str, default: []}
+      owner: {description: "Who this run is for. With it, the record of who owns the set-up is read.", type: str, default: ""}
 """
 
 EXAMPLES = r"""

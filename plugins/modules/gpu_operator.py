@@ -14,7 +14,8 @@ description:
   - Where gpushare uses all nodes with GPUs, the operator's device plugin is disabled. Otherwise labels disable it on gpushare's nodes alone, and the
     operator's validator no longer checks the device plugin (C(spec.validator.plugin.env)), on no node, as it would wait for it on gpushare's nodes.
   - From release 25.10 on CDI is disabled (C(spec.cdi.enabled)), unless the operator doesn't manage the toolkit. With CDI, the environment variable by
-    which a pod of gpushare selects its card is ignored, and the pod gets no card. On nodes with CRI-O the validator is
+    which a pod of gpushare selects its card is ignored, and the pod gets no card; so it is for pods with claims, whose own CDI specification sets
+    that variable. On nodes with CRI-O the validator is
     paused until the DaemonSet of the toolkit has rolled out the change.
   - Refuses a change that would take the cards of pods away, such as those that hold C(nvidia.com/gpu) on these nodes.
   - Later changes of O(nodes) and new nodes with GPUs are supported. A node that is removed from O(nodes) gets its former labels, which is refused while

@@ -78,8 +78,12 @@ def test_only_kubeadms_four_manifests(lab: Lab, after_kills: JsonObject) -> None
 
 
 def test_no_change_is_left_without_checks(lab: Lab, after_kills: JsonObject) -> None:
-    found = [one["metadata"]["name"] for one in lab.api.items("/api/v1/namespaces/kube-system/configmaps")]
-    assert found and "kubegpu-share-unverified" not in found
+    [record] = [
+        one
+        for one in lab.api.items("/api/v1/namespaces/kube-system/configmaps")
+        if one["metadata"]["name"] == "kubegpu-share"
+    ]
+    assert record["data"] == {"owner": "playbook"}
 
 
 def test_every_card_is_announced(lab: Lab, after_kills: JsonObject) -> None:

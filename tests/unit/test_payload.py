@@ -24,9 +24,9 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # with the library kubernetes only for kubeconfigs that need it.
 LIMITS: dict[str, tuple[int, int]] = {
     "backend_files": (11, 70),
-    "backend_objects": (24, 178),
-    "cluster_info": (30, 226),
-    "cluster_objects": (17, 131),
+    "backend_objects": (24, 179),
+    "cluster_info": (31, 235),
+    "cluster_objects": (17, 132),
     "container_runtime": (23, 177),
     "control_plane_info": (47, 347),
     "driver_runfile": (8, 29),
@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_allocation_check": (60, 575),
     "gpu_allocation_info": (25, 201),
     "gpu_node_info": (41, 279),
-    "gpu_operator": (14, 123),
+    "gpu_operator": (15, 130),
     "gpu_operator_setup": (22, 190),
     "helm_chart": (6, 28),
     "image_build": (8, 40),
@@ -43,7 +43,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 58),
     "kubelet_devices_info": (14, 97),
-    "machine_config": (14, 89),
+    "machine_config": (14, 90),
     "node_baseline": (43, 293),
     "node_switch": (22, 163),
     "nouveau": (15, 73),
@@ -51,6 +51,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "openshift_scheduler": (20, 157),
     "pinned_packages": (25, 167),
     "service_account_kubeconfig": (11, 62),
+    "setup_record": (13, 73),
     "toolkit_config": (17, 82),
 }
 # For a module that has no entry yet.

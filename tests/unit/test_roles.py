@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES, ACTIONS = (list((ROOT / "plugins" / folder).glob("*.py")) for folder in ("modules", "action"))
-COLLECTION_WIDE = {"gpu_backend", "gpu_kubeconfig"}
+COLLECTION_WIDE = {"gpu_kubeconfig", "gpu_backend", "gpu_owner", "gpu_owner_take_over"}
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 
 

@@ -55,7 +55,6 @@ SERVED = "claims-served"
 VERSION = "claims-version"
 GATE_OFF = "claims-gate"
 UNABLE = "claims-unable"
-ON_OPENSHIFT = "claims-openshift"
 PODS = "extender-pods"
 REASONS: t.Mapping[str, str] = {
     REQUESTED: "{wanted} is set",
@@ -67,7 +66,6 @@ REASONS: t.Mapping[str, str] = {
     VERSION: "Kubernetes {version} is older than {since}, from which on a card is divided by claims",
     GATE_OFF: "the feature gate {gate} is off in kube-apiserver",
     UNABLE: "{variable} is {value}, which claims can't do",
-    ON_OPENSHIFT: "the DRA driver doesn't run on OpenShift yet",
     PODS: "{count} pods run under the extender",
 }
 
@@ -117,6 +115,7 @@ class Backends(t.TypedDict):
     nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether machines of
     the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose their server in
     this run: it was selected by a label that kubelet may set, and will be by the restricted one, which they haven't.
+    ``openshift`` is OpenShift's version; empty for another cluster, or where it isn't known.
     """
 
     nodes: list[NodeBackend]
@@ -135,6 +134,7 @@ class Backends(t.TypedDict):
     templates: Place
     control_plane_image: bool
     unrestricted: list[str]
+    openshift: str
 
 
 NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}
@@ -172,8 +172,6 @@ def no_claims(cluster: Cluster, capacity: bool | None, values: t.Mapping[str, t.
         return VERSION, {"version": version, "since": ".".join(map(str, CLAIMS_SINCE))}
     if capacity is False:
         return GATE_OFF, {"gate": GATE, "version": version}
-    if any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes):
-        return ON_OPENSHIFT, {}
     for name, possible in POSSIBLE.items():
         if values.get(name, possible[0]) not in possible:
             return UNABLE, {"variable": name, "value": values[name]}
@@ -255,6 +253,7 @@ def resolve(
             for node in cluster.nodes
             if node.name not in named and any(lacks_restricted(node.labels, allocator) for allocator in selecting)
         ],
+        "openshift": "",
     }
 
 

@@ -13,7 +13,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .errors import KubeError
-from .refs import Reads, Ref, ref_of
+from .refs import FIELD_MANAGER, Reads, Ref, ref_of
 
 # The parameter makes no difference to the API server. Without it the library kubernetes serializes the text once more
 # from version 25 to 36, and versions up to 24 refuse an object.
@@ -68,6 +68,12 @@ class Kube(t.Protocol):
         """Return an object as it would be created, after admission; nothing is stored.
 
         :raises KubeError: the API server, or a webhook, refuses it.
+        """
+
+    def create(self, definition: JsonObject) -> JsonObject:
+        """Create an object.
+
+        :raises KubeError: with status 409 where it is there already.
         """
 
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
@@ -144,10 +150,16 @@ class Client(Reads):
         return self._ask(Request("PATCH", path, (), body, "application/merge-patch+json", str(ref)))
 
     def try_create(self, definition: JsonObject) -> JsonObject:
+        return self._create(definition, ("dryRun", "All"))
+
+    def create(self, definition: JsonObject) -> JsonObject:
+        return self._create(definition, ("fieldManager", FIELD_MANAGER))
+
+    def _create(self, definition: JsonObject, option: tuple[str, str]) -> JsonObject:
         ref = ref_of(definition)
         self._demand(ref)
         path = self._path(dataclasses.replace(ref, name=""))
-        return self._ask(Request("POST", path, [("dryRun", "All")], definition, subject=str(ref)))
+        return self._ask(Request("POST", path, [option], definition, subject=str(ref)))
 
     def delete(self, ref: Ref) -> None:
         if self._known(ref):

@@ -19,7 +19,16 @@ import json
 import re
 import typing as t
 
-from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUE, RESOURCE_MEMORY, pod_key, pod_node, quantity
+from .._contracts.claim_templates import shape_of
+from .._contracts.gpushare import (
+    NODE_LABEL,
+    NODE_LABEL_CLAIMS,
+    NODE_LABEL_VALUE,
+    RESOURCE_MEMORY,
+    pod_key,
+    pod_node,
+    quantity,
+)
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -43,6 +52,11 @@ DEPLOY = "nvidia.com/gpu.deploy."
 # The operator's driver and MIG managers give deploy labels such a value for a while, and at the end the one from
 # before: what somebody else writes meanwhile is lost.
 PAUSED_FOR = "paused-for-"
+# Values of gpushare's label on a node, and what gives away its cards twice there beside the operator's device plugin.
+OWN_LABELS: t.Mapping[str, str] = {
+    NODE_LABEL_VALUE: "device plugins",
+    NODE_LABEL_CLAIMS: "its DRA driver and the device plugin",
+}
 # Resources that NVIDIA's device plugin announces.
 ANNOUNCED = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
 # Runtime classes that exist only with CDI.
@@ -315,14 +329,13 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
         away = now is False or live.get(PLUGIN) == "false"
         if not away or options.labels.get(name, live).get(PLUGIN) == "false":
             continue
-        if live.get(NODE_LABEL) == NODE_LABEL_VALUE:
+        if live.get(NODE_LABEL) in OWN_LABELS:
             raise BadInput(
-                f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={NODE_LABEL_VALUE}, so both "
-                "device plugins would allocate its cards; remove the label first, or add the node"
+                f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={live[NODE_LABEL]}, so both "
+                f"{OWN_LABELS[live[NODE_LABEL]]} would allocate its cards; remove the label first, or add the node"
             )
-        held = [
-            pod for pod in observed.pods if pod_node(pod) == name and _asks(pod, re.compile(re.escape(RESOURCE_MEMORY)))
-        ]
+        here = [pod for pod in observed.pods if pod_node(pod) == name]
+        held = [pod for pod in here if _asks(pod, re.compile(re.escape(RESOURCE_MEMORY))) or _claims(pod)]
         if held:
             raise BadInput(
                 f"gpushare_nodes: {name} isn't in it, and NVIDIA's device plugin would allocate the cards that "
@@ -454,6 +467,12 @@ def _asks(pod: JsonObject, resource: re.Pattern[str] = ANNOUNCED) -> bool:
         if any(resource.fullmatch(name) for name in limits):
             return True
     return False
+
+
+def _claims(pod: JsonObject) -> bool:
+    """Return whether a pod has a share by a claim, which admission has put into it in place of the resource."""
+    claims = (pod.get("spec") or {}).get("resourceClaims") or []
+    return any(shape_of(str(claim.get("resourceClaimTemplateName") or "")) is not None for claim in claims)
 
 
 def _named(pods: t.Sequence[JsonObject]) -> str:
@@ -616,7 +635,7 @@ class OperatorReconciler:
                 # The ClusterPolicy was made anew: its note is gone, and the labels of gpushare's nodes stayed.
                 for name in options.labels:
                     live = observed.labels(name) or {}
-                    if live.get(NODE_LABEL) == NODE_LABEL_VALUE and live.get(PLUGIN) == "false":
+                    if live.get(NODE_LABEL) in OWN_LABELS and live.get(PLUGIN) == "false":
                         noted["labels"].setdefault(name, {PLUGIN: "true"})
             old_labels = {name: row for name, row in old_labels.items() if observed.labels(name) is not None}
             noted["unproven"] = {

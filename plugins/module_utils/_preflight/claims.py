@@ -33,7 +33,7 @@ OF_EXTENDER = frozenset(
 )
 VARIABLE = "gpushare_allocation"
 BACKEND = "gpu_backend"
-SWITCH = "kubegpu.share.switch {asked} --limit {hosts}"
+SWITCH = "kubegpu.share.switch {asked} {which}"
 # What gives away the cards, where two do.
 TITLES = {EXTENDER: "the device plugin", DRA: "the DRA driver"}
 DESCRIBED = {
@@ -65,6 +65,7 @@ class Claims:
     :param switch: nodes that are switched in this run.
     :param releases: by back end, helm's releases of others that have the name of ours, as ``namespace/name``.
     :param software: who installs the nodes' driver and toolkit; None without a cluster.
+    :param unreached: nodes that are no hosts of the inventory.
     """
 
     values: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
@@ -73,6 +74,7 @@ class Claims:
     switch: t.Collection[str] = ()
     releases: t.Mapping[str, t.Sequence[str]] = dataclasses.field(default_factory=dict)
     software: Software | None = None
+    unreached: t.Collection[str] = ()
 
     def shares(self, node: str) -> bool:
         """Return whether a node has gpushare, or is to have it."""
@@ -87,6 +89,10 @@ class Claims:
         rows = self.backends["nodes"] if self.backends and node.name in self.switch else []
         begun = backends.SWITCHING in node.annotations
         return any(row["node"] == node.name and (begun or row["present"] != [row["allocation"]]) for row in rows)
+
+    def which(self, nodes: t.Sequence[str]) -> str:
+        """Return the option by which playbooks/switch.yml switches nodes, all of which are hosts, or none."""
+        return f"{'-e switch_nodes=' if nodes[0] in self.unreached else '--limit '}{','.join(nodes)}"
 
     def by_extender(self, node: str) -> bool:
         """Return whether a node's cards are the extender's."""
@@ -163,11 +169,6 @@ def _served(claims: Claims, cluster: Cluster) -> t.Iterator[Finding]:
             "the feature gate {gate} is off in kube-apiserver ({version}), which drops the memory from a claim",
             "switch it on in kube-apiserver, kube-scheduler, kube-controller-manager and kubelet",
         ),
-        backends.ON_OPENSHIFT: (
-            "claims-unable",
-            "{dra} isn't possible on OpenShift: its servers have no security context constraints there yet",
-            "set it to {extender}",
-        ),
     }
     if code:
         id, what, action = texts[code]
@@ -212,7 +213,8 @@ def _changes(claims: Claims, cluster: Cluster, nodes: t.Sequence[backends.NodeBa
     others = [row for row in nodes if row["node"] not in claims.switch]
     for row in others:
         mark = marks.get(row["node"])
-        fields = {"node": row["node"], "hosts": row["node"], "asked": _asked(mark or row["wanted"], row["present"])}
+        which = claims.which([row["node"]])
+        fields = {"node": row["node"], "which": which, "asked": _asked(mark or row["wanted"], row["present"])}
         if mark:
             yield Finding(
                 "switch-unfinished",
@@ -238,8 +240,12 @@ def _changes(claims: Claims, cluster: Cluster, nodes: t.Sequence[backends.NodeBa
         if claims.switch
         else [row for row in others if row["code"] == backends.PENDING and not marks.get(row["node"])]
     )
-    for wanted, present in dict.fromkeys((row["wanted"], row["allocation"]) for row in pending):
-        alike = [row for row in pending if (row["wanted"], row["allocation"]) == (wanted, present)]
+
+    def kind(row: backends.NodeBackend) -> tuple[str, str, bool]:
+        return row["wanted"], row["allocation"], row["node"] in claims.unreached
+
+    for wanted, present, unreached in dict.fromkeys(map(kind, pending)):
+        alike = [row for row in pending if kind(row) == (wanted, present, unreached)]
         names = [row["node"] for row in alike]
         yield Finding(
             "switch-pending",
@@ -249,7 +255,7 @@ def _changes(claims: Claims, cluster: Cluster, nodes: t.Sequence[backends.NodeBa
             variable=_variable(alike[0]),
             fields={
                 "nodes": names,
-                "hosts": ",".join(names),
+                "which": claims.which(names),
                 "wanted": wanted,
                 "asked": _asked(wanted, [present]),
                 "present": present,

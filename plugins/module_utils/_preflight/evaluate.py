@@ -18,11 +18,12 @@ from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._contracts.model import Node, node_unit
 from .._images import delivery
-from .._kube import tolerations
+from .._kube import setup_record, tolerations
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
+from . import ownership
 from . import software
 from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
@@ -42,6 +43,7 @@ INPUT = {
     "coreos": "The machine runs OpenShift's own system, in which nothing may be changed over SSH.",
     "image-archive": "The servers' image is to be imported, and its archive is missing or holds another image.",
     "image-build": "A machine lacks the servers' image, and the machine that is to build it can't.",
+    **ownership.INPUT,
 }
 # Findings about the cluster, and of the roles' own plans. The user may ignore them.
 CLUSTER = {
@@ -69,6 +71,7 @@ CLUSTER = {
     "mirror-unasked": "Whether a mirror has what the run needs isn't known, where the controller doesn't reach it.",
     "mirror-not-named": "Some things come from mirrors, and others from where they are public.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
+    **ownership.DESCRIBED,
 }
 # Found and to do where a machine's facts are missing.
 TROUBLE = {
@@ -113,6 +116,9 @@ class Options:
     :param claims: who allocates the cards, and what is known of claims.
     :param operator_external: this run installs no GPU Operator.
     :param operator_host_driver: that operator uses the machines' own drivers.
+    :param owner: who this run is for: playbooks, or a resource of the operator.
+    :param take_over: whose set-up is taken over on purpose; empty for nobody's.
+    :param record: who owns what is set up; None where it wasn't read.
     """
 
     memory_unit: str = "GiB"
@@ -126,6 +132,9 @@ class Options:
     claims: allocation.Claims = dataclasses.field(default_factory=allocation.Claims)
     operator_external: bool = False
     operator_host_driver: bool = False
+    owner: str = setup_record.PLAYBOOK
+    take_over: str = ""
+    record: setup_record.Record | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +283,10 @@ def _trouble(host: Host, trouble: t.Mapping[str, str]) -> Finding:
 def _cluster(
     options: Options, cluster: Cluster, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
+    if options.record is not None:
+        backends = options.claims.backends
+        set_up = backends is not None and any(backends["there"].values())
+        yield from ownership.examine(options.record, options.owner, options.take_over, set_up)
     yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
     if options.claims.software is not None:

@@ -20,7 +20,7 @@ from .._contracts.gpushare import ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._core.untrusted import line
-from .._kube import helm
+from .._kube import helm, setup_record
 from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.options import auth_arguments
@@ -78,6 +78,7 @@ BACKENDS_OPTIONS: JsonObject = {
     "values": {"type": "dict", "default": {}},
     "switch": {"type": "list", "elements": "str", "default": []},
     "alone": {"type": "list", "elements": "str", "default": []},
+    "owner": {"type": "str", "default": ""},
 }
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -337,8 +338,11 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
     result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}}
+    result["owner"] = setup_record.read(kube, wanted["owner"]) if wanted is not None and wanted.get("owner") else None
+    # The nodes as they are say nothing of what isn't there yet.
+    release_of = _openshift(kube, nodes) if wanted is not None and not as_it_is else None
     if wanted is not None:
-        made = _backends(kube, wanted, state, capacity, options)
+        made = _backends(kube, wanted, state, capacity, options, release_of or "")
         result |= {"backends": made, "given": wanted["values"]}
         result["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
@@ -347,19 +351,25 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
         if options is not None and not made["parts"]["extender"]:
             # Nothing of it is in any scheduler, or it is to be removed.
             options = {**options, "state": "absent"} if made["leaving"]["extender"] else None
-    scheduler = detect(kube, options, nodes, version) if options is not None else None
+    scheduler = detect(kube, options, nodes, version, release_of) if options is not None else None
     result |= {"scheduler": scheduler, "server": kube.server, "requests": dict(kube.requests)}
     return {"changed": False, **result}
 
 
 def _backends(
-    kube: Kube, wanted: JsonObject, state: cluster.Cluster, capacity: bool | None, options: JsonObject | None
-) -> node_software.Decided:
+    kube: Kube,
+    wanted: JsonObject,
+    state: cluster.Cluster,
+    capacity: bool | None,
+    options: JsonObject | None,
+    openshift_version: str,
+) -> node_backends.Decided:
     """Decide each node's back end, and who installs its software.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
     :param capacity: as for ``node_backends.resolve``.
     :param options: as ``SCHEDULER_OPTIONS``.
+    :param openshift_version: empty for another cluster.
     """
     if wanted["wanted"] is None:
         return {**node_backends.as_it_is(state), "software": node_software.resolve((), state)}
@@ -374,7 +384,7 @@ def _backends(
     asked = wanted.get("software") or []
     left_out = {row["node"] for row in asked if node_backends.is_absent(row["node"], state, alone)}
     software = node_software.resolve(asked, state, operator, left_out)
-    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts])), "software": software}
+    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts])), "openshift": openshift_version, "software": software}
 
 
 def _others_releases(kube: Kube, made: node_software.Decided, values: JsonObject) -> dict[str, list[str]]:
@@ -481,15 +491,18 @@ def _unit(raw: JsonObject) -> str | None:
     return units.pop() if len(units) == 1 else None
 
 
-def detect(kube: Kube, options: JsonObject, nodes: t.Sequence[model.Node], version: str) -> DetectedScheduler:
+def detect(
+    kube: Kube, options: JsonObject, nodes: t.Sequence[model.Node], version: str, openshift_version: str | None = None
+) -> DetectedScheduler:
     """Detect how the cluster runs its scheduler.
 
     :param options: as ``SCHEDULER_OPTIONS``.
     :param version: the API server's version.
+    :param openshift_version: as for ``read_state``.
     :raises BadInput: a scheduler would be left without the extender, or a dedicated scheduler would stay at work.
     """
     hosts = {str(host): str(node) for host, node in options["hosts"].items()}
-    state = read_state(kube, nodes, hosts.values())
+    state = read_state(kube, nodes, hosts.values(), openshift_version)
     present = options["state"] == "present"
     extended = present or bool(hosts) or _exists(kube, _extender(options))
     selected = select_mode(options["mode"], hosts, state, present, extended)
@@ -555,19 +568,33 @@ def _ownership(namespace: JsonObject | None) -> JsonObject:
     return {"name": metadata["name"], "labels": metadata.get("labels") or {}, "annotations": own}
 
 
-def read_state(kube: Kube, nodes: t.Sequence[model.Node], hosts: t.Iterable[str] = ()) -> State:
-    """Read kube-scheduler's pods and lease, or OpenShift's version.
+def _openshift(kube: Kube, nodes: t.Iterable[model.Node]) -> str:
+    """Return OpenShift's version; empty for another cluster, whatever its nodes say.
 
-    :param hosts: names of the nodes of group control_plane.
+    :raises BadInput: it is of an unknown form.
     """
-    hosts = frozenset(hosts)
-    known = [_node(node, hosts) for node in nodes]
-    if any(OPENSHIFT_LABEL in node.labels or coreos.is_coreos({"name": node.os}) for node in known):
+    if any(OPENSHIFT_LABEL in node.labels or coreos.is_coreos({"name": node.os}) for node in nodes):
         version = kube.get(openshift.CLUSTER_VERSION)
         if version is not None:
             release = openshift.version_of(version)
             openshift.release(release)
-            return State(known, {}, "", release)
+            return release
+    return ""
+
+
+def read_state(
+    kube: Kube, nodes: t.Sequence[model.Node], hosts: t.Iterable[str] = (), openshift_version: str | None = None
+) -> State:
+    """Read kube-scheduler's pods and lease, or OpenShift's version.
+
+    :param hosts: names of the nodes of group control_plane.
+    :param openshift_version: empty for another cluster; None if it wasn't read.
+    """
+    hosts = frozenset(hosts)
+    known = [_node(node, hosts) for node in nodes]
+    release = _openshift(kube, known) if openshift_version is None else openshift_version
+    if release:
+        return State(known, {}, "", release)
     pods = kube.list_all("v1", "Pod", namespace="kube-system", label_selector=SCHEDULER_LABEL)
     lease = ((kube.get(LEASE) or {}).get("spec") or {}).get("holderIdentity") or ""
     state = State(known, _schedulers(pods), str(lease))

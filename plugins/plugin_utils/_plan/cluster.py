@@ -23,7 +23,7 @@ from ...module_utils._contracts.gpushare import ContractError
 from ...module_utils._contracts.model import Node, node_of
 from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.types import JsonObject
-from ...module_utils._kube import apply_set, helm
+from ...module_utils._kube import apply_set, helm, setup_record
 from ...module_utils._kube.api import Kube
 from ...module_utils._kube.direct import connect
 from ...module_utils._kube.errors import LibraryMissing
@@ -71,6 +71,9 @@ class ReadOnce:
 
     def try_create(self, definition: JsonObject) -> JsonObject:
         return self._kube.try_create(definition)
+
+    def create(self, definition: JsonObject) -> JsonObject:
+        raise NotImplementedError("a plan creates nothing")
 
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         raise NotImplementedError("a plan patches nothing")
@@ -122,10 +125,6 @@ def validated(arguments: JsonObject, options: JsonObject, rules: t.Mapping[str, 
     return t.cast(JsonObject, result.validated_parameters)
 
 
-# What role plan keeps (tasks/unverified.yml) from a run's first change until its checks have passed.
-UNVERIFIED = {"api_version": "v1", "kind": "ConfigMap", "namespace": "kube-system", "name": "kubegpu-share-unverified"}
-
-
 class ClusterTasks:
     """Predicts the tasks that talk to the cluster.
 
@@ -151,8 +150,8 @@ class ClusterTasks:
         :param options: a task's, with those of the connection.
         :raises ShareError: the cluster can't be read.
         """
-        answer = self.predict(K8S_INFO, {**_auth(options), **UNVERIFIED})
-        return any("deletionTimestamp" not in resource["metadata"] for resource in (answer or {}).get("resources", []))
+        answer = self._with(options, lambda kube: {"record": setup_record.read(kube, setup_record.PLAYBOOK)})
+        return bool(answer and answer["record"]["unverified"])
 
     def slices(self, options: JsonObject) -> list[Slice]:
         """Return the cluster's ResourceSlices.

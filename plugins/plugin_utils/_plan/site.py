@@ -50,6 +50,7 @@ class SitePlan:
     :param verify: the checks run also where nothing changes.
     :param unverified: the checks haven't passed since an earlier run's changes.
     :param alone: the nodes, by host, beside which nothing may change; empty where anything may.
+    :param taken_from: whose set-up this run takes over; empty for nobody's.
     """
 
     hosts: t.Mapping[str, JsonObject]
@@ -58,6 +59,7 @@ class SitePlan:
     verify: bool = False
     unverified: bool = False
     alone: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    taken_from: str = ""
 
     @property
     def _parts(self) -> dict[str, JsonObject]:
@@ -70,7 +72,7 @@ class SitePlan:
 
     @property
     def empty(self) -> bool:
-        return not self.steps
+        return not self.steps and not self.taken_from
 
     @property
     def refusals(self) -> list[tuple[str, JsonObject]]:
@@ -137,6 +139,7 @@ class SitePlan:
             "seconds": math.ceil(self.seconds),
             "restarts": self.restarts,
             "drained": self.drained,
+            "taken_from": self.taken_from,
             "hosts": {host: _shown(plan) for host, plan in self.hosts.items()},
             "cluster": _shown(self.cluster),
             "patterns": self.patterns(),
@@ -147,6 +150,8 @@ class SitePlan:
         lines: list[str] = []
         for name, plan in self._parts.items():
             lines += _lines(name, plan)
+        if self.taken_from:
+            lines.append(f"Takes over what {self.taken_from} has set up.")
         if self.empty and not self.refusals:
             lines.append(f"Nothing to change: {counted(len(self.hosts), 'machine')} and {CLUSTER} are as configured.")
         if self.unverified:

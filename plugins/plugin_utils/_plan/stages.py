@@ -115,7 +115,7 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "gpu_operator"},
-                f"{EXTENDER} and (scheduler_detected.mode == 'openshift' or {BACKENDS}.software.ours | default(false))",
+                f"({EXTENDER} or {DRA}) and ({BACKENDS}.openshift | length > 0 or {BACKENDS}.software.ours)",
             ),
             Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),
@@ -148,7 +148,18 @@ STAGES = (
         (Entry("scheduler", {"scheduler_state": "absent"}, EXTENDER_LEAVES),),
         serial=True,
     ),
-    Stage("leaving_extender", (), (Entry("gpushare", {"gpushare_component": "extender", **ABSENT}, EXTENDER_LEAVES),)),
+    Stage(
+        "leaving_extender",
+        (),
+        (
+            Entry("gpushare", {"gpushare_component": "extender", **ABSENT}, EXTENDER_LEAVES),
+            Entry(
+                "scheduler",
+                {"scheduler_step": "openshift_access", "scheduler_state": "absent"},
+                f"{EXTENDER_LEAVES} and {BACKENDS}.openshift | length > 0",
+            ),
+        ),
+    ),
 )
 
 

@@ -33,6 +33,7 @@ SHARED: JsonObject = {
     "gpu_maintenance": {"type": "str", "choices": ["never", "drain", "reboot"]},
     "gpu_node_name": {"type": "str"},
     "gpu_node_software": {"type": "str", "choices": list(node_software.CHOICES)},
+    "switch_nodes": {"type": "list", "elements": "str"},
     "uninstall_cluster": {"type": "bool"},
     "uninstall_with_pods": {"type": "bool"},
 }

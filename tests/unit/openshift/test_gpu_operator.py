@@ -23,6 +23,7 @@ from real_apiserver import MERGE, Refused
 from simulation import Simulation, module_of
 
 ON, OFF = ("true", "true"), ("false", "true")
+CLAIMS = [{"name": "gpu-mem", "resourceClaimTemplateName": "gpu-mem-4"}]
 CRIO, CONTAINERD = "cri-o://1.33.4", "containerd://2.1.0"
 POLICY = Ref(subject.API, subject.KIND, "", "gpu-cluster-policy")
 DAEMON_SETS = "/apis/apps/v1/namespaces/default/daemonsets"
@@ -420,7 +421,12 @@ def test_deleted_node_is_removed_from_the_note():
     ("mark", "message"),
     [
         (lambda kube: node_labels(kube, "b").update(gpushare="true"), "b isn't in it and has the label gpushare=true"),
+        (
+            lambda kube: node_labels(kube, "b").update(gpushare="dra"),
+            "both its DRA driver and the device plugin",
+        ),
         (lambda kube: add(kube, pod("p", "b", "aliyun.com/gpu-mem")), "the cards that pod default/p still has"),
+        (lambda kube: add(kube, pod("p", "b", "cpu", resourceClaims=CLAIMS)), "the cards that pod default/p still has"),
     ],
 )
 def test_plugin_not_restored_while_gpushare_runs(mark, message):

@@ -51,7 +51,7 @@ def rendered(name, role="scheduler", **variables):
 def applied(openshift):
     """All of it on the cluster."""
     objects = [*rendered("gpushare_namespace"), *rendered("openshift/access"), *rendered("openshift/extender")]
-    openshift.apply(*objects)
+    openshift.apply(*objects, *rendered("openshift_dra", "gpushare"))
     return objects
 
 
@@ -65,7 +65,8 @@ def test_api_server_accepts_every_object(applied, openshift):
 
 
 def test_only_these_service_accounts_may_use_the_constraints(applied, openshift):
-    for component, other in (("extender", "device-plugin"), ("device-plugin", "extender")):
+    pairs = (("extender", "device-plugin"), ("device-plugin", "extender"))
+    for component, other in (*pairs, ("dra-driver", "dra-templates"), ("dra-templates", "dra-driver")):
         user = f"system:serviceaccount:{NAMESPACE}:gpushare-{component}"
         wanted = {"verb": "use", "resource": "securitycontextconstraints", "group": "security.openshift.io"}
         assert openshift.may(user, **wanted, namespace=NAMESPACE, name=f"gpushare-{component}")
@@ -119,17 +120,47 @@ def allowed_by(constraints, pod):
     return wrong
 
 
-@pytest.mark.parametrize(("template", "component"), [("extender", "extender"), ("device_plugin", "device-plugin")])
-def test_constraints_allow_role_gpushares_pods_only(template, component):
-    constraints = one(rendered("openshift/access"), "SecurityContextConstraints", component)
-    pod = one(rendered(template, "gpushare"), "DaemonSet")["spec"]["template"]["spec"]
+@pytest.mark.parametrize(
+    ("template", "kind", "component", "other"),
+    [
+        ("extender", "DaemonSet", "extender", "device-plugin"),
+        ("device_plugin", "DaemonSet", "device-plugin", "extender"),
+        ("dra", "DaemonSet", "dra-driver", "dra-templates"),
+        ("dra", "Deployment", "dra-templates", ""),
+    ],
+)
+@pytest.mark.parametrize("metrics", [False, True])
+def test_constraints_allow_role_gpushares_pods_only(template, kind, component, other, metrics):
+    of_all = [*rendered("openshift/access"), *rendered("openshift_dra", "gpushare")]
+    constraints = one(of_all, "SecurityContextConstraints", component)
+    given = {"gpushare_device_plugin_metrics": metrics, "gpushare_extender_metrics": metrics}
+    pod = one(rendered(template, "gpushare", **given), kind)["spec"]["template"]["spec"]
     assert allowed_by(constraints, pod) == []
-    other = {"extender": "device-plugin", "device-plugin": "extender"}[component]
-    assert allowed_by(one(rendered("openshift/access"), "SecurityContextConstraints", other), pod)
+    if other:
+        assert allowed_by(one(of_all, "SecurityContextConstraints", other), pod)
     assert not constraints["allowPrivilegedContainer"] and not constraints["allowHostPID"]
     with_it = one(rendered("openshift/access", gpushare_host_pid=True), "SecurityContextConstraints", component)
     assert with_it["allowHostPID"] is (component == "device-plugin"), "by the variable only, and for the nodes' servers"
     assert constraints["priority"] == 0
+
+
+def test_constraints_of_claims_allow_no_more_than_their_pods_have():
+    of_all = rendered("openshift_dra", "gpushare")
+    templates = one(of_all, "SecurityContextConstraints", "dra-templates")
+    assert not any(value for name, value in templates.items() if name.startswith("allow")), templates
+    assert (templates["runAsUser"], templates["readOnlyRootFilesystem"]) == ({"type": "MustRunAs", "uid": 65532}, True)
+    driver = one(of_all, "SecurityContextConstraints", "dra-driver")
+    assert [name for name, value in driver.items() if name.startswith("allow") and value] == [
+        *("allowHostDirVolumePlugin", "allowedCapabilities")
+    ]
+    # No capability where none is needed, and another type of SELinux where its user names one.
+    driver = one(
+        rendered("openshift_dra", "gpushare", gpushare_device_plugin_capabilities=[], gpushare_selinux_type="super_t"),
+        "SecurityContextConstraints",
+        "dra-driver",
+    )
+    assert driver["allowedCapabilities"] == []
+    assert driver["seLinuxContext"]["seLinuxOptions"] == {"type": "super_t", "level": "s0"}
 
 
 def test_service_and_network_policy_select_the_extender():

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
-from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import UNVERIFIED, ClusterTasks
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.site import SitePlan
 from ansible_runs import write_inventory
 from own_cluster import ROOT, controllers, run_playbook
@@ -71,7 +71,7 @@ def test_plan_predicts_what_check_mode_predicts_and_changes_nothing(api, tmp_pat
     headers = set(re.findall(r"^\+\+\+ after: (.+)$", checked.text, re.MULTILINE))
     assert headers and headers == made
     assert objects(api) == before
-    assert UNVERIFIED["name"] not in checked.text
+    assert "ConfigMap kube-system/kubegpu-share" not in checked.text
     assert plan["changes"] is True and "PLAY [Deploy the device plugin" in checked.text
     assert "would be done; next: the same command without --check" in " ".join(checked.text.split())
 
@@ -93,7 +93,7 @@ def test_the_gpu_operator_comes_before_what_announces_cards(api, tmp_path):
 
 
 def test_the_record_of_a_run_without_checks_is_found_and_uninstall_removes_it(api, tmp_path):
-    tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/plan/tasks/unverified.yml")}]
+    tasks = [{"ansible.builtin.include_tasks": str(ROOT / "roles/plan/tasks/record.yml")}]
     connection = {"gpu_kubeconfig": str(api.kubeconfig)}
 
     def found():
@@ -104,7 +104,7 @@ def test_the_record_of_a_run_without_checks_is_found_and_uninstall_removes_it(ap
     assert (done.rc, done.changed) == (0, 1), done.text
     assert found()
     # The last play alone; the tests of the lab run all of them.
-    [task] = yaml.safe_load((ROOT / "roles/plan/tasks/unverified.yml").read_text())
+    [task] = yaml.safe_load((ROOT / "roles/plan/tasks/record.yml").read_text())
     detected = {"mode": "dedicated"}
     done = play(api, tmp_path, "uninstall.yml", "--start-at-task", task["name"], scheduler_detected=detected)
     assert (done.rc, done.changed) == (0, 1), done.text
@@ -142,3 +142,41 @@ def test_a_play_runs_on_the_hosts_of_the_plan_and_without_a_plan_on_all(tmp_path
     assert whole["Install the NVIDIA driver on the GPU nodes"] == ["gpu1", "gpu2"]
     assert whole["Build and import the servers' image where a machine lacks it"] == ["cp1", "gpu1", "gpu2"]
     assert whole["Configure kube-scheduler to use the extender, one machine at a time, the leader last"] == ["cp1"]
+
+
+def test_what_the_operator_owns_is_refused_before_any_change_and_taken_over_on_purpose(api, tmp_path):
+    at = "/api/v1/namespaces/kube-system/configmaps"
+    made = {"metadata": {"name": "kubegpu-share"}, "data": {"owner": "GPUShare/main"}}
+    # No garbage collector runs here, for which a deleted object waits.
+    gone = {"propagationPolicy": "Background"}
+    api.ask("DELETE", f"{at}/kubegpu-share", gone)
+    api.request("POST", at, made)
+    try:
+        before = objects(api)
+        for name, said in (("site.yml", "each would undo the other's"), ("uninstall.yml", "this run is for playbook")):
+            refused = play(api, tmp_path, name)
+            text = " ".join(refused.text.split())
+            assert refused.rc != 0 and refused.changed == 0, refused.text
+            assert f"GPUShare/main owns what is set up in this cluster, and {said}" in text.replace(
+                "this run is for playbook: ", ""
+            ), refused.text
+            assert "There is no GPUShare/main any more" in text and "Nothing was changed" in text
+        assert objects(api) == before and api.request("GET", f"{at}/kubegpu-share")["data"] == made["data"]
+        planned = play(api, tmp_path, "plan.yml", "-e", "plan_output=plan.json", gpu_owner_take_over="GPUShare/main")
+        assert planned.rc == 0 and planned.changed == 0, planned.text
+        assert "owner-taken" in planned.text and "Takes over what GPUShare/main has set up." in planned.text
+        assert json.loads((tmp_path / "plan.json").read_text())["taken_from"] == "GPUShare/main"
+    finally:
+        api.request("DELETE", f"{at}/kubegpu-share", gone)
+
+
+def test_a_resource_that_owns_nothing_removes_nothing(api, tmp_path):
+    """As docs/howto/operator-and-playbooks.md has the operator's playbook for a deletion."""
+    text = (ROOT / "docs/howto/operator-and-playbooks.md").read_text()
+    [shown] = re.findall(r"```yaml\n(- name: Find out whose.*?)```", text, re.DOTALL)
+    plays = yaml.safe_load(shown.replace("kubegpu.share.uninstall", str(PLAYBOOKS / "uninstall.yml")))
+    before = objects(api)
+    connection = {"gpu_kubeconfig": str(api.kubeconfig), "gpu_owner": "GPUShare/main"}
+    done = run_playbook(tmp_path, plays, **GIVEN, **connection)
+    assert done.rc == 0 and done.changed == 0, done.text
+    assert objects(api) == before and "ok: [localhost]" in done.text

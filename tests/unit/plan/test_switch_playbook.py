@@ -353,9 +353,10 @@ def test_killed_after_each_change_the_same_command_goes_on(machine, driver, tmp_
         if done.rc == 0:
             break
         assert done.rc == -signal.SIGKILL, done.text
-        # The record of the switch is there from the first change to the last one.
+        # The node's mark is there from its first change to its last; before that, whose the set-up is was recorded.
         mark = machine.node()["metadata"].get("annotations", {}).get("kubegpu.share/switch")
-        assert mark == to or (finished(machine) and machine.label() == LABEL[to]), killed.read_text()
+        before = [line for line in killed.read_text().splitlines() if "Keep the record of who owns" not in line] == []
+        assert mark == to or (finished(machine) and (before or machine.label() == LABEL[to])), killed.read_text()
     after = killed.read_text()
     assert done.rc == 0 and finished(machine) and machine.label() == LABEL[to], after
     assert "shares-a-card" not in pods(machine.server)
@@ -371,6 +372,58 @@ def test_killed_after_each_change_the_same_command_goes_on(machine, driver, tmp_
         assert change in after, after
     again = switch(machine, tmp_path, to)
     assert again.rc == 0 and again.changed == 0, again.text
+
+
+def through_the_api(machine, folder, to, *words, node="gpu1", **variables):
+    """Run switch.yml for a node that is no host of the inventory."""
+    given = {
+        "gpu_kubeconfig": str(machine.server.kubeconfig),
+        "gpushare_nodes": ["gpu1", "gpu2"],
+        "gpushare_allocation": to,
+        "gpushare_image_delivery": "registry",
+        "gpushare_wait_timeout": 60,
+        "preflight_ignore": ["runtime", "node-not-ready"],
+        "switch_clean_timeout": 30,
+        "switch_canary_timeout": 10,
+        **variables,
+    }
+    return run_playbook(folder, ROOT / "playbooks/switch.yml", "-e", f"switch_nodes={node}", *words, **given)
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "said"),
+    [
+        ("gpu9", {}, "switch_nodes: gpu9 isn't in gpushare_nodes, whose nodes are gpu1, gpu2"),
+        ("gpu1", {"groups": {"gpu_nodes": ["gpu1"]}}, "switch_nodes: gpu1 is a host of the inventory: name it by"),
+    ],
+)
+def test_only_nodes_whose_machines_are_not_reached_are_switched_through_the_api(tmp_path, node, more, said):
+    given = {"gpushare_nodes": ["gpu1", "gpu2"], "gpu_kubeconfig": "/nowhere"}
+    done = run_playbook(tmp_path, ROOT / "playbooks/switch.yml", "-e", f"switch_nodes={node}", **given, **more)
+    assert done.rc != 0 and said in " ".join(done.text.split()), done.text
+
+
+@pytest.mark.long
+def test_a_node_whose_machine_is_not_reached_goes_over_and_back(machine, tmp_path):
+    server = machine.server
+    labelled(machine, tmp_path, "extender")
+    refused = through_the_api(machine, tmp_path, "dra", gpu_backend="nvidia", nvidia_device_plugin_helm="/bin/true")
+    assert refused.rc != 0 and "only extender and claims change so" in " ".join(refused.text.split()), refused.text
+    assert finished(machine) and machine.label() == "true"
+    for to, label in (("dra", "dra"), ("extender", "true")):
+        machine.canaries.clear()
+        pod(server, f"held-{to}", "4" if to == "dra" else None)
+        done = through_the_api(machine, tmp_path, to, "-e", "switch_force=true")
+        assert done.rc == 0, done.text
+        assert finished(machine) and machine.label() == label, done.text
+        assert machine.canaries == [(label, to == "dra")] and machine.sold == []
+        # NVML isn't asked, and nothing is searched on this machine.
+        assert "List the processes that use a card" not in done.text or "skipping: [gpu1]" in done.text
+        assert (f"held-{to}" in pods(server)) is (to == "extender")
+        again = through_the_api(machine, tmp_path, to)
+        assert again.rc == 0 and again.changed == 0, again.text
+    assert server.request("GET", SLICES)["items"] == []
+    server.request("DELETE", f"{DEFAULT_PODS}/held-extender", {"gracePeriodSeconds": 0})
 
 
 def test_the_playbook_validates_before_it_takes_over_one_node_at_a_time():

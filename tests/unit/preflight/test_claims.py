@@ -158,7 +158,7 @@ def test_a_plugin_that_has_just_left_holds_no_card():
             {"gpu1": "auto"},
             [node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})],
             {},
-            ("extender", "claims-openshift"),
+            ("dra", "claims-served"),
         ),
         # A pod anywhere runs under the extender; a node that has something keeps it, and new ones follow.
         ({"gpu1": "auto"}, [node("gpu1"), node("gpu2"), gpu_pod(on="gpu2")], {}, ("extender", "extender-pods")),
@@ -364,9 +364,18 @@ def test_what_claims_cannot_do_is_refused_by_name(variable, value):
     assert ("claims-unable" in mixed) is (variable not in OF_EXTENDER)
 
 
-def test_openshift_is_refused():
-    openshift = node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})
-    assert "isn't possible on OpenShift" in found({"gpu1": "dra"}, openshift)["claims-unable"]
+def test_on_openshift_the_api_decides_and_a_label_alone_makes_none():
+    labelled = node("gpu1", labels={"node.openshift.io/os_id": "rhcos"})
+    version = {"apiVersion": "config.openshift.io/v1", "kind": "ClusterVersion", "metadata": {"name": "version"}}
+    there = {**version, "status": {"desired": {"version": "4.23.1"}}}
+    result = read({"gpu1": "dra"}, labelled, there, scheduler=None)
+    assert (result["backends"]["openshift"], result["backends"]["dra"]) == ("4.23.1", ["gpu1"])
+    assert result["scheduler"] is None, "no scheduler of OpenShift's is looked at or installed"
+    assert not {"claims-unable", "claims-unserved"} & found({"gpu1": "dra"}, labelled, there).keys()
+    assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, version="v1.35.2")
+    assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, capacity=False)
+    # A kubelet may set the label on its node.
+    assert read({"gpu1": "dra"}, labelled)["backends"]["openshift"] == ""
 
 
 def test_a_node_between_two_allocations_is_refused():
@@ -407,6 +416,18 @@ def test_a_node_keeps_its_back_end_until_it_is_switched(asked, there, has, comma
     assert text.endswith(f"kubegpu.share.switch {command} --limit gpu1")
     [(allocation, code)] = chosen({"gpu1": asked}, there, switch=["gpu1"]).values()
     assert code == "switched" and allocation in (asked, "dra")
+
+
+def test_nodes_whose_machines_are_not_reached_are_switched_by_another_option():
+    asked = {"gpu1": "dra", "gpu2": "dra", "vm1": "dra"}
+    cluster = read(asked, *(node(name, ANNOUNCED) for name in asked))
+    claims = Claims({}, True, cluster["backends"], unreached={"gpu1", "gpu2"})
+    texts = [one.text for one in examine(claims, cluster_of(cluster), frozenset(asked)) if one.id == "switch-pending"]
+    command = "kubegpu.share.switch -e gpushare_allocation=dra"
+    assert [text.partition("one after another: ")[2] for text in texts] == [
+        f"{command} -e switch_nodes=gpu1,gpu2",
+        f"{command} --limit vm1",
+    ]
 
 
 def test_two_back_ends_on_a_node_are_refused():
@@ -616,6 +637,17 @@ def test_another_unit_waits_for_the_pods_with_claims():
     assert text("GiB", runs, waits) == "" == text("MiB") == text("MiB", kind | turned(3, Shape((4,)), "gpu2"))
     assert "MiB isn't the present unit of node gpu1, and 1 pod there (default/work-1) would hold" in text("MiB", runs)
     assert "and 2 pods there, or waiting, (default/work-1, default/work-2)" in text("MiB", runs, waits)
+
+
+def test_who_owns_the_set_up_is_one_request_where_it_is_asked():
+    sent = {}
+    for owner in ("", "playbook"):
+        kube = FakeKube(node("gpu1"))
+        backends = {"wanted": wanted(gpu1="dra"), "values": {}, "switch": (), "alone": (), "owner": owner}
+        found = collect(kube, {"memory_unit": "GiB", "scheduler": None, "backends": backends})
+        sent[owner] = found["requests"]["GET"]
+        assert (found["owner"] is None) is (owner == "")
+    assert sent["playbook"] == sent[""] + 1
 
 
 def test_slices_are_read_in_one_request_where_they_may_be():
