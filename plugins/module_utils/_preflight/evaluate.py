@@ -23,8 +23,7 @@ from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
-from . import ownership
-from . import software
+from . import ownership, software
 from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from .node import Machine, NodeOptions
 

@@ -363,7 +363,7 @@ def _backends(
     capacity: bool | None,
     options: JsonObject | None,
     openshift_version: str,
-) -> node_backends.Decided:
+) -> node_software.Decided:
     """Decide each node's back end, and who installs its software.
 
     :param wanted: as ``BACKENDS_OPTIONS``; without nodes the back ends are those that the nodes have.
@@ -384,7 +384,12 @@ def _backends(
     asked = wanted.get("software") or []
     left_out = {row["node"] for row in asked if node_backends.is_absent(row["node"], state, alone)}
     software = node_software.resolve(asked, state, operator, left_out)
-    return {**made, "absent": list(dict.fromkeys([*made["absent"], *hosts])), "openshift": openshift_version, "software": software}
+    return {
+        **made,
+        "absent": list(dict.fromkeys([*made["absent"], *hosts])),
+        "openshift": openshift_version,
+        "software": software,
+    }
 
 
 def _others_releases(kube: Kube, made: node_software.Decided, values: JsonObject) -> dict[str, list[str]]:
