@@ -22,7 +22,7 @@ from .._core.types import JsonObject
 from .._host.system import System
 from . import archives, engine
 from .delivery import PLATFORMS
-from .engine import ENGINES
+from .engine import ENGINES, Engine
 
 CONTAINERFILE = "images/gpushare/Containerfile"
 BILL = "opt/gpushare/sbom.cdx.json"
@@ -162,7 +162,7 @@ class ImageBuild:
 
     def apply(self, state: JsonObject, plan: Plan) -> None:
         params = self._params
-        tool = engine.Engine(self._system, self.engine(plan), params["tls_verify"], params["timeout"])
+        tool = Engine(self._system, self.engine(plan), params["tls_verify"], params["timeout"])
         context = posixpath.join(posixpath.dirname(params["context"]), "sources")
         tool.do(["mkdir", "-p", context])
         tool.do(["tar", "-xf", params["context"], "-C", context])
@@ -190,7 +190,7 @@ class ImageBuild:
         self.record.setdefault(section, {})[name] = value
         self._system.write(record_of(self._params), json.dumps(self.record, indent=2, sort_keys=True) + "\n")
 
-    def _build(self, tool: engine.Engine, platform: str) -> str:
+    def _build(self, tool: Engine, platform: str) -> str:
         params, archive = self._params, archive_of(self._params, platform)
         fresh = f"{archive}.new"
         self._system.remove(fresh)
