@@ -135,7 +135,10 @@ def images(root: Path) -> dict[str, Row]:
         rows[f"scheduler-plugins-1.{minor}"] = image(
             f"{dedicated.REPOSITORY}:{tag}", when, ("scheduler_openshift_image",), APACHE
         )
-    for variable, when in NAMED.items():
+    named = dict(NAMED)
+    if (root / "roles/gpu_operator").is_dir():
+        named["gpu_operator_nfd_image"] = {**OPERATED, "openshift": [True]}
+    for variable, when in named.items():
         rows[variable] = image("", when, (variable,), "that of who made it")
     return rows
 
