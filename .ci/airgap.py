@@ -52,6 +52,26 @@ BUILT = {"backend": ["gpushare"], "built": [True]}
 GFD, EXPORTER = "nvidia_device_plugin_gfd", "nvidia_device_plugin_dcgm_exporter"
 VALUES, EXPORTER_VALUES = "nvidia_device_plugin_values", "nvidia_device_plugin_dcgm_exporter_values"
 Row = dict[str, t.Any]
+# Characters of the longest list or mapping that stands in one line.
+LINE = 110
+
+
+class Short(Plain):
+    """Writes what fits in a line in one, and all else in lines of their own."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def represent_node(self, tag: str, value: t.Any) -> yaml.Node:
+        parts = [*value, *(value.values() if isinstance(value, dict) else ())]
+        scalars = not any(isinstance(each, (list, dict)) for each in parts)
+        short = scalars and sum(len(str(each)) + 4 for each in parts) <= LINE
+        kind = self.represent_mapping if isinstance(value, dict) else self.represent_sequence
+        return kind(tag, value.items() if isinstance(value, dict) else value, flow_style=short)
+
+
+Short.add_representer(list, lambda dumper, value: dumper.represent_node("tag:yaml.org,2002:seq", value))
+Short.add_representer(dict, lambda dumper, value: dumper.represent_node("tag:yaml.org,2002:map", value))
 
 
 def image(reference: str, when: Row, variables: t.Sequence[str], licence: str, **more: t.Any) -> Row:
@@ -135,7 +155,10 @@ def images(root: Path) -> dict[str, Row]:
         rows[f"scheduler-plugins-1.{minor}"] = image(
             f"{dedicated.REPOSITORY}:{tag}", when, ("scheduler_openshift_image",), APACHE
         )
-    for variable, when in NAMED.items():
+    named = dict(NAMED)
+    if (root / "roles/gpu_operator").is_dir():
+        named["gpu_operator_nfd_image"] = {**OPERATED, "openshift": [True]}
+    for variable, when in named.items():
         rows[variable] = image("", when, (variable,), "that of who made it")
     return rows
 
@@ -344,7 +367,7 @@ def made(root: Path = ROOT) -> str:
         "collections": collections(root),
         "operators": operators(root),
     }
-    text = HEAD + yaml.dump(found, Dumper=Plain, sort_keys=False, width=120, default_flow_style=None)
+    text = HEAD + yaml.dump(found, Dumper=Short, sort_keys=False, width=1000)
     load(text, LIST)
     return text
 

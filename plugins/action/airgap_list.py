@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line
 from ansible_collections.kubegpu.share.plugins.module_utils._report import outcome
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
@@ -39,7 +40,8 @@ class ActionModule(ShareAction):
         result: JsonObject = {"changed": False, "totals": formats.totals(items), "count": len(items)}
         for host, choice in choices.items():
             if choice["refusals"]:
-                self._display.warning(f"Nothing is listed of what role driver refuses: {' '.join(choice['refusals'])}")
+                refused = line(" ".join(choice["refusals"]))
+                self._display.warning(f"What role driver refuses may be missing from the list: {refused}")
                 result.setdefault("refused", []).append(host)
         if not params["output"]:
             show(self._display, text.rstrip("\n"))

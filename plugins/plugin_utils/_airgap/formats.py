@@ -11,6 +11,7 @@ import typing as t
 import yaml
 
 from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import line
 from . import needed
 from .needed import KINDS, Inventory, Item
 
@@ -82,7 +83,7 @@ def _head(form: str, items: t.Sequence[Item]) -> str:
             shown += "; not in this format"
         lines.append(shown)
     lines += [f"{count} under: {name}" for name, count in licences(items).items()]
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(f"# {each}\n" for each in lines)
 
 
 def _dumped(*documents: t.Any) -> str:
@@ -98,7 +99,9 @@ def _yaml(items: t.Sequence[Item], inventory: Inventory) -> str:
 def _lines(items: t.Sequence[Item], _inventory: Inventory) -> str:
     """Return a line for each: kind, name, version, digest and source, apart by tabs; a missing one is ``-``."""
     fields = ("kind", "name", "version", "digest", "source")
-    return "".join("\t".join(str(item[field] or "-") for field in fields) + "\n" for item in items)  # type: ignore[literal-required]
+    # Names of kernels, and so of packages, are a node's.
+    rows = ([line(item[field]) or "-" for field in fields] for item in items)  # type: ignore[literal-required]
+    return "".join("\t".join(row) + "\n" for row in rows)
 
 
 def _references(items: t.Sequence[Item]) -> list[str]:

@@ -223,6 +223,14 @@ def test_hauler_takes_images_charts_and_files():
     ]
 
 
+def test_a_name_that_a_node_gave_stays_in_its_line():
+    known = of(machine("debian-12"))
+    [item] = [each for each in needed(LIST, known) if each["name"] == "gcc"]
+    text = formats.text("plain", [{**item, "name": "gcc\t\x1b[2Jx\nimage\tevil"}], known)
+    [row] = [line for line in text.splitlines() if not line.startswith("#")]
+    assert "\x1b" not in row and row.count("\t") == 4
+
+
 def test_sizes_that_arent_known_are_no_zero():
     known = of(machine("debian-12"))
     items = needed(LIST, known)
