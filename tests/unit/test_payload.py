@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "control_plane_info": (47, 347),
     "driver_runfile": (8, 29),
     "gpu_acceptance": (37, 303),
-    "gpu_allocation_check": (60, 575),
+    "gpu_allocation_check": (60, 571),
     "gpu_allocation_info": (25, 200),
     "gpu_node_info": (41, 279),
     "gpu_operator": (14, 123),
