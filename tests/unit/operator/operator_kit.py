@@ -322,12 +322,19 @@ class Operator:
                 events.append(json.loads(line))
         return events
 
+    def as_account(self, *words: str) -> None:
+        """Have kubectl ask for something with the account's token."""
+        command = [self.api.programs["kubectl"], f"--kubeconfig={self.kubeconfig}", *words]
+        subprocess.run(command, check=False, capture_output=True, env={"PATH": os.environ["PATH"], "HOME": "/tmp"})
+
     def writes(self) -> int:
         return sum(one["verb"] in ("create", "patch", "update", "delete") for one in self.audit() if not _lease(one))
 
     def refusals(self) -> list[str]:
-        """What the account asked for and may not do."""
-        return sorted({_words(one) for one in self.audit() if (one.get("responseStatus") or {}).get("code") == 403})
+        """What the account asked for and may not do. An admission policy's refusal, which a run tries, is none."""
+        decision = "authorization.k8s.io/decision"
+        refused = [one for one in self.audit() if one.get("annotations", {}).get(decision) == "forbid"]
+        return sorted({_words(one) for one in refused})
 
 
 def _lease(one: dict[str, t.Any]) -> bool:

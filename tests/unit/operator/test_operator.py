@@ -107,6 +107,9 @@ def test_from_a_resource_to_nothing(operator):
     assert "gpushare" not in operator.cluster.labels()
 
     assert operator.refusals() == []
+    # And one would be seen.
+    operator.as_account("get", "secret", "theirs")
+    assert operator.refusals() == ["get  secrets default/theirs"]
     assert pod.runs()
 
 

@@ -241,6 +241,10 @@ def test_each_allocation_from_nothing_to_nothing_and_no_right_too_many():
                     assert operator.cluster.named()["daemonsets"] == {server}
                     more, names = granted(api)
                     rules, bound = rules + more, bound | names
+                    assert pod.metrics()
+                    if schedulers:
+                        # As an extender leaves it.
+                        schedulers.ledger()
                     api.request("DELETE", f"{RESOURCES}/cluster")
                     operator.until(lambda: operator.get() is None, 180)
                 finally:

@@ -31,6 +31,20 @@ def test_the_version_is_the_collections():
     assert __version__ == yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
 
 
+def test_the_image_has_the_packages_that_the_collection_is_tested_with():
+    def pins(file):
+        lines = [line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+        return {tuple(line.split("==")) for line in lines if "==" in line}
+
+    ours, theirs = pins("operator/requirements.txt"), pins("requirements.txt")
+    both = {name.lower() for name, _version in ours} & {name.lower() for name, _version in theirs}
+    assert {"ansible-core", "kubernetes", "orjson", "jinja2"} <= both
+    assert {(name.lower(), version) for name, version in ours if name.lower() in both} == {
+        (name.lower(), version) for name, version in theirs if name.lower() in both
+    }
+    assert pins("operator/collections.txt") <= theirs
+
+
 @pytest.mark.parametrize(
     "option",
     [
