@@ -20,9 +20,9 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._host.system import System
-from . import archives, engine
+from . import archives
 from .delivery import PLATFORMS
-from .engine import ENGINES
+from .engine import ENGINES, Engine, choose
 
 CONTAINERFILE = "images/gpushare/Containerfile"
 BILL = "opt/gpushare/sbom.cdx.json"
@@ -162,7 +162,7 @@ class ImageBuild:
 
     def apply(self, state: JsonObject, plan: Plan) -> None:
         params = self._params
-        tool = engine.Engine(self._system, self.engine(plan), params["tls_verify"], params["timeout"])
+        tool = Engine(self._system, self.engine(plan), params["tls_verify"], params["timeout"])
         context = posixpath.join(posixpath.dirname(params["context"]), "sources")
         tool.do(["mkdir", "-p", context])
         tool.do(["tar", "-xf", params["context"], "-C", context])
@@ -184,13 +184,13 @@ class ImageBuild:
         :raises BadInput: there is none.
         """
         platforms = {change.step.platform for change in plan.changes if isinstance(change.step, Build)}
-        return engine.choose(self._system, self._params["engine"], platforms)
+        return choose(self._system, self._params["engine"], platforms)
 
     def _write_record(self, section: str, name: str, value: t.Any) -> None:
         self.record.setdefault(section, {})[name] = value
         self._system.write(record_of(self._params), json.dumps(self.record, indent=2, sort_keys=True) + "\n")
 
-    def _build(self, tool: engine.Engine, platform: str) -> str:
+    def _build(self, tool: Engine, platform: str) -> str:
         params, archive = self._params, archive_of(self._params, platform)
         fresh = f"{archive}.new"
         self._system.remove(fresh)
