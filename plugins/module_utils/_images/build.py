@@ -20,9 +20,9 @@ from .._core.errors import BadInput, NotInEffect
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
 from .._host.system import System
-from . import archives, engine
+from . import archives
 from .delivery import PLATFORMS
-from .engine import ENGINES, Engine
+from .engine import ENGINES, Engine, choose
 
 CONTAINERFILE = "images/gpushare/Containerfile"
 BILL = "opt/gpushare/sbom.cdx.json"
@@ -184,7 +184,7 @@ class ImageBuild:
         :raises BadInput: there is none.
         """
         platforms = {change.step.platform for change in plan.changes if isinstance(change.step, Build)}
-        return engine.choose(self._system, self._params["engine"], platforms)
+        return choose(self._system, self._params["engine"], platforms)
 
     def _write_record(self, section: str, name: str, value: t.Any) -> None:
         self.record.setdefault(section, {})[name] = value
