@@ -31,6 +31,7 @@ LISTS = (
     *WORKLOADS,
     "/api/v1/namespaces",
     "/api/v1/serviceaccounts",
+    # Among them the record of who owns the set-up, and whether its checks have passed.
     "/api/v1/configmaps",
     "/api/v1/resourcequotas",
     "/api/v1/services",
@@ -46,8 +47,6 @@ LISTS = (
     "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings",
     "/apis/resource.k8s.io/v1/deviceclasses",
 )
-# What role plan keeps from a run's first change until its checks have passed.
-UNVERIFIED = "/api/v1/namespaces/kube-system/configmaps/kubegpu-share-unverified"
 
 
 class Source(t.Protocol):
@@ -89,7 +88,7 @@ def look(source: Source, given: t.Any, named: t.Container[str]) -> Watched:
     """
     digest = hashlib.sha256(_bytes(given))
     version = source.read("/version") or {}
-    digest.update(_bytes([version.get("gitVersion"), source.read(UNVERIFIED) is not None]))
+    digest.update(_bytes(version.get("gitVersion")))
     ours, number = [], 0
     for node in source.pages(NODES, metadata=True):
         metadata = node["metadata"]

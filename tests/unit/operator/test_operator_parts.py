@@ -212,7 +212,8 @@ class Api:
             "spec": {"x": 1},
             "status": {"numberReady": 1, "conditions": []},
         }
-        self.lists = {watched.NODES: self.nodes, watched.WORKLOADS[0]: [daemons]}
+        record = {"metadata": {"uid": "r"}, "data": {"owner": "GPUShare/main"}}
+        self.lists = {watched.NODES: self.nodes, watched.WORKLOADS[0]: [daemons], "/api/v1/configmaps": [record]}
         self.objects = {"/version": {"gitVersion": "v1"}}
 
     def read(self, path):
@@ -240,7 +241,7 @@ class Api:
         (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": {"x": "y"}}}), False),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"kubegpu.share/cards": "x"}), True),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"other/heartbeat": "x"}, resourceVersion="7"), False),
-        (lambda api: api.objects.update({watched.UNVERIFIED: {}}), True),
+        (lambda api: api.lists["/api/v1/configmaps"][0]["data"].update(unverified="true"), True),
         (lambda api: api.objects["/version"].update(gitVersion="v2"), True),
     ],
 )

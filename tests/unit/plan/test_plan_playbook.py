@@ -171,9 +171,7 @@ def test_what_the_operator_owns_is_refused_before_any_change_and_taken_over_on_p
 
 
 def test_a_resource_that_owns_nothing_removes_nothing(api, tmp_path):
-    """As docs/howto/operator-and-playbooks.md has the operator's playbook for a deletion."""
-    text = (ROOT / "docs/howto/operator-and-playbooks.md").read_text()
-    [shown] = re.findall(r"```yaml\n(- name: Find out whose.*?)```", text, re.DOTALL)
+    shown = (ROOT / "operator/playbooks/uninstall.yml").read_text()
     plays = yaml.safe_load(shown.replace("kubegpu.share.uninstall", str(PLAYBOOKS / "uninstall.yml")))
     before = objects(api)
     connection = {"gpu_kubeconfig": str(api.kubeconfig), "gpu_owner": "GPUShare/main"}
