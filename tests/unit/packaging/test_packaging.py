@@ -157,7 +157,8 @@ def test_galaxy_stores_the_documentation_of_every_plugin(tools, tarball, tmp_pat
         documented = {
             content["content_name"]
             for content in contents
-            if content["content_type"] == kind and content["doc_strings"].get("doc")
+            # The files with a subject's filters have none; that is in a file of each filter's name.
+            if content["content_type"] == kind and (content["doc_strings"] or {}).get("doc")
         }
-        folder = "modules" if kind == "module" else kind
-        assert documented == {path.stem for path in (ROOT / "plugins" / folder).glob("*.py")}
+        files = {"module": "modules/*.py", "filter": "filter/*.yml", "lookup": "lookup/*.py"}[kind]
+        assert documented == {path.stem for path in (ROOT / "plugins").glob(files)}
