@@ -135,8 +135,9 @@ class Setup:
             policies=self._all(gpu_operator.DEFINITION, gpu_operator.API, gpu_operator.KIND),
             instances=self._all(DISCOVERY_DEFINITION, *DISCOVERY) if self._packages else [],
             elsewhere=any(
-                (one.get("spec") or {}).get("name") == DISCOVERY_PACKAGE and one["metadata"]["namespace"] not in spaces
-                for one in subscriptions
+                (item.get("spec") or {}).get("name") == DISCOVERY_PACKAGE
+                and item["metadata"]["namespace"] not in spaces
+                for item in subscriptions
             ),
             nodes=kube.list_all("v1", "Node") if self._absent else [],
             foreign=frozenset(foreign),
@@ -160,10 +161,7 @@ class Setup:
 
     def _additions(self, state: State) -> t.Iterator[Change]:
         for package, installed in state.packages:
-            others = package.name == "nfd" and (
-                state.elsewhere or any(CREATED not in annotations_of(one) for one in state.instances)
-            )
-            if others:
+            if package.name == DISCOVERY_PACKAGE and state.discovered:
                 continue
             if installed.terminating:
                 raise ShareError(f"{package.space} is being deleted; run again when it is gone")
@@ -369,7 +367,8 @@ def not_ready(kube: Kube, nodes: t.Sequence[str]) -> str:
 def _operands(kube: Kube, namespace: str) -> str:
     """Return which of the operator's DaemonSets aren't ready, and why."""
     sets = kube.list_all("apps/v1", "DaemonSet", namespace) if namespace else []
-    reasons = [(one["metadata"]["name"], not_ready_reason(one, min_nodes=0)) for one in sets if _of_operator(one)]
+    operands = [daemon_set for daemon_set in sets if _of_operator(daemon_set)]
+    reasons = [(operand["metadata"]["name"], not_ready_reason(operand, min_nodes=0)) for operand in operands]
     waiting = [str(reason) for _name, reason in sorted(reasons, key=lambda pair: pair[0]) if reason]
     return f"; {'; '.join(waiting[:3])}" if waiting else ""
 

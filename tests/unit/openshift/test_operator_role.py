@@ -141,6 +141,9 @@ def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
     done = role.run("cluster")
     assert done.rc == 0 and done.changed == 0 and "ClusterPolicy theirs" in done.text, done.text
     assert role.step("remove") == 0 and everything(server) == before
+    # The cluster has a namespace with this collection's label, and it isn't the variable's.
+    done = role.run("remove", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
+    assert done.rc != 0 and "-l kubegpu.share/backend=gpu_operator" in " ".join(done.text.split()), done.text
     server.request("DELETE", f"{POLICIES}/theirs")
     done = role.run("cluster", gpu_operator_state="external")
     assert done.rc != 0 and "gpu_operator_state is external" in done.text
