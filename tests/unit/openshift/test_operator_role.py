@@ -141,13 +141,22 @@ def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
     done = role.run("cluster")
     assert done.rc == 0 and done.changed == 0 and "ClusterPolicy theirs" in done.text, done.text
     assert role.step("remove") == 0 and everything(server) == before
-    # The cluster has a namespace with this collection's label, and it isn't the variable's.
-    done = role.run("remove", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
-    assert done.rc != 0 and "-l kubegpu.share/backend=gpu_operator" in " ".join(done.text.split()), done.text
     server.request("DELETE", f"{POLICIES}/theirs")
     done = role.run("cluster", gpu_operator_state="external")
     assert done.rc != 0 and "gpu_operator_state is external" in done.text
     assert role.run("cluster", gpu_operator_cdi="true").rc != 0
+
+
+def test_an_operator_of_ours_in_another_namespace_than_the_variables_is_not_forgotten(server, tmp_path):
+    """The playbook has found the label of a namespace, and the variable names another one."""
+    before = everything(server)
+    role = Role(server, tmp_path, "", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
+    done = role.run("remove")
+    said = " ".join(done.text.split())
+    assert (
+        done.rc != 0 and "in another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed" in said
+    )
+    assert everything(server) == before
 
 
 class Jobs(Nodes):
