@@ -36,7 +36,8 @@ LARGEST_FILE = 1 << 20
 HUB = {"docker.io": "registry-1.docker.io"}
 PRESENT, MISSING, UNASKED = "present", "missing", "unasked"
 _REMOTE = re.compile(r"(https?|oci)://[^/]")
-_DEB = re.compile(rb"^Package: (\S+)\n(?:(?!\n).*\n)*?Version: (\S+)", re.MULTILINE)
+# Of a paragraph of a list: between two fields there may be any number of others.
+_DEB = tuple(re.compile(rb"^%s: (\S+)" % field, re.MULTILINE) for field in (b"Package", b"Version"))
 _RPM = re.compile(rb"<name>([^<]{1,300})</name>\s*<arch>[^<]{1,50}</arch>\s*<version([^>]{1,300})>")
 _PRIMARY = re.compile(rb"""<data type=["']primary["']>.{0,2000}?<location href=["']([^"']{1,300})["']""", re.DOTALL)
 _WORDS = {
@@ -260,10 +261,11 @@ class _Asker:
             content = self._list(f"{own[0]['place'].rstrip('/')}/{folder}Packages", (".gz", ".xz", ""), until)
             if content is None:
                 return [Found(item, MISSING, f"there is no list of packages ({folder}Packages)") for item in own]
-            for name, version in _DEB.findall(content):
-                have[name.decode("utf-8", "replace")].add(
-                    version.decode("utf-8", "replace").partition(":")[2] or version.decode()
-                )
+            for paragraph in content.split(b"\n\n"):
+                name, version = (field.search(paragraph) for field in _DEB)
+                if name and version:
+                    text = version.group(1).decode("utf-8", "replace")
+                    have[name.group(1).decode("utf-8", "replace")].add(text.partition(":")[2] or text)
         return _matched(own, have)
 
     def _rpm(self, own: list[Item], until: float) -> list[Found]:

@@ -171,6 +171,16 @@ def test_a_list_that_grows_without_end_is_refused(monkeypatch):
         mirrors._decompressed(gzip.compress(b"\0" * 2000))
 
 
+def test_a_long_list_of_half_packages_is_read_in_time(server):
+    """Each begins another one, and names and versions are any bytes."""
+    fill(server)
+    halves = b"Package: \xff\n" * 50_000 + b"\n\nPackage: nvidia-persistenced\nVersion: \xff\n"
+    server.files["/cuda/Packages.gz"] = gzip.compress(halves)
+    begun = time.monotonic()
+    [row] = [row for row in run(server)["mirror-missing"].fields["missing"] if row["name"] == "nvidia-persistenced"]
+    assert row["reason"].startswith("there are only other versions") and time.monotonic() - begun < 5
+
+
 def test_rpm_repositories_and_components_of_apt_ones(server):
     primary = (
         b'<metadata><package type="rpm"><name>nvidia-driver-cuda</name><arch>x86_64</arch>'
