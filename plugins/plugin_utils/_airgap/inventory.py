@@ -89,7 +89,7 @@ def _software(
     """Return who installs the software of nodes beside the roles; without the cluster, what variables ask for."""
     decided = (cluster.get("backends") or {}).get("software")
     if decided:
-        return {OPERATOR_SOFTWARE} if decided["gpu_operator"] else set()
+        return {OPERATOR_SOFTWARE} if decided["installs"] else set()
     rows = wanted_software(hostvars, list(machines), local("gpushare_nodes") or (), local("gpu_node_software"))
     return {row["software"] for row in rows} & {OPERATOR_SOFTWARE}
 

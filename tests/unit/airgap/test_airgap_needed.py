@@ -183,7 +183,7 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
     }
     assert not [item for item in found if item["kind"] == "apt"] and "helm" in {item["name"] for item in found}
     # What the cluster has decided counts more than a variable.
-    software = {"roles": ["gpu1"], "gpu_operator": []}
+    software = {"roles": ["gpu1"], "gpu_operator": [], "installs": False}
     cluster = {
         "version": "v1.36.3",
         "backends": {"parts": {"hami": False, "nvidia": False}, "gpushare": [], "software": software},
