@@ -24,7 +24,7 @@ from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.objects import CREATED, foreign_objects
 from .._kube.options import auth_arguments
-from .._kube.refs import FIELD_MANAGER, Ref, ref_of
+from .._kube.refs import FIELD_MANAGER, USER_AGENT, Ref, ref_of
 from .._kube.rollout import not_ready_reason
 from . import gpu_operator, olm, operator_plan
 from .cluster import condition
@@ -35,8 +35,9 @@ DISCOVERY = ("nfd.openshift.io/v1", "NodeFeatureDiscovery")
 DISCOVERY_DEFINITION = olm.definition_ref("nodefeaturediscoveries.nfd.openshift.io")
 DISCOVERY_PACKAGE, DISCOVERY_NAME = "nfd", "nfd-instance"
 POLICY_NAME = "gpu-cluster-policy"
-# Field managers of the operator's programs and of node feature discovery's: what they alone have set on nodes.
-PROGRAMS = frozenset(("gpu-operator", "nfd-master", "nfd-worker", "k8s-driver-manager"))
+# Field managers of the operator's programs and of node feature discovery's, and of module gpu_operator's patches, which
+# pauses the operator's pods by its labels: what they alone have set on nodes.
+PROGRAMS = frozenset(("gpu-operator", "nfd-master", "nfd-worker", "k8s-driver-manager", USER_AGENT))
 PREFIXES = ("nvidia.com/", "feature.node.kubernetes.io/", "nfd.node.kubernetes.io/")
 # Fields of a ClusterPolicy that module gpu_operator changes.
 MODULES_FIELDS = (gpu_operator.DEVICE_PLUGIN, gpu_operator.CDI, gpu_operator.PLUGIN_CHECK)
