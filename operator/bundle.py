@@ -75,6 +75,7 @@ SUITES = {
 }
 VERSION_FILE = f"{PACKAGE}.clusterserviceversion.yaml"
 CATALOG_FILE = f"{PACKAGE}/catalog.yaml"
+ANNOTATIONS = "annotations.yml"
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -687,8 +688,10 @@ def write_catalog(parts: t.Sequence[Json], out: Path) -> None:
 
 def write_install(release: Release, out: Path) -> None:
     """Write the objects that install it."""
-    files = {name: documents(objects) for name, objects in {**olm0(release), **olm1(release)}.items()}
-    _fresh(out / "install", {**files, "without-olm.yml": documents(without_olm(release))})
+    # OLM takes no admission policies in a bundle.
+    policy = list(yaml.safe_load_all((HERE / "config" / ANNOTATIONS).read_text()))
+    objects = {**olm0(release), **olm1(release), "without-olm.yml": without_olm(release), ANNOTATIONS: policy}
+    _fresh(out / "install", {name: documents(parts) for name, parts in objects.items()})
 
 
 def _fresh(folder: Path, files: t.Mapping[str, str]) -> None:

@@ -15,6 +15,8 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Pa
 from .resource import GROUP, PLURAL, VERSION, JsonObject
 
 PAGE = 500
+# Of resources: anybody who may create them decides how many there are, and how large their metadata is.
+FEW = 20
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 RESOURCES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 MERGE = "application/merge-patch+json"
@@ -42,9 +44,9 @@ class Cluster:
                 return None
             raise
 
-    def pages(self, path: str, label: str = "", metadata: bool = False) -> t.Iterator[JsonObject]:
+    def pages(self, path: str, label: str = "", metadata: bool = False, most: int = PAGE) -> t.Iterator[JsonObject]:
         client = self._metadata if metadata else self._whole
-        query = [("limit", str(PAGE)), *([("labelSelector", label)] if label else [])]
+        query = [("limit", str(most)), *([("labelSelector", label)] if label else [])]
         seen, more = PagesSeen(), ""
         while True:
             try:
@@ -64,8 +66,9 @@ class Cluster:
     def resource(self, name: str) -> JsonObject | None:
         return self.read(f"{RESOURCES}/{name}")
 
-    def resources(self) -> list[JsonObject]:
-        return list(self.pages(RESOURCES))
+    def resources(self) -> t.Iterator[JsonObject]:
+        """Yield the metadata of all resources, page by page."""
+        return self.pages(RESOURCES, metadata=True, most=FEW)
 
     def write_status(self, name: str, status: JsonObject) -> None:
         self._whole.send(Request("PATCH", f"{RESOURCES}/{name}/status", (), {"status": status}, MERGE))

@@ -84,7 +84,7 @@ class Operator:
         self._removing = call.playbook.name == "uninstall.yml"
 
     def act(self) -> None:
-        given = self._call.read_variables()
+        given = self._call.take_variables()
         name = str(given["ansible_operator_meta"]["name"])
         item = self._cluster.resource(name)
         if item is None:
@@ -96,7 +96,9 @@ class Operator:
             # The engine's cache is older than the resource, and so are the variables that it has written.
             self._events.again_after(1)
             return
-        owner = owner_of(map(resource_of, self._cluster.resources()))
+        resources = [resource_of(each) for each in self._cluster.resources()]
+        self._call.remove_others({each.name for each in resources})
+        owner = owner_of(resources)
         if owner is not None and owner.uid != one.uid:
             self._not_the_owner(one, owner)
             return
@@ -125,10 +127,11 @@ class Operator:
         last = self._memory.recall(one.uid)
         if last and self._nothing_to_do(last, seen.digest):
             self.done.failed = last.failures > 0
-            if last.failures or self._removing:
-                self._events.again_after(SOON if self._removing else PERIOD)
-            else:
+            if self._removing and last.settled:
+                # Somebody has changed the resource while the engine took the finalizer away.
                 self._events.stats()
+            else:
+                self._events.again_after(SOON if self._removing else PERIOD)
             return
         self._run(one, given, seen, last)
 
@@ -162,14 +165,17 @@ class Operator:
             digest = self._look(one).digest
         self._memory.keep(one.uid, Last(digest, time.time(), failures, settled, outcome.holders))
         self._report(one, outcome)
-        if outcome.failed:
+        # After an uninstall the engine takes the finalizer away, by ansible-runner's own event.
+        if outcome.failed or not self._removing:
+            # Else an annotation of the resource would decide when: never, or each millisecond.
             self._events.again_after(SOON if self._removing else PERIOD)
-        # Else the engine has ansible-runner's own event: it calls again after its period, or takes the finalizer away.
 
     def _variables(self, one: Resource, given: JsonObject, seen: watched.Watched) -> JsonObject:
         """Return a run's extra variables: those of watches.yaml, and of the resource those that it may set."""
         own = {snake(name) for name in one.spec}
-        kept = {name: value for name, value in given.items() if name not in own or is_allowed(name, self._known)}
+        # The engine's own have the whole object, whose metadata has keys of anybody's choice.
+        others = {name: value for name, value in given.items() if not name.startswith("_")}
+        kept = {name: value for name, value in others.items() if name not in own or is_allowed(name, self._known)}
         # watches.yaml comes after the resource.
         kept |= {name: value for name, value in given.items() if name in ("gpu_kubeconfig", "gpu_owner")}
         made = {**DEFAULTS, **_images(), **kept}

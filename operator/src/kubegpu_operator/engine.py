@@ -66,8 +66,23 @@ class Call:
     def read_variables(self) -> JsonObject:
         return t.cast(JsonObject, json.loads(self.variables.read_text()))
 
+    def take_variables(self) -> JsonObject:
+        """Return the variables and leave none: of a resource with a large spec each call would leave some MiB."""
+        variables = self.read_variables()
+        self.write_variables({})
+        return variables
+
     def write_variables(self, variables: JsonObject) -> None:
         self.variables.write_text(json.dumps(variables))
+
+    def remove_others(self, names: t.Container[str]) -> None:
+        """Remove the folders of resources that are gone, which the engine leaves.
+
+        :param names: of the resources that there are.
+        """
+        for path in self.folder.parent.iterdir():
+            if path.name not in names and path != self.folder and (path / "env" / "extravars").is_file():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class _Connection(http.client.HTTPConnection):

@@ -118,5 +118,9 @@ def refused(spec: JsonObject, known: t.Container[str] | None) -> Problem | None:
 
 
 def owner_of(resources: t.Iterable[Resource]) -> Resource | None:
-    """Return the resource that decides: the oldest, and of several that are equally old the first by name."""
-    return min(resources, key=lambda one: (one.created, one.name), default=None)
+    """Return the resource that decides: the oldest, and of several that are equally old the first by name.
+
+    One that was uninstalled and is kept by a finalizer of somebody else decides no more.
+    """
+    alive = (one for one in resources if one.held or not one.deleting)
+    return min(alive, key=lambda one: (one.created, one.name), default=None)

@@ -26,19 +26,28 @@ NODE_LABEL, OWN = "gpushare", "kubegpu.share/"
 CONTROL_PLANE = frozenset(("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"))
 NODES = "/api/v1/nodes"
 # Of these the status is read, too: a server that isn't ready is a step of a run.
-WORKLOADS = ("/apis/apps/v1/daemonsets", "/apis/apps/v1/deployments")
+WORKLOADS = ("daemonsets", "deployments")
+# Where the operator deploys. In a namespace of his own, anybody may have objects with this label, as many and as large
+# as he likes.
+NAMESPACES = ("gpushare-system", "gpushare-scheduler")
+# Here are the second scheduler's binding, and the record of who owns the set-up and whether its checks have passed.
+SYSTEM = "/namespaces/kube-system/"
+NAMESPACED = (
+    *(("/apis/apps/v1", kind) for kind in WORKLOADS),
+    ("/api/v1", "serviceaccounts"),
+    ("/api/v1", "configmaps"),
+    ("/api/v1", "resourcequotas"),
+    ("/api/v1", "services"),
+    ("/apis/policy/v1", "poddisruptionbudgets"),
+    ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+)
 LISTS = (
-    *WORKLOADS,
+    *(f"{api}/namespaces/{namespace}/{kind}" for namespace in NAMESPACES for api, kind in NAMESPACED),
+    f"/api/v1{SYSTEM}configmaps",
+    f"/apis/rbac.authorization.k8s.io/v1{SYSTEM}rolebindings",
     "/api/v1/namespaces",
-    "/api/v1/serviceaccounts",
-    # Among them the record of who owns the set-up, and whether its checks have passed.
-    "/api/v1/configmaps",
-    "/api/v1/resourcequotas",
-    "/api/v1/services",
-    "/apis/policy/v1/poddisruptionbudgets",
-    "/apis/networking.k8s.io/v1/networkpolicies",
-    "/apis/rbac.authorization.k8s.io/v1/roles",
-    "/apis/rbac.authorization.k8s.io/v1/rolebindings",
     "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -103,7 +112,7 @@ def look(source: Source, given: t.Any, named: t.Container[str]) -> Watched:
         digest.update(_bytes([metadata["uid"], labels, mine]))
     for path in LISTS:
         for one in source.pages(path, LABEL):
-            digest.update(_bytes([path, _wanted(one, path in WORKLOADS)]))
+            digest.update(_bytes([path, _wanted(one, path.endswith(WORKLOADS))]))
     return Watched(digest.hexdigest(), sorted(ours), number)
 
 

@@ -31,13 +31,17 @@ from .web import Answer, Fetch, Registries
 THREADS = 8
 # Bytes of a list of packages when it is decompressed.
 LARGEST_LIST = 256 << 20
-# Bytes of a file whose digest is compared: keys are small, programs aren't read.
+# Bytes of a file whose digest is compared, as keys are small and programs aren't read, and of a list of lists.
 LARGEST_FILE = 1 << 20
+# Bytes of a list of charts, of which a tree is made.
+LARGEST_INDEX = 16 << 20
+# Versions of a package that a list has at most.
+MOST_VERSIONS = 10_000
 HUB = {"docker.io": "registry-1.docker.io"}
 PRESENT, MISSING, UNASKED = "present", "missing", "unasked"
 _REMOTE = re.compile(r"(https?|oci)://[^/]")
-# Of a paragraph of a list: between two fields there may be any number of others.
-_DEB = tuple(re.compile(rb"^%s: (\S+)" % field, re.MULTILINE) for field in (b"Package", b"Version"))
+# Each line is looked at once, whatever a list has: no thread runs while a pattern is searched for.
+_DEB = re.compile(rb"^(?:Package: (\S+)|Version: (\S+)|$)", re.MULTILINE)
 _RPM = re.compile(rb"<name>([^<]{1,300})</name>\s*<arch>[^<]{1,50}</arch>\s*<version([^>]{1,300})>")
 _PRIMARY = re.compile(rb"""<data type=["']primary["']>.{0,2000}?<location href=["']([^"']{1,300})["']""", re.DOTALL)
 _WORDS = {
@@ -202,7 +206,7 @@ class _Asker:
         try:
             rows = json.loads(answer.content).get("manifests") or []
             platforms = {(row.get("platform") or {}).get("architecture") for row in rows}
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise _Unasked("it sends no manifest") from error
         lacking = sorted(set(item["architectures"]) - platforms) if platforms else []
         return Found(item, MISSING, f"it has none for {' and '.join(lacking)}") if lacking else Found(item, PRESENT)
@@ -236,7 +240,7 @@ class _Asker:
             return [self._manifest(item, f"{item['place'].removeprefix('oci://')}:{item['version']}", until)]
         if own[0]["place"].endswith(".tgz"):
             return self._file(own, until)
-        answer = self._fetch(f"{own[0]['place'].rstrip('/')}/index.yaml", until, web.LARGEST)
+        answer = self._fetch(f"{own[0]['place'].rstrip('/')}/index.yaml", until, LARGEST_INDEX)
         if not _is_there(answer):
             return [Found(item, MISSING, "there is no index.yaml") for item in own]
         try:
@@ -256,21 +260,18 @@ class _Asker:
         ]
 
     def _apt(self, own: list[Item], until: float) -> list[Found]:
-        have: dict[str, set[str]] = collections.defaultdict(set)
+        have = _Versions(own)
         for folder in own[0]["indexes"]:
             content = self._list(f"{own[0]['place'].rstrip('/')}/{folder}Packages", (".gz", ".xz", ""), until)
             if content is None:
                 return [Found(item, MISSING, f"there is no list of packages ({folder}Packages)") for item in own]
-            for paragraph in content.split(b"\n\n"):
-                name, version = (field.search(paragraph) for field in _DEB)
-                if name and version:
-                    text = version.group(1).decode("utf-8", "replace")
-                    have[name.group(1).decode("utf-8", "replace")].add(text.partition(":")[2] or text)
+            for name, version in _debs(content):
+                have.add(name, version.partition(b":")[2] or version)
         return _matched(own, have)
 
     def _rpm(self, own: list[Item], until: float) -> list[Found]:
         place = own[0]["place"].rstrip("/")
-        listed = self._fetch(f"{place}/repodata/repomd.xml", until, web.LARGEST)
+        listed = self._fetch(f"{place}/repodata/repomd.xml", until, LARGEST_FILE)
         if not _is_there(listed):
             return [Found(item, MISSING, "there is no list of packages (repodata/repomd.xml)") for item in own]
         location = _PRIMARY.search(listed.content)
@@ -282,12 +283,10 @@ class _Asker:
         content = self._list(f"{place}/{path}", ("",), until)
         if content is None:
             return [Found(item, MISSING, f"there is no list of packages ({line(path)})") for item in own]
-        have: dict[str, set[str]] = collections.defaultdict(set)
-        for name, version in _RPM.findall(content):
-            fields = dict(re.findall(rb"""(ver|rel)=["']([^"']*)["']""", version))
-            have[name.decode("utf-8", "replace")].add(
-                b"-".join((fields.get(b"ver", b""), fields.get(b"rel", b""))).decode("utf-8", "replace")
-            )
+        have = _Versions(own)
+        for package in _RPM.finditer(content):
+            fields = dict(re.findall(rb"""(ver|rel)=["']([^"']*)["']""", package.group(2)))
+            have.add(package.group(1), b"-".join((fields.get(b"ver", b""), fields.get(b"rel", b""))))
         return _matched(own, have)
 
     def _list(self, url: str, endings: t.Sequence[str], until: float) -> bytes | None:
@@ -332,11 +331,43 @@ def _decompressed(content: bytes) -> bytes:
     return found
 
 
-def _matched(own: list[Item], have: t.Mapping[str, set[str]]) -> list[Found]:
+class _Versions:
+    """The versions that a list has of some packages; of others, and of very many, nothing is kept."""
+
+    def __init__(self, own: list[Item]) -> None:
+        self._found: dict[bytes, set[bytes]] = {item["name"].encode(): set() for item in own}
+
+    def add(self, name: bytes, version: bytes) -> None:
+        """Add what a list has.
+
+        :raises _Unasked: there are more versions than a list has.
+        """
+        versions = self._found.get(name)
+        if versions is None:
+            return
+        versions.add(version)
+        if len(versions) > MOST_VERSIONS:
+            raise _Unasked(f"its list of packages has more than {MOST_VERSIONS} versions of one")
+
+    def of(self, name: str) -> set[str]:
+        return {version.decode("utf-8", "replace") for version in self._found[name.encode()]}
+
+
+def _debs(content: bytes) -> t.Iterator[tuple[bytes, bytes]]:
+    """Yield name and version of each package of a list; an empty line is between two packages."""
+    name = b""
+    for field in _DEB.finditer(content):
+        package, version = field.groups()
+        if name and version:
+            yield name, version
+        name = package or b""
+
+
+def _matched(own: list[Item], have: _Versions) -> list[Found]:
     """Compare packages with those of a list; a version of the list is a pattern, without its epoch."""
     found = []
     for item in own:
-        versions = have.get(item["name"], set())
+        versions = have.of(item["name"])
         pattern = item["version"] or "*"
         there = any(fnmatch.fnmatchcase(version, pattern) for version in versions)
         found.append(Found(item, PRESENT) if there else Found(item, MISSING, _others(versions)))

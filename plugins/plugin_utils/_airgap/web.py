@@ -24,6 +24,8 @@ PATIENCE = 5.0
 CHUNK = 64 * 1024
 # Bytes of the largest list of packages or charts; NVIDIA's have some MiB.
 LARGEST = 64 << 20
+# Bytes of the largest manifest; registries take none that is larger.
+LARGEST_MANIFEST = 4 << 20
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -58,6 +60,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a redirect without credentials: they are for the server that was named."""
 
     def redirect_request(self, *given: t.Any) -> urllib.request.Request | None:
+        # urllib would follow one to FTP as well; the last of what is given is the new address.
+        if not str(given[-1]).lower().startswith(("http://", "https://")):
+            return None
         request = super().redirect_request(*given)
         if request:
             request.remove_header("Authorization")
@@ -155,15 +160,17 @@ class Registries:
         path = f"{registry}/v2/{repository}/manifests/{reference}"
         answer = self._asked(f"https://{path}", registry, until)
         # A registry without TLS gets no credentials.
-        return self._fetch(f"http://{path}", until, LARGEST, _accept()) if answer.failure == "no_tls" else answer
+        return (
+            self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept()) if answer.failure == "no_tls" else answer
+        )
 
     def _asked(self, url: str, registry: str, until: float) -> Answer:
         own = self._known.get(registry, "")
-        first = self._fetch(url, until, LARGEST, _accept(own))
+        first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
         if first.status != 401 or not wanted.lower().startswith("bearer "):
             return first
-        words = dict(re.findall(r'([a-z]+)="([^"]*)"', wanted))
+        words = dict(re.findall(r'([a-z]{1,20})="([^"]*)"', wanted))
         realm = words.pop("realm", "")
         if not realm.startswith("https://"):
             return first
@@ -172,9 +179,9 @@ class Registries:
         try:
             body = json.loads(granted.content)
             token = body.get("token") or body["access_token"]
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, RecursionError):
             return first
-        return self._fetch(url, until, LARGEST, _accept(f"Bearer {token}"))
+        return self._fetch(url, until, LARGEST_MANIFEST, _accept(f"Bearer {token}"))
 
 
 def _accept(authorization: str = "") -> dict[str, str]:

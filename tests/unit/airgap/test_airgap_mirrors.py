@@ -155,6 +155,8 @@ def test_a_mirror_that_sends_a_byte_at_a_time_ends_in_time(server):
         ("/charts/index.yaml", b"[" * 100_000, "its index.yaml has aliases, or more than 50 levels"),
         ("/charts/index.yaml", b"<html>", "its index.yaml isn't an index of charts"),
         ("/v2/hami/manifests/v2.10.0", b"<html>", "it sends no manifest"),
+        ("/v2/hami/manifests/v2.10.0", b"[" * 100_000, "it sends no manifest"),
+        ("/cuda/Packages.gz", (302, {"Location": "ftp://127.0.0.1:1/x"}, b""), "it answers with HTTP 302"),
     ],
 )
 def test_an_answer_that_says_nothing_is_neither_there_nor_missing(server, path, content, reason):
@@ -171,14 +173,34 @@ def test_a_list_that_grows_without_end_is_refused(monkeypatch):
         mirrors._decompressed(gzip.compress(b"\0" * 2000))
 
 
-def test_a_long_list_of_half_packages_is_read_in_time(server):
-    """Each begins another one, and names and versions are any bytes."""
+def test_a_hostile_list_takes_time_and_memory_by_its_size_alone(server, monkeypatch):
+    # Without an end of the first package, each of them was once searched through for its version.
+    lines = b"Package: x\n" * 30_000 + b"Version: 1\n\nVersion: 2\n"
+    began = time.process_time()
+    assert list(mirrors._debs(lines)) == [(b"x", b"1")]
+    assert time.process_time() - began < 2
     fill(server)
-    halves = b"Package: \xff\n" * 50_000 + b"\n\nPackage: nvidia-persistenced\nVersion: \xff\n"
-    server.files["/cuda/Packages.gz"] = gzip.compress(halves)
-    begun = time.monotonic()
-    [row] = [row for row in run(server)["mirror-missing"].fields["missing"] if row["name"] == "nvidia-persistenced"]
-    assert row["reason"].startswith("there are only other versions") and time.monotonic() - begun < 5
+    # What is no UTF-8 is another version.
+    server.files["/cuda/Packages.gz"] = gzip.compress(f"Package: {DEBS[0]}\nVersion: ".encode() + b"\xff\n\n")
+    assert run(server)["mirror-missing"].fields["count"] == len(DEBS)
+    monkeypatch.setattr(mirrors, "MOST_VERSIONS", 2)
+    many = "".join(f"Package: {DEBS[0]}\nVersion: {number}\n\n" for number in range(3))
+    server.files["/cuda/Packages.gz"] = gzip.compress(many.encode())
+    [reason] = {row["reason"] for row in run(server)["mirror-unasked"].fields["unasked"]}
+    assert reason == "its list of packages has more than 2 versions of one"
+
+
+def test_a_servers_demand_for_a_token_is_read_in_time():
+    def fetch(url, _until, _largest=0, headers=None):
+        assert "Authorization" not in headers, "nobody has granted a token"
+        if "token" in url:
+            return web.Answer(200, b"[" * 60_000)
+        wanted = f'Bearer {"a" * 60_000} realm="https://r.example.org/token"'
+        return web.Answer(401, headers={"WWW-Authenticate": wanted})
+
+    began = time.process_time()
+    assert web.Registries(fetch, {}).manifest("r.example.org", "a/b", "1", 0).status == 401
+    assert time.process_time() - began < 2
 
 
 def test_rpm_repositories_and_components_of_apt_ones(server):

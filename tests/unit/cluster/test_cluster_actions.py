@@ -39,7 +39,7 @@ def act(task_vars=None, **arguments):
     action._display = MagicMock(columns=100, _final_q=None)
     # What the roles refuse of a machine is in the tests of the plan, which evaluate the roles' tasks.
     nothing = {
-        "driver_choice": {"refusals": [], "lists": []},
+        "driver_choice": {"refusals": [], "lists": [], "provided": "", "manager": "none"},
         "toolkit_refused": [],
         "runtime_refused": [],
         "runtime_warnings": [],

@@ -163,6 +163,13 @@ def unfinished(connection: socket.socket) -> None:
     connection.sendall(frame(1, b"{}") + CLOSE)
 
 
+def growing(connection: socket.socket) -> None:
+    """As YAML, each level has eight times the entries of the one before."""
+    shaken(connection)
+    levels = [f"a{at}: &a{at} {{<<: [{', '.join([f'*a{at - 1}'] * 8)}]}}" for at in range(1, 12)]
+    connection.sendall(frame(3, "\n".join(["a0: &a0 {k: v}", *levels]).encode()) + CLOSE)
+
+
 def garbage(connection: socket.socket) -> None:
     shaken(connection)
     connection.sendall(frame(3, b"- [}") + CLOSE)
@@ -175,9 +182,10 @@ def garbage(connection: socket.socket) -> None:
         (endless_frame, "its output is larger than 1000000 bytes"),
         (long_error, "kubelet's report of its end is too long"),
         (unfinished, "the connection ended before the command"),
-        (garbage, "."),
+        (growing, "the connection ended before the command"),
+        (garbage, "the connection ended before the command"),
     ],
-    ids=["endless", "endless-frame", "long-error", "unfinished", "garbage"],
+    ids=["endless", "endless-frame", "long-error", "unfinished", "growing", "garbage"],
 )
 def test_a_hostile_kubelet_is_limited_in_size(serve: Serve, message: str) -> None:
     began = time.monotonic()

@@ -487,6 +487,37 @@ def test_the_objects_without_olm_are_taken_and_the_pods_are_restricted(api_serve
         api_server.apply(pod, dry_run=True)
 
 
+def test_a_resource_takes_no_settings_of_the_engine_by_annotations(api_server, written):
+    collection, engines = "/apis/kubegpu.share/v1alpha1/gpushares", "ansible.sdk.operatorframework.io"
+    made = {"apiVersion": "kubegpu.share/v1alpha1", "kind": "GPUShare", "spec": {"gpushareNodes": ["n"]}}
+    there = {f"{engines}/reconcile-period": "x"}
+
+    def send(annotations, method="POST", **more):
+        path = f"{collection}/annotated" if method == "PUT" else collection
+        about = {"name": "annotated", "annotations": annotations, **more}
+        return api_server.ask(method, f"{path}?dryRun=All", {**made, "metadata": about})[0]
+
+    api_server.apply(yaml.safe_load(schema.CRD.read_text()))
+    until(lambda: api_server.ask("GET", collection)[0] == 200)
+    # Before there was a policy.
+    old = api_server.request("POST", collection, {**made, "metadata": {"name": "annotated", "annotations": there}})
+    version = {"resourceVersion": old["metadata"]["resourceVersion"]}
+    for one in objects(written, subject.ANNOTATIONS):
+        api_server.apply(one)
+    # It is in effect a moment later.
+    until(lambda: send({f"{engines}/verbosity": "9223372036854775807"}) == 403)
+    assert send({**there, f"{engines}/verbosity": "1"}, "PUT", **version) == 403
+    assert send({f"{engines}/reconcile-period": "y"}, "PUT", **version) == 403
+    assert send({**there, "example.org/note": "x"}, "PUT", finalizers=["kubegpu.share/uninstall"], **version) == 200
+    assert send({}, "PUT", **version) == 200 and send({"example.org/note": "x"}) == 409
+    # Other tests use the server, too.
+    for one in reversed(objects(written, subject.ANNOTATIONS)):
+        kind = {"Binding": "policybindings"}.get(one["kind"][-7:], "policies")
+        path = f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}/{one['metadata']['name']}"
+        api_server.request("DELETE", path)
+    api_server.request("DELETE", f"{collection}/annotated")
+
+
 def test_the_installer_may_grant_what_the_operator_gets_and_no_more(api_server, written, monkeypatch):
     user = f"system:serviceaccount:{subject.NAMESPACE}:{subject.PACKAGE}-installer"
     group = {"apiGroup": "rbac.authorization.k8s.io"}

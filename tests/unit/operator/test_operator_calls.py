@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self, folder, api, monkeypatch):
         self.folder, self.api, self.told, self.given, self.ended = folder, api, [], [], ([], 0)
-        (folder / "env").mkdir()
+        (folder / "env").mkdir(parents=True)
         self.clock = 1000.0
         monkeypatch.setattr(command, "WORK", folder / "kept")
         monkeypatch.setattr(engine, "run", lambda call, _runner: self.given.append(call.read_variables()))
@@ -87,16 +87,16 @@ def ended(rc, changed=0, **artifacts):
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    return Engine(tmp_path, Api(item()), monkeypatch)
+    return Engine(tmp_path / "resource", Api(item()), monkeypatch)
 
 
 def test_a_run_follows_a_change_and_no_run_where_nothing_has_changed(played):
     played.ended = ended(0, 3)
-    # The engine has ansible-runner's own event.
-    assert played.call() == [] and len(played.given) == 1
+    # The engine is told when to call again: by itself it would ask an annotation of the resource.
+    assert played.call() == [60.0] and len(played.given) == 1
     played.ended = ended(0)
-    assert played.call() == [] and len(played.given) == 2, "what was changed is looked at once more"
-    assert played.call() == ["done"] and len(played.given) == 2
+    assert played.call() == [60.0] and len(played.given) == 2, "what was changed is looked at once more"
+    assert played.call() == [60.0] and len(played.given) == 2
     played.api.nodes[0]["metadata"]["labels"] = {}
     played.call()
     assert len(played.given) == 3
@@ -136,6 +136,33 @@ def test_one_resource_decides(played):
     assert played.call("b") == [60.0] and played.api.degraded("b") == "another_resource" and not played.given
     played.api.items["b"]["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z"
     assert played.call("b", "uninstall.yml") == ["done"] and not played.given, "the other's servers stay"
+    # Uninstalled, and kept by somebody else's finalizer.
+    played.api.items["a"]["metadata"] |= {"deletionTimestamp": "2026-01-03T00:00:00Z", "finalizers": ["x/y"]}
+    del played.api.items["b"]["metadata"]["deletionTimestamp"]
+    played.call("b")
+    assert len(played.given) == 1, "the other one decides"
+    played.api.items["a"]["metadata"]["finalizers"] += ["kubegpu.share/uninstall"]
+    assert played.call("b") == [60.0] and played.api.degraded("b") == "another_resource"
+
+
+def test_what_resources_leave_on_the_volume_is_bounded(played):
+    for name in ("gone", "b"):
+        (played.folder.parent / name / "env").mkdir(parents=True)
+        (played.folder.parent / name / "env" / "extravars").write_text("{}")
+    (played.folder.parent / "other").mkdir()
+    played.api.items["b"] = item("b", "2026-01-02T00:00:00Z")
+    played.call("b", gpushare_nodes=["n"] * 9)
+    assert {path.name for path in played.folder.parent.iterdir()} == {played.folder.name, "b", "other"}
+    assert json.loads((played.folder / "env" / "extravars").read_text()) == {}
+
+
+def test_a_run_gets_nothing_of_the_resources_metadata(played):
+    # The API server keeps keys of managedFields as a client has written them.
+    hostile = {"managedFields": [{"fieldsV1": {"f:{{ lookup('pipe', 'id') }}": {}}}]}
+    played.api.items["a"]["metadata"] |= hostile
+    played.call(_kubegpu_share_gpushare_spec={"{{ x }}": 1})
+    [made] = played.given
+    assert "{{" not in json.dumps(made) and made["gpu_kubeconfig"] == "k"
 
 
 def test_a_spec_with_an_option_that_is_not_listed_runs_nothing(played):
@@ -162,6 +189,10 @@ def test_an_uninstall_takes_nothing_from_a_hostile_spec_and_looks_at_every_node(
     played.api.pods.clear()
     played.ended = ended(0, 9)
     assert played.call(playbook="uninstall.yml", **given) == [] and len(played.given) == 2
+    # The engine couldn't take the finalizer away, since somebody changes the resource all the time.
+    played.ended = ended(0)
+    assert played.call(playbook="uninstall.yml", **given) == [] and len(played.given) == 3
+    assert played.call(playbook="uninstall.yml", **given) == ["done"] and len(played.given) == 3
 
 
 def test_a_run_that_was_killed_is_repeated_by_the_next_call(played, monkeypatch):

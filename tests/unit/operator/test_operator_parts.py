@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 
@@ -93,7 +94,9 @@ def test_a_resource_is_parsed_once():
         with pytest.raises(Malformed):
             resource_of(broken)
     younger = resource_of({**ITEM, "metadata": {**ITEM["metadata"], "name": "0", "creationTimestamp": LATER}})
-    assert owner_of([younger, one]) == one and owner_of([]) is None
+    assert owner_of([younger, one]) == younger, "uninstalled, and kept by another finalizer"
+    held = dataclasses.replace(one, held=True)
+    assert owner_of([younger, held]) == held and owner_of([]) is None
 
 
 def statuses(status):
@@ -198,6 +201,7 @@ def test_pods_that_hold_shares_are_remembered_by_name():
 
 
 CONTROL = {"node-role.kubernetes.io/control-plane": ""}
+DAEMONS, RECORDS = "/apis/apps/v1/namespaces/gpushare-system/daemonsets", "/api/v1/namespaces/kube-system/configmaps"
 
 
 class Api:
@@ -213,7 +217,7 @@ class Api:
             "status": {"numberReady": 1, "conditions": []},
         }
         record = {"metadata": {"uid": "r"}, "data": {"owner": "GPUShare/main"}}
-        self.lists = {watched.NODES: self.nodes, watched.WORKLOADS[0]: [daemons], "/api/v1/configmaps": [record]}
+        self.lists = {watched.NODES: self.nodes, DAEMONS: [daemons], RECORDS: [record]}
         self.objects = {"/version": {"gitVersion": "v1"}}
 
     def read(self, path):
@@ -227,11 +231,11 @@ class Api:
 @pytest.mark.parametrize(
     ("change", "seen"),
     [
-        (lambda api: api.lists[watched.WORKLOADS[0]].clear(), True),
-        (lambda api: api.lists[watched.WORKLOADS[0]][0]["status"].update(numberReady=0), True),
-        (lambda api: api.lists[watched.WORKLOADS[0]][0]["spec"].update(x=2), True),
+        (lambda api: api.lists[DAEMONS].clear(), True),
+        (lambda api: api.lists[DAEMONS][0]["status"].update(numberReady=0), True),
+        (lambda api: api.lists[DAEMONS][0]["spec"].update(x=2), True),
         (
-            lambda api: api.lists[watched.WORKLOADS[0]][0]["metadata"].update(resourceVersion="9", managedFields=[1]),
+            lambda api: api.lists[DAEMONS][0]["metadata"].update(resourceVersion="9", managedFields=[1]),
             False,
         ),
         (lambda api: api.nodes[0]["metadata"].update(labels={}), True),
@@ -241,7 +245,7 @@ class Api:
         (lambda api: api.nodes.append({"metadata": {"name": "n8", "uid": "8", "labels": {"x": "y"}}}), False),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"kubegpu.share/cards": "x"}), True),
         (lambda api: api.nodes[0]["metadata"].update(annotations={"other/heartbeat": "x"}, resourceVersion="7"), False),
-        (lambda api: api.lists["/api/v1/configmaps"][0]["data"].update(unverified="true"), True),
+        (lambda api: api.lists[RECORDS][0]["data"].update(unverified="true"), True),
         (lambda api: api.objects["/version"].update(gitVersion="v2"), True),
     ],
 )
@@ -251,6 +255,19 @@ def test_the_digest_has_what_a_run_depends_on_and_nothing_that_changes_by_itself
     assert (before.ours, before.nodes) == (["n0", "n1"], 2) and before != watched.look(api, ["other"], {"n9"})
     change(api)
     assert (watched.look(api, ["spec"], {"n9"}).digest != before.digest) is seen
+
+
+def test_nobodys_namespace_is_read_but_the_operators_own():
+    # Whoever may create ConfigMaps somewhere would fill the memory of a call, and have a run follow each change.
+    vars_of = yaml.safe_load((OPERATOR / "watches.yaml").read_text())[0]["vars"]
+    own = {vars_of["gpushare_namespace"], vars_of["scheduler_dedicated_namespace"], "kube-system"}
+    listed = [path.split("/") for path in watched.LISTS]
+    assert own == {path[path.index("namespaces") + 1] for path in listed if "namespaces" in path[:-1]}
+    everywhere = {path[-1] for path in listed if "namespaces" not in path[:-1]}
+    rights = yaml.safe_load((OPERATOR / "rights.yml").read_text())
+    anybodys = {"configmaps", "services", "daemonsets", "deployments", "serviceaccounts", "roles", "rolebindings"}
+    assert everywhere and everywhere.isdisjoint(anybodys)
+    assert {path[-1] for path in listed} <= {kind for rule in rights for kind in rule["resources"]}
 
 
 def test_a_run_that_was_killed_is_not_remembered(tmp_path):

@@ -6,21 +6,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as operator
 from claims_cluster import CLUSTER_WIDE, Cluster
 from definitions import OLD, definitions
+from openshift_parts import CONSTRAINTS, LABELS, POLICIES, openshift
 from own_cluster import controllers, until
 from real_apiserver import MERGE, own_api_server
 
-POLICIES = "/apis/nvidia.com/v1/clusterpolicies"
-CONSTRAINTS = "/apis/security.openshift.io/v1/securitycontextconstraints"
 RECORD = "/api/v1/namespaces/kube-system/configmaps/kubegpu-share"
-# As the GPU Operator labels a node that it manages.
-LABELS = {
-    "node.openshift.io/os_id": "rhcos",
-    **dict.fromkeys((operator.PRESENT, operator.PLUGIN, operator.VALIDATOR, operator.OWN_TOOLKIT), "true"),
-}
-PARTS = ("daemonsets", "dcgm", "dcgmExporter", "driver", "gfd", "nodeStatusExporter", "operator", "toolkit", "cdi")
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +21,7 @@ def cluster():
     with own_api_server() as server, controllers(server, "namespace", "garbage-collector"):
         server.install(*files)
         made = Cluster(server)
-        server.request("PATCH", "/api/v1/nodes/gpu1", {"metadata": {"labels": LABELS}}, MERGE)
-        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
-        server.request("PATCH", "/api/v1/nodes/gpu1/status", {"status": {"conditions": [ready]}}, MERGE)
-        version = {
-            "apiVersion": "config.openshift.io/v1",
-            "kind": "ClusterVersion",
-            "metadata": {"name": "version"},
-            "spec": {"clusterID": "3c2f7d3e-2f3a-4a0e-9d6e-6c6b5f0d9a11"},
-        }
-        at = "/apis/config.openshift.io/v1/clusterversions"
-        server.request("POST", at, version)
-        desired = {"version": "4.23.1", "image": "i"}
-        status = {"desired": desired, "observedGeneration": 1, "versionHash": "x", "availableUpdates": []}
-        server.request("PATCH", f"{at}/version/status", {"status": status}, MERGE)
-        spec = {**{part: {} for part in PARTS}, "devicePlugin": {"enabled": True}}
-        metadata = {"name": "gpu-cluster-policy"}
-        body = {"apiVersion": operator.API, "kind": operator.KIND, "metadata": metadata, "spec": spec}
-        server.request("POST", POLICIES, body)
-        ready = {"status": {"state": "ready", "namespace": "nvidia-gpu-operator"}}
-        server.request("PATCH", f"{POLICIES}/gpu-cluster-policy/status", ready, MERGE)
+        openshift(server)
         with made.kubelets():
             yield made
 
