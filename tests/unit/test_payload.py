@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "control_plane_info": (47, 347),
     "driver_runfile": (8, 29),
     "gpu_acceptance": (37, 304),
-    "gpu_allocation_check": (61, 575),
+    "gpu_allocation_check": (61, 576),
     "gpu_allocation_info": (25, 201),
     "gpu_node_info": (41, 279),
     "gpu_operator": (15, 130),
