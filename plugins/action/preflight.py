@@ -157,7 +157,7 @@ def _operators_helm(
 ) -> t.Iterator[Finding]:
     """Report a helm that isn't there, by which role gpu_operator deploys the GPU Operator outside OpenShift."""
     program = str(variables.get("gpu_operator_helm") or "helm")
-    if software is None or not software["gpu_operator"] or software["openshift"] or shutil.which(program):
+    if software is None or not software["installs"] or software["openshift"] or shutil.which(program):
         return
     if software["ours"] or not has_cluster_policy(operators):
         what = "there is no {program} on the controller, by which the GPU Operator's chart is deployed and changed"

@@ -65,8 +65,9 @@ class NodeSoftware(t.TypedDict):
 class Software(t.TypedDict):
     """Who installs the nodes' software.
 
-    ``roles``, ``gpu_operator`` and ``provider`` name nodes, ``ours`` is whether this collection has installed the GPU
-    Operator, or begun to, and ``openshift`` whether OLM would install it.
+    ``roles``, ``gpu_operator`` and ``provider`` name nodes. ``ours`` is whether this collection has installed the GPU
+    Operator, or begun to, ``installs`` whether a run has to install it or to keep it as variables say, and
+    ``openshift`` whether OLM would install it. Of nodes that somebody's operator has already, nothing is installed.
     """
 
     nodes: list[NodeSoftware]
@@ -74,6 +75,7 @@ class Software(t.TypedDict):
     gpu_operator: list[str]
     provider: list[str]
     ours: bool
+    installs: bool
     openshift: bool
 
 
@@ -98,12 +100,14 @@ def resolve(
     nodes = {node.name: node for node in cluster.nodes}
     rows = [_of_node(row, nodes.get(row["node"]), cluster.operators) for row in wanted if row["node"] not in left_out]
     having = {value: [row["node"] for row in rows if row["software"] == value] for value in CHOICES}
+    operated = [row for row in rows if row["software"] == GPU_OPERATOR]
     return {
         "nodes": rows,
         "roles": having[ROLES],
         "gpu_operator": having[GPU_OPERATOR],
         "provider": having[PROVIDER],
         "ours": ours,
+        "installs": any(ours or row["code"] == REQUESTED for row in operated),
         "openshift": any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes),
     }
 

@@ -31,6 +31,7 @@ from .._core.types import JsonObject
 from .api import JSON, Client, Request
 from .errors import KUBECONFIG, TIMEOUT, cause_of, refused, unreachable
 from .options import auth_arguments, hide_credentials
+from .refs import USER_AGENT
 
 if t.TYPE_CHECKING:
     from .client import RealKube
@@ -108,7 +109,7 @@ def access_of(params: t.Mapping[str, t.Any], environ: t.Mapping[str, str]) -> Ac
         url = urlsplit(server)
         if url.scheme not in ("http", "https") or not url.hostname or url.port == 0 or url.query or url.username:
             return None
-        headers = {"Accept": f"{JSON}, */*", "User-Agent": "kubegpu.share"}
+        headers = {"Accept": f"{JSON}, */*", "User-Agent": USER_AGENT}
         # A fraction of the bytes, in less time than encryption would take for the rest.
         headers["Accept-Encoding"] = "identity" if cluster.get("disable-compression") else "gzip"
         token = user["token"] if "token" in user else _file(user, "tokenFile", folder)

@@ -16,6 +16,8 @@ from .._core.types import JsonObject
 from .errors import KubeError, not_kubernetes
 
 FIELD_MANAGER = "kubegpu-share"
+# The API server names the manager of a patch by it, which names none itself.
+USER_AGENT = "kubegpu.share"
 # Objects in a page of a list.
 PAGE = 500
 

@@ -82,10 +82,10 @@ class Options(t.TypedDict):
     """What is asked for.
 
     ``chart`` is False where OLM installs the operator. ``nodes`` get their software by it; of them ``shared`` have
-    cards that gpushare or HAMi gives away, those in ``by_variable`` by a variable of the container, and ``plugin`` are
-    given to the operator's device plugin. ``others`` are further nodes whose software isn't the operator's. ``values``
-    are the user's: of the chart, or of the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps,
-    ``former`` the values of the release that is there.
+    cards that gpushare or HAMi gives away, by a variable of the container, and ``plugin`` are given to the operator's
+    device plugin. ``others`` are further nodes whose software isn't the operator's. ``values`` are the user's: of the
+    chart, or of the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps, ``former`` the values
+    of the release that is there.
     """
 
     chart: bool
@@ -93,7 +93,6 @@ class Options(t.TypedDict):
     namespace: str
     nodes: list[str]
     shared: list[str]
-    by_variable: list[str]
     plugin: list[str]
     others: list[str]
     driver: str
@@ -210,7 +209,7 @@ def _values(options: Options, nfd: bool) -> JsonObject:
     release keeps its values of them. The device plugin is added where a node is given to it.
     """
     former = options["former"]
-    cdi = not options["by_variable"] if options["cdi"] == "auto" else options["cdi"] == "true"
+    cdi = not options["shared"] if options["cdi"] == "auto" else options["cdi"] == "true"
     before = _at(former, CDI)
     plugin = bool(options["plugin"]) or _at(former, DEVICE_PLUGIN) is True
     values: JsonObject = {
@@ -280,10 +279,10 @@ def _problems(options: Options, owner: str, what: str, values: JsonObject) -> li
             "GPU Operator uses only one; delete it"
         )
     with_cdi = options["toolkit"] and _at(values, CDI) is not False and _at(options["former"], CDI) is None
-    if options["by_variable"] and with_cdi:
+    if options["shared"] and with_cdi:
         problems.append(
             "gpu_operator_cdi: with CDI the variable by which pods select their card is ignored, and node "
-            f"{min(options['by_variable'])} gives its cards away by it; leave it at auto"
+            f"{min(options['shared'])} gives its cards away by it; leave it at auto"
         )
     if _at(values, ("gpuCluster", "deployCR")) is True or _at(values, ("clusterPolicy", "deployCR")) is False:
         problems.append(

@@ -24,7 +24,7 @@ from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.objects import CREATED, foreign_objects
 from .._kube.options import auth_arguments
-from .._kube.refs import FIELD_MANAGER, Ref, ref_of
+from .._kube.refs import FIELD_MANAGER, USER_AGENT, Ref, ref_of
 from .._kube.rollout import not_ready_reason
 from . import gpu_operator, olm, operator_plan
 from .cluster import condition
@@ -35,8 +35,9 @@ DISCOVERY = ("nfd.openshift.io/v1", "NodeFeatureDiscovery")
 DISCOVERY_DEFINITION = olm.definition_ref("nodefeaturediscoveries.nfd.openshift.io")
 DISCOVERY_PACKAGE, DISCOVERY_NAME = "nfd", "nfd-instance"
 POLICY_NAME = "gpu-cluster-policy"
-# Field managers of the operator's programs and of node feature discovery's: what they alone have set on nodes.
-PROGRAMS = frozenset(("gpu-operator", "nfd-master", "nfd-worker", "k8s-driver-manager"))
+# Field managers of the operator's programs and of node feature discovery's, and of module gpu_operator's patches, which
+# pauses the operator's pods by its labels: what they alone have set on nodes.
+PROGRAMS = frozenset(("gpu-operator", "nfd-master", "nfd-worker", "k8s-driver-manager", USER_AGENT))
 PREFIXES = ("nvidia.com/", "feature.node.kubernetes.io/", "nfd.node.kubernetes.io/")
 # Fields of a ClusterPolicy that module gpu_operator changes.
 MODULES_FIELDS = (gpu_operator.DEVICE_PLUGIN, gpu_operator.CDI, gpu_operator.PLUGIN_CHECK)
@@ -135,8 +136,9 @@ class Setup:
             policies=self._all(gpu_operator.DEFINITION, gpu_operator.API, gpu_operator.KIND),
             instances=self._all(DISCOVERY_DEFINITION, *DISCOVERY) if self._packages else [],
             elsewhere=any(
-                (one.get("spec") or {}).get("name") == DISCOVERY_PACKAGE and one["metadata"]["namespace"] not in spaces
-                for one in subscriptions
+                (item.get("spec") or {}).get("name") == DISCOVERY_PACKAGE
+                and item["metadata"]["namespace"] not in spaces
+                for item in subscriptions
             ),
             nodes=kube.list_all("v1", "Node") if self._absent else [],
             foreign=frozenset(foreign),
@@ -160,10 +162,7 @@ class Setup:
 
     def _additions(self, state: State) -> t.Iterator[Change]:
         for package, installed in state.packages:
-            others = package.name == "nfd" and (
-                state.elsewhere or any(CREATED not in annotations_of(one) for one in state.instances)
-            )
-            if others:
+            if package.name == DISCOVERY_PACKAGE and state.discovered:
                 continue
             if installed.terminating:
                 raise ShareError(f"{package.space} is being deleted; run again when it is gone")
@@ -369,7 +368,8 @@ def not_ready(kube: Kube, nodes: t.Sequence[str]) -> str:
 def _operands(kube: Kube, namespace: str) -> str:
     """Return which of the operator's DaemonSets aren't ready, and why."""
     sets = kube.list_all("apps/v1", "DaemonSet", namespace) if namespace else []
-    reasons = [(one["metadata"]["name"], not_ready_reason(one, min_nodes=0)) for one in sets if _of_operator(one)]
+    operands = [daemon_set for daemon_set in sets if _of_operator(daemon_set)]
+    reasons = [(operand["metadata"]["name"], not_ready_reason(operand, min_nodes=0)) for operand in operands]
     waiting = [str(reason) for _name, reason in sorted(reasons, key=lambda pair: pair[0]) if reason]
     return f"; {'; '.join(waiting[:3])}" if waiting else ""
 

@@ -12,6 +12,7 @@ from .._allocation.cluster import Cluster
 from .._allocation.node_software import GPU_OPERATOR, MACHINE, PROVIDER, REASONS, ROLES, NodeSoftware, Software
 from .._driver import nvidia_smi
 from .._node.types import GpuNode
+from .claims import has_cluster_policy
 from .findings import NOTE, PROBLEM, Finding
 
 VARIABLE = node_software.VARIABLE
@@ -61,7 +62,7 @@ def examine(
                     roles=ROLES,
                     provider=PROVIDER,
                 )
-    there = software["ours"] or any(operator["kind"] == "ClusterPolicy" for operator in cluster.operators)
+    there = software["ours"] or has_cluster_policy(cluster.operators)
     if software["gpu_operator"] and external and not there:
         yield Finding(
             "gpu-operator-missing",

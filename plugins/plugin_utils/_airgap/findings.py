@@ -36,7 +36,7 @@ def examine(
     """
     known = inventory(hostvars, choices, cluster)
     if not cluster:
-        known = dataclasses.replace(known, backends=frozenset(), scheduler="")
+        known = dataclasses.replace(known, backends=frozenset(), scheduler="", software=frozenset())
     items = needed(table.listed(), known)
     asked = mirrors.at_mirrors(items)
     if not asked:

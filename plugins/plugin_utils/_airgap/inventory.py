@@ -15,7 +15,7 @@ from ansible.errors import AnsibleError
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._images import delivery
-from ...module_utils._preflight.inventory import node_name
+from ...module_utils._preflight.inventory import node_name, wanted_backends, wanted_software
 from .needed import DEDICATED, GPUSHARE, OPENSHIFT, OPERATOR_SOFTWARE, Inventory, Machine
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
@@ -76,17 +76,22 @@ def inventory(
         delivery.resolve(str(local("gpushare_image_delivery")), image, archive),
         local,
         tuple(_machine(host, hostvars[host], choice, cluster) for host, choice in machines.items()),
-        frozenset(_software(hostvars, machines, cluster)),
+        frozenset(_software(hostvars, machines, cluster, local)),
     )
 
 
-def _software(hostvars: t.Mapping[str, Variables], machines: t.Iterable[str], cluster: JsonObject) -> set[str]:
+def _software(
+    hostvars: t.Mapping[str, Variables],
+    machines: t.Iterable[str],
+    cluster: JsonObject,
+    local: t.Callable[[str], t.Any],
+) -> set[str]:
     """Return who installs the software of nodes beside the roles; without the cluster, what variables ask for."""
     decided = (cluster.get("backends") or {}).get("software")
     if decided:
-        return {OPERATOR_SOFTWARE} if decided["gpu_operator"] else set()
-    asked = {str(hostvars[host]["gpu_node_software"]) for host in machines if "gpu_node_software" in hostvars[host]}
-    return asked & {OPERATOR_SOFTWARE}
+        return {OPERATOR_SOFTWARE} if decided["installs"] else set()
+    rows = wanted_software(hostvars, list(machines), local("gpushare_nodes") or (), local("gpu_node_software"))
+    return {row["software"] for row in rows} & {OPERATOR_SOFTWARE}
 
 
 def _by_roles(host: str, own: Variables, cluster: JsonObject) -> bool:
@@ -103,12 +108,12 @@ def _backends(
     cluster: JsonObject,
     local: t.Callable[[str], t.Any],
 ) -> set[str]:
-    """Return the back ends that are to be in the cluster; without it, what the machines' variables ask for."""
+    """Return the back ends that are to be in the cluster; without it, what variables ask for."""
     resolved = cluster.get("backends")
     if not resolved:
-        return {
-            str(hostvars[host]["gpu_backend"]) if "gpu_backend" in hostvars[host] else GPUSHARE for host in machines
-        }
+        given = {"gpu_backend": str(local("gpu_backend") or "")}
+        rows = wanted_backends(hostvars, list(machines), local("gpushare_nodes") or (), given)
+        return {row["backend"] for row in rows}
     found = {name for name in ("hami", "nvidia") if resolved["parts"][name]}
     # The GPU Operator deploys NVIDIA's device plugin without a chart of this collection.
     if any(operator["kind"] == "ClusterPolicy" for operator in cluster.get("operators") or ()):

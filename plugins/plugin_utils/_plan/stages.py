@@ -68,7 +68,7 @@ BY_ROLES = (
     f"{NODE} in {BACKENDS}.software.roles"
     f" | default([{NODE}] if gpu_node_software | default('auto') in ['auto', 'roles'] else [])"
 )
-OPERATED = f"{BACKENDS}.software.gpu_operator | default([]) | length > 0"
+OPERATOR = f"{BACKENDS}.software.installs | default(false)"
 
 STAGES = (
     Stage(
@@ -89,7 +89,7 @@ STAGES = (
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
     Stage("runtime", (GPU_NODES,), (Entry("toolkit", when=BY_ROLES), Entry("runtime", when=BY_ROLES))),
-    Stage("gpu_operator", (), (Entry("gpu_operator", {"gpu_operator_step": "cluster"}, OPERATED),)),
+    Stage("gpu_operator", (), (Entry("gpu_operator", {"gpu_operator_step": "cluster"}, OPERATOR),)),
     Stage(
         "extender",
         (),

@@ -147,6 +147,14 @@ def test_an_operators_plugin_takes_no_chart_and_the_cluster_decides():
     assert inventory(hostvars, {"gpu1": {}}, {}, "v1.36.3").backends == {"hami"}
 
 
+def test_nodes_to_which_nobody_logs_in_count_without_the_cluster():
+    hostvars = {"localhost": {"gpushare_nodes": ["n"], "gpu_node_software": "gpu_operator"}}
+    known = inventory(hostvars, {}, {}, "v1.36.3")
+    assert (known.backends, known.software, known.machines) == ({"gpushare"}, {"gpu_operator"}, ())
+    names = listed(known, "chart", "image")
+    assert "gpu-operator" in names and any(name.startswith("nvcr.io/nvidia/gpu-operator") for name in names)
+
+
 def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
     """Role gpu_operator's rows, as the list has them where the role is."""
     row = {
@@ -175,7 +183,7 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
     }
     assert not [item for item in found if item["kind"] == "apt"] and "helm" in {item["name"] for item in found}
     # What the cluster has decided counts more than a variable.
-    software = {"roles": ["gpu1"], "gpu_operator": []}
+    software = {"roles": ["gpu1"], "gpu_operator": [], "installs": False}
     cluster = {
         "version": "v1.36.3",
         "backends": {"parts": {"hami": False, "nvidia": False}, "gpushare": [], "software": software},

@@ -252,3 +252,26 @@ def test_foreign_certificates_are_not_written():
     theirs = rendered("openshift/extender", __scheduler_certificates={**CERTIFICATES, "ours": False})
     assert [each for each in theirs if each["kind"] == "Secret"] == []
     assert one(theirs, "Deployment") == one(rendered("openshift/extender"), "Deployment")
+
+
+@pytest.mark.parametrize(
+    ("ours", "operators", "nodes", "state"),
+    [
+        (False, [], ["a", "b"], "present"),
+        (True, ["b", "c"], ["b"], "present"),
+        # The operator that this collection has installed sees none of gpushare's nodes.
+        (True, ["c"], [], "absent"),
+    ],
+)
+def test_an_operator_of_ours_is_told_of_its_own_nodes_alone(ours, operators, nodes, state):
+    backends = {"extender": ["a"], "dra": ["b"], "software": {"ours": ours, "gpu_operator": operators}}
+    known = {**role_templates.variables_of("gpushare", "vars"), "gpushare_state": "present"}
+    for hostvars, expected in (
+        ({"localhost": {"gpu_backends": backends}}, (nodes, state)),
+        ({"localhost": {}}, (["z"], "present")),
+    ):
+        known.update(hostvars=hostvars, gpushare_component_nodes=["z"])
+        found = tuple(
+            role_templates.value("gpushare", f"__gpushare_operators_{name}", **known) for name in ("nodes", "state")
+        )
+        assert found == expected

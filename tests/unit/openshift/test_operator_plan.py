@@ -20,7 +20,7 @@ def named(kind, name, namespace="", annotations=None, **more):
 def options(**given):
     return {
         **{"chart": True, "release": "gpu-operator", "namespace": "gpu-operator", "nodes": ["a", "b"], "shared": ["a"]},
-        **{"by_variable": ["a"], "plugin": [], "others": [], "driver": "container", "driver_version": ""},
+        **{"plugin": [], "others": [], "driver": "container", "driver_version": ""},
         **{"toolkit": True, "cdi": "auto", "nfd": "auto", "tolerations": [], "registry": "", "pull_secrets": []},
         **{"repo_config": "", "certificates": "", "values": {}, "former": {}, **given},
     }
@@ -65,10 +65,9 @@ def test_a_second_policy_beside_ours_is_refused():
     ("given", "plugin", "cdi", "checked", "labels"),
     [
         ({}, False, False, True, {"a": OWN, "b": OWN}),
-        # Claims and NVIDIA's own plugin go with CDI.
-        ({"by_variable": []}, False, True, True, {"a": OWN, "b": OWN}),
         ({"plugin": ["b"]}, True, False, False, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),
-        ({"plugin": ["a", "b"], "shared": [], "by_variable": []}, True, True, True, {"a": OWN, "b": OWN}),
+        # NVIDIA's own plugin goes with CDI.
+        ({"plugin": ["a", "b"], "shared": []}, True, True, True, {"a": OWN, "b": OWN}),
         # Once it runs, module gpu_operator changes both, and the release keeps them.
         ({"former": {"cdi": {"enabled": True}, "devicePlugin": {"enabled": True}}}, True, True, False, None),
         ({"values": {"devicePlugin": {"enabled": True}}}, True, False, True, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),

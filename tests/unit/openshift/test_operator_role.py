@@ -147,6 +147,18 @@ def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
     assert role.run("cluster", gpu_operator_cdi="true").rc != 0
 
 
+def test_an_operator_of_ours_in_another_namespace_than_the_variables_is_not_forgotten(server, tmp_path):
+    """The playbook has found the label of a namespace, and the variable names another one."""
+    before = everything(server)
+    role = Role(server, tmp_path, "", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
+    done = role.run("remove")
+    said = " ".join(done.text.split())
+    assert (
+        done.rc != 0 and "in another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed" in said
+    )
+    assert everything(server) == before
+
+
 class Jobs(Nodes):
     """The pods of jobs end, too."""
 

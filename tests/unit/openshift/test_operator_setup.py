@@ -214,14 +214,17 @@ def test_ready_on_no_node_is_refused():
 
 def test_of_a_node_only_what_the_operators_programs_alone_have_set_is_removed():
     names = ("nvidia.com/both", "nvidia.com/mine", "nvidia.com/theirs", "other.example/theirs", "nvidia.com/gone")
+    paused = "nvidia.com/gpu.deploy.operator-validator"
 
     def entry(manager, *labels):
         return {"manager": manager, "fieldsV1": {"f:metadata": {"f:labels": {f"f:{one}": {} for one in labels}}}}
 
     fields = [entry("gpu-operator", names[0], *names[2:]), entry("kubectl", names[0]), entry("me", names[1])]
+    # Module gpu_operator's patch, which names no manager.
+    fields.append(entry("kubegpu.share", paused))
     live = node("a")
-    live["metadata"] |= {"managedFields": fields, "labels": dict.fromkeys(names[:4], "x")}
-    assert subject.left_on(live) == {"labels": ["nvidia.com/theirs"]}
+    live["metadata"] |= {"managedFields": fields, "labels": dict.fromkeys((*names[:4], paused), "x")}
+    assert subject.left_on(live) == {"labels": [paused, "nvidia.com/theirs"]}
 
 
 def test_a_namespace_that_is_being_deleted_is_waited_for_by_the_user():

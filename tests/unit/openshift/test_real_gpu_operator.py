@@ -344,7 +344,7 @@ def test_policy_of_the_role_is_ready_after_replaced_pods_and_reboots(
     runtime: str, plugin: list[str], helm: str, tmp_path: Path
 ) -> None:
     shared = [name for name in ("a", "b") if name not in plugin]
-    planned = operator_plan.plan(options(shared=shared, by_variable=shared, plugin=plugin), found())
+    planned = operator_plan.plan(options(shared=shared, plugin=plugin), found())
     with cluster(runtime, planned["labels"], rendered(helm, planned["values"], tmp_path)) as live:
         before, sets = live.spec(), live.daemon_sets()
         assert before["cdi"]["enabled"] is False and before["driver"]["enabled"] is True

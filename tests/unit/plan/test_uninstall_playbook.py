@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from ansible.template import trust_as_template
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from own_cluster import ROOT, run_playbook
 from role_templates import evaluated
@@ -156,3 +157,26 @@ def test_every_variable_that_uninstall_tells_roles_is_guarded():
     told |= {name for play in plays for task in play.get("tasks", []) for name in task.get("vars", {})}
     decide = {name for name in told if name.endswith(("_state", "_step", "_component", "_alone"))}
     assert decide and decide <= own, decide - own
+
+
+def test_the_pods_that_are_named_are_those_whose_shares_it_would_take():
+    """A pod with a claim of another driver may stay for ever, and the operator would wait for it."""
+
+    def claim(pod, driver, pool):
+        results = [{"driver": "nic.example", "pool": "n1"}, {"driver": driver, "pool": pool}]
+        status = {"allocation": {"devices": {"results": results}}}
+        held = {"reservedFor": [{"resource": "pods", "name": pod}]}
+        return {"metadata": {"namespace": "a"}, "status": {**status, **held}}
+
+    ours = "gpu.kubegpu.share"
+    claims = [claim("claims", ours, "n1"), claim("others", "gpu.nvidia.com", "n1"), claim("elsewhere", ours, "n9")]
+    resources = [*claims, {"metadata": {"namespace": "a"}, "status": {}}]
+    cards = [{"pods": [{"namespace": "b", "name": "extender"}]}]
+    nodes = [{"name": "n2", "used": 1, "backend": "gpushare", "cards": cards, "pending": []}]
+    [play] = [play for play in yaml.safe_load(UNINSTALL.read_text()) if "__uninstall_pods" in play.get("vars", {})]
+    variables = {name: trust_as_template(value) for name, value in play["vars"].items()}
+    known = {"__uninstall_names": ["n1", "n2"], "__uninstall_allocation": {"nodes": nodes}}
+    found = evaluated(
+        "{{ __uninstall_pods }}", **{**variables, **known, "__uninstall_claims": {"resources": resources}}
+    )
+    assert found == ["a/claims", "b/extender"]

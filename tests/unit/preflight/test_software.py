@@ -92,6 +92,20 @@ def test_an_operator_of_ours_is_known_by_its_namespace_and_not_by_a_nodes_label(
     assert read("auto", {}, namespace())["backends"]["software"]["ours"] is True
 
 
+@pytest.mark.parametrize(
+    ("asked", "objects", "expected"),
+    [
+        # Somebody's operator has the node.
+        ("auto", (policy(),), False),
+        ("auto", (policy(), namespace()), True),
+        ("gpu_operator", (), True),
+        ("roles", (namespace(),), False),
+    ],
+)
+def test_a_run_installs_the_operator_where_it_is_asked_for_or_ours(asked, objects, expected):
+    assert read(asked, OWNED, *objects)["backends"]["software"]["installs"] is expected
+
+
 def test_a_node_that_is_left_out_has_no_software():
     found = read("auto", alone=("gpu2",))
     assert found["backends"]["software"]["roles"] == ["gpu1"], "it is in the cluster"
