@@ -48,9 +48,7 @@ AUDIT = {
 OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 CONTROLLERS = ("namespace", "garbage-collector", "serviceaccount")
 # Groups of the API for which the account has rights that only OpenShift needs.
-OPENSHIFT = frozenset(
-    ("security.openshift.io", "config.openshift.io", "nvidia.com", "operators.coreos.com", "apiextensions.k8s.io")
-)
+OPENSHIFT = frozenset(("security.openshift.io", "config.openshift.io", "nvidia.com", "apiextensions.k8s.io"))
 PERIOD = {"ansible.sdk.operatorframework.io/reconcile-period": "2s"}
 
 
