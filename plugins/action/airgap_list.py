@@ -41,7 +41,7 @@ class ActionModule(ShareAction):
         for host, choice in choices.items():
             if choice["refusals"]:
                 refused = line(" ".join(choice["refusals"]))
-                self._display.warning(f"What role driver refuses may be missing from the list: {refused}")
+                show(self._display, f"What role driver refuses may be missing from the list: {refused}", stderr=True)
                 result.setdefault("refused", []).append(host)
         if not params["output"]:
             show(self._display, text.rstrip("\n"))

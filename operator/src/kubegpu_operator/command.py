@@ -39,8 +39,9 @@ from .resource import (
     snake,
 )
 
-# Seconds between calls while something isn't as it should be; a call that has nothing to do takes a fraction of one.
-PERIOD, SOON = 60.0, 15.0
+# Seconds between calls; a call that has nothing to do takes a fraction of one. SOON is while pods hold shares.
+PERIOD = float(os.environ.get("KUBEGPU_OPERATOR_PERIOD") or 60)
+SOON = min(15.0, PERIOD)
 # Seconds between runs that fail: the first, doubled up to the second, unless what a run depends on has changed.
 RETRY, LONGEST = 60.0, 600.0
 NOT_FOUND = 404

@@ -139,8 +139,10 @@ def test_constraints_allow_role_gpushares_pods_only(template, kind, component, o
     if other:
         assert allowed_by(one(of_all, "SecurityContextConstraints", other), pod)
     assert not constraints["allowPrivilegedContainer"] and not constraints["allowHostPID"]
-    with_it = one(rendered("openshift/access", gpushare_host_pid=True), "SecurityContextConstraints", component)
-    assert with_it["allowHostPID"] is (component == "device-plugin"), "by the variable only, and for the nodes' servers"
+    named = {"gpushare_host_pid": True}
+    of_all = [*rendered("openshift/access", **named), *rendered("openshift_dra", "gpushare", **named)]
+    with_it = one(of_all, "SecurityContextConstraints", component)["allowHostPID"]
+    assert with_it is (component in ("device-plugin", "dra-driver")), "by the variable only, and for the nodes' servers"
     assert constraints["priority"] == 0
 
 

@@ -49,7 +49,6 @@ OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 CONTROLLERS = ("namespace", "garbage-collector", "serviceaccount")
 # Groups of the API for which the account has rights that only OpenShift needs.
 OPENSHIFT = frozenset(("security.openshift.io", "config.openshift.io", "nvidia.com", "apiextensions.k8s.io"))
-PERIOD = {"ansible.sdk.operatorframework.io/reconcile-period": "2s"}
 
 
 def crd(spec: dict[str, t.Any] = OPEN) -> dict[str, t.Any]:
@@ -127,6 +126,7 @@ class Pod:
             "KUBEGPU_OPERATOR_HOME": str(home),
             "KUBEGPU_OPERATOR_KUBECONFIG": str(operator.kubeconfig),
             "POD_NAMESPACE": SPACE,
+            "KUBEGPU_OPERATOR_PERIOD": "2",
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -257,7 +257,7 @@ class Operator:
         body = {
             "apiVersion": "kubegpu.share/v1alpha1",
             "kind": "GPUShare",
-            "metadata": {"name": name, "annotations": PERIOD},
+            "metadata": {"name": name},
         }
         self.api.request(
             "POST", RESOURCES, {**body, "spec": {key: one for key, one in given.items() if one is not None}}

@@ -635,7 +635,7 @@ def test_uninstall_restarts_only_nodes_of_k3s_and_rke2(tmp_path: Path) -> None:
         {
             "ansible.builtin.debug": {"msg": f"second run on {name} as {second['runtime_name']}"},
             "when": second["when"],
-            "vars": {"gpu_node": {"runtimes": shape}},
+            "vars": {"gpu_node": {"runtimes": shape}, "node_baseline_known": True},
         }
         for name, shape in shapes.items()
     ]
