@@ -8,15 +8,13 @@ from __future__ import annotations
 import functools
 import typing as t
 
-import yaml
-
 from ...module_utils._core.errors import BadInput
-from .._pins.table import ARCHITECTURES, META
+from .._pins import table as tables
+from .._pins.table import ARCHITECTURES, META, Valid
 
 FILE = META / "airgap.yml"
 Row = dict[str, t.Any]
 Table = dict[str, dict[str, Row]]
-Valid = t.Callable[[object], bool]
 
 
 def _text(value: object) -> bool:
@@ -24,7 +22,7 @@ def _text(value: object) -> bool:
 
 
 def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _when(value: object) -> bool:
@@ -84,22 +82,11 @@ def load(text: str, where: str) -> Table:
     :param where: the file, for errors.
     :raises BadInput: it isn't as ``FIELDS`` has it.
     """
-    try:
-        found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise BadInput(f"{where} isn't YAML: {error}") from error
-    if not isinstance(found, dict) or set(found) != set(FIELDS):
-        raise BadInput(f"{where}: it needs the sections {', '.join(FIELDS)}, and no other")
-    for name, fields in FIELDS.items():
-        if not isinstance(found[name], dict) or not found[name]:
+    table: Table = tables.load(text, where, FIELDS)
+    for name, rows in table.items():
+        if not rows:
             raise BadInput(f"{where}: section {name} is empty")
-        for key, row in found[name].items():
-            if not isinstance(row, dict) or set(row) != set(fields):
-                raise BadInput(f"{where}: {name}: {key} needs the fields {', '.join(fields)}, and no other")
-            for field, valid in fields.items():
-                if not valid(row[field]):
-                    raise BadInput(f"{where}: {name}: {key}: {field} is {row[field]!r}, which isn't valid")
-    return found
+    return table
 
 
 @functools.cache

@@ -113,13 +113,17 @@ def load(text: str, where: str, sections: t.Mapping[str, t.Mapping[str, Valid]] 
     :raises BadInput: it isn't as they have it; an invalid digest would otherwise be one that nothing is held to.
     """
     try:
-        table = yaml.safe_load(text)
+        # libyaml's, where it is installed: the longest of these tables has a thousand lines.
+        table = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError as error:
         raise BadInput(f"{where} isn't YAML: {error}") from error
     if not isinstance(table, dict) or set(table) != set(sections):
         raise BadInput(f"{where}: it needs the sections {', '.join(sections)}, and no other")
     for name, fields in sections.items():
-        for key, entry in (table[name] or {}).items():
+        rows = table[name] or {}
+        if not isinstance(rows, dict):
+            raise BadInput(f"{where}: section {name} needs rows by their names")
+        for key, entry in rows.items():
             if not isinstance(entry, dict) or set(entry) != set(fields):
                 raise BadInput(f"{where}: {name}: {key} needs the fields {', '.join(fields)}, and no other")
             for field, valid in fields.items():
