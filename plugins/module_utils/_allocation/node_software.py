@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts.model import Node
+from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.types import JsonObject
 from . import foreign
 from .cluster import Cluster
@@ -17,8 +18,8 @@ VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
 CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
 # The operator's labels of a node that has cards, that it leaves alone, and whose toolkit it has.
-PRESENT, OPERANDS = "nvidia.com/gpu.present", "nvidia.com/gpu.deploy.operands"
-TOOLKIT_LABEL = ("nvidia.com/gpu.deploy.container-toolkit", "true")
+OPERANDS = f"{foreign.OPERATORS_LABELS}operands"
+TOOLKIT_LABEL = (f"{foreign.OPERATORS_LABELS}container-toolkit", "true")
 # Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
 PROVIDER_LABELS: t.Mapping[str, str] = {
     "cloud.google.com/gke-gpu-driver-version": "GKE's driver installer",
@@ -122,7 +123,7 @@ def owner(node: Node | None, operators: t.Sequence[foreign.Operator]) -> str:
 def operated(node: Node | None, operators: t.Sequence[foreign.Operator]) -> str:
     """Return the ClusterPolicy that has a node, whatever it installs there; empty for none."""
     labels = node.labels if node is not None else {}
-    if labels.get(PRESENT) != "true" or labels.get(OPERANDS) == "false":
+    if labels.get(LABEL_PRESENT) != "true" or labels.get(OPERANDS) == "false":
         return ""
     return next((operator["name"] for operator in operators if operator["kind"] == "ClusterPolicy"), "")
 
