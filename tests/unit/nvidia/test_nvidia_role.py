@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from definitions import definitions
-from own_cluster import controllers, run_playbook, until
+from own_cluster import RoleSteps, controllers, run_playbook, until
 from played_plugin import PlayedGpuOperator, PlayedPlugin
 from real_apiserver import MERGE, Refused, own_api_server
 from test_nvidia_plan import CDI, LAYOUTS, containerd, planned
@@ -56,12 +56,12 @@ def server():
         yield started
 
 
-class Role:
+class Role(RoleSteps):
     """The role's steps, against one server."""
 
     def __init__(self, server, folder, helm, **variables):
-        self.server, self.folder = server, folder
-        self.variables = {
+        self.server = server
+        given = {
             "gpu_kubeconfig": str(server.kubeconfig),
             "nvidia_device_plugin_helm": helm,
             "nvidia_device_plugin_chart": str(CHART),
@@ -70,17 +70,7 @@ class Role:
             "nvidia_device_plugin_capacity_timeout": 20,
             **variables,
         }
-
-    def run(self, step, *words, **variables):
-        role = {"role": "kubegpu.share.nvidia_device_plugin", "nvidia_device_plugin_step": step}
-        play = [{"hosts": "localhost", "gather_facts": False, "roles": [role]}]
-        return run_playbook(self.folder, play, *words, **{**self.variables, **variables})
-
-    def step(self, step, *words, **variables):
-        """Run a step that must succeed, and return how many tasks changed something."""
-        done = self.run(step, *words, **variables)
-        assert done.rc == 0, done.text
-        return done.changed
+        super().__init__("nvidia_device_plugin", folder, **given)
 
 
 def everything(server):

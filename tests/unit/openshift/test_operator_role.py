@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from definitions import definitions
-from own_cluster import controllers, run_playbook
+from own_cluster import RoleSteps, controllers
 from real_apiserver import MERGE, ApiServer, Refused, own_api_server
 from real_operators import Nodes, checkout, running
 from simulation import Simulation
@@ -54,26 +54,16 @@ class Played(Simulation):
                 self.server.request("PATCH", path, {"metadata": {"labels": labels}}, MERGE)
 
 
-class Role:
+class Role(RoleSteps):
     """The role's steps, against one server."""
 
     def __init__(self, server, folder, helm, chart=CHART, **variables):
-        self.server, self.folder = server, folder
-        self.variables = {
+        self.server = server
+        given = {
             **{"gpu_kubeconfig": str(server.kubeconfig), "gpu_operator_helm": helm, "gpu_operator_chart": str(chart)},
             **{"gpu_backends": BACKENDS, "gpu_operator_wait_timeout": 120, **variables},
         }
-
-    def run(self, step, *words, **variables):
-        role = {"role": "kubegpu.share.gpu_operator", "gpu_operator_step": step}
-        play = [{"hosts": "localhost", "gather_facts": False, "roles": [role]}]
-        return run_playbook(self.folder, play, *words, **{**self.variables, **variables})
-
-    def step(self, step, *words, **variables):
-        """Run a step that must succeed, and return how many tasks changed something."""
-        done = self.run(step, *words, **variables)
-        assert done.rc == 0, done.text
-        return done.changed
+        super().__init__("gpu_operator", folder, **given)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import typing as t
 from pathlib import Path
 
 import yaml
-from ansible_runs import ansible, write_inventory
+from ansible_runs import Ran, ansible, write_inventory
 from real_apiserver import GO, ApiServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,3 +100,25 @@ def until(check, seconds=20.0, pause=0.1):
         assert time.monotonic() < end, f"still {value!r} after {seconds} s"
         time.sleep(pause)
     return value
+
+
+class RoleSteps:
+    """The steps of a role that has its step in a variable: ``<role>_step``.
+
+    :param folder: where the runs' files are.
+    :param variables: of every run.
+    """
+
+    def __init__(self, role: str, folder: Path, **variables: t.Any) -> None:
+        self.role, self.folder, self.variables = role, folder, variables
+
+    def run(self, step: str, *words: str, **variables: t.Any) -> Ran:
+        role = {"role": f"kubegpu.share.{self.role}", f"{self.role}_step": step}
+        play = [{"hosts": "localhost", "gather_facts": False, "roles": [role]}]
+        return run_playbook(self.folder, play, *words, **{**self.variables, **variables})
+
+    def step(self, step: str, *words: str, **variables: t.Any) -> int:
+        """Run a step that must succeed, and return how many tasks changed something."""
+        done = self.run(step, *words, **variables)
+        assert done.rc == 0, done.text
+        return done.changed
