@@ -209,10 +209,10 @@ def descriptors(crd: Json) -> tuple[list[Json], list[Json]]:
         {
             "path": name,
             "displayName": _title(name),
-            "description": one["description"],
+            "description": field["description"],
             "x-descriptors": [f"urn:alm:descriptor:{shown[name]}"],
         }
-        for name, one in properties["status"]["properties"].items()
+        for name, field in properties["status"]["properties"].items()
     ]
     return spec, status
 
@@ -347,7 +347,7 @@ def bundle(release: Release) -> dict[str, str]:
     return {
         f"manifests/{VERSION_FILE}": schema.written(service_version(release, crd)),
         f"manifests/{crd['metadata']['name']}.crd.yaml": schema.written(crd),
-        **{f"manifests/{one['metadata']['name']}.{one['kind'].lower()}.yaml": _inside(one) for one in others()},
+        **{f"manifests/{item['metadata']['name']}.{item['kind'].lower()}.yaml": _inside(item) for item in others()},
         "metadata/annotations.yaml": schema.written({"annotations": labels()}),
         "tests/scorecard/config.yaml": schema.written(scorecard()),
     }
@@ -414,7 +414,8 @@ def entry(csv: Json, image: str) -> Json:
             },
         ],
         "relatedImages": sorted(
-            [{"name": "", "image": image}, *spec["relatedImages"]], key=lambda one: (one["image"], one["name"])
+            [{"name": "", "image": image}, *spec["relatedImages"]],
+            key=lambda related: (related["image"], related["name"]),
         ),
     }
 
@@ -426,13 +427,13 @@ def bundles_of(path: Path) -> list[Json]:
     """
     try:
         parts = list(yaml.safe_load_all(path.read_text()))
-        found = [one for one in parts if one["schema"] == "olm.bundle" and one["package"] == PACKAGE]
-        [channel] = [one for one in parts if one["schema"] == "olm.channel" and one["name"] == CHANNEL]
-        known = {one["name"]: one for one in found}
-        ordered = [known[one["name"]] for one in channel["entries"]]
-        for one in ordered:
+        found = [part for part in parts if part["schema"] == "olm.bundle" and part["package"] == PACKAGE]
+        [channel] = [part for part in parts if part["schema"] == "olm.channel" and part["name"] == CHANNEL]
+        known = {release["name"]: release for release in found}
+        ordered = [known[step["name"]] for step in channel["entries"]]
+        for release in ordered:
             # A field that is missing is found here, and not where the next catalog is made.
-            version_in(one), _value(one, "olm.csv.metadata")["annotations"]["olm.skipRange"]
+            version_in(release), _value(release, "olm.csv.metadata")["annotations"]["olm.skipRange"]
     except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
         raise Refused(f"{path} isn't a catalog of {PACKAGE}") from error
     if not ordered:
@@ -440,13 +441,13 @@ def bundles_of(path: Path) -> list[Json]:
     return ordered
 
 
-def version_in(one: Json) -> str:
+def version_in(release: Json) -> str:
     """Return the version of a catalog's bundle."""
-    return str(_value(one, "olm.package")["version"])
+    return str(_value(release, "olm.package")["version"])
 
 
-def _value(one: Json, kind: str) -> Json:
-    [found] = [each["value"] for each in one["properties"] if each["type"] == kind]
+def _value(release: Json, kind: str) -> Json:
+    [found] = [each["value"] for each in release["properties"] if each["type"] == kind]
     return t.cast(Json, found)
 
 
@@ -461,15 +462,15 @@ def catalog(csv: Json, image: str, older: t.Sequence[Json] = ()) -> list[Json]:
     if not DIGEST.fullmatch(image):
         raise Refused(f"the bundle's image is {image!r}: name it by its digest")
     bundles = [*older, entry(csv, image)]
-    names = [one["name"] for one in bundles]
+    names = [release["name"] for release in bundles]
     if len(set(names)) < len(names):
         raise Refused(f"two bundles of the catalog are called alike: {', '.join(names)}")
     [icon] = csv["spec"]["icon"]
     entries = []
-    for number, one in enumerate(bundles):
+    for number, release in enumerate(bundles):
         # A channel has one head: each release replaces the one before, and may be reached from every older one.
         before = {"replaces": names[number - 1]} if number else {}
-        skips = _value(one, "olm.csv.metadata")["annotations"]["olm.skipRange"]
+        skips = _value(release, "olm.csv.metadata")["annotations"]["olm.skipRange"]
         entries.append({"name": names[number], **before, "skipRange": skips})
     return [
         {

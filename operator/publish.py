@@ -229,7 +229,7 @@ def work(given: argparse.Namespace) -> str:
     known = {**dict(given.image), bundle.SERVERS: given.servers_image, "operator": given.operator_image}
     bundle.check_images({name: image for name, image in known.items() if image})
     older = bundle.bundles_of(given.older) if given.older else []
-    if given.version in {bundle.version_in(one) for one in older}:
+    if given.version in {bundle.version_in(release) for release in older}:
         raise Refused(f"{given.older} has version {given.version} already: raise the version, or leave --older out")
     bundle.rules_of("rights.yml")
     platforms = given.platform or list(PLATFORMS)

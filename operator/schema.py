@@ -82,7 +82,7 @@ def listed() -> Json:
 
 def specifications(roles: Path = ROOT / "roles") -> dict[str, dict[str, Json]]:
     """Return the argument specifications by role and option; those of no role alone are of the role ``_shared``."""
-    sys.path[:0] = [one for one in (str(ROOT / ".collections"),) if one not in sys.path]
+    sys.path[:0] = [path for path in (str(ROOT / ".collections"),) if path not in sys.path]
     from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight.specifications import SHARED as NO_ROLE
 
     # A kubeconfig is an option of many roles.
@@ -156,7 +156,7 @@ def plain(texts: str | t.Sequence[str], names: t.Container[str]) -> str:
         return f'"{inner}"' if kind == "V" else inner
 
     paragraphs = [texts] if isinstance(texts, str) else texts
-    text = "\n".join(re.sub(r"\s+", " ", _MARKUP.sub(word, one)).strip() for one in paragraphs)
+    text = "\n".join(re.sub(r"\s+", " ", _MARKUP.sub(word, paragraph)).strip() for paragraph in paragraphs)
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda found: camel(found[0]) if found[0] in names else found[0], text)
 
 
@@ -166,7 +166,7 @@ def description(name: str, option: Option, names: t.Container[str]) -> str:
     default = option.spec.get("default")
     if default not in (None, "", []):
         lines.append(f"Default: {default if isinstance(default, str) else json.dumps(default)}")
-    quoted = [one for one in option.spec.get("choices") or () if str(one).lower() in BOOLEANS]
+    quoted = [choice for choice in option.spec.get("choices") or () if str(choice).lower() in BOOLEANS]
     if quoted:
         lines.append(f'Write "{quoted[0]}" with its quotes.')
     return "\n".join(lines)
@@ -185,7 +185,7 @@ def _value(where: str, spec: Json, extra: Json, texts: Json, kind: str, text: st
     schema: Json = {"type": SIMPLE[kind]}
     choices = extra.get("choices") or spec.get("choices")
     if choices:
-        foreign = [one for one in choices if one not in spec["choices"]]
+        foreign = [choice for choice in choices if choice not in spec["choices"]]
         if foreign:
             raise Undecided(f"{where} has no choice {', '.join(foreign)}")
         schema["enum"] = list(choices)

@@ -91,41 +91,44 @@ class Operator:
         if item is None:
             self._events.stats()
             return
-        one = resource_of(item)
+        resource = resource_of(item)
         seen = given[OBJECT]["metadata"]
-        if one.deleting != self._removing or (one.uid, one.generation) != (_plain(seen["uid"]), seen["generation"]):
+        if resource.deleting != self._removing or (resource.uid, resource.generation) != (
+            _plain(seen["uid"]),
+            seen["generation"],
+        ):
             # The engine's cache is older than the resource, and so are the variables that it has written.
             self._events.again_after(1)
             return
         resources = [resource_of(each) for each in self._cluster.resources()]
         self._call.remove_others({each.name for each in resources})
         owner = owner_of(resources)
-        if owner is not None and owner.uid != one.uid:
-            self._not_the_owner(one, owner)
+        if owner is not None and owner.uid != resource.uid:
+            self._not_the_owner(resource, owner)
             return
         # What it may not set is left out of an uninstall: it keeps no resource from being deleted.
-        problem = None if self._removing else refused(one.spec, self._known)
+        problem = None if self._removing else refused(resource.spec, self._known)
         if problem:
-            self._report(one, Outcome(problem.id, problem.text, True))
+            self._report(resource, Outcome(problem.id, problem.text, True))
             self.done.failed = True
             self._events.again_after(PERIOD)
             return
-        self._decide(one, given)
+        self._decide(resource, given)
 
-    def _not_the_owner(self, one: Resource, owner: Resource) -> None:
+    def _not_the_owner(self, resource: Resource, owner: Resource) -> None:
         if self._removing:
             # Nothing of it is deployed, and what is belongs to the other.
             self._events.stats()
             return
         problem = Problem("another-resource", {"owner": owner.name})
-        self._report(one, Outcome(problem.id, problem.text, True))
+        self._report(resource, Outcome(problem.id, problem.text, True))
         self.done.failed = True
         self._events.again_after(PERIOD)
 
-    def _decide(self, one: Resource, given: JsonObject) -> None:
-        seen = self._look(one)
+    def _decide(self, resource: Resource, given: JsonObject) -> None:
+        seen = self._look(resource)
         self.done.nodes = seen.nodes
-        last = self._memory.recall(one.uid)
+        last = self._memory.recall(resource.uid)
         if last and self._nothing_to_do(last, seen.digest):
             self.done.failed = last.failures > 0
             if self._removing and last.settled:
@@ -134,11 +137,11 @@ class Operator:
             else:
                 self._events.again_after(SOON if self._removing else PERIOD)
             return
-        self._run(one, given, seen, last)
+        self._run(resource, given, seen, last)
 
-    def _look(self, one: Resource) -> watched.Watched:
-        given = [__version__, one.generation, one.spec, self._removing, _images()]
-        return watched.look(self._cluster, given, set(_texts(one.spec)))
+    def _look(self, resource: Resource) -> watched.Watched:
+        given = [__version__, resource.generation, resource.spec, self._removing, _images()]
+        return watched.look(self._cluster, given, set(_texts(resource.spec)))
 
     def _nothing_to_do(self, last: Last, digest: str) -> bool:
         """Return whether a run would end as the last one did."""
@@ -149,11 +152,15 @@ class Operator:
             return last.digest == digest and 0 <= age < min(RETRY * 2 ** (last.failures - 1), LONGEST)
         return last.settled and last.digest == digest and 0 <= age < watched.FULL
 
-    def _run(self, one: Resource, given: JsonObject, seen: watched.Watched, last: Last | None) -> None:
-        self._memory.forget(one.uid)
-        if self._removing or one.status.get("observedGeneration") != one.generation or not _is_well(one.status):
-            self._write(one, conditions.begun(one.generation, one.status, self._removing, _now()))
-        self._call.write_variables(self._variables(one, given, seen))
+    def _run(self, resource: Resource, given: JsonObject, seen: watched.Watched, last: Last | None) -> None:
+        self._memory.forget(resource.uid)
+        if (
+            self._removing
+            or resource.status.get("observedGeneration") != resource.generation
+            or not _is_well(resource.status)
+        ):
+            self._write(resource, conditions.begun(resource.generation, resource.status, self._removing, _now()))
+        self._call.write_variables(self._variables(resource, given, seen))
         engine.run(self._call, (sys.executable, "-m", "ansible_runner"))
         outcome = outcome_of(*engine.left(self._call), self._removing)
         self.done = Done(True, outcome.id not in NO_END, outcome.failed, outcome.changed, seen.nodes)
@@ -163,17 +170,17 @@ class Operator:
         digest = seen.digest
         if outcome.failed:
             # What it has changed itself is no reason to repeat it at once.
-            digest = self._look(one).digest
-        self._memory.keep(one.uid, Last(digest, time.time(), failures, settled, outcome.holders))
-        self._report(one, outcome)
+            digest = self._look(resource).digest
+        self._memory.keep(resource.uid, Last(digest, time.time(), failures, settled, outcome.holders))
+        self._report(resource, outcome)
         # After an uninstall the engine takes the finalizer away, by ansible-runner's own event.
         if outcome.failed or not self._removing:
             # Else an annotation of the resource would decide when: never, or each millisecond.
             self._events.again_after(SOON if self._removing else PERIOD)
 
-    def _variables(self, one: Resource, given: JsonObject, seen: watched.Watched) -> JsonObject:
+    def _variables(self, resource: Resource, given: JsonObject, seen: watched.Watched) -> JsonObject:
         """Return a run's extra variables: those of watches.yaml, and of the resource those that it may set."""
-        own = {snake(name) for name in one.spec}
+        own = {snake(name) for name in resource.spec}
         # The engine's own have the whole object, whose metadata has keys of anybody's choice.
         others = {name: value for name, value in given.items() if not name.startswith("_")}
         kept = {name: value for name, value in others.items() if name not in own or is_allowed(name, self._known)}
@@ -181,28 +188,28 @@ class Operator:
         kept |= {name: value for name, value in given.items() if name in ("gpu_kubeconfig", "gpu_owner")}
         made = {**DEFAULTS, **_images(), **kept}
         if self._removing:
-            named = one.spec.get("gpushareNodes", one.spec.get("gpushare_nodes"))
+            named = resource.spec.get("gpushareNodes", resource.spec.get("gpushare_nodes"))
             made["gpushare_nodes"] = _unsafe(sorted({*seen.ours, *(named if isinstance(named, list) else [])}, key=str))
             made["uninstall_cluster"] = True
             made["uninstall_with_pods"] = False
         return made
 
-    def _report(self, one: Resource, outcome: Outcome) -> None:
+    def _report(self, resource: Resource, outcome: Outcome) -> None:
         """Write the conditions, and an Event where they say something new or where a run changed something."""
-        item = self._cluster.resource(one.name)
-        if item is None or (now := resource_of(item)).uid != one.uid:
+        item = self._cluster.resource(resource.name)
+        if item is None or (now := resource_of(item)).uid != resource.uid:
             return
-        status = conditions.ended(one.generation, now.status, outcome, _now())
+        status = conditions.ended(resource.generation, now.status, outcome, _now())
         news = _said(now.status) != _said(status) or outcome.changed
         self._write(now, status)
         if news:
-            name = f"{one.name[:200]}.{uuid.uuid4().hex[:16]}"
-            self._cluster.write_event(conditions.event(one.name, one.uid, outcome, _now(), name, API_VERSION))
+            name = f"{resource.name[:200]}.{uuid.uuid4().hex[:16]}"
+            self._cluster.write_event(conditions.event(resource.name, resource.uid, outcome, _now(), name, API_VERSION))
 
-    def _write(self, one: Resource, status: JsonObject) -> None:
-        if conditions.differs(one.status, status):
+    def _write(self, resource: Resource, status: JsonObject) -> None:
+        if conditions.differs(resource.status, status):
             try:
-                self._cluster.write_status(one.name, status)
+                self._cluster.write_status(resource.name, status)
             except KubeError as error:
                 # Deleted meanwhile: nobody reads it any more.
                 if error.status != NOT_FOUND:
@@ -219,8 +226,8 @@ def _texts(value: t.Any) -> t.Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _texts(one)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _unsafe(names: t.Iterable[t.Any]) -> list[JsonObject]:
@@ -230,15 +237,19 @@ def _unsafe(names: t.Iterable[t.Any]) -> list[JsonObject]:
 
 def _is_well(status: JsonObject) -> bool:
     wanted = {(conditions.AVAILABLE, "True"), (conditions.DEGRADED, "False")}
-    return wanted <= {(one.get("type"), one.get("status")) for one in status.get("conditions") or ()}
+    return wanted <= {(condition.get("type"), condition.get("status")) for condition in status.get("conditions") or ()}
 
 
 def _said(status: JsonObject) -> list[tuple[t.Any, ...]]:
     """Return the finding that a status names."""
     return [
-        (one.get("status"), one.get("reason"), one.get("message") if one.get("status") == "True" else "")
-        for one in status.get("conditions") or ()
-        if one.get("type") == conditions.DEGRADED
+        (
+            condition.get("status"),
+            condition.get("reason"),
+            condition.get("message") if condition.get("status") == "True" else "",
+        )
+        for condition in status.get("conditions") or ()
+        if condition.get("type") == conditions.DEGRADED
     ]
 
 
@@ -253,25 +264,25 @@ def _now() -> str:
 def metrics(done: Done, seconds: float) -> list[JsonObject]:
     """Return a call's metrics. The engine's have no labels, and a gauge that is set to 0 keeps its value."""
 
-    def one(name: str, about: str, **value: JsonObject) -> JsonObject:
+    def metric(name: str, about: str, **value: JsonObject) -> JsonObject:
         return {"name": f"kubegpu_operator_{name}", "description": about, **value}
 
     spent = sum(sum(processor.getrusage(who)[:2]) for who in (processor.RUSAGE_SELF, processor.RUSAGE_CHILDREN))
     made = [
-        one("cpu_seconds_total", "Processor time of all calls, without the engine's own.", counter={"add": spent}),
-        one("nodes", "Nodes of the cluster.", gauge={"set": float(done.nodes)}),
+        metric("cpu_seconds_total", "Processor time of all calls, without the engine's own.", counter={"add": spent}),
+        metric("nodes", "Nodes of the cluster.", gauge={"set": float(done.nodes)}),
     ]
     if not done.ran:
-        made.append(one("checks_total", "Calls that found nothing to do.", counter={"increment": True}))
+        made.append(metric("checks_total", "Calls that found nothing to do.", counter={"increment": True}))
         return made
     what = "failed" if done.failed else "succeeded"
     made += [
-        one(f"runs_{what}_total", f"Runs of Ansible that {what}.", counter={"increment": True}),
-        one(f"last_{what}_timestamp_seconds", f"When the last run {what}.", gauge={"set": time.time()}),
-        one("run_seconds", "How long runs of Ansible take.", summary={"observe": seconds}),
+        metric(f"runs_{what}_total", f"Runs of Ansible that {what}.", counter={"increment": True}),
+        metric(f"last_{what}_timestamp_seconds", f"When the last run {what}.", gauge={"set": time.time()}),
+        metric("run_seconds", "How long runs of Ansible take.", summary={"observe": seconds}),
     ]
     if done.changed:
-        made.append(one("changes_total", "Tasks that changed something.", counter={"add": float(done.changed)}))
+        made.append(metric("changes_total", "Tasks that changed something.", counter={"add": float(done.changed)}))
     return made
 
 

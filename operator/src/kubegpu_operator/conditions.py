@@ -49,7 +49,7 @@ def _condition(kind: str, state: bool | None, reason: str, message: str) -> Json
 
 def begun(generation: int, status: JsonObject, deleting: bool, now: str) -> JsonObject:
     """Return the status while a run is under way that may change something."""
-    before = {one.get("type"): one for one in status.get("conditions") or ()}
+    before = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     what = ("uninstalling", "what was deployed is being removed") if deleting else ("reconciling", "a run is under way")
     wanted = [_condition(PROGRESSING, True, *what)]
     if AVAILABLE not in before:
@@ -64,7 +64,7 @@ def begun(generation: int, status: JsonObject, deleting: bool, now: str) -> Json
 
 def ended(generation: int, status: JsonObject, outcome: Outcome, now: str) -> JsonObject:
     """Return the status after a run."""
-    before = {one.get("type"): one for one in status.get("conditions") or ()}
+    before = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     wanted = [_condition(PROGRESSING, False, outcome.id, outcome.message)]
     if outcome.works is not None:
         wanted.append(_condition(AVAILABLE, outcome.works, outcome.id, outcome.message))
@@ -84,13 +84,17 @@ def merged(status: JsonObject, wanted: t.Iterable[JsonObject], generation: int, 
     :param status: as it is stored, which isn't changed.
     :param now: as the API writes times.
     """
-    before = {one["type"]: one for one in status.get("conditions") or () if isinstance(one, dict) and "type" in one}
+    before = {
+        condition["type"]: condition
+        for condition in status.get("conditions") or ()
+        if isinstance(condition, dict) and "type" in condition
+    }
     after = dict(before)
-    for one in wanted:
-        old = before.get(one["type"], {})
-        same = old.get("status") == one["status"]
+    for condition in wanted:
+        old = before.get(condition["type"], {})
+        same = old.get("status") == condition["status"]
         since = old.get("lastTransitionTime") if same else now
-        after[one["type"]] = {**one, "observedGeneration": generation, "lastTransitionTime": since or now}
+        after[condition["type"]] = {**condition, "observedGeneration": generation, "lastTransitionTime": since or now}
     return {
         "observedGeneration": generation,
         "conditions": [after[kind] for kind in TYPES if kind in after],

@@ -41,7 +41,7 @@ class Memory:
         """Return the last run; None where none is known, or where it didn't end."""
         try:
             kept = json.loads(self._path(uid).read_text())
-            return Last(**{**kept, "holders": tuple((one[0], one[1]) for one in kept["holders"])})
+            return Last(**{**kept, "holders": tuple((holder[0], holder[1]) for holder in kept["holders"])})
         except (OSError, ValueError, TypeError, KeyError, IndexError):
             return None
 

@@ -37,7 +37,9 @@ def outcome_of(events: t.Iterable[JsonObject], rc: int | None, removing: bool) -
         kind, data = event.get("event"), event.get("event_data") or {}
         if kind in ("runner_on_ok", "runner_on_failed") and _action(data) in PREFLIGHT:
             found = (data.get("res") or {}).get("findings") or []
-            problems += [one for one in found if isinstance(one, dict) and one.get("severity") == PROBLEM]
+            problems += [
+                finding for finding in found if isinstance(finding, dict) and finding.get("severity") == PROBLEM
+            ]
         if kind in ("runner_on_failed", "runner_on_unreachable") and not data.get("ignore_errors"):
             failures.append(data)
         if kind == "playbook_on_stats":
@@ -77,7 +79,7 @@ def _succeeded(changed: int, removing: bool) -> Outcome:
 
 
 def _waiting(held: JsonObject, changed: int) -> Outcome:
-    parts = [str(one).partition("/") for one in held.get("pods") or ()]
+    parts = [str(pod).partition("/") for pod in held.get("pods") or ()]
     pods = [(namespace, name) for namespace, _slash, name in parts if name]
     left_out = len(pods) - MOST_NAMED + int(held.get("pods_left_out") or 0)
     named = ", ".join(f"{namespace}/{name}" for namespace, name in pods[:MOST_NAMED])
@@ -90,7 +92,9 @@ def _waiting(held: JsonObject, changed: int) -> Outcome:
 
 
 def _finding(problems: list[JsonObject]) -> str:
-    texts = [f"{one.get('found') or ''}; {one.get('do') or ''}".strip("; ") for one in problems[:MOST_FINDINGS]]
+    texts = [
+        f"{problem.get('found') or ''}; {problem.get('do') or ''}".strip("; ") for problem in problems[:MOST_FINDINGS]
+    ]
     more = f" ({len(problems) - MOST_FINDINGS} more)" if len(problems) > MOST_FINDINGS else ""
     return line(f"{'. Also: '.join(texts)}{more}", MOST_MESSAGE)
 

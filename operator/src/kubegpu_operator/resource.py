@@ -122,5 +122,5 @@ def owner_of(resources: t.Iterable[Resource]) -> Resource | None:
 
     One that was uninstalled and is kept by a finalizer of somebody else decides no more.
     """
-    alive = (one for one in resources if one.held or not one.deleting)
-    return min(alive, key=lambda one: (one.created, one.name), default=None)
+    alive = (resource for resource in resources if resource.held or not resource.deleting)
+    return min(alive, key=lambda resource: (resource.created, resource.name), default=None)

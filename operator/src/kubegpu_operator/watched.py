@@ -111,16 +111,16 @@ def look(source: Source, given: t.Any, named: t.Container[str]) -> Watched:
         mine = {key: value for key, value in annotations.items() if key.startswith(OWN)}
         digest.update(_bytes([metadata["uid"], labels, mine]))
     for path in LISTS:
-        for one in source.pages(path, LABEL):
-            digest.update(_bytes([path, _wanted(one, path.endswith(WORKLOADS))]))
+        for item in source.pages(path, LABEL):
+            digest.update(_bytes([path, _wanted(item, path.endswith(WORKLOADS))]))
     return Watched(digest.hexdigest(), sorted(ours), number)
 
 
-def _wanted(one: JsonObject, with_status: bool) -> JsonObject:
+def _wanted(item: JsonObject, with_status: bool) -> JsonObject:
     """Return an object without what changes by itself."""
-    metadata = {key: one["metadata"].get(key) for key in ("uid", "labels", "annotations", "deletionTimestamp")}
-    kept = {key: value for key, value in one.items() if key not in ("metadata", "status")}
-    status = dict(one.get("status") or {}) if with_status else {}
+    metadata = {key: item["metadata"].get(key) for key in ("uid", "labels", "annotations", "deletionTimestamp")}
+    kept = {key: value for key, value in item.items() if key not in ("metadata", "status")}
+    status = dict(item.get("status") or {}) if with_status else {}
     # Its conditions have times.
     status.pop("conditions", None)
     return {**kept, "metadata": metadata, "status": status}

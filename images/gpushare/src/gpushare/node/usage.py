@@ -92,7 +92,7 @@ def samples(
             found.append(Sample(share.pod, share.container, uuid, mib * MIB, used, duty))
     if len(found) > MOST_SAMPLES:
         log.warning("%d samples of containers are left out of the metrics", len(found) - MOST_SAMPLES)
-    return sorted(found, key=lambda one: (one.pod, one.container, one.uuid))[:MOST_SAMPLES]
+    return sorted(found, key=lambda sample: (sample.pod, sample.container, sample.uuid))[:MOST_SAMPLES]
 
 
 class Usage(Collector):
@@ -130,12 +130,12 @@ class Usage(Collector):
         share = gauge("memory_total_bytes", "Memory of a card that a container may hold: its share")
         used = gauge("memory_used_bytes", "Memory of a card that a container's processes hold")
         duty = gauge("duty_cycle", "Percent of the past seconds in which a card computed for a container")
-        for one in found:
-            space, _slash, name = one.pod.partition("/")
-            values = [space, name, one.container, one.uuid, self._node]
-            share.add_metric(values, one.share)
-            if one.used is not None:
-                used.add_metric(values, one.used)
-            if one.duty is not None:
-                duty.add_metric(values, one.duty)
+        for sample in found:
+            space, _slash, name = sample.pod.partition("/")
+            values = [space, name, sample.container, sample.uuid, self._node]
+            share.add_metric(values, sample.share)
+            if sample.used is not None:
+                used.add_metric(values, sample.used)
+            if sample.duty is not None:
+                duty.add_metric(values, sample.duty)
         yield from (share, used, duty)
