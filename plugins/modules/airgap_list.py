@@ -8,7 +8,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: airgap_list
-short_description: "List what a run of site.yml fetches for an inventory"
+short_description: "List what site.yml downloads for an inventory"
 version_added: 1.1.0
 description: For the roles of this collection only.
 author: The kubegpu.share authors (@kubegpu)
