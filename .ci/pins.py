@@ -42,6 +42,7 @@ sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line as printable  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import web  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import index, table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402
@@ -55,11 +56,6 @@ RELEASED = "lab/released.yml"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 CONTAINERFILE = "images/gpushare/Containerfile"
 BASE = re.compile(r"^(ARG BASE=).*$", re.MULTILINE)
-INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 # Where the name of a registry in references isn't its address.
 HUB = {"docker.io": "registry-1.docker.io"}
 # By chart, where the role's defaults have its version; another one keeps the version of the table.
@@ -288,7 +284,7 @@ def image(pin: dict[str, t.Any], scheme: str = "https") -> dict[str, t.Any]:
         raise NotUpdated(f"{pin['url']} isn't an image's name with registry and tag")
     folder = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests"
     digest, listed = _manifest(f"{folder}/{tag}")
-    if listed["mediaType"] not in INDEXES:
+    if listed["mediaType"] not in web.INDEXES:
         kind = listed["mediaType"] or "of no known type"
         raise NotUpdated(f"{folder}/{tag} is {kind}, and not an index of several platforms")
     platforms = {}
@@ -311,7 +307,7 @@ def _manifest(url: str, expected: str = "") -> tuple[str, dict[str, t.Any]]:
 
     :param expected: the digest; empty for the one that the registry names.
     """
-    answer = _with_token(url, {"Accept": ", ".join((*INDEXES, *MANIFESTS))})
+    answer = _with_token(url, {"Accept": ", ".join(web.MANIFESTS)})
     headers = {name.lower(): value for name, value in answer.headers.items()}
     try:
         found = json.loads(answer.content)
@@ -333,16 +329,13 @@ def _with_token(url: str, headers: dict[str, str]) -> Answer:
         cause = error.__cause__
         if not isinstance(cause, urllib.error.HTTPError) or cause.code != 401:
             raise
-        words = dict(re.findall(r'([a-z]+)="([^"]*)"', cause.headers.get("WWW-Authenticate", "")))
-        realm = words.pop("realm", "")
-        if not realm.startswith(("http://", "https://")):
+        place = web.token_address(cause.headers.get("WWW-Authenticate", ""), ("http://", "https://"))
+        if not place:
             raise
-    query = urllib.parse.urlencode({name: words[name] for name in ("service", "scope") if name in words})
     try:
-        granted = json.loads(fetch(f"{realm}?{query}").content)
-        token = granted.get("token") or granted["access_token"]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise NotUpdated(f"{realm} gives no token") from error
+        token = web.token_of(fetch(place).content)
+    except ValueError as error:
+        raise NotUpdated(f"{place.partition('?')[0]} gives no token") from error
     return fetch(url, {**headers, "Authorization": f"Bearer {token}"})
 
 

@@ -26,9 +26,12 @@ CHUNK = 64 * 1024
 LARGEST = 64 << 20
 # Bytes of the largest manifest; registries take none that is larger.
 LARGEST_MANIFEST = 4 << 20
-MANIFESTS = (
+INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    *INDEXES,
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
@@ -142,6 +145,31 @@ def credentials(environment: t.Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def token_address(challenge: str, schemes: tuple[str, ...] = ("https://",)) -> str:
+    """Return where a registry gives a token; empty where its challenge names no such place.
+
+    :param challenge: its header ``WWW-Authenticate``.
+    :param schemes: of the place.
+    """
+    words = dict(re.findall(r'([a-z]{1,20})="([^"]*)"', challenge))
+    realm = words.pop("realm", "")
+    if not challenge.lower().startswith("bearer ") or not realm.startswith(schemes):
+        return ""
+    return f"{realm}?{urllib.parse.urlencode({name: words[name] for name in ('service', 'scope') if name in words})}"
+
+
+def token_of(content: bytes) -> str:
+    """Return the token in an answer.
+
+    :raises ValueError: it has none.
+    """
+    try:
+        body = json.loads(content)
+        return str(body.get("token") or body["access_token"])
+    except (KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError("no token") from error
+
+
 class Registries:
     """Reads manifests by the registries' protocol.
 
@@ -168,18 +196,13 @@ class Registries:
         own = self._known.get(registry, "")
         first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
-        if first.status != 401 or not wanted.lower().startswith("bearer "):
+        address = token_address(wanted) if first.status == 401 else ""
+        if not address:
             return first
-        words = dict(re.findall(r'([a-z]{1,20})="([^"]*)"', wanted))
-        realm = words.pop("realm", "")
-        if not realm.startswith("https://"):
-            return first
-        query = urllib.parse.urlencode({name: words[name] for name in ("service", "scope") if name in words})
-        granted = self._fetch(f"{realm}?{query}", until, CHUNK, {"Authorization": own} if own else {})
+        granted = self._fetch(address, until, CHUNK, {"Authorization": own} if own else {})
         try:
-            body = json.loads(granted.content)
-            token = body.get("token") or body["access_token"]
-        except (ValueError, KeyError, AttributeError, RecursionError):
+            token = token_of(granted.content)
+        except ValueError:
             return first
         return self._fetch(url, until, LARGEST_MANIFEST, _accept(f"Bearer {token}"))
 
