@@ -24,7 +24,7 @@ LEVELS = {
         ("_kube", "_driver", "_toolkit", "_runtime"),
         ("_images", "_allocation", "_openshift"),
         ("_node", "_e2e"),
-        ("_hami", "_nvidia", "_scheduler"),
+        ("_hami", "_nvidia", "_scheduler", "_vgpu"),
         ("_backends",),
         ("_check", "_preflight", "_report"),
     ),
@@ -68,6 +68,7 @@ ADAPTERS = frozenset(
         "module_utils/_nvml/binding",
         "module_utils/_nvml/host",
         "module_utils/_report/outcome",
+        "module_utils/_vgpu/restore",
     )
 )
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Configurations of NVIDIA's device plugin and MIG layouts, validated before anything is changed. Pure.
 
-A document has named layouts, each a list of entries: which cards (``devices``, ``device-filter``), whether MIG is on,
-and how many instances of each profile a card gets. https://github.com/NVIDIA/mig-parted
+An entry of a MIG layout says of some cards whether MIG is on, and how many instances of each profile a card gets.
+https://github.com/NVIDIA/mig-parted
 
 https://github.com/NVIDIA/k8s-device-plugin, version 0.20
 """
@@ -15,29 +15,11 @@ import dataclasses
 import re
 import typing as t
 
+from .._contracts import card_layouts
 from .._contracts import nvidia_plugin as contract
+from .._contracts.card_layouts import Cards, Problem, parse_cards, whole
 from .._core.types import JsonObject
 
-
-class Problem(Exception):
-    """A reason, where it is and what to do.
-
-    :param code: what kind of problem it is.
-    :param where: the variable, with the keys below it.
-    :param text: one sentence, which is printed after ``where``.
-    """
-
-    def __init__(self, code: str, where: str, text: str) -> None:
-        super().__init__(f"{where}: {text}")
-        self.code, self.where = code, where
-
-    def result(self) -> JsonObject:
-        """Return it as data, with the whole sentence as ``message``."""
-        return {"code": self.code, "where": self.where, "message": str(self)}
-
-
-VERSION = "v1"
-DOCUMENT_KEYS = frozenset(("version", "mig-configs"))
 ENTRY_KEYS = frozenset(("devices", "device-filter", "mig-enabled", "mig-devices"))
 # Compute slices and memory in GB, with the slices of a compute instance in front and the engines behind.
 PROFILE = re.compile(
@@ -50,13 +32,10 @@ SLICES = 7
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """
-    :param devices: indices of the cards; None for all.
-    :param filter: PCI ids of the cards; empty for all.
     :param profiles: the number of instances by profile; empty where MIG is off.
     """
 
-    devices: tuple[int, ...] | None
-    filter: tuple[str, ...]
+    cards: Cards
     enabled: bool
     profiles: t.Mapping[str, int]
 
@@ -96,32 +75,8 @@ def parse_layouts(document: t.Any, where: str) -> dict[str, Layout]:
     :param where: the variable that has it.
     :raises Problem: mig-parted wouldn't accept it, or no card can have it.
     """
-    if not document:
-        return {}
-    if not isinstance(document, dict) or set(document) != DOCUMENT_KEYS or document["version"] != VERSION:
-        raise Problem(
-            "geometry_document", where, f"it needs the keys version ({VERSION}) and mig-configs, and no others"
-        )
-    configs = document["mig-configs"]
-    if not isinstance(configs, dict) or not configs:
-        raise Problem("geometry_document", f"{where}.mig-configs", "it needs at least one named layout")
-    return {str(name): _layout(str(name), config, f"{where}.mig-configs.{name}") for name, config in configs.items()}
-
-
-def _layout(name: str, entries: t.Any, where: str) -> Layout:
-    if not isinstance(entries, list) or not entries:
-        raise Problem("geometry_entry", where, "it needs a list of entries")
-    parsed = tuple(_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries))
-    for number, entry in enumerate(parsed):
-        if any(_overlap(entry, other) for other in parsed[:number]):
-            raise Problem("geometry_overlap", where, "two entries are for the same cards; name other devices in one")
-    return Layout(name, parsed)
-
-
-def _overlap(entry: Entry, other: Entry) -> bool:
-    """Return whether two entries can be for one card; entries of different kinds of cards can't."""
-    kinds = not entry.filter or not other.filter or set(entry.filter) & set(other.filter)
-    return bool(kinds) and (entry.devices is None or other.devices is None or bool({*entry.devices} & {*other.devices}))
+    parsed = card_layouts.parse_layouts(document, "mig-configs", _entry, where)
+    return {name: Layout(name, entries) for name, entries in parsed.items()}
 
 
 def _entry(given: t.Any, where: str) -> Entry:
@@ -134,33 +89,7 @@ def _entry(given: t.Any, where: str) -> Entry:
         raise Problem("geometry_entry", f"{where}.mig-enabled", "it is true or false")
     if profiles and not enabled:
         raise Problem("geometry_entry", f"{where}.mig-devices", "a card without MIG has none; set mig-enabled to true")
-    pci_ids = given.get("device-filter") or ()
-    if isinstance(pci_ids, str):
-        pci_ids = (pci_ids,)
-    if not isinstance(pci_ids, (list, tuple)) or not all(
-        isinstance(pci_id, str) and re.fullmatch(r"0x[0-9A-Fa-f]{8}", pci_id) for pci_id in pci_ids
-    ):
-        raise Problem("geometry_entry", f"{where}.device-filter", "it has PCI ids, as 0x20B010DE: device, then vendor")
-    return Entry(
-        _devices(given["devices"], where),
-        tuple(pci_id.upper() for pci_id in pci_ids),
-        enabled,
-        _profiles(profiles, where),
-    )
-
-
-def whole(value: t.Any) -> bool:
-    """Return whether a value is a whole number; Ansible's numbers are of a class of their own."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _devices(given: t.Any, where: str) -> tuple[int, ...] | None:
-    if given == "all":
-        return None
-    indices = isinstance(given, list) and given and all(map(whole, given))
-    if not indices or len(set(given)) != len(given):
-        raise Problem("geometry_entry", f"{where}.devices", "it is all, or a list of different indices of cards")
-    return tuple(given)
+    return Entry(parse_cards(given, where), enabled, _profiles(profiles, where))
 
 
 def _profiles(given: t.Any, where: str) -> dict[str, int]:

@@ -13,12 +13,13 @@ import typing as t
 
 from .._contracts import backends
 from .._contracts import nvidia_plugin as contract
+from .._contracts.card_layouts import Problem
 from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
 from .._core.types import JsonObject
 from .._driver.nvidia_smi import root_of
 from .._images.names import repository_and_tag
 from .._runtime.properties import injects_cdi
-from .configurations import CDI_CRI, ENVVAR, Configuration, Problem, configurations, parse_layouts
+from .configurations import CDI_CRI, ENVVAR, Configuration, configurations, parse_layouts
 
 PREFIX = "nvidia_device_plugin_"
 RUNTIME = "nvidia"
