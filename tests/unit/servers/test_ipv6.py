@@ -45,7 +45,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def ask(host: str, port: int, context: ssl.SSLContext, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPSConnection(f"[{host}]" if ":" in host else host, port, context=context, timeout=20)
+    # Before 3.12 Python looks for a name with brackets.
+    connection = http.client.HTTPSConnection(host, port, context=context, timeout=20)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
