@@ -22,7 +22,7 @@ LEVELS = {
         ("_host", "_nvml", "_kubelet", "_documents"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime"),
-        ("_images", "_allocation", "_openshift"),
+        ("_images", "_allocation", "_kubevirt", "_openshift"),
         ("_node", "_e2e"),
         ("_hami", "_nvidia", "_scheduler", "_vgpu"),
         ("_backends",),

@@ -43,6 +43,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 59),
     "kubelet_devices_info": (14, 97),
+    "kubevirt_devices": (12, 78),
     "machine_config": (14, 90),
     "node_baseline": (43, 293),
     "node_switch": (22, 163),
