@@ -69,12 +69,14 @@ class Entry(Item):
     :ivar bytes: of the file; of an image, all that its index names.
     :ivar sha256: of the file; empty for a folder.
     :ivar image: the image's name in the layout's index; empty for other kinds. ``digest`` is that of its index.
+    :ivar asked: SHA-256 of what was asked for; where that is the same, nothing has to be fetched again.
     """
 
     path: str
     bytes: int
     sha256: str
     image: str
+    asked: str
 
 
 class LeftOut(Item):
@@ -194,7 +196,11 @@ _TEXTS = ("kind", "id", "name", "version", "digest", "source", "key", "place", "
 _LISTS = ("architectures", "indexes", "variables", "hosts")
 
 
-def _item(row: t.Any) -> Item:
+def item_of(row: t.Any) -> Item:
+    """Return an item of the list that came from a file.
+
+    :raises ValueError: it isn't one.
+    """
     if not isinstance(row, dict):
         raise ValueError("an item isn't a mapping")
     if row.get("kind") not in KINDS:
@@ -228,7 +234,7 @@ def _platform(value: t.Any) -> bool:
 
 
 def _entry(row: t.Any) -> Entry:
-    item = _item(row)
+    item = item_of(row)
     where, kind = item["id"], item["kind"]
     if kind == OPERATOR:
         raise ValueError(f"{where} is an operator, of which an archive has none")
@@ -245,12 +251,14 @@ def _entry(row: t.Any) -> Entry:
         raise ValueError(f"digest of {where} isn't an image's")
     if not sha256 and kind in (CHART, FILE, WHEEL, COLLECTION):
         raise ValueError(f"{where} has no SHA-256")
+    asked = str(line(row.get("asked", ""), 64))
     # The types of TypedDict's fields can't be told of a mapping that is unpacked.
-    return t.cast(Entry, {**item, "path": path, "bytes": row["bytes"], "sha256": sha256, "image": image})
+    known = {"path": path, "bytes": row["bytes"], "sha256": sha256, "image": image, "asked": asked}
+    return t.cast(Entry, {**item, **known})
 
 
 def _left_out(row: t.Any) -> LeftOut:
-    item = _item(row)
+    item = item_of(row)
     if not isinstance(row.get("reason"), str):
         raise ValueError(f"{item['id']} isn't there, without a reason")
     return t.cast(LeftOut, {**item, "reason": str(line(row["reason"], 40))})

@@ -48,9 +48,32 @@ def sign(path: str, target: str, key: str, program: Run = run, home: str = "") -
     command = ["gpg", *own, "--batch", "--yes", "--no-tty", "--armor", "--digest-algo", "SHA256", "--local-user", key]
     done = program([*command, "--output", target, "--detach-sign", path], timeout=300)
     if done.rc == NOT_INSTALLED:
-        raise BadInput("airgap_signing_key: this machine has no gpg; install gnupg", code="no_gpg")
+        raise _no_gpg()
     if done.rc != 0:
         raise BadInput(f"airgap_signing_key: gpg doesn't sign with {key}: {last_words(done)}", code="not_signed")
+
+
+def require(key: str, program: Run = run, home: str = "") -> None:
+    """Refuse a key whose secret half gpg hasn't.
+
+    :raises BadInput: it hasn't, or is missing.
+    """
+    own = ["--homedir", home] if home else []
+    done = program(["gpg", *own, "--batch", "--no-tty", "--list-secret-keys", "--", key])
+    if done.rc == NOT_INSTALLED:
+        raise _no_gpg()
+    if done.rc != 0:
+        raise BadInput(f"airgap_signing_key: gpg has no secret key {key}: {last_words(done, 1)}", code="no_key")
+
+
+def _no_gpg() -> BadInput:
+    return BadInput("airgap_signing_key: this machine has no gpg; install gnupg", code="no_gpg")
+
+
+def is_signed(path: str, signature: str, program: Run = run, home: str = "") -> bool:
+    """Return whether a file has a signature by a key of gpg's keyring that fits."""
+    own = ["--homedir", home] if home else []
+    return program(["gpg", *own, "--batch", "--no-tty", "--verify", signature, path], timeout=300).rc == 0
 
 
 def verify(content: bytes, signature: bytes, key_file: str, program: Run = run) -> str:
@@ -74,7 +97,7 @@ def verify(content: bytes, signature: bytes, key_file: str, program: Run = run) 
         done = program([*command, paths["signature"], paths["signed"]], timeout=300)
     if done.rc == NOT_INSTALLED:
         raise BadInput("airgap_verification_key: this machine has no gpgv; install gpgv, or gnupg2", code="no_gpgv")
-    words = {name: rest.split() for name, rest in _STATUS.findall(done.out)}
+    words: dict[str, list[str]] = {name: rest.split() for name, rest in _STATUS.findall(done.out)}
     valid = words.get("VALIDSIG") or []
     if done.rc == 0 and "GOODSIG" in words and len(valid) >= 8:
         if valid[7] in BROKEN_HASHES:

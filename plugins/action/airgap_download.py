@@ -1,0 +1,34 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Fill an archive with what a run of site.yml downloads for this inventory."""
+
+from __future__ import annotations
+
+import platform
+
+from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import download, table
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import needed
+
+ARGUMENTS: JsonObject = {**needed.ARGUMENTS, **download.ARGUMENTS}
+
+
+class ActionModule(ShareAction):
+    """Downloads on the machine on which Ansible runs, and prints a line for each thing."""
+
+    _requires_connection = False
+    arguments = ARGUMENTS
+
+    def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        listed = download.listed(params["needed"]) if params["needed"] else None
+        items = needed.need(self, params, task_vars or {}).items if listed is None else listed
+        settings = download.settings(params, items, platform.machine())
+        wanted = download.asked(items, table.listed(), settings)
+        work = download.Download(wanted, settings, lambda text: show(self._display, text))
+        work.require()
+        return plan.run(work, bool(self._task.check_mode), lambda _state: download.summary(wanted))

@@ -1,0 +1,175 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files and charts: from their addresses, registries or this machine, held to the digests that the list has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import typing as t
+import urllib.parse
+
+from ...module_utils._core.errors import BadInput
+from ...module_utils._core.untrusted import line
+from ...module_utils._packages.options import fingerprint
+from .._pins import index
+from .archive import Entry, safe_name
+from .download_images import Registry
+from .needed import CHART, FILE, Item
+from .store import Failed, Store, descriptor
+from .things import Thing, download, entry, path_of
+from .web import LARGEST, Fetch
+
+# Bytes of a list of charts, of which a tree is made.
+LARGEST_INDEX = 16 << 20
+CHART_LAYER = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+OCI_SCHEME = "oci://"
+_WORD = re.compile(r"[\w.+-]+", re.ASCII)
+
+
+class File(Thing):
+    """A file of an address: a key, a program, a package.
+
+    :param architecture: what ``{architecture}`` in the address means: amd64 or arm64.
+    :param key: fingerprint of an OpenPGP key; empty for another file.
+    """
+
+    def __init__(self, fetch: Fetch, item: Item, architecture: str, key: str) -> None:
+        self.items = (item,)
+        self.url = item["source"].replace("{architecture}", architecture)
+        self.name = f"file {item['name']}"
+        self._fetch = fetch
+        self._key = key
+
+    def question(self) -> t.Sequence[str]:
+        return [self.url, self.items[0]["digest"], self._key]
+
+    @property
+    def verified(self) -> bool:
+        """Whether anything but the server's certificate says that it is the right one."""
+        return bool(self.items[0]["digest"] or self._key)
+
+    def fetch(self, store: Store, work: str) -> list[Entry]:
+        [item] = self.items
+        folder, _slash, name = self.url.partition("?")[0].rpartition("/")
+        # Files of the same name are those of several repositories.
+        path = path_of(FILE, f"{safe_name(folder)}/{urllib.parse.unquote(name)}")
+        if not self.verified and not self.url.startswith("https://"):
+            raise Failed(
+                "unverified", f"{line(self.url, 300)}: neither a digest nor TLS says that it is the right file"
+            )
+        content = download(self._fetch, self.url)
+        sha256 = hashlib.sha256(content).hexdigest()
+        compare(item["digest"], sha256)
+        found = fingerprint(content.decode("utf-8", "replace")) if self._key and not item["digest"] else self._key
+        if found != self._key:
+            raise Failed("other_key", f"it has fingerprint {found or 'of no single key'}, and the list {self._key}")
+        store.put(path, content)
+        return [entry(self, item, path, len(content), sha256)]
+
+
+class Local(Thing):
+    """A file of this machine that a variable names: NVIDIA's .run file, an archive of the servers' image."""
+
+    def __init__(self, item: Item, path: str) -> None:
+        self.items = (item,)
+        self.path = os.path.abspath(os.path.expanduser(path))
+        self.name = f"file {item['name']}"
+
+    def question(self) -> t.Sequence[str]:
+        try:
+            state = os.stat(self.path)
+            # Another file of the same name is another question.
+            return [self.path, self.items[0]["digest"], str(state.st_size), str(state.st_mtime_ns)]
+        except OSError:
+            return [self.path, self.items[0]["digest"]]
+
+    def fetch(self, store: Store, work: str) -> list[Entry]:
+        [item] = self.items
+        path = path_of(FILE, os.path.basename(self.path))
+        if not os.path.isfile(self.path):
+            variables = " or ".join(item["variables"][:1])
+            raise Failed("no_file", f"{line(self.path, 300)} ({variables}) isn't a file of this machine")
+        store.copy(self.path, path)
+        sha256 = store.sha256(path)
+        try:
+            compare(item["digest"], sha256)
+        except Failed:
+            store.remove(path)
+            raise
+        return [entry(self, item, path, store.size(path), sha256)]
+
+
+class Chart(Thing):
+    """A chart of a repository of charts, or of a registry."""
+
+    def __init__(self, fetch: Fetch, registry: Registry, item: Item) -> None:
+        self.items = (item,)
+        self.name = f"chart {item['name']} {item['version']}"
+        self._fetch = fetch
+        self._registry = registry
+
+    def question(self) -> t.Sequence[str]:
+        [item] = self.items
+        return [item["source"], item["name"], item["version"], item["digest"]]
+
+    def fetch(self, store: Store, work: str) -> list[Entry]:
+        [item] = self.items
+        if not _WORD.fullmatch(item["version"]):
+            raise Failed("version", f"{line(item['version'], 80) or 'none'} isn't the version of a chart")
+        of_registry = item["source"].startswith(OCI_SCHEME)
+        content = self._of_registry(item, work) if of_registry else self._of_repository(item)
+        sha256 = hashlib.sha256(content).hexdigest()
+        compare(item["digest"], sha256)
+        path = path_of(CHART, f"{item['name']}-{item['version']}.tgz")
+        store.put(path, content)
+        return [entry(self, item, path, len(content), sha256)]
+
+    def _of_repository(self, item: Item) -> bytes:
+        folder = item["source"].rstrip("/") + "/"
+        listed = download(self._fetch, f"{folder}index.yaml", LARGEST_INDEX)
+        try:
+            rows = index.entries(listed, item["name"])
+        except BadInput as error:
+            raise Failed("index", f"{folder}index.yaml {error}") from error
+        version = item["version"].removeprefix("v")
+        own = [row for row in rows if str(row["version"]).removeprefix("v") == version]
+        urls = own[0].get("urls") if own else None
+        if not own or not isinstance(urls, list) or not urls or not isinstance(urls[0], str):
+            raise Failed("no_chart", f"{folder}index.yaml has no version {item['version']} of it")
+        url = urllib.parse.urljoin(folder, urls[0])
+        if not url.startswith(("https://", "http://")):
+            raise Failed("index", f"{folder}index.yaml names {line(url, 200)}, which isn't fetched")
+        content = download(self._fetch, url)
+        digest = own[0].get("digest")
+        if digest and digest != hashlib.sha256(content).hexdigest():
+            raise Failed("other_digest", f"{line(url, 300)} isn't the file that its repository's index.yaml lists")
+        return content
+
+    def _of_registry(self, item: Item, work: str) -> bytes:
+        # As helm has it: a registry's tags have no plus sign.
+        name = item["source"].removeprefix(OCI_SCHEME).rstrip("/")
+        reference = f"{name}:{item['version'].replace('+', '_')}"
+        try:
+            layers = json.loads(self._registry.manifest(reference))["layers"]
+            [layer] = [row for row in map(descriptor, layers) if row and row.media == CHART_LAYER]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Failed("type", f"{line(reference, 300)} is no chart") from error
+        if layer.size > LARGEST:
+            raise Failed("type", f"{line(reference, 300)} has more than {LARGEST >> 20} MiB, so it is no chart")
+        self._registry.copy(f"docker://{reference}", f"dir:{work}")
+        with open(os.path.join(work, layer.digest.removeprefix("sha256:")), "rb") as file:
+            return file.read()
+
+
+def compare(digest: str, sha256: str) -> None:
+    """Compare a file with the list.
+
+    :param digest: ``sha256:...``; empty for any.
+    :raises Failed: it is another one.
+    """
+    if digest and digest != f"sha256:{sha256}":
+        raise Failed("other_digest", f"it has SHA-256 {sha256}, and the list {digest.removeprefix('sha256:')}")

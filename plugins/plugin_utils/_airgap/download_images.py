@@ -1,0 +1,188 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Images by skopeo into one OCI layout, with all their platforms, under the digests that they have in their registry.
+
+skopeo writes manifests of OCI's types into a layout and refuses a list of Docker's, whose digest it would have to
+change. Those go through its ``dir`` form, which keeps every byte, into the same layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import typing as t
+
+from ...module_utils._core.untrusted import line
+from ...module_utils._host.system import Done
+from .archive import IMAGES, Entry
+from .needed import Item
+from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words
+from .store import BLOBS, OCI, Descriptor, Failed, Store, media_of
+from .things import Held, Thing, entry, sorted_files
+
+# Seconds: a manifest, and a whole image.
+MANIFEST_SECONDS, IMAGE_SECONDS = 300.0, 6 * 3600.0
+# The name of an image in the layout while it is copied; one that is complete has its own.
+COPYING = "kubegpu.share-copying"
+# Beginning of the names of skopeo's unfinished files in a layout.
+UNFINISHED = "oci-put-blob"
+
+
+class Registry:
+    """What skopeo reads of registries; each manifest once in a run.
+
+    :param auth_file: credentials, as docker's config.json; empty for those of the user who runs this.
+    """
+
+    def __init__(self, program: Run, auth_file: str = "", skopeo: str = "skopeo") -> None:
+        self._program = program
+        self._skopeo = skopeo
+        self._auth = ["--authfile", auth_file] if auth_file else []
+        self._known: dict[str, bytes] = {}
+
+    def manifest(self, reference: str) -> bytes:
+        """Return the index or manifest of an image, byte for byte.
+
+        :raises Failed: the registry doesn't give it, or skopeo is missing.
+        """
+        if reference not in self._known:
+            done = self._run(["inspect", "--raw", *self._auth, f"docker://{reference}"], MANIFEST_SECONDS)
+            self._known[reference] = done.out.encode()
+        return self._known[reference]
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy an image with all its platforms, whose digests stay.
+
+        :raises Failed: it can't be copied.
+        """
+        options = ["--all", "--preserve-digests", "--remove-signatures", "--retry-times", "3"]
+        credentials = ["--src-authfile", *self._auth[1:]] if self._auth else []
+        self._run(["copy", "--quiet", *options, *credentials, source, target], IMAGE_SECONDS)
+
+    def _run(self, arguments: list[str], seconds: float) -> Done:
+        done = self._program([self._skopeo, *arguments], timeout=seconds)
+        if done.rc == NOT_INSTALLED:
+            raise Failed(
+                "no_skopeo", "this machine has no skopeo, which copies images: install package skopeo", stop=True
+            )
+        if done.rc == TIMED_OUT:
+            raise Failed("timeout", f"skopeo didn't finish within {seconds:g} s")
+        if done.rc != 0:
+            raise Failed("skopeo", f"skopeo can't copy it: {last_words(done, 1)}")
+        return done
+
+
+def unpinned(reference: str) -> tuple[str, str]:
+    """Return an image's name without its digest, and the digest, which may be empty."""
+    name, _at, digest = reference.partition("@")
+    return name, digest
+
+
+class Image(Thing):
+    """An image of the list; items of the same source are one.
+
+    :param architectures: those that it has to have.
+    """
+
+    def __init__(self, registry: Registry, items: t.Sequence[Item]) -> None:
+        self.items = tuple(items)
+        self.source = items[0]["source"]
+        self.name = f"image {self.source}"
+        digests = {item["digest"] for item in items} | {unpinned(self.source)[1]}
+        self.pinned = sorted(digests - {""})
+        self.architectures = sorted({each for item in items for each in item["architectures"]})
+        self._registry = registry
+
+    def question(self) -> t.Sequence[str]:
+        return [self.source, *self.pinned]
+
+    def held(self, store: Store, state: Held) -> list[Entry]:
+        image = store.images().get(self.source)
+        if not image or not any(entry["asked"] == self.asked for entry in state.contents.items):
+            return []
+        try:
+            parts = store.parts(image.digest)
+            # A tag may have moved.
+            if image.digest != (self.pinned[0] if self.pinned else self._digest(self._registry.manifest(self.source))):
+                return []
+            self._examine(store, image.digest)
+        except (ValueError, Failed):
+            # Fetching it says why.
+            return []
+        return self._entries(image, parts)
+
+    def fetch(self, store: Store, work: str) -> list[Entry]:
+        if len(self.pinned) > 1:
+            raise Failed("two_digests", f"the list has two digests for it: {' and '.join(self.pinned)}")
+        name, _digest = unpinned(self.source)
+        repository = name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+        content = self._registry.manifest(f"{repository}@{self.pinned[0]}" if self.pinned else self.source)
+        digest = self._digest(content)
+        if self.pinned and digest != self.pinned[0]:
+            raise Failed("other_digest", f"the registry has {digest}, and the list {self.pinned[0]}")
+        try:
+            media, named = media_of(content)
+        except ValueError as error:
+            raise Failed("type", f"its manifest {error}") from error
+        source = f"docker://{repository}@{digest}"
+        images = store.images()
+        if {media, *named} <= set(OCI):
+            # Blobs that are there already aren't fetched again, those of a killed run as well.
+            store.write_images(images)
+            self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}")
+        else:
+            self._registry.copy(source, f"dir:{work}")
+            for file in sorted_files(work):
+                _absorb(store, work, file)
+        image = Descriptor(media, digest, len(content))
+        try:
+            parts = store.parts(digest)
+        except ValueError as error:
+            store.write_images(images)
+            raise Failed("incomplete", f"what skopeo has copied isn't complete: {error}") from error
+        try:
+            self._examine(store, digest)
+        except Failed:
+            store.write_images(images)
+            raise
+        store.write_images({**images, self.source: image})
+        return self._entries(image, parts)
+
+    @staticmethod
+    def _digest(content: bytes) -> str:
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def _examine(self, store: Store, digest: str) -> None:
+        lacking = sorted(set(self.architectures) - store.architectures(digest))
+        if lacking:
+            raise Failed("architecture", f"it has no {' and no '.join(lacking)}, which machines of the inventory have")
+
+    def _entries(self, image: Descriptor, parts: t.Mapping[str, int]) -> list[Entry]:
+        known = [t.cast(Item, {**item, "digest": image.digest}) for item in self.items]
+        return [entry(self, item, IMAGES, sum(parts.values()), "", self.source) for item in known]
+
+
+def _absorb(store: Store, folder: str, name: str) -> None:
+    """Move a file of skopeo's ``dir`` form to the blobs under its digest; its own name isn't believed."""
+    if name == "version" or name.startswith("signature-"):
+        return
+    path = os.path.join(folder, name)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    store.take(path, f"{BLOBS}/{digest.hexdigest()}")
+
+
+def images(registry: Registry, items: t.Iterable[Item]) -> list[Image]:
+    """Return the images of a list, each once."""
+    together: dict[str, list[Item]] = {}
+    for item in items:
+        together.setdefault(item["source"], []).append(item)
+    return [Image(registry, own) for own in together.values()]
+
+
+def unfinished(name: str) -> bool:
+    """Return whether a file of the layout is what a killed skopeo has left."""
+    return line(name.rpartition("/")[2]).startswith(UNFINISHED)
