@@ -165,7 +165,7 @@ def render(contents: Contents) -> str:
     """Return the text of contents.json."""
     items, left_out = list(contents.items), list(contents.left_out)
     known = {"format": FORMAT, "created": contents.created, "items": items, "left_out": left_out}
-    return json.dumps(known, indent=1) + "\n"
+    return json.dumps(known, indent=1, sort_keys=True) + "\n"
 
 
 def parse(content: bytes, where: str) -> Contents:

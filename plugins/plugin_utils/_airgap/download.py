@@ -56,6 +56,7 @@ class Settings:
     :param controller_architecture: its processor; ``own_architecture`` is this machine's, empty for one without images.
     :param architectures: of the machines.
     :param kinds: of items that are fetched.
+    :param repositories: folders of package repositories that this run has fetched; None to keep those that are there.
     :param gpg_home: gpg's folder; empty for the user's.
     """
 
@@ -69,6 +70,8 @@ class Settings:
     own_architecture: str = "amd64"
     architectures: tuple[str, ...] = ("amd64",)
     kinds: tuple[str, ...] = (IMAGE, CHART, "apt", "rpm", FILE, WHEEL, COLLECTION)
+    skopeo: str = "skopeo"
+    repositories: tuple[str, ...] | None = None
     gpg_home: str = ""
 
 
@@ -108,7 +111,7 @@ def asked(
 
     :raises BadInput: a setting isn't valid.
     """
-    registry = Registry(program, settings.auth_file)
+    registry = Registry(program, settings.auth_file, settings.skopeo)
     by_kind: dict[str, list[Item]] = {}
     left_out: list[LeftOut] = []
     for item in items:
@@ -155,8 +158,8 @@ def listed(path: str) -> list[Item]:
         raise BadInput(f"airgap_needed: {path} can't be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise BadInput(
-            f"airgap_needed: {path} isn't a list that playbook kubegpu.share.airgap_list has written with airgap_format "
-            f"yaml: {line(error, 200)}"
+            f"airgap_needed: {path} isn't a list that playbook kubegpu.share.airgap_list has written with "
+            f"airgap_format yaml: {line(error, 200)}"
         ) from error
 
 
@@ -264,7 +267,11 @@ class Download:
 
     def _kept(self, held: t.Mapping[str, list[Entry]], sums: t.Mapping[str, str]) -> set[str]:
         """Return the paths of all files that the archive is to have."""
-        kept = {path for path in sums if path.startswith(f"{PACKAGES}/")} | {CONTENTS}
+        known = self._settings.repositories
+        packages = {path for path in sums if path.startswith(f"{PACKAGES}/")}
+        if known is not None:
+            packages = {path for path in packages if "/".join(path.split("/")[:3]) in known}
+        kept = packages | {CONTENTS}
         entries = [each for rows in held.values() for each in rows]
         kept |= {each["path"] for each in entries if each["sha256"]}
         digests = {each["digest"] for each in entries if each["image"]}
@@ -396,6 +403,8 @@ ARGUMENTS: JsonObject = {
     "archive": {"type": "path"},
     "signing_key": {"type": "str", "default": ""},
     "auth_file": {"type": "path"},
+    "skopeo": {"type": "str", "default": "skopeo"},
+    "repositories": {"type": "list", "elements": "str"},
     "collection": {"type": "path"},
     "controller_python": {"type": "str", "default": ""},
     "controller_architecture": {"type": "str", "default": ""},
@@ -441,6 +450,8 @@ def settings(params: JsonObject, items: t.Sequence[Item], machine: str) -> Setti
         own,
         tuple(sorted(machines or {controller})),
         tuple(params["kinds"]),
+        params["skopeo"],
+        None if params["repositories"] is None else tuple(params["repositories"]),
     )
 
 

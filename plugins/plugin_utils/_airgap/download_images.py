@@ -64,7 +64,9 @@ class Registry:
         done = self._program([self._skopeo, *arguments], timeout=seconds)
         if done.rc == NOT_INSTALLED:
             raise Failed(
-                "no_skopeo", "this machine has no skopeo, which copies images: install package skopeo", stop=True
+                "no_skopeo",
+                "this machine has no skopeo, which copies images: install it, or name it by airgap_skopeo",
+                stop=True,
             )
         if done.rc == TIMED_OUT:
             raise Failed("timeout", f"skopeo didn't finish within {seconds:g} s")

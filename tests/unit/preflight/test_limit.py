@@ -21,6 +21,7 @@ REFUSED = {
     "add_node": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "build_images": ("gpu1", LOCALHOST.format("where the image is built")),
     "init": ("gpu1", LOCALHOST.format("which writes the inventory")),
+    "airgap_download": ("gpu1", LOCALHOST.format("which downloads the archive")),
     "airgap_list": ("gpu1", LOCALHOST.format("which writes the list")),
     "inspect": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "nodes": ("cp1", "--limit cp1 leaves out gpu_nodes, whose machines it prepares: add it (--limit 'gpu_nodes,cp1')"),

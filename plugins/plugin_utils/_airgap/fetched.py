@@ -1,0 +1,107 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The files of partial package repositories, which a machine of the distribution has made, in the archive's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import typing as t
+
+from ...module_utils._core.errors import ShareError
+from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import line
+from .archive import PACKAGES, PART, relative
+from .download import DESCRIPTION
+from .store import Failed, Store
+
+_REPOSITORY = re.compile(rf"{PACKAGES}/(?:apt|rpm)/[A-Za-z0-9][\w.-]*", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Fetches a file of the machine to a path of this one.
+Transfer = t.Callable[[str, str], t.Any]
+
+
+class Remote(t.NamedTuple):
+    """A file of the machine.
+
+    :param path: below its folder there, and below the archive's here.
+    """
+
+    path: str
+    sha256: str
+
+
+class Repositories:
+    """Partial repositories, as module ``airgap_packages`` of a machine returned them.
+
+    :raises ShareError: the machine returned something else.
+    """
+
+    def __init__(self, rows: t.Sequence[t.Any]) -> None:
+        self.descriptions: dict[str, str] = {}
+        self.files: list[Remote] = []
+        for row in rows:
+            try:
+                self._add(row)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ShareError(f"airgap_packages doesn't return repositories: {line(error, 200)}") from error
+
+    def _add(self, row: JsonObject) -> None:
+        folder = row["path"]
+        if not isinstance(folder, str) or not _REPOSITORY.fullmatch(folder) or folder in self.descriptions:
+            raise ValueError(f"{folder!r} isn't the path of one")
+        for file in (row["key"], *row["metadata"], *row["packages"]):
+            path, sha256 = relative(f"{folder}/{file['path']}"), file["sha256"]
+            if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+                raise ValueError(f"{path} has no SHA-256")
+            self.files.append(Remote(path, sha256))
+        self.descriptions[folder] = json.dumps(row, indent=1, sort_keys=True) + "\n"
+
+    def missing(self, store: Store) -> list[Remote]:
+        return [file for file in self.files if store.sha256(file.path) != file.sha256]
+
+    def superfluous(self, store: Store) -> list[str]:
+        """Return the paths in these repositories' folders that they haven't any more."""
+        found, strange = store.files()
+        kept = {file.path for file in self.files} | {f"{folder}/{DESCRIPTION}" for folder in self.descriptions}
+        paths = (path for path in (*found, *strange) if path not in kept)
+        return [path for path in paths if any(path.startswith(f"{folder}/") for folder in self.descriptions)]
+
+    def described(self, store: Store) -> list[str]:
+        """Return the folders whose description isn't the machine's."""
+        paths = {folder: store.at(f"{folder}/{DESCRIPTION}") for folder in self.descriptions}
+        return [folder for folder, path in paths.items() if _text(path) != self.descriptions[folder]]
+
+    def fetch(self, store: Store, source: str, transfer: Transfer) -> None:
+        """Fetch what is missing, and write the descriptions when all is there.
+
+        :param source: the machine's folder.
+        :raises ShareError: a file isn't the one that the machine described, or the disk is full.
+        """
+        try:
+            for file in self.missing(store):
+                target = store.at(file.path)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                transfer(f"{source.rstrip('/')}/{file.path}", f"{target}{PART}")
+                if store.sha256(f"{file.path}{PART}") != file.sha256:
+                    store.remove(f"{file.path}{PART}")
+                    full = f"the disk of {store.folder} is full" if store.is_full() else "it isn't what was described"
+                    raise Failed("other_digest", f"{file.path}: {full}")
+                store.take(f"{target}{PART}", file.path)
+            for path in self.superfluous(store):
+                store.remove(path)
+            for folder in self.described(store):
+                store.put(f"{folder}/{DESCRIPTION}", self.descriptions[folder].encode())
+        except OSError as error:
+            raise ShareError(f"{store.folder} can't be written: {error.strerror}; the next run goes on") from error
+        except Failed as error:
+            raise ShareError(f"{error}; what is there stays, and the next run goes on", code=error.code) from error
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read()
+    return ""
