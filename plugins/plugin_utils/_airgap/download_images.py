@@ -18,7 +18,7 @@ from ...module_utils._host.system import Done
 from .archive import IMAGES, Entry
 from .needed import Item
 from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words
-from .store import BLOBS, OCI, Descriptor, Failed, Store, media_of
+from .store import BLOBS, MANIFESTS, OCI, SPARE, Descriptor, Failed, Store, media_of, named_by
 from .things import Held, Thing, entry, sorted_files
 
 # Seconds: a manifest, and a whole image.
@@ -127,6 +127,7 @@ class Image(Thing):
             media, named = media_of(content)
         except ValueError as error:
             raise Failed("type", f"its manifest {error}") from error
+        self._examine_space(store, repository, content)
         source = f"docker://{repository}@{digest}"
         images = store.images()
         if {media, *named} <= set(OCI):
@@ -150,6 +151,23 @@ class Image(Thing):
             raise
         store.write_images({**images, self.source: image})
         return self._entries(image, parts)
+
+    def _examine_space(self, store: Store, repository: str, content: bytes) -> None:
+        """Refuse an image for which there is no space: skopeo says so in words only, and leaves none of it."""
+        try:
+            rows = named_by(content)
+            for row in [row for row in rows if row.media in MANIFESTS]:
+                rows += named_by(self._registry.manifest(f"{repository}@{row.digest}"))
+        except ValueError as error:
+            raise Failed("type", f"its manifest {error}") from error
+        missing = {row.digest: row.size for row in rows if not store.has(row)}
+        needed, free = sum(missing.values()) + SPARE, store.free()
+        if needed > free:
+            raise Failed(
+                "full",
+                f"the disk of {store.folder} is full: {needed >> 20} MiB are needed, {free >> 20} are free",
+                True,
+            )
 
     @staticmethod
     def _digest(content: bytes) -> str:

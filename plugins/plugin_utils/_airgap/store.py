@@ -35,7 +35,7 @@ OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-INDEXES, OCI = (OCI_INDEX, DOCKER_INDEX), (OCI_INDEX, OCI_MANIFEST)
+INDEXES, MANIFESTS, OCI = (OCI_INDEX, DOCKER_INDEX), (OCI_MANIFEST, DOCKER_MANIFEST), (OCI_INDEX, OCI_MANIFEST)
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -215,11 +215,22 @@ class Store:
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
+    def free(self) -> int:
+        """Return the bytes that are free."""
+        return shutil.disk_usage(self.folder).free
+
     def is_full(self) -> bool:
         """Return whether there is no space, of which a program says in words only."""
         try:
-            return shutil.disk_usage(self.folder).free < SPARE
+            return self.free() < SPARE
         except OSError:
+            return False
+
+    def has(self, row: Descriptor) -> bool:
+        """Return whether a blob is there."""
+        try:
+            return bool(self._present(row.digest, row.size))
+        except ValueError:
             return False
 
     def _failed(self, path: str, error: OSError) -> Failed:
@@ -282,8 +293,7 @@ class Store:
             raise ValueError(f"{digest} names too many manifests")
         for row in manifests:
             self._collect(row.digest, row.size, found, depth + 1)
-        config = [document["config"]] if "config" in document else []
-        for row in (*_rows(document, "layers"), *_rows({"config": config}, "config")):
+        for row in _parts(document):
             self._present(row.digest, row.size)
             found[row.digest] = row.size
 
@@ -343,6 +353,20 @@ def _rows(document: JsonObject, field: str) -> list[Descriptor]:
     return t.cast(list[Descriptor], found)
 
 
+def _parts(document: JsonObject) -> list[Descriptor]:
+    config = [document["config"]] if "config" in document else []
+    return [*_rows(document, "layers"), *_rows({"config": config}, "config")]
+
+
+def named_by(content: bytes) -> list[Descriptor]:
+    """Return what an index or a manifest names.
+
+    :raises ValueError: it isn't one.
+    """
+    document = _document(content)
+    return [*_rows(document, "manifests"), *_parts(document)]
+
+
 def media_of(content: bytes) -> tuple[str, set[str]]:
     """Return the type of an index or a manifest, and those of the manifests that an index names.
 
@@ -353,6 +377,6 @@ def media_of(content: bytes) -> tuple[str, set[str]]:
     if not media and document.get("schemaVersion") == 2:
         # OCI lets both leave it out.
         media = OCI_INDEX if "manifests" in document else OCI_MANIFEST
-    if media not in (*INDEXES, OCI_MANIFEST, DOCKER_MANIFEST):
+    if media not in (*INDEXES, *MANIFESTS):
         raise ValueError(f"is of type {line(media, 80)}, which isn't supported")
     return str(media), {row.media for row in _rows(document, "manifests")}
