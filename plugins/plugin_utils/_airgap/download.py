@@ -431,7 +431,9 @@ def settings(params: JsonObject, items: t.Sequence[Item], machine: str) -> Setti
         raise BadInput(f"airgap_kinds: {line(unknown[0], 80)} is none of {', '.join(archive.FOLDERS)}")
     auth_file = params["auth_file"] or ""
     if auth_file and not os.path.isfile(auth_file):
-        raise BadInput(f"airgap_auth_file: {auth_file} isn't a file")
+        raise BadInput(f"airgap_source_auth_file: {auth_file} isn't a file")
+    if not params["folder"]:
+        raise BadInput("airgap_folder: name the folder that becomes the archive, a new one or that of a former run")
     tar = os.path.abspath(params["archive"]) if params["archive"] else ""
     folder = os.path.abspath(params["folder"])
     if tar and (tar == folder or tar.startswith(f"{folder}/")):

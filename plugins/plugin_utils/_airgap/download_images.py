@@ -163,11 +163,8 @@ class Image(Thing):
         missing = {row.digest: row.size for row in rows if not store.has(row)}
         needed, free = sum(missing.values()) + SPARE, store.free()
         if needed > free:
-            raise Failed(
-                "full",
-                f"the disk of {store.folder} is full: {needed >> 20} MiB are needed, {free >> 20} are free",
-                True,
-            )
+            space = f"{needed >> 20} MiB are needed, {free >> 20} are free"
+            raise Failed("full", f"the disk of {store.folder} is full: {space}", stop=True)
 
     @staticmethod
     def _digest(content: bytes) -> str:

@@ -25,6 +25,7 @@ import local_registry
 import ports
 import pytest
 import real_skopeo
+import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -32,11 +33,14 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
     download,
     download_python,
+    fetched,
     pack,
     programs,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.download_python import _packed, manifest_of
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import Store
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.web import Answer
+from ansible_runs import ROOT, ansible, write_inventory
 from test_airgap_archive import keys  # noqa: F401
 
 TABLE = {"files": {}, "wheels": {}}
@@ -615,3 +619,128 @@ def test_an_older_archives_file_is_told_from_this_one(tmp_path):
     for damaged in (content[:2000], b"", b"junk" * 1000):
         Path(make.settings.tar).write_bytes(damaged)
         assert make(chart())["changed"] and Path(make.settings.tar).read_bytes() == content
+
+
+def test_the_playbook_takes_a_list_where_neither_nodes_nor_cluster_can_be_reached(tmp_path):
+    (tmp_path / "driver.run").write_bytes(b"runfile")
+    items = [
+        item("file", "NVIDIA-Linux-580", place=str(tmp_path / "driver.run"), variables=["driver_runfile"]),
+        item("image", "r.example.org/a:1", source="r.example.org/a:1"),
+    ]
+    # As playbook airgap_list.yml writes it.
+    rows = [{**each, "bytes": None} for each in items]
+    (tmp_path / "needed.yml").write_text(yaml.safe_dump({"format": 1, "totals": [], "items": rows}))
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    write_inventory(
+        tmp_path,
+        {"gpu_nodes": {"gpu1": away}},
+        airgap_needed=str(tmp_path / "needed.yml"),
+        airgap_folder=str(tmp_path / "a"),
+        airgap_archive=str(tmp_path / "a.tar"),
+        airgap_kinds=["file"],
+    )
+    playbook = str(ROOT / "playbooks/airgap_download.yml")
+    done = ansible(tmp_path, "ansible-playbook", "-i", "hosts.yml", playbook)
+    assert done.rc == 0 and "1 of 1: file NVIDIA-Linux-580" in done.text, done.text
+    found = archive.read(str(tmp_path / "a"), "").contents
+    assert [each["path"] for each in found.items] == ["files/driver.run"]
+    assert [each["reason"] for each in found.left_out] == ["not_asked_for"] and (tmp_path / "a.tar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"folder": ""}, "airgap_folder: name the folder"),
+        ({"archive": "{folder}/a.tar"}, "airgap_archive: .* is in airgap_folder"),
+        ({"archive": "/none/a.tar"}, "airgap_archive: the directory /none doesn't exist"),
+        ({"controller_architecture": "s390x"}, "airgap_controller_architecture: 's390x' is none of amd64, arm64"),
+        ({"controller_python": "3"}, "airgap_controller_python: '3' isn't a version such as 3.12"),
+        ({"kinds": ["dog"]}, "airgap_kinds: dog is none of"),
+        ({"auth_file": "/none"}, "airgap_source_auth_file: /none isn't a file"),
+    ],
+)
+def test_bad_variables_are_named(tmp_path, given, said):
+    defaults = {name: row.get("default") for name, row in download.ARGUMENTS.items()}
+    folder = str(tmp_path / "a")
+    params = {**defaults, "folder": folder, **{name: value for name, value in given.items()}}
+    if "archive" in given:
+        params["archive"] = given["archive"].replace("{folder}", folder)
+    wheels = [item("wheel", "orjson", ">=3", id="wheels/controller/orjson")]
+    with pytest.raises(BadInput, match=said):
+        download.asked(wheels, TABLE, download.settings(params, wheels, "x86_64"))
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "format: 1", "format: 1\nitems: [{kind: dog}]", "{a: [", "format: 2\nitems: [1]"]
+)
+def test_a_list_of_another_kind_is_refused(tmp_path, text):
+    path = tmp_path / "needed.yml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"airgap_needed: .*needed\.yml isn't a list"):
+        download.listed(str(path))
+    with pytest.raises(BadInput, match=r"airgap_needed: .*none\.yml can't be read"):
+        download.listed(str(tmp_path / "none.yml"))
+
+
+# --------------------------------------------------------------------------- packages of machines
+
+
+def repository(content=b"a package", **more):
+    """A partial repository, as module airgap_packages returns it."""
+    files = {"repository.asc": b"key", "dists/x/InRelease": b"signed", "pool/gcc_12_amd64.deb": content}
+    rows = [
+        {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files.items()
+    ]
+    about = {"manager": "apt", "path": "packages/apt/deb.example.org", "key": rows[0], "metadata": rows[1:2]}
+    return files, {**about, "packages": [{**rows[2], "name": "gcc"}], **more}
+
+
+def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archive(tmp_path):
+    files, described = repository()
+    remote = tmp_path / "remote" / described["path"]
+    for path, content in files.items():
+        (remote / path).parent.mkdir(parents=True, exist_ok=True)
+        (remote / path).write_bytes(content)
+    make = Made(tmp_path / "a", programs.run, repositories=(described["path"],))
+    store = Store(str(make.folder))
+    moved = []
+
+    def transfer(source, target):
+        moved.append(source)
+        shutil.copy(source, target)
+
+    fetched.Repositories([described]).fetch(store, str(tmp_path / "remote"), transfer)
+    assert len(moved) == 3
+    make(item("apt", "gcc"), item("apt", "make"))
+    found = make.read()
+    assert [(each["name"], each["path"]) for each in found.contents.items] == [("gcc", described["path"])]
+    assert [(each["name"], each["reason"]) for each in found.contents.left_out] == [("make", "not_resolved")]
+    # Of a newer one what has changed.
+    files, newer = repository(b"a newer package")
+    for path, content in files.items():
+        (remote / path).write_bytes(content)
+    fetched.Repositories([newer]).fetch(store, str(tmp_path / "remote"), transfer)
+    assert moved[3:] == [f"{tmp_path}/remote/{described['path']}/pool/gcc_12_amd64.deb"]
+    assert make(item("apt", "gcc"))["changed"] and make.read().sums != found.sums
+    # A machine whose file isn't the one that it has described.
+    with pytest.raises(ShareError, match=r"pool/gcc_12_amd64\.deb: it isn't what was described; what is there stays"):
+        fetched.Repositories([described]).fetch(store, str(tmp_path / "remote"), transfer)
+    # No machine has this repository any more.
+    make.settings = dataclasses.replace(make.settings, repositories=())
+    assert make()["changed"] and set(make.read().sums) == {"contents.json"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"path": "packages/apt/../../x"},
+        {"path": "files/x"},
+        {"packages": [{"path": "../x", "sha256": "0" * 64}]},
+        {"key": {"path": "k", "sha256": "x"}},
+        {"metadata": None},
+    ],
+)
+def test_what_a_machine_returns_stays_in_its_folder(more):
+    with pytest.raises(ShareError, match="airgap_packages doesn't return repositories"):
+        fetched.Repositories([repository(**more)[1]])
