@@ -34,6 +34,8 @@ SECONDS = 3600.0
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Of the newest C library first; Debian 12 has 2.36. A wheel for an older one is for a newer one, too.
 GLIBC = range(36, 4, -1)
+# Ansible runs in no other.
+UTF8 = {"LC_ALL": "C.UTF-8"}
 # Those that a base of the servers' image may have, as its lock files do.
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 ROOT = Path(__file__).resolve().parents[3]
@@ -188,13 +190,15 @@ class Collections(Thing):
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         command = [sys.executable, "-m", "ansible", "galaxy", "collection", "download", *self.question(), "-p", work]
-        done = self._program(command, timeout=SECONDS, folder=work)
+        # Of the user's own configuration, in the current directory as well.
+        done = self._program(command, timeout=SECONDS, also=UTF8)
         if done.rc != 0:
             raise Failed("galaxy", f"ansible-galaxy can't download them: {last_words(done, 1)}")
         by_name = {item["name"]: item for item in self.items}
         found = []
         for file in sorted_files(work):
-            if not file.endswith(".tar.gz"):
+            # A tarball has the name that the server's address ends with.
+            if file == "requirements.yml":
                 continue
             manifest = manifest_of(os.path.join(work, file))
             name = f"{manifest['namespace']}.{manifest['name']}"
@@ -251,7 +255,7 @@ class Own(Thing):
         if (self._root / "MANIFEST.json").is_file():
             return _packed(self._root, os.path.join(work, "collection.tar.gz"))
         command = [sys.executable, "-m", "ansible", "galaxy", "collection", "build", str(self._root)]
-        done = self._program([*command, "--output-path", work], timeout=SECONDS)
+        done = self._program([*command, "--output-path", work], timeout=SECONDS, also=UTF8)
         built = [file for file in sorted_files(work) if file.endswith(".tar.gz")]
         if done.rc != 0 or len(built) != 1:
             raise Failed("build", f"ansible-galaxy can't build {self._root}: {last_words(done, 1)}")

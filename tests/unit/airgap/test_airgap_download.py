@@ -291,6 +291,20 @@ def test_only_what_has_changed_is_fetched_and_what_isnt_needed_goes(tmp_path, re
     assert not (make.folder / "charts").exists()
 
 
+def test_images_of_one_repository_that_only_digests_name(tmp_path, registry):
+    digests = [registry.push("digests/one", content, tag=f"v{number}") for number, content in enumerate(("a", "b"))]
+    items = []
+    for digest in digests:
+        source = f"{registry.host}/digests/one@{digest}"
+        items.append(item("image", source, source=source, architectures=["arm64"]))
+    make = Made(tmp_path / "a", registry.run)
+    make(*items)
+    assert sorted(each["digest"] for each in make.read().contents.items) == sorted(digests)
+    with registry.requests() as asked:
+        assert make(*items)["changed"] is False
+    assert asked == {"blobs": [], "manifests": []}
+
+
 def test_a_failure_leaves_what_is_there_and_the_next_run_goes_on(tmp_path, registry):
     digest = registry.push("fails/one", "one")
     make = Made(tmp_path / "a", registry.run)
@@ -609,6 +623,57 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     (tmp_path / "a/wheels/ansible_core-1.0-py3-none-any.whl").write_bytes(b"x")
     done = command(["sh", script, "venv2"])
     assert done.returncode == 1 and "isn't complete: copy it again" in done.stderr and not (tmp_path / "venv2").exists()
+
+
+class Galaxy(http.server.BaseHTTPRequestHandler):
+    """Answers as Galaxy's API v3 does, for one collection in one version; November 2026."""
+
+    def do_GET(self):
+        base, place = f"http://127.0.0.1:{self.server.server_port}", "/api/v3/collections/kubegpu/other/versions/"
+        if self.path == "/file":
+            return self.answer(self.server.tarball)
+        version = {
+            **{"version": "1.1.0", "href": f"{place}1.1.0/", "download_url": f"{base}/file", "signatures": []},
+            **{"namespace": {"name": "kubegpu"}, "collection": {"name": "other"}, "metadata": {"dependencies": {}}},
+            "artifact": {"sha256": hashlib.sha256(self.server.tarball).hexdigest()},
+        }
+        known = {
+            "/api/": {"available_versions": {"v3": "v3/"}},
+            place.removesuffix("versions/"): {"created_at": "2026-01-01", "updated_at": "2026-01-01"},
+            place: {"data": [version], "links": {"next": None}, "meta": {"count": 1}},
+            f"{place}1.1.0/": version,
+        }
+        found = known.get(self.path.partition("?")[0])
+        return self.answer(json.dumps(found or {"errors": []}).encode(), 200 if found else 404)
+
+    def answer(self, content, status=200):
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_arguments):
+        pass
+
+
+@pytest.mark.long
+def test_ansible_galaxy_downloads_and_installs_offline(tmp_path, monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Galaxy)
+    server.tarball = Path(_packed(installed(tmp_path / "other", "other"), str(tmp_path / "other.tar.gz"))).read_bytes()
+    monkeypatch.setenv("ANSIBLE_GALAXY_SERVER", f"http://127.0.0.1:{server.server_port}/api/")
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / "home"))
+    make = Made(
+        tmp_path / "a", programs.run, collection=_packed(installed(tmp_path / "own"), str(tmp_path / "own.tar.gz"))
+    )
+    with ports.serving(server):
+        make(item("collection", "kubegpu.other", ">=1.0"), item("collection", "kubegpu.share", "==1.1.0"))
+    tarballs = sorted(str(path) for path in make.folder.glob("collections/*.tar.gz"))
+    assert [os.path.basename(path) for path in tarballs] == ["kubegpu-other-1.1.0.tar.gz", "kubegpu-share-1.1.0.tar.gz"]
+    place = str(tmp_path / "place")
+    command = [sys.executable, "-m", "ansible", "galaxy", "collection", "install", "--offline", "-p", place, *tarballs]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "place/ansible_collections/kubegpu/share/roles/x/tasks/main.yml").is_file()
 
 
 def test_an_older_archives_file_is_told_from_this_one(tmp_path):
