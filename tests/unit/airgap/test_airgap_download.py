@@ -522,7 +522,7 @@ def installed(folder, name="share", version="1.1.0"):
     listed = json.dumps({"files": rows, "format": 1}).encode()
     (folder / "FILES.json").write_bytes(listed)
     about = {"name": "FILES.json", "ftype": "file", "chksum_sha256": hashlib.sha256(listed).hexdigest()}
-    info = {"namespace": "kubegpu", "name": name, "version": version}
+    info = {"namespace": "kubegpu", "name": name, "version": version, "dependencies": {}}
     (folder / "MANIFEST.json").write_text(json.dumps({"collection_info": info, "file_manifest_file": about}))
     return folder
 
