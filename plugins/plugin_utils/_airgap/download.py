@@ -25,7 +25,7 @@ from ...module_utils._core.untrusted import line
 from . import archive, pack, signature
 from .archive import CONTENTS, INSTALLER, PACKAGES, PART, SIGNATURE, SUMS, Contents, Entry, LeftOut
 from .download_files import Chart, File, Local
-from .download_images import Registry, images, unfinished
+from .download_images import UNFINISHED, Registry, images
 from .download_python import MACHINES, OWN, Collections, Own, script, target, wheels
 from .needed import CHART, COLLECTION, FILE, IMAGE, OPERATOR, WHEEL, Item
 from .programs import Run, run
@@ -188,6 +188,8 @@ class Download:
         self._tell = tell
         self._program = program
         self.store = Store(settings.folder)
+        # Fingerprints of the key that signs.
+        self._signers: frozenset[str] = frozenset()
 
     def require(self) -> None:
         """Refuse what would fail at the end only: a key that doesn't sign.
@@ -195,7 +197,8 @@ class Download:
         :raises BadInput: gpg hasn't the key, or is missing.
         """
         if self._settings.signing_key:
-            signature.require(self._settings.signing_key, self._program, self._settings.gpg_home)
+            own = self._settings.signing_key, self._program, self._settings.gpg_home
+            self._signers = signature.require(*own)
 
     # ------------------------------------------------------------------ observe
 
@@ -207,7 +210,8 @@ class Download:
         held = {thing.asked: thing.held(store, state) for thing in self._wanted.things}
         signed = os.path.lexists(store.at(SIGNATURE))
         if settings.signing_key and signed:
-            signed = signature.is_signed(store.at(SUMS), store.at(SIGNATURE), self._program, settings.gpg_home)
+            paths = store.at(SUMS), store.at(SIGNATURE)
+            signed = signature.is_signed(*paths, self._signers, self._program, settings.gpg_home)
         try:
             packed = not settings.tar or pack.is_packed(store.folder, settings.tar)
         except BadInput:
@@ -320,7 +324,8 @@ class Download:
             self.store.remove(path)
         for path, sha256 in state.sums.items():
             # skopeo would take a damaged blob for one that is there already.
-            if path.startswith(f"{BLOBS}/") and (path.rpartition("/")[2] != sha256 or unfinished(path)):
+            damaged = path.startswith(f"{BLOBS}/") and path.rpartition("/")[2] != sha256
+            if damaged or path.startswith(UNFINISHED):
                 self.store.remove(path)
 
     def _fetch(self, state: State, things: t.Sequence[Thing]) -> None:

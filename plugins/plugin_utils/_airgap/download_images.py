@@ -13,7 +13,6 @@ import hashlib
 import os
 import typing as t
 
-from ...module_utils._core.untrusted import line
 from ...module_utils._host.system import Done
 from .archive import IMAGES, Entry
 from .needed import Item
@@ -26,7 +25,7 @@ MANIFEST_SECONDS, IMAGE_SECONDS = 300.0, 6 * 3600.0
 # The name of an image in the layout while it is copied; one that is complete has its own.
 COPYING = "kubegpu.share-copying"
 # Beginning of the names of skopeo's unfinished files in a layout.
-UNFINISHED = "oci-put-blob"
+UNFINISHED = f"{IMAGES}/oci-put-blob"
 
 
 class Registry:
@@ -198,8 +197,3 @@ def images(registry: Registry, items: t.Iterable[Item]) -> list[Image]:
     for item in items:
         together.setdefault(item["source"], []).append(item)
     return [Image(registry, own) for own in together.values()]
-
-
-def unfinished(name: str) -> bool:
-    """Return whether a file of the layout is what a killed skopeo has left."""
-    return line(name.rpartition("/")[2]).startswith(UNFINISHED)

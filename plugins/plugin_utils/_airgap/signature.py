@@ -22,6 +22,7 @@ LARGEST = 64 << 10
 # OpenPGP's numbers of MD5, SHA-1 and RIPEMD-160, which sign nothing any more.
 BROKEN_HASHES = ("1", "2", "3")
 _BLOCK = re.compile(rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL)
+_FINGERPRINT = re.compile(r"^fpr:*([0-9A-F]{40,64}):", re.MULTILINE)
 _STATUS = re.compile(r"^\[GNUPG:\] ([A-Z_]+) ?(.*)$", re.MULTILINE)
 
 
@@ -53,27 +54,30 @@ def sign(path: str, target: str, key: str, program: Run = run, home: str = "") -
         raise BadInput(f"airgap_signing_key: gpg doesn't sign with {key}: {last_words(done)}", code="not_signed")
 
 
-def require(key: str, program: Run = run, home: str = "") -> None:
-    """Refuse a key whose secret half gpg hasn't.
+def require(key: str, program: Run = run, home: str = "") -> frozenset[str]:
+    """Return the fingerprints of a key whose secret half gpg has, and of its subkeys.
 
     :raises BadInput: it hasn't, or is missing.
     """
     own = ["--homedir", home] if home else []
-    done = program(["gpg", *own, "--batch", "--no-tty", "--list-secret-keys", "--", key])
+    done = program(["gpg", *own, "--batch", "--no-tty", "--with-colons", "--list-secret-keys", "--", key])
     if done.rc == NOT_INSTALLED:
         raise _no_gpg()
     if done.rc != 0:
         raise BadInput(f"airgap_signing_key: gpg has no secret key {key}: {last_words(done, 1)}", code="no_key")
+    return frozenset(_FINGERPRINT.findall(done.out))
 
 
 def _no_gpg() -> BadInput:
     return BadInput("airgap_signing_key: this machine has no gpg; install gnupg", code="no_gpg")
 
 
-def is_signed(path: str, signature: str, program: Run = run, home: str = "") -> bool:
-    """Return whether a file has a signature by a key of gpg's keyring that fits."""
+def is_signed(path: str, signature: str, fingerprints: t.Collection[str], program: Run = run, home: str = "") -> bool:
+    """Return whether a signature is that of a file by one of these keys of gpg's keyring."""
     own = ["--homedir", home] if home else []
-    return program(["gpg", *own, "--batch", "--no-tty", "--verify", signature, path], timeout=300).rc == 0
+    done = program(["gpg", *own, "--batch", "--no-tty", "--status-fd", "1", "--verify", signature, path], timeout=300)
+    words: dict[str, list[str]] = {name: rest.split() for name, rest in _STATUS.findall(done.out)}
+    return done.rc == 0 and bool(set(words.get("VALIDSIG", ())) & set(fingerprints))
 
 
 def verify(content: bytes, signature: bytes, key_file: str, program: Run = run) -> str:

@@ -232,6 +232,9 @@ def test_an_archive_of_a_real_registry_there_and_back(tmp_path, registry, keys):
         names = packed.getnames()
     assert names[:3] == ["SHA256SUMS", "SHA256SUMS.asc", "contents.json"]
     assert set(names[2:]) == set(found.sums)
+    # Another key signs it again, and nothing else changes.
+    make.settings = dataclasses.replace(make.settings, signing_key="other@example.org")
+    assert make(*items)["changed"] and make.read(keys["other"]).contents.items == found.contents.items
     # The second time a tag is asked for, of which nobody said a digest, and nothing else.
     stamp = tar.stat().st_mtime_ns
     with registry.requests() as asked:
