@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.fetched import Repositories
@@ -26,6 +27,8 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
+        if not params["folder"]:
+            raise BadInput("airgap_folder: name the folder that becomes the archive")
         repositories = Repositories(untagged(params["repositories"]))
         store = Store(os.path.abspath(params["folder"]))
         store.examine()

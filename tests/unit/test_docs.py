@@ -62,7 +62,7 @@ def others():
         names |= set(check.documentation.messages)
     names |= set(WORLDS)
     text = (ROOT / "docs" / "monitoring.md").read_text()
-    return names | set(re.findall(r"`(gpushare_\w+)`? \|", text)) | {"gpu_nodes", "gpu_node"}
+    return names | set(re.findall(r"`(gpushare_\w+)`? \|", text)) | {"gpu_nodes", "gpu_node", "airgap_package_hosts"}
 
 
 def named(text):
