@@ -128,6 +128,7 @@ def asked(
         remote = "://" in item["source"]
         architecture = settings.controller_architecture
         things.append(File(fetcher, item, architecture, key) if remote else Local(item, item["place"]))
+    _refuse_same_names([thing for thing in things if isinstance(thing, Local)])
     python, architecture = settings.controller_python, settings.controller_architecture
     own = RUNNING if not python and architecture != settings.own_architecture else python
     options = target(own, architecture) if own else []
@@ -138,6 +139,14 @@ def asked(
     things += [Collections(others, program)] if others else []
     things += [Own(item, settings.collection, program) for item in collections if item["name"] == OWN]
     return Asked(things, [*by_kind.get("apt", []), *by_kind.get("rpm", [])], left_out)
+
+
+def _refuse_same_names(files: t.Sequence[Local]) -> None:
+    paths: dict[str, str] = {}
+    for file in files:
+        other = paths.setdefault(os.path.basename(file.path), file.path)
+        if other != file.path:
+            raise BadInput(f"{other} and {file.path} can't have the same name in an archive: rename one of them")
 
 
 def listed(path: str) -> list[Item]:
@@ -245,27 +254,30 @@ class Download:
 
     def _packages(self, sums: t.Mapping[str, str]) -> tuple[list[Entry], list[LeftOut]]:
         """Return the packages that partial repositories in the folder have, and those that none has."""
-        names: dict[str, dict[str, str]] = {"apt": {}, "rpm": {}}
-        for path in sums:
+        known: dict[tuple[str, str], dict[str, str]] = {}
+        for path in sorted(sums):
             parts = path.split("/")
-            if len(parts) == 4 and parts[0] == PACKAGES and parts[1] in names and parts[3] == DESCRIPTION:
-                for name in self._described(path):
-                    names[parts[1]][name] = path.rpartition("/")[0]
+            if len(parts) == 4 and parts[0] == PACKAGES and parts[3] == DESCRIPTION:
+                address, names = self._described(path)
+                for name in names:
+                    known.setdefault((parts[1], name), {})[path.rpartition("/")[0]] = address
         thing = _Resolved()
         found: list[Entry] = []
         left_out: list[LeftOut] = []
         for item in self._wanted.packages:
-            folder = names[item["kind"]].get(item["name"])
-            if folder:
-                found.append(entry(thing, item, folder, 0, ""))
-            else:
+            folders = known.get((item["kind"], item["name"]), {})
+            # The distribution's own packages are those of each distribution that has resolved them.
+            own = [folder for folder, address in folders.items() if address == item["source"].rstrip("/")]
+            found += [entry(thing, item, folder, 0, "") for folder in own or folders]
+            if not folders:
                 left_out.append(t.cast(LeftOut, {**item, "reason": "not_resolved"}))
         return found, left_out
 
-    def _described(self, path: str) -> list[str]:
+    def _described(self, path: str) -> tuple[str, list[str]]:
+        """Return a partial repository's address, and the names of the packages that it has."""
         try:
             known = json.loads(archive.small(self.store.folder, path))
-            return [str(row["name"]) for row in known["packages"]]
+            return str(known["address"]).rstrip("/"), [str(row["name"]) for row in known["packages"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadInput(f"{self.store.at(path)} isn't the description of a package repository") from error
 
@@ -335,7 +347,7 @@ class Download:
             try:
                 with self.store.work() as work:
                     held[thing.asked] = thing.fetch(self.store, work)
-                self._save(held, archive.render)
+                self._save(held)
             except Failed as error:
                 full = not error.stop and self.store.is_full()
                 reason = f"the disk of {self.store.folder} is full" if full else str(error)
@@ -350,10 +362,10 @@ class Download:
             name = {"name": SUMS, "code": error.code, "reason": str(error)}
             raise _incomplete(self.store.folder, [name], len(things)) from error
 
-    def _save(self, held: t.Mapping[str, list[Entry]], render: t.Callable[[Contents], str]) -> None:
+    def _save(self, held: t.Mapping[str, list[Entry]]) -> None:
         """Write what is there so far, so that a killed run is taken up where it was."""
         contents = self._entries(held, self.store.files()[0])
-        self.store.put(CONTENTS, render(contents).encode())
+        self.store.put(CONTENTS, archive.render(contents).encode())
 
     def _finish(self, held: t.Mapping[str, list[Entry]]) -> None:
         store = self.store

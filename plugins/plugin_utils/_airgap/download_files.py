@@ -45,7 +45,8 @@ class File(Thing):
         self._key = key
 
     def question(self) -> t.Sequence[str]:
-        return [self.url, self.items[0]["digest"], self._key]
+        [item] = self.items
+        return [self.url, item["digest"], self._key, item["name"], item["place"]]
 
     @property
     def verified(self) -> bool:
@@ -114,7 +115,7 @@ class Chart(Thing):
 
     def question(self) -> t.Sequence[str]:
         [item] = self.items
-        return [item["source"], item["name"], item["version"], item["digest"]]
+        return [item["source"], item["name"], item["version"], item["digest"], item["place"]]
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         [item] = self.items

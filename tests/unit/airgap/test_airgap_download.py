@@ -760,7 +760,13 @@ def repository(content=b"a package", **more):
     rows = [
         {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files.items()
     ]
-    about = {"manager": "apt", "path": "packages/apt/deb.example.org", "key": rows[0], "metadata": rows[1:2]}
+    about = {
+        "manager": "apt",
+        "path": "packages/apt/deb.example.org",
+        "address": "http://deb.example.org/",
+        "key": rows[0],
+        "metadata": rows[1:2],
+    }
     return files, {**about, "packages": [{**rows[2], "name": "gcc"}], **more}
 
 
@@ -780,7 +786,7 @@ def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archiv
 
     fetched.Repositories([described]).fetch(store, str(tmp_path / "remote"), transfer)
     assert len(moved) == 3
-    make(item("apt", "gcc"), item("apt", "make"))
+    make(item("apt", "gcc", source="http://deb.example.org"), item("apt", "make"))
     found = make.read()
     assert [(each["name"], each["path"]) for each in found.contents.items] == [("gcc", described["path"])]
     assert [(each["name"], each["reason"]) for each in found.contents.left_out] == [("make", "not_resolved")]
