@@ -293,7 +293,7 @@ class Download:
         digests = {each["digest"] for each in entries if each["image"]}
         for digest in digests:
             kept |= {f"{BLOBS}/{part.removeprefix('sha256:')}" for part in self.store.parts(digest)}
-        return kept | ({INDEX, LAYOUT} if digests else set()) | ({INSTALLER} if script(entries) else set())
+        return kept | ({INDEX, LAYOUT} if digests else set()) | ({INSTALLER} if self._script(entries) else set())
 
     def _superfluous(self, state: State) -> list[str]:
         return sorted(set(state.sums) - self._kept(state.held, state.sums)) + sorted(state.strange)
@@ -301,11 +301,15 @@ class Download:
     def _is_listed(self, state: State) -> bool:
         """Return whether contents.json, the script, SHA256SUMS and the signature are those of what is there."""
         contents = dataclasses.replace(self._entries(state.held, state.sums), created=state.contents.created)
-        texts = {CONTENTS: archive.render(contents), INSTALLER: script(contents.items)}
+        texts = {CONTENTS: archive.render(contents), INSTALLER: self._script(contents.items)}
         same = all(self._text(path) == (text or None) for path, text in texts.items())
         names = {each["image"] for each in contents.items if each["image"]}
         whole = same and self._text(SUMS) == archive.render_sums(state.sums) and set(self.store.images()) == names
         return whole and state.signed == bool(self._settings.signing_key)
+
+    def _script(self, entries: t.Iterable[Entry]) -> str:
+        own = self._settings
+        return script(entries, own.controller_python or RUNNING, own.controller_architecture)
 
     def _text(self, path: str) -> str | None:
         try:
@@ -376,7 +380,7 @@ class Download:
         contents = self._entries(held, sums)
         created = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         store.put(CONTENTS, archive.render(dataclasses.replace(contents, created=created)).encode())
-        text = script(contents.items)
+        text = self._script(contents.items)
         if text:
             store.put(INSTALLER, text.encode())
         kept = self._kept(held, sums)

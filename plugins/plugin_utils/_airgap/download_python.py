@@ -361,6 +361,7 @@ SCRIPT = """\
 #   sh install-controller.sh [folder of the environment]        PYTHON names another python3
 # Who made the archive says its signature: gpg --verify SHA256SUMS.asc SHA256SUMS
 set -eu
+export LC_ALL=C.UTF-8
 target=${{1:-$HOME/kubegpu-share}}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 cd "$(dirname "$0")"
@@ -368,18 +369,29 @@ sums=$(mktemp)
 trap 'rm -f "$sums"' EXIT
 grep -E '^[0-9a-f]{{64}}  (wheels/|collections/|install-controller[.]sh$)' SHA256SUMS >"$sums"
 sha256sum --check --strict --quiet "$sums" || {{ echo "This archive isn't complete: copy it again." >&2; exit 1; }}
-"${{PYTHON:-python3}}" -m venv "$target"
+python=${{PYTHON:-python3}}
+found="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') on $(uname -m)"
+[ "$found" = "{wanted}" ] || {{
+    echo "The wheels are for Python {wanted}, and $python is $found: set PYTHON, or download for this one." >&2
+    exit 1
+}}
+"$python" -m venv "$target"
 "$target/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --find-links wheels \\
     {packages}
 place=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-"$target/bin/ansible-galaxy" collection install --offline --force -p "$place" \\
+# Ansible finds them there without a configuration.
+ANSIBLE_COLLECTIONS_PATH=$place "$target/bin/ansible-galaxy" collection install --offline --force -p "$place" \\
     {collections}
 echo "Ansible is in $target/bin."
 """
 
 
-def script(entries: t.Iterable[Entry]) -> str:
-    """Return the text of install-controller.sh; empty where the archive has nothing of the controller."""
+def script(entries: t.Iterable[Entry], python: str, architecture: str) -> str:
+    """Return the text of install-controller.sh; empty where the archive has nothing of the controller.
+
+    :param python: version for which the controller's wheels are, such as 3.12.
+    :param architecture: amd64 or arm64.
+    """
     rows = list(entries)
     wheels_ = [row for row in rows if row["id"].startswith("wheels/controller/")]
     # The version stands in the name of a wheel; what an index or a server has named stays one word.
@@ -388,4 +400,5 @@ def script(entries: t.Iterable[Entry]) -> str:
     if not packages or not tarballs:
         return ""
     separator = " \\\n    "
-    return SCRIPT.format(packages=separator.join(packages), collections=separator.join(tarballs))
+    wanted = f"{python} on {MACHINES[architecture]}"
+    return SCRIPT.format(wanted=wanted, packages=separator.join(packages), collections=separator.join(tarballs))

@@ -610,7 +610,8 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     path = "wheels/ansible_core-1.0-py3-none-any.whl"
     entries.append({"id": "wheels/controller/ansible-core", "name": "ansible-core", "path": path})
     script = tmp_path / "a/install-controller.sh"
-    script.write_text(download_python.script(entries))
+    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    script.write_text(download_python.script(entries, download.RUNNING, architecture))
     sums = {path: archive.sha256_of(str(tmp_path / "a" / path))[0] for path in archive.files_of(str(tmp_path / "a"))[0]}
     (tmp_path / "a/SHA256SUMS").write_text(archive.render_sums(sums))
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -623,6 +624,18 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     asked = (tmp_path / "venv/asked").read_text().split("\n")
     assert asked[:4] == ["collection", "install", "--offline", "--force"] and asked[5].endswith("/site-packages")
     assert asked[6:] == paths
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho 2.7\n")
+    other.chmod(0o755)
+    done = subprocess.run(
+        ["sh", script, "venv2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHON": str(other)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1 and f"for Python {download.RUNNING} on " in done.stderr and "is 2.7 on " in done.stderr
     (tmp_path / "a/wheels/ansible_core-1.0-py3-none-any.whl").write_bytes(b"x")
     done = command(["sh", script, "venv2"])
     assert done.returncode == 1 and "isn't complete: copy it again" in done.stderr and not (tmp_path / "venv2").exists()
