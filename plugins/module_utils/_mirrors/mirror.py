@@ -1,0 +1,224 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make partial mirrors of package repositories on a machine of the GPU nodes' distribution, release and architecture.
+
+The distribution's own program resolves what packages need and verifies it; the metadata stays the vendor's, byte for
+byte. A file comes under its name when it is complete, and ``repository.json`` when all others are there.
+"""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+from .._core.errors import BadInput, ShareError
+from .._core.types import JsonObject
+from .._host.facts import distribution
+from .._host.system import System
+from .._packages.apply import Commands
+from .._packages.installed import manager_of
+from .._packages.options import Fetch as FetchKey
+from .._packages.options import fetch_key
+from .._packages.rpm_backends import reason
+from . import store as stores
+from .apt import Apt
+from .rpm import rpm_resolver, verify
+from .store import Absent, Certificates, Store
+from .types import (
+    APT,
+    DESCRIPTION,
+    FOLDER,
+    KEY,
+    RPM,
+    MirroredFile,
+    MirroredPackage,
+    MirroredRepository,
+    file_path,
+    repository,
+    safe_name,
+    word_name,
+)
+from .wanted import Outcome, Package, Part, Resolved, wanted_sets
+
+FAMILIES = {"debian": APT, "redhat": RPM, "suse": RPM}
+PACKAGES = "work/packages"
+
+
+def ensure(
+    params: JsonObject,
+    check: bool,
+    system: System,
+    sysroot: str = "/",
+    open_file: stores.Fetch = stores.fetch,
+    fetch: FetchKey = fetch_key,
+) -> JsonObject:
+    """Make the mirrors that the module's options ask for; return the module's result.
+
+    :param check: resolve only.
+    :raises BadInput: an option is invalid, or this machine isn't like the GPU nodes.
+    :raises ShareError: something can't be resolved, downloaded or verified.
+    """
+    sets = wanted_sets(params)
+    host = distribution(system)
+    _refuse_other(params["distribution"], host)
+    store = Store(params["folder"], system, sysroot, open_file)
+    manager = FAMILIES[host["family"]]
+    if manager == APT:
+        outcome = Apt(store, fetch, host["arch"]).resolve(sets, not check)
+    else:
+        known = manager_of(system)
+        if known is None:
+            raise BadInput(
+                "this host has neither dnf nor zypper: airgap_packages needs the program that GPU nodes have"
+            )
+        outcome = rpm_resolver(store, fetch, known, host["version"]).resolve(sets, not check)
+    return _Mirrors(store, manager, host).put(outcome, check)
+
+
+def _refuse_other(wanted: t.Mapping[str, str], host: t.Mapping[str, t.Any]) -> None:
+    """Refuse a machine of another distribution, release or architecture than the nodes'.
+
+    :raises BadInput: it is one.
+    """
+    fields = ("id", "version", "arch")
+    if any(str(host[name]) != wanted[name] for name in fields):
+        raise BadInput(
+            f"the GPU nodes have {' '.join(wanted[name] for name in fields)}, and this host of group "
+            f"airgap_package_hosts has {' '.join(str(host[name]) for name in fields)}: packages are resolved on a machine "
+            "or in a container of the same distribution, release and architecture",
+            code="other_distribution",
+        )
+    if host["family"] not in FAMILIES:
+        raise BadInput(f"packages of {host['id']} can't be resolved: there is neither apt, dnf nor zypper")
+
+
+class _Mirrors:
+    """Puts what was resolved into folders."""
+
+    def __init__(self, store: Store, manager: str, host: t.Mapping[str, t.Any]) -> None:
+        self.store = store
+        self.manager = manager
+        self.host = host
+        self.changed = False
+        self.top = f"{FOLDER}/{manager}"
+
+    def put(self, outcome: Outcome, check: bool) -> JsonObject:
+        names: dict[str, int] = {}
+        found: list[MirroredRepository] = []
+        for resolved in outcome.repositories:
+            number = names.get(resolved.address, 0) + 1
+            names[resolved.address] = number
+            more = f"-{number}" if number > 1 else ""
+            folder = f"{self.top}/{safe_name(resolved.address)}{more}{self._end}"
+            if check:
+                parts = [package.part for package in resolved.packages]
+                here = [self.store.has(f"{folder}/{part.path}", part.algorithm, part.digest) for part in parts]
+                self.changed = self.changed or not all(here)
+            else:
+                found.append(self._repository(resolved, folder, word_name(resolved.address) + more))
+        if not check:
+            self._forget({row["path"] for row in found})
+        return {
+            "changed": self.changed,
+            "repositories": found,
+            "count": sum(len(resolved.packages) for resolved in outcome.repositories),
+            "left_out": outcome.left_out,
+        }
+
+    @property
+    def _end(self) -> str:
+        """What the folders of this distribution end with: others may have the same repository."""
+        return "_" + safe_name(f"://{self.host['id']}{self.host['version']}-{self.host['arch']}")
+
+    def _repository(self, resolved: Resolved, folder: str, name: str) -> MirroredRepository:
+        self._put(f"{folder}/{KEY}", resolved.key.encode())
+        packages = self._packages(resolved, folder)
+        metadata = [
+            self._file(folder, part.path) for part in resolved.metadata if self._metadata(part, resolved, folder)
+        ]
+        described: MirroredRepository = {
+            "manager": self.manager,
+            "name": name,
+            "role": resolved.role,
+            "path": folder,
+            "address": resolved.address,
+            "distribution": str(self.host["id"]),
+            "release": str(self.host["version"]),
+            "architecture": str(self.host["arch"]),
+            "suites": list(resolved.suites),
+            "components": list(resolved.components),
+            "signed": list(resolved.signed),
+            "key": self._file(folder, KEY),
+            "metadata": metadata,
+            "packages": packages,
+        }
+        checked = repository(described, resolved.address)
+        kept = {DESCRIPTION, KEY, *(row["path"] for row in metadata), *(row["path"] for row in packages)}
+        self._put(f"{folder}/{DESCRIPTION}", (json.dumps(checked, indent=1, sort_keys=True) + "\n").encode())
+        self.changed = bool(self.store.prune(folder, kept)) or self.changed
+        return checked
+
+    def _put(self, path: str, content: bytes) -> None:
+        self.changed = self.store.put(path, content) or self.changed
+
+    def _file(self, folder: str, path: str) -> MirroredFile:
+        return {**self.store.file(f"{folder}/{path}"), "path": path}
+
+    def _packages(self, resolved: Resolved, folder: str) -> list[MirroredPackage]:
+        parts = [self._fetched(package.part, resolved, folder) for package in resolved.packages]
+        if self.manager == RPM and "packages" in resolved.signed:
+            commands = Commands(self.store.system, reason)
+            verify(self.store, commands, self.store.at(f"{folder}/{KEY}"), [part.local for part in parts])
+        found: list[MirroredPackage] = []
+        for package, part in zip(resolved.packages, parts):  # the node's Python is 3.9
+            path = self._path(part, resolved)
+            self.changed = self.store.copy(f"{folder}/{path}", part.local, part.algorithm, part.digest) or self.changed
+            found.append(self._described(package, folder, path))
+        return sorted(found, key=lambda row: row["path"])
+
+    def _described(self, package: Package, folder: str, path: str) -> MirroredPackage:
+        return {
+            **self._file(folder, path),
+            "name": package.name,
+            "version": package.version,
+            "architecture": package.architecture,
+        }
+
+    def _fetched(self, part: Part, resolved: Resolved, folder: str) -> Part:
+        """Return a package as a file of this machine."""
+        if part.local:
+            return part
+        path = f"{PACKAGES}/{folder.rpartition('/')[2]}/{self._path(part, resolved)}"
+        self.store.download(path, part.url, Certificates(*resolved.certificates), part.algorithm, part.digest)
+        return part._replace(local=self.store.at(path))
+
+    def _metadata(self, part: Part, resolved: Resolved, folder: str) -> bool:
+        """Put a file of the metadata; return whether the repository has it."""
+        path = f"{folder}/{self._path(part, resolved)}"
+        if part.local:
+            self.changed = self.store.copy(path, part.local, part.algorithm, part.digest) or self.changed
+            return True
+        try:
+            certificates = Certificates(*resolved.certificates)
+            put = self.store.download(path, part.url, certificates, part.algorithm, part.digest)
+        except Absent:
+            if part.needed:
+                raise
+            return False
+        self.changed = put or self.changed
+        return True
+
+    @staticmethod
+    def _path(part: Part, resolved: Resolved) -> str:
+        try:
+            return file_path(part.path)
+        except ValueError as error:
+            raise ShareError(f"{resolved.address} names the file {part.path[:200]!r}, which {error}") from error
+
+    def _forget(self, kept: t.Container[str]) -> None:
+        """Remove mirrors of this distribution from which nothing is needed any more."""
+        for name in self.store.folders(self.top):
+            folder = f"{self.top}/{name}"
+            if name.endswith(self._end) and folder not in kept:
+                self.changed = bool(self.store.prune(folder, ())) or self.changed

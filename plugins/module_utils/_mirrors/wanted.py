@@ -1,0 +1,145 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a mirror is made from: package sets of machines, and what a distribution's own program resolved them to."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._core.errors import BadInput
+from .._core.types import JsonObject
+from .._packages.options import ARGUMENTS as PACKAGE_ARGUMENTS
+from .._packages.options import Fetch, PackageSet, Repository, key_of, package_set
+from .types import DISTRIBUTION, DRIVER, TOOLKIT
+
+_OPTIONS = ("repositories", "pins", "streams", "packages")
+ARGUMENTS: JsonObject = {
+    "folder": {"type": "path", "default": "/var/cache/kubegpu-airgap"},
+    "distribution": {
+        "type": "dict",
+        "required": True,
+        "options": {name: {"type": "str", "required": True} for name in ("id", "version", "arch")},
+    },
+    "sets": {
+        "type": "list",
+        "elements": "dict",
+        "required": True,
+        "options": {
+            "name": {"type": "str", "required": True},
+            "roles": {"type": "dict", "default": {}},
+            **{name: PACKAGE_ARGUMENTS[name] for name in _OPTIONS},
+        },
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The packages that some machines install together.
+
+    :param spec: as ``pinned_packages`` has it.
+    :param roles: by a repository's name the role whose packages it has; the distribution's where it isn't there.
+    """
+
+    spec: PackageSet
+    roles: t.Mapping[str, str]
+
+    @property
+    def specs(self) -> list[str]:
+        return [str(package) for package in self.spec.packages]
+
+    def role(self, repository: str) -> str:
+        return self.roles.get(repository, DISTRIBUTION)
+
+
+def wanted_sets(params: JsonObject) -> list[Wanted]:
+    """Return the sets that the module's options describe.
+
+    :raises BadInput: an option is invalid; the message names it.
+    """
+    if not params["sets"]:
+        raise BadInput("sets: no machine needs a package; leave this host out of group airgap_package_hosts")
+    found = []
+    for option in params["sets"]:
+        defaults = {name: row.get("default") for name, row in PACKAGE_ARGUMENTS.items()}
+        spec = package_set({**defaults, "name": option["name"], **{name: option[name] for name in _OPTIONS}})
+        if not spec.packages:
+            raise BadInput(f"sets: {option['name']}: packages is empty")
+        for name, role in option["roles"].items():
+            if role not in (DRIVER, TOOLKIT):
+                raise BadInput(f"sets: {option['name']}: roles: {name} is of {role!r}, not {DRIVER} or {TOOLKIT}")
+        found.append(Wanted(spec, dict(option["roles"])))
+    return found
+
+
+def repositories_of(sets: t.Iterable[Wanted]) -> list[Repository]:
+    """Return the repositories of all sets, each once.
+
+    :raises BadInput: two sets have another repository under one name.
+    """
+    found: dict[str, Repository] = {}
+    for wanted in sets:
+        for repository in wanted.spec.repositories:
+            if found.setdefault(repository.name, repository) != repository:
+                raise BadInput(f"sets: repository {repository.name} isn't the same in all of them")
+    return list(found.values())
+
+
+def keys_of(repositories: t.Iterable[Repository], fetch: Fetch) -> dict[str, str]:
+    """Return the keys of repositories by name, each held to its digest or fingerprint.
+
+    :raises ShareError: a key can't be had, or isn't the one that was announced.
+    """
+    return {repository.name: key_of(repository, fetch) for repository in repositories}
+
+
+class Part(t.NamedTuple):
+    """A file of a mirror: one of the machine (``local``), or what is to be downloaded (``url``).
+
+    :param path: below the repository's address.
+    :param digest: of ``algorithm``, from signed metadata; empty for that metadata itself.
+    :param needed: a server without it isn't a repository.
+    """
+
+    path: str
+    local: str = ""
+    url: str = ""
+    algorithm: str = "sha256"
+    digest: str = ""
+    needed: bool = True
+
+
+class Package(t.NamedTuple):
+    part: Part
+    name: str
+    version: str
+    architecture: str
+
+
+@dataclasses.dataclass
+class Resolved:
+    """One repository, and what of it is needed.
+
+    :param key: its public keys, armoured.
+    :param id: of apt, dnf or zypper for messages.
+    """
+
+    address: str
+    role: str
+    key: str
+    signed: tuple[str, ...]
+    suites: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    packages: list[Package] = dataclasses.field(default_factory=list)
+    # In the order in which they are put: what names others comes last.
+    metadata: list[Part] = dataclasses.field(default_factory=list)
+    certificates: tuple[str, str, str] = ("", "", "")
+
+
+class Outcome(t.NamedTuple):
+    """:param left_out: packages of this machine that may have to change along, and can't be resolved with the rest."""
+
+    repositories: list[Resolved]
+    left_out: list[str]
