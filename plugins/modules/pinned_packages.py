@@ -72,6 +72,13 @@ options:
         type: list
         elements: str
         default: []
+      targets:
+        description:
+          - Which of its lists are used (apt only), such as V(Packages); all that apt is configured for when empty. A partial mirror has no
+            others.
+        type: list
+        elements: str
+        default: []
       signed:
         description:
           - What of it is signed, and therefore verified (dnf and zypper only). NVIDIA signs the packages of its driver repositories, and

@@ -48,6 +48,8 @@ def option(repository: MirroredRepository, base: str) -> JsonObject:
     if repository["manager"] == APT:
         entry.update(suites=list(repository["suites"]), components=list(repository["components"]))
         entry["architectures"] = [repository["architecture"]]
+        # Release names lists of other things, too; apt takes none at all where one that it asks for isn't there.
+        entry["targets"] = ["Packages"]
     else:
         entry["signed"] = list(repository["signed"])
     return entry

@@ -85,8 +85,8 @@ def _refuse_other(wanted: t.Mapping[str, str], host: t.Mapping[str, t.Any]) -> N
     if any(str(host[name]) != wanted[name] for name in fields):
         raise BadInput(
             f"the GPU nodes have {' '.join(wanted[name] for name in fields)}, and this host of group "
-            f"airgap_package_hosts has {' '.join(str(host[name]) for name in fields)}: packages are resolved on a machine "
-            "or in a container of the same distribution, release and architecture",
+            f"airgap_package_hosts has {' '.join(str(host[name]) for name in fields)}: packages are resolved where "
+            "distribution, release and architecture are the same, on a machine or in a container",
             code="other_distribution",
         )
     if host["family"] not in FAMILIES:

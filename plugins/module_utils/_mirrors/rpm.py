@@ -121,7 +121,7 @@ class RpmResolver(ABC):
 
     def _set(self, wanted: Wanted, listed: t.Sequence[Listed], left_out: list[str]) -> list[Listed]:
         specs = [self.spec(package) for package in wanted.spec.packages]
-        if self.manager.lock_plugin:
+        if any(row.rpm.name == self.manager.lock_plugin for row in listed):
             # The nodes need it to hold the driver's version.
             specs.append(self.manager.lock_plugin)
         found = self.plan(wanted, specs, listed)

@@ -77,6 +77,8 @@ class AptPlanner(Planner):
             lines.append(f"Components: {' '.join(repository.components)}")
         if repository.architectures:
             lines.append(f"Architectures: {' '.join(repository.architectures)}")
+        if repository.targets:
+            lines.append(f"Targets: {' '.join(repository.targets)}")
         lines.append(f"Signed-By: {self.key_path(repository)}")
         return "\n".join(lines) + "\n"
 

@@ -25,7 +25,7 @@ from .names import matches_any
 class Repository:
     """One repository and its key; exactly one of ``key_url`` and ``key_text`` is set.
 
-    :param suites: apt only, as are ``components`` and ``architectures``.
+    :param suites: apt only, as are ``components``, ``architectures`` and ``targets``.
     :param signed: rpm only: ``packages``, ``metadata`` or both.
     :param key_fingerprint: of the only key in the file, in capitals; read where ``key_sha256`` is empty.
     """
@@ -40,6 +40,7 @@ class Repository:
     key_text: str
     key_sha256: str
     key_fingerprint: str = ""
+    targets: tuple[str, ...] = ()
 
     @property
     def key_origin(self) -> str:
@@ -308,6 +309,7 @@ ARGUMENTS: JsonObject = {
             "suites": {**_WORDS, "default": ["/"]},
             "components": _WORDS,
             "architectures": _WORDS,
+            "targets": _WORDS,
             "signed": {**_WORDS, "choices": ["packages", "metadata"], "default": ["packages"]},
             "key_url": {"type": "str", "no_log": False},
             "key_text": {"type": "str", "no_log": False},
@@ -420,7 +422,7 @@ def _repository(option: JsonObject) -> Repository:
     fingerprint = (option.get("key_fingerprint") or "").replace(" ", "").upper()
     if fingerprint and not re.fullmatch(r"[0-9A-F]{40}", fingerprint):
         raise BadInput(f"{where} key_fingerprint isn't 40 hexadecimal digits")
-    for field in ("suites", "components", "architectures"):
+    for field in ("suites", "components", "architectures", "targets"):
         for word in option[field]:
             if not re.fullmatch(r"[^\s]+", word):
                 raise BadInput(f"{where} {field}: {word!r} isn't one word")
@@ -436,6 +438,7 @@ def _repository(option: JsonObject) -> Repository:
         key_text=text + "\n" if text else "",
         key_sha256=sha256,
         key_fingerprint=fingerprint,
+        targets=tuple(option["targets"]),
     )
     if repository.key_text:
         check_key(repository, repository.key_text)
