@@ -59,11 +59,12 @@ def ensure(
     :raises BadInput: an option is invalid, or this machine isn't like the GPU nodes.
     :raises ShareError: something can't be resolved, downloaded or verified.
     """
-    sets = wanted_sets(params)
     host = distribution(system)
-    _refuse_other(params["distribution"], host)
-    store = Store(params["folder"], system, sysroot, open_file)
+    if host["family"] not in FAMILIES:
+        raise BadInput(f"packages of {host['id']} can't be resolved: there is neither apt, dnf nor zypper")
     manager = FAMILIES[host["family"]]
+    sets = wanted_sets(params, host, manager)
+    store = Store(params["folder"], system, sysroot, open_file)
     if manager == APT:
         outcome = Apt(store, fetch, host["arch"]).resolve(sets, not check)
     else:
@@ -74,23 +75,6 @@ def ensure(
             )
         outcome = rpm_resolver(store, fetch, known, host["version"]).resolve(sets, not check)
     return _Mirrors(store, manager, host).put(outcome, check)
-
-
-def _refuse_other(wanted: t.Mapping[str, str], host: t.Mapping[str, t.Any]) -> None:
-    """Refuse a machine of another distribution, release or architecture than the nodes'.
-
-    :raises BadInput: it is one.
-    """
-    fields = ("id", "version", "arch")
-    if any(str(host[name]) != wanted[name] for name in fields):
-        raise BadInput(
-            f"the GPU nodes have {' '.join(wanted[name] for name in fields)}, and this host of group "
-            f"airgap_package_hosts has {' '.join(str(host[name]) for name in fields)}: packages are resolved where "
-            "distribution, release and architecture are the same, on a machine or in a container",
-            code="other_distribution",
-        )
-    if host["family"] not in FAMILIES:
-        raise BadInput(f"packages of {host['id']} can't be resolved: there is neither apt, dnf nor zypper")
 
 
 class _Mirrors:
@@ -105,19 +89,20 @@ class _Mirrors:
 
     def put(self, outcome: Outcome, check: bool) -> JsonObject:
         names: dict[str, int] = {}
-        found: list[MirroredRepository] = []
+        folders: list[tuple[Resolved, str, str]] = []
         for resolved in outcome.repositories:
-            number = names.get(resolved.address, 0) + 1
-            names[resolved.address] = number
+            number = names[resolved.address] = names.get(resolved.address, 0) + 1
             more = f"-{number}" if number > 1 else ""
             folder = f"{self.top}/{safe_name(resolved.address)}{more}{self._end}"
-            if check:
-                parts = [package.part for package in resolved.packages]
-                here = [self.store.has(f"{folder}/{part.path}", part.algorithm, part.digest) for part in parts]
-                self.changed = self.changed or not all(here)
-            else:
-                found.append(self._repository(resolved, folder, word_name(resolved.address) + more))
-        if not check:
+            folders.append((resolved, folder, word_name(resolved.address) + more))
+        found: list[MirroredRepository] = []
+        if check:
+            self.changed = any(not self._has(resolved, folder) for resolved, folder, _name in folders)
+        else:
+            # All is downloaded and verified before a mirror changes.
+            parts = [self._packages(resolved, folder) for resolved, folder, _name in folders]
+            for (resolved, folder, name), packages in zip(folders, parts):  # the node's Python is 3.9
+                found.append(self._repository(resolved, folder, name, packages))
             self._forget({row["path"] for row in found})
         return {
             "changed": self.changed,
@@ -126,17 +111,27 @@ class _Mirrors:
             "left_out": outcome.left_out,
         }
 
+    def _has(self, resolved: Resolved, folder: str) -> bool:
+        parts = [package.part for package in resolved.packages]
+        return all(self.store.has(f"{folder}/{part.path}", part.algorithm, part.digest) for part in parts)
+
     @property
     def _end(self) -> str:
         """What the folders of this distribution end with: others may have the same repository."""
         return "_" + safe_name(f"://{self.host['id']}{self.host['version']}-{self.host['arch']}")
 
-    def _repository(self, resolved: Resolved, folder: str, name: str) -> MirroredRepository:
+    def _repository(
+        self, resolved: Resolved, folder: str, name: str, parts_of_packages: t.Sequence[Part]
+    ) -> MirroredRepository:
         self._put(f"{folder}/{KEY}", resolved.key.encode())
-        packages = self._packages(resolved, folder)
-        metadata = [
-            self._file(folder, part.path) for part in resolved.metadata if self._metadata(part, resolved, folder)
-        ]
+        packages: list[MirroredPackage] = []
+        for package, part in zip(resolved.packages, parts_of_packages):  # the node's Python is 3.9
+            path = self._path(part, resolved)
+            self.changed = self.store.copy(f"{folder}/{path}", part.local, part.algorithm, part.digest) or self.changed
+            packages.append(self._described(package, folder, path))
+        packages.sort(key=lambda row: row["path"])
+        parts = [part for part in resolved.metadata if self._metadata(part, resolved, folder)]
+        metadata = [self._file(folder, part.path) for part in parts]
         described: MirroredRepository = {
             "manager": self.manager,
             "name": name,
@@ -165,17 +160,17 @@ class _Mirrors:
     def _file(self, folder: str, path: str) -> MirroredFile:
         return {**self.store.file(f"{folder}/{path}"), "path": path}
 
-    def _packages(self, resolved: Resolved, folder: str) -> list[MirroredPackage]:
+    def _packages(self, resolved: Resolved, folder: str) -> list[Part]:
+        """Return the packages as files of this machine, verified.
+
+        :raises ShareError: one can't be had, or isn't signed by the repository's key.
+        """
         parts = [self._fetched(package.part, resolved, folder) for package in resolved.packages]
         if self.manager == RPM and "packages" in resolved.signed:
+            self.store.put("work/repository.asc", resolved.key.encode())
             commands = Commands(self.store.system, reason)
-            verify(self.store, commands, self.store.at(f"{folder}/{KEY}"), [part.local for part in parts])
-        found: list[MirroredPackage] = []
-        for package, part in zip(resolved.packages, parts):  # the node's Python is 3.9
-            path = self._path(part, resolved)
-            self.changed = self.store.copy(f"{folder}/{path}", part.local, part.algorithm, part.digest) or self.changed
-            found.append(self._described(package, folder, path))
-        return sorted(found, key=lambda row: row["path"])
+            verify(self.store, commands, self.store.at("work/repository.asc"), [part.local for part in parts])
+        return parts
 
     def _described(self, package: Package, folder: str, path: str) -> MirroredPackage:
         return {

@@ -16,6 +16,7 @@ from .._packages.apply import LONG, QUIET, Commands
 from .._packages.options import ARMOUR, Fetch, Package, Repository
 from .._packages.paths import MANAGERS, MARK, Manager
 from .._packages.rpm_backends import reason
+from .._packages.rpm_locks import by_version, matches
 from . import rpm_lists
 from .keys import armoured
 from .rpm_lists import Rpm, Section
@@ -91,7 +92,7 @@ class RpmResolver(ABC):
         """Return the folder with the repository's ``repodata``, as it was downloaded and verified; empty without."""
 
     @abstractmethod
-    def spec(self, package: Package) -> str: ...
+    def spec(self, name: str, version: str) -> str: ...
 
     def base_of(self, source: Source, rpm: Rpm) -> str:
         """Return the address that a package of a repository is below, with a slash at its end."""
@@ -120,7 +121,7 @@ class RpmResolver(ABC):
         return Outcome(list(self._repositories(sources, list(taken.values()), download)), sorted(set(left_out)))
 
     def _set(self, wanted: Wanted, listed: t.Sequence[Listed], left_out: list[str]) -> list[Listed]:
-        specs = [self.spec(package) for package in wanted.spec.packages]
+        specs = [self._spec(package, wanted, listed) for package in wanted.spec.packages]
         if any(row.rpm.name == self.manager.lock_plugin for row in listed):
             # The nodes need it to hold the driver's version.
             specs.append(self.manager.lock_plugin)
@@ -132,6 +133,20 @@ class RpmResolver(ABC):
             except ShareError:
                 left_out += beside
         return found
+
+    def _spec(self, package: Package, wanted: Wanted, listed: t.Sequence[Listed]) -> str:
+        """Return a package as its manager names it, in the newest version that fits a pattern."""
+        if not package.version:
+            return package.name
+        versions = {row.rpm.version for row in listed if row.rpm.name == package.name}
+        fitting = [version for version in versions if matches(package.version, version)]
+        if not fitting:
+            other = f"; there are {', '.join(sorted(versions)[-3:])}" if versions else ""
+            raise ShareError(
+                f"set {wanted.spec.name}: {self.manager.name} can't resolve {package}: no repository has it{other}",
+                code="unresolved",
+            )
+        return self.spec(package.name, max(fitting, key=by_version))
 
     def _beside(self, taken: t.Sequence[Rpm]) -> list[str]:
         """Return packages of this machine that are made from the same sources as packages that are taken.
@@ -197,7 +212,7 @@ class RpmResolver(ABC):
         for repository in named:
             path = f"{self.top}/keys/{repository.name}.asc"
             self.system.write(path, keys[repository.name])
-            row = self._named(repository, path)
+            row = self._named(repository, path, any(wanted.spec.streams for wanted in sets))
             self.system.write(f"{folder}/{row.id}.repo", self._section(row))
             role = next(wanted.role(repository.name) for wanted in sets if repository in wanted.spec.repositories)
             found.append(Source(row.id, repository.url, role, keys[repository.name], repository.signed, Certificates()))
@@ -207,7 +222,7 @@ class RpmResolver(ABC):
     def _section(row: Section) -> str:
         return "".join([f"[{row.id}]\n", *(f"{name}={value}\n" for name, value in row.fields.items())])
 
-    def _named(self, repository: Repository, key: str) -> Section:
+    def _named(self, repository: Repository, key: str, streams: bool) -> Section:
         packages, metadata = (int(part in repository.signed) for part in ("packages", "metadata"))
         fields = {
             "name": repository.name,
@@ -218,7 +233,8 @@ class RpmResolver(ABC):
             **(
                 {"autorefresh": "1", "type": "rpm-md", "gpgcheck": "1", "pkg_gpgcheck": str(packages)}
                 if self.manager.name == "zypper"
-                else {"gpgcheck": str(packages)}
+                # Where no stream is known, versions decide.
+                else {"gpgcheck": str(packages), "module_hotfixes": str(int(not streams))}
             ),
             "repo_gpgcheck": str(metadata),
         }
@@ -274,7 +290,8 @@ class RpmResolver(ABC):
     def _variables(self) -> dict[str, str]:
         machine = self.system.run(["uname", "-m"]).out.strip()
         found = {"basearch": machine, "arch": machine, "releasever": self._releasever()}
-        for folder in ("/etc/yum/vars", "/etc/dnf/vars", "/etc/zypp/vars.d"):
+        zypper = self.manager.name == "zypper"
+        for folder in ("/etc/zypp/vars.d",) if zypper else ("/etc/yum/vars", "/etc/dnf/vars"):
             for name in self.system.names(folder):
                 found[name.lower()] = (self.system.read(f"{folder}/{name}") or "").strip()
         major, _dot, minor = found["releasever"].partition(".")
@@ -347,11 +364,8 @@ class DnfResolver(RpmResolver):
             f"--releasever={self.variables['releasever']}",
         ]
 
-    def spec(self, package: Package) -> str:
-        if not package.version:
-            return package.name
-        # As on the nodes: with a pattern where the release isn't given.
-        return f"{package.name}-{package.version}"
+    def spec(self, name: str, version: str) -> str:
+        return f"{name}-{version}"
 
     def refresh(self) -> None:
         self.commands.must([*self.options(), "--refresh", "makecache"], LONG)
@@ -430,8 +444,8 @@ class ZypperResolver(RpmResolver):
             self.variables["releasever"],
         ]
 
-    def spec(self, package: Package) -> str:
-        return f"{package.name}={package.version}" if package.version else package.name
+    def spec(self, name: str, version: str) -> str:
+        return f"{name}={version}"
 
     def refresh(self) -> None:
         # What this machine trusts, and the keys that were announced; nothing is trusted because it comes first.

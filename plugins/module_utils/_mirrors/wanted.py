@@ -12,22 +12,23 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._packages.options import ARGUMENTS as PACKAGE_ARGUMENTS
 from .._packages.options import Fetch, PackageSet, Repository, key_of, package_set
-from .types import DISTRIBUTION, DRIVER, TOOLKIT
+from .types import DISTRIBUTION, DRIVER, MANAGERS, TOOLKIT
 
 _OPTIONS = ("repositories", "pins", "streams", "packages")
 ARGUMENTS: JsonObject = {
     "folder": {"type": "path", "default": "/var/cache/kubegpu-airgap"},
-    "distribution": {
-        "type": "dict",
-        "required": True,
-        "options": {name: {"type": "str", "required": True} for name in ("id", "version", "arch")},
-    },
     "sets": {
         "type": "list",
         "elements": "dict",
         "required": True,
         "options": {
             "name": {"type": "str", "required": True},
+            "hosts": {"type": "list", "elements": "str", "default": []},
+            "manager": {"type": "str", "choices": list(MANAGERS), "required": True},
+            "row": {"type": "str", "default": ""},
+            "id": {"type": "str", "default": ""},
+            "version": {"type": "str", "default": ""},
+            "architectures": {"type": "list", "elements": "str", "required": True},
             "roles": {"type": "dict", "default": {}},
             **{name: PACKAGE_ARGUMENTS[name] for name in _OPTIONS},
         },
@@ -54,24 +55,49 @@ class Wanted:
         return self.roles.get(repository, DISTRIBUTION)
 
 
-def wanted_sets(params: JsonObject) -> list[Wanted]:
-    """Return the sets that the module's options describe.
+def wanted_sets(params: JsonObject, host: t.Mapping[str, t.Any], manager: str) -> list[Wanted]:
+    """Return the sets of machines of this machine's distribution, release and architecture.
 
-    :raises BadInput: an option is invalid; the message names it.
+    :param host: ``distribution`` of this machine.
+    :param manager: ``apt`` or ``rpm``.
+    :raises BadInput: an option is invalid, or there is none for this machine; the message names what there is.
     """
-    if not params["sets"]:
-        raise BadInput("sets: no machine needs a package; leave this host out of group airgap_package_hosts")
-    found = []
-    for option in params["sets"]:
-        defaults = {name: row.get("default") for name, row in PACKAGE_ARGUMENTS.items()}
-        spec = package_set({**defaults, "name": option["name"], **{name: option[name] for name in _OPTIONS}})
-        if not spec.packages:
-            raise BadInput(f"sets: {option['name']}: packages is empty")
-        for name, role in option["roles"].items():
-            if role not in (DRIVER, TOOLKIT):
-                raise BadInput(f"sets: {option['name']}: roles: {name} is of {role!r}, not {DRIVER} or {TOOLKIT}")
-        found.append(Wanted(spec, dict(option["roles"])))
-    return found
+    fitting = [option for option in params["sets"] if _fits(option, host, manager)]
+    if not fitting:
+        wanted = sorted({_described(option) for option in params["sets"]})
+        raise BadInput(
+            f"this host of group airgap_package_hosts has {host['id']} {host['version']} {host['arch']}, and the GPU "
+            f"nodes have {', '.join(wanted) or 'no packages'}: packages are resolved where distribution, release and "
+            "architecture are the same, on a machine or in a container",
+            code="other_distribution",
+        )
+    return [_wanted(option) for option in fitting]
+
+
+def _fits(option: JsonObject, host: t.Mapping[str, t.Any], manager: str) -> bool:
+    if option["manager"] != manager or host["arch"] not in option["architectures"]:
+        return False
+    if option["id"]:
+        return (option["id"], option["version"]) == (host["id"], host["version"])
+    return option["row"] in ("", f"{host['id']}_{host['major']}", f"{host['family']}_{host['major']}")
+
+
+def _described(option: JsonObject) -> str:
+    name = (
+        f"{option['id']} {option['version']}" if option["id"] else option["row"].replace("_", " ") or option["manager"]
+    )
+    return f"{name} {'/'.join(option['architectures'])}"
+
+
+def _wanted(option: JsonObject) -> Wanted:
+    defaults = {name: row.get("default") for name, row in PACKAGE_ARGUMENTS.items()}
+    spec = package_set({**defaults, "name": option["name"], **{name: option[name] for name in _OPTIONS}})
+    if not spec.packages:
+        raise BadInput(f"sets: {option['name']}: packages is empty")
+    for name, role in option["roles"].items():
+        if role not in (DRIVER, TOOLKIT):
+            raise BadInput(f"sets: {option['name']}: roles: {name} is of {role!r}, not {DRIVER} or {TOOLKIT}")
+    return Wanted(spec, dict(option["roles"]))
 
 
 def repositories_of(sets: t.Iterable[Wanted]) -> list[Repository]:

@@ -22,10 +22,7 @@ WHY = rpm_tree.missing()
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 
 FOLDER = "/srv/air"
-SETS = {
-    "dnf": ["nvidia-driver-cuda=580.95-*", "kmod-nvidia-open-dkms=580.95-*", "kernel-devel=5.14.0-1.el9", "tool"],
-    "zypper": ["nvidia-driver-cuda=580.95", "kmod-nvidia-open-dkms=580.95", "kernel-devel=5.14.0", "tool"],
-}
+PACKAGES = ["nvidia-driver-cuda=580.95-*", "kmod-nvidia-open-dkms=580.95-*", "kernel-devel=5.14.0-*", "tool"]
 # By what is needed: nvidia-persistenced and nvidia-modprobe are named by nobody.
 DRIVER = [
     "kernel-devel-5.14.0.rpm",
@@ -59,6 +56,8 @@ def _sign_metadata(tree: Tree) -> None:
         "gpgkey=file:///root/own.asc\n[off]\nname=off\nbaseurl=http://127.0.0.1:1/\nenabled=0\n",
     )
     if tree.kind == "zypper":
+        # It trusts what is in rpm's database, and nothing that a repository brings.
+        tree.run("rpm", "--import", "/root/own.asc")
         tree.run("sh", "-c", "sed -i 's/^gpgcheck=0/gpgcheck=1\\npkg_gpgcheck=0/' /etc/zypp/repos.d/mine.repo")
 
 
@@ -75,16 +74,16 @@ def _make(tree: Tree, **more: Any) -> dict[str, Any]:
     repository |= {"components": [], "architectures": [], "targets": [], "signed": ["packages"]}
     stream = {"module": "nvidia-driver", "stream": "580-open", "switch": True}
     one = {
-        "name": "gpu-node-1",
+        **{"name": "set-1", "hosts": ["gpu-node-1"], "manager": "rpm", "row": "", "architectures": ["amd64"]},
+        **{"id": name, "version": version},
         "roles": {"cuda": "driver"},
         "repositories": [repository],
         "pins": [],
         "streams": [stream] if tree.kind == "dnf" else [],
-        "packages": SETS[tree.kind],
+        "packages": PACKAGES,
         **more,
     }
-    params = {"folder": FOLDER, "distribution": {"id": name, "version": version, "arch": "amd64"}, "sets": [one]}
-    return mirror.ensure(params, False, tree.system, str(tree.root), open_file)
+    return mirror.ensure({"folder": FOLDER, "sets": [one]}, False, tree.system, str(tree.root), open_file)
 
 
 def _names(repository: dict[str, Any]) -> list[str]:
@@ -134,8 +133,9 @@ def test_a_mirror_has_what_is_needed_and_a_node_installs_from_it(tree: Tree) -> 
     _use(tree, made["repositories"])
     if tree.kind == "dnf":
         tree.run("dnf", "-y", "-q", "module", "enable", "nvidia-driver:580-open")
-    joined = [name.replace("=", "-") if tree.kind == "dnf" else name for name in SETS[tree.kind]]
-    rc, said = _install(tree, *joined)
+    versions = {row["name"]: row["version"] for each in made["repositories"] for row in each["packages"]}
+    pair = "-" if tree.kind == "dnf" else "="
+    rc, said = _install(tree, *(f"{name}{pair}{versions[name]}" for name in (row.split("=")[0] for row in PACKAGES)))
     assert rc == 0, said
     installed = tree.packages()
     assert installed["nvidia-driver-cuda"] == "580.95"
