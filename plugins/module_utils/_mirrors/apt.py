@@ -26,7 +26,7 @@ from .wanted import Outcome, Package, Part, Resolved, Wanted, keys_of, repositor
 
 WORK = "work/apt"
 TRUSTED = ("/etc/apt/trusted.gpg.d", "/usr/share/keyrings")
-_FIRST = re.compile(r"^[EW]: (.+)$", re.MULTILINE)
+_FIRST = re.compile(r"^(?:W: GPG error|E): (.+)$", re.MULTILINE)
 
 
 class Apt:
@@ -39,6 +39,7 @@ class Apt:
         self.fetch = fetch
         self.top = store.at(WORK)
         self._pins = f"{self.top}/preferences"
+        self._failed = ""
 
     def _options(self, *more: str) -> list[str]:
         values = {
@@ -70,7 +71,9 @@ class Apt:
         keys = keys_of(named, self.fetch)
         self._prepare(named, keys)
         update = ["apt-get", "-q", "-y", *self._options(), "update"]
-        done = self.commands.must(update, LONG)
+        # One that isn't reached may be another's; what is needed is asked for below.
+        done = self.commands.run(update, LONG)
+        self._failed = "" if done.rc == 0 else reason(done)
         indexes = apt_lists.indexes(self.commands.must(self._targets()).out, self.architecture)
         self._must_have(named, indexes, done.out + done.err)
         taken: dict[str, Stanza] = {}
@@ -146,7 +149,7 @@ class Apt:
         self.store.system.write(self._pins, preferences(wanted.spec))
         specs = wanted.specs
         found = self._find(self._planned(specs, f"set {wanted.spec.name}"), indexes)
-        beside = self._beside([stanza for _index, stanza in found.values()])
+        beside = self._beside([stanza for _index, stanza in found.values()], indexes)
         if beside:
             try:
                 found = self._find(self._planned([*specs, *beside], ""), indexes)
@@ -164,8 +167,9 @@ class Apt:
         argv = ["apt-get", "-q", "-y", *more, "--no-install-recommends", "--print-uris", "install", *specs]
         done = self.commands.run(argv, LONG)
         if done.rc != 0:
+            before = f" (and apt-get update: {self._failed})" if self._failed else ""
             raise ShareError(
-                f"{what}: apt can't resolve {', '.join(specs)}: {reason(done)}",
+                f"{what}: apt can't resolve {', '.join(specs)}: {reason(done)}{before}",
                 code="unresolved",
                 stdout=done.out[-8000:],
                 stderr=done.err[-8000:],
@@ -180,12 +184,11 @@ class Apt:
 
         :raises ShareError: no list that apt verified names it with a digest.
         """
-        open_ones = {unquote(address): address for address in addresses}
+        open_ones = {unquote(address).replace("/./", "/"): address for address in addresses}
         found: dict[str, tuple[Index, Stanza]] = {}
         for index in indexes:
             base = unquote(index.repository)
             paths = {plain[len(base) :] for plain in open_ones if plain.startswith(base)}
-            # A flat repository's paths begin at its folder.
             if not paths or not self.store.system.exists(index.file):
                 continue
             for stanza in apt_lists.stanzas(self.store.text(index.file), paths):
@@ -197,15 +200,17 @@ class Apt:
             raise ShareError(f"{missing[0]} is in no list that apt has verified, so it isn't taken")
         return found
 
-    def _beside(self, taken: t.Sequence[Stanza]) -> list[str]:
-        """Return packages of this machine that are made from the same sources as packages that are taken.
+    def _beside(self, taken: t.Sequence[Stanza], indexes: t.Sequence[Index]) -> list[str]:
+        """Return listed packages that this machine has, and that are made from the same sources as what is taken.
 
         Where a node has them, they have to change along: libc6 and libc-bin are of one version.
         """
         done = self.commands.must(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}\t${Package}\t${source:Package}\n"])
         sources, names = {stanza.source for stanza in taken}, {stanza.name for stanza in taken}
         rows = [line.split("\t") for line in done.out.splitlines() if line.startswith("ii")]
-        return sorted({row[1] for row in rows if len(row) == 3 and row[2] in sources and row[1] not in names})
+        found = {row[1] for row in rows if len(row) == 3 and row[2] in sources and row[1] not in names}
+        listed = [self.store.text(index.file) for index in indexes if found and self.store.system.exists(index.file)]
+        return sorted(name for name in found if any(f"Package: {name}\n" in text for text in listed))
 
     # ------------------------------------------------------------------ repositories
 

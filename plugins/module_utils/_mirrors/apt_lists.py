@@ -64,15 +64,15 @@ def indexes(text: str, architecture: str) -> list[Index]:
     """
     found = []
     for line in text.splitlines():
-        fields = line.split("\t")
-        if len(fields) != 8 or fields[6] != "Packages" or fields[7] not in (architecture, "all"):
+        # Of a flat repository apt doesn't replace the words for what it has not.
+        fields = ["" if field.startswith("$(") else field for field in line.split("\t")]
+        if len(fields) != 8 or fields[6] != "Packages" or fields[7] not in (architecture, "all", ""):
             continue
         repository, address, suite, component, key, file = fields[:6]
         if not address.startswith(repository) or not address.endswith(key):
             raise ShareError(f"apt names the list {address}, which isn't below {repository}")
-        folder = address[len(repository) : len(address) - len(key)]
-        start = _list_start(file, key)
-        found.append(Index(repository, folder.replace("./", "").lstrip("/"), suite, component, key, file, start))
+        folder = address[len(repository) : len(address) - len(key)].replace("./", "").lstrip("/")
+        found.append(Index(repository, folder, suite or "/", component, key, file, _list_start(file, key)))
     return found
 
 

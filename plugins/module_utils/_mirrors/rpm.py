@@ -126,7 +126,7 @@ class RpmResolver(ABC):
             # The nodes need it to hold the driver's version.
             specs.append(self.manager.lock_plugin)
         found = self.plan(wanted, specs, listed)
-        beside = self._beside([row.rpm for row in found])
+        beside = self._beside([row.rpm for row in found], {row.rpm.name for row in listed})
         if beside:
             try:
                 found = self.plan(wanted, [*specs, *beside], listed)
@@ -148,8 +148,8 @@ class RpmResolver(ABC):
             )
         return self.spec(package.name, max(fitting, key=by_version))
 
-    def _beside(self, taken: t.Sequence[Rpm]) -> list[str]:
-        """Return packages of this machine that are made from the same sources as packages that are taken.
+    def _beside(self, taken: t.Sequence[Rpm], listed: t.Container[str]) -> list[str]:
+        """Return listed packages that this machine has, and that are made from the same sources as what is taken.
 
         Where a node has them, they have to change along: glibc and glibc-langpack-en are of one version.
         """
@@ -164,6 +164,7 @@ class RpmResolver(ABC):
                 if len(row) == 2
                 and rpm_lists.source_name(row[1]) in sources
                 and row[0] not in names
+                and row[0] in listed
                 and not row[0].startswith("kernel")
             }
         )

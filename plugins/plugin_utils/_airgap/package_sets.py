@@ -53,10 +53,19 @@ def _set(table: Table, items: t.Sequence[Item], keys: t.Mapping[str, Item], mach
             _repository(table, next(item for item in items if _role(item) == role and item["source"]), keys)
             for role in roles.values()
         ],
-        "pins": [dict(row) for row in driver.get("pins") or ()],
+        "pins": [dict(row) for row in driver.get("pins") or ()] if machine else _pins(items),
         "streams": [dict(row) for row in driver.get("streams") or ()],
         "packages": list(dict.fromkeys(_text(item) for item in items)),
     }
+
+
+def _pins(items: t.Sequence[Item]) -> list[JsonObject]:
+    """Return preferences with which apt takes a driver's parts that nobody names in its version, not in the newest.
+
+    apt has no versions for ``*`` alone.
+    """
+    versions = sorted({item["version"] for item in items if item["kind"] == APT and item["version"].endswith("*")})
+    return [{"package": "?*", "pin": f"version {version}", "priority": 1001} for version in versions]
 
 
 def _role(item: Item) -> str:

@@ -81,6 +81,7 @@ STAGES = (
         (GPU_NODES,),
         (
             Entry("node_baseline", when=BY_ROLES),
+            Entry("airgap", when=BY_ROLES, tasks="node_sources"),
             Entry("nouveau", when=BY_ROLES),
             Entry("driver", when=BY_ROLES),
             Entry("maintenance", when=BY_ROLES, tasks="unfinished"),

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Partial mirrors with the real apt, by sources of this test alone; what nodes get of them; the sets of a list.
+
+The repositories are stubs: one as NVIDIA's, flat, and one as Debian's, with lists by their digest. dnf and zypper are
+in ``test_packages_mirrors``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.server
+import io
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import needed
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import package_sets
+from lab_repository import apt_root, skip_without
+from ports import free_port, serving
+from test_airgap_needed import LIST, machine, of
+
+from lab.debs import Package, make_deb, make_index
+from lab.packages import ARCHITECTURES, Signer
+from lab.shell import run
+
+DRIVER, DISTRIBUTION = "driver", "debian"
+DIST = "dists/stable"
+OS_RELEASE = 'ID=debian\nVERSION_ID="12"\n'
+PACKAGES = ["nvidia-open=580.95.05-*", "linux-headers-6.1.0-37-amd64", "dkms"]
+
+
+class Own(RealSystem):
+    """This machine with another /etc, so that its own repositories aren't asked."""
+
+    def __init__(self, etc: Path) -> None:
+        super().__init__("/", self._run)
+        self.etc = etc
+
+    def _run(self, argv: list[str], data: str | None = None, environ_update: Any = None) -> tuple[int, str, str]:
+        done = subprocess.run(
+            argv, input=data, text=True, capture_output=True, check=False, env=environment(environ_update)
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def _real(self, path: str) -> str:
+        return f"{self.etc}{path.removeprefix('/etc')}" if path.startswith(("/etc/apt", "/etc/os-release")) else path
+
+
+def environment(update: Any) -> dict[str, str]:
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **(update or {})}
+
+
+class World(NamedTuple):
+    base: Path
+    url: str
+    system: Own
+
+    def make(self, **more: Any) -> dict[str, Any]:
+        key = (self.base / "web/driver/key.asc").read_text()
+        repository = {
+            **{"name": "airgap-driver", "url": f"{self.url}/driver/", "suites": ["/"], "components": []},
+            **{"architectures": ["amd64"], "targets": [], "signed": ["packages"], "key_text": key},
+            "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
+        }
+        one = {
+            **{"name": "set-1", "hosts": ["gpu1"], "manager": "apt", "row": "debian_12", "id": "", "version": ""},
+            **{"architectures": ["amd64"], "roles": {"airgap-driver": "driver"}, "repositories": [repository]},
+            "pins": [{"package": "?*", "pin": "version 580.95.05-*", "priority": 1001}],
+            **{"streams": [], "packages": PACKAGES, **more},
+        }
+        return mirror.ensure({"folder": str(self.base / "air"), "sets": [one]}, False, self.system)
+
+
+def _stub(name: str, version: str, depends: str = "", **control: str) -> Package:
+    fields = {name: value for name, value in {"Depends": depends, **control}.items() if value}
+    return Package(name, version, "stub", "of a test", {}, fields)
+
+
+def _build(folder: Path) -> None:
+    """Make both repositories, each with a key of its own."""
+    machine = ARCHITECTURES["amd64"]
+    driver, pool = folder / "web/driver", folder / "web/debian/pool"
+    driver.mkdir(parents=True)
+    pool.mkdir(parents=True)
+    for version in ("570.10.01-1", "580.95.05-1", "590.44.01-1"):
+        make_deb(_stub("nvidia-open", version, f"nvidia-kernel (= {version}), dkms"), machine, driver)
+        make_deb(_stub("nvidia-kernel", version), machine, driver)
+    # libc-bin, which every Debian has, is of glibc as well; nobody needs apache2.
+    for package in (
+        _stub("dkms", "3.0", "gcc"),
+        _stub("gcc", "4:12", "libc6"),
+        _stub("libc6", "2.99", Source="glibc"),
+        _stub("libc-bin", "2.99", Source="glibc"),
+        _stub("linux-headers-6.1.0-37-amd64", "6.1.140-1"),
+        _stub("linux-headers-6.1.0-40-amd64", "6.1.150-1"),
+        _stub("apache2", "2.4"),
+    ):
+        make_deb(package, machine, pool)
+    for name, where in ((DRIVER, driver), (DISTRIBUTION, folder / "web/debian")):
+        signer = Signer(folder / f"gnupg-{name}", f"{name} <{name}@example.org>")
+        signer.export(where / "key.asc")
+        if name == DRIVER:
+            make_index(driver, signer, {"Codename": "stub"})
+        else:
+            _lists(where, signer)
+        signer.close()
+    shutil.copytree(folder / "web", folder / "vendor")
+
+
+def _lists(top: Path, signer: Signer) -> None:
+    """Make lists as Debian has them: Release names one that isn't there, and a list of another kind."""
+    dist = top / "dists/stable"
+    binary = dist / "main/binary-amd64"
+    binary.mkdir(parents=True)
+    packages = subprocess.run(["apt-ftparchive", "packages", "pool"], cwd=top, capture_output=True, check=True).stdout
+    (binary / "Packages").write_bytes(packages)
+    subprocess.run(["xz", "-k", str(binary / "Packages")], check=True)
+    (dist / "main/i18n").mkdir()
+    (dist / "main/i18n/Translation-en").write_text("Package: dkms\n")
+    options = [f"APT::FTPArchive::Release::{row}" for row in ("Suite=stable", "Acquire-By-Hash=yes", "Components=main")]
+    argv = ["apt-ftparchive", *(word for option in options for word in ("-o", option)), "release", "."]
+    (dist / "Release").write_text(run(argv, cwd=str(dist)).stdout)
+    (binary / "Packages").unlink()
+    signer.sign(dist / "InRelease", dist / "Release", "--clearsign")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    skip_without("apt-get", "apt-ftparchive", "dpkg-deb", "gpg", "xz")
+    folder = tmp_path_factory.mktemp("repositories")
+    _build(folder)
+    return folder
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def world(built: Path, tmp_path: Path) -> Iterator[World]:
+    shutil.copytree(built / "vendor", tmp_path / "web")
+    (tmp_path / "etc/apt/sources.list.d").mkdir(parents=True)
+    (tmp_path / "etc/os-release").write_text(OS_RELEASE)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), partial(Quiet, directory=str(tmp_path)))
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    (tmp_path / "etc/apt/sources.list.d/debian.sources").write_text(
+        f"Types: deb\nURIs: {url}/web/debian\nSuites: stable\nComponents: main\n"
+        f"Signed-By: {tmp_path}/web/debian/key.asc\n"
+    )
+    with serving(server):
+        yield World(tmp_path, f"{url}/web", Own(tmp_path / "etc"))
+
+
+class Node:
+    """apt of a machine on which nothing is installed, with the mirrors and nothing else."""
+
+    def __init__(self, world: World, repositories: list[dict[str, Any]]) -> None:
+        self.root = world.base / "node"
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.options = apt_root(self.root)
+        (self.root / "etc/preferences").write_text("Package: nvidia-*\nPin: version 580.95.05-*\nPin-Priority: 1001\n")
+        base = world.url.removesuffix("/web") + "/air"
+        for described in repositories:
+            repository = types.repository(described, "test")
+            path, text = client.source_text(repository, base, "apt")
+            key = self.root / f"{repository['name']}.asc"
+            key.write_bytes((world.base / "air" / repository["path"] / repository["key"]["path"]).read_bytes())
+            text = text.replace(f"/etc/apt/keyrings/kubegpu-{repository['name']}.asc", str(key))
+            (self.root / "etc/sources.list.d" / Path(path).name).write_text(text)
+
+    def update(self) -> tuple[int, str]:
+        shutil.rmtree(self.root / "lib/lists")
+        (self.root / "lib/lists/partial").mkdir(parents=True)
+        # As a usual machine has it, which asks for translations where a source doesn't say otherwise.
+        return self._run("-o", "Acquire::Languages=en", "-o", "APT::Update::Error-Mode=any", "update")
+
+    def download(self, *names: str) -> tuple[int, str]:
+        for path in (self.root / "cache/archives").glob("*.deb"):
+            path.unlink()
+        return self._run("-y", "--no-install-recommends", "--download-only", "install", *names)
+
+    def _run(self, *words: str) -> tuple[int, str]:
+        argv = ["apt-get", "-q", *self.options, *words]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment({"LC_ALL": "C"}))
+        return done.returncode, done.stdout + done.stderr
+
+
+def _paths(repository: dict[str, Any]) -> list[str]:
+    return [row["path"].rpartition("/")[2] for row in repository["packages"]]
+
+
+def test_a_mirror_has_what_is_needed_and_apt_installs_from_it(world: World) -> None:
+    made = world.make()
+    assert made["changed"]
+    assert made["left_out"] == []
+    by_role = {row["role"]: row for row in made["repositories"]}
+    assert _paths(by_role["driver"]) == ["nvidia-kernel_580.95.05-1_amd64.deb", "nvidia-open_580.95.05-1_amd64.deb"]
+    # Headers of the node's kernel, not the newest; libc-bin because this machine has one of the same source.
+    assert {name.split("_")[0] for name in _paths(by_role["distribution"])} == {
+        *("dkms", "gcc", "libc6", "libc-bin", "linux-headers-6.1.0-37-amd64")
+    }
+    assert [by_role["distribution"][name] for name in ("suites", "components", "distribution", "release")] == [
+        *(["stable"], ["main"], "debian", "12")
+    ]
+    air = world.base / "air"
+    for role, vendor, release in (("driver", DRIVER, "InRelease"), ("distribution", DISTRIBUTION, f"{DIST}/InRelease")):
+        folder = air / by_role[role]["path"]
+        assert (folder / release).read_bytes() == (world.base / "web" / vendor / release).read_bytes()
+        for row in by_role[role]["metadata"]:
+            if "by-hash" not in row["path"]:
+                assert (folder / row["path"]).read_bytes() == (world.base / "web" / vendor / row["path"]).read_bytes()
+    # Again: nothing is taken anew. Then the vendor has a newer driver list, and only that is.
+    kept = {path: path.stat().st_ino for path in (air / "packages").rglob("*") if path.is_file()}
+    assert not world.make()["changed"]
+    assert {path: path.stat().st_ino for path in kept} == kept
+    node = Node(world, made["repositories"])
+    assert node.update()[0] == 0
+    rc, said = node.download("nvidia-open=580.95.05-1", "linux-headers-6.1.0-37-amd64")
+    assert rc == 0, said
+    rc, said = node.download("apache2")
+    assert rc != 0
+    assert "404" in said
+    _check_refusals(node, air / by_role["driver"]["path"])
+
+
+def _check_refusals(node: Node, folder: Path) -> None:
+    """A package that was changed or cut, and lists that were changed or cut: apt takes none of them."""
+    for path, where in (
+        ("nvidia-kernel_580.95.05-1_amd64.deb", "package"),
+        ("Packages.gz", "list"),
+        ("InRelease", "list"),
+    ):
+        content = (folder / path).read_bytes()
+        for bad in (content[:-1] + bytes([content[-1] ^ 1]), content[:-10]):
+            if path == "InRelease":
+                bad = content.replace(b"SHA256", b"SHA257") if len(bad) == len(content) else bad
+            (folder / path).unlink()
+            (folder / path).write_bytes(bad)
+            rc, said = node.update()
+            assert (rc == 0) == (where == "package"), said
+            if where == "package":
+                rc, said = node.download("nvidia-open=580.95.05-1")
+                assert rc != 0, said
+        (folder / path).write_bytes(content)
+    assert node.update()[0] == 0
+
+
+def test_what_cannot_be_had_is_one_sentence_and_the_next_run_goes_on(world: World) -> None:
+    index = world.base / "web/driver/InRelease"
+    content = index.read_bytes()
+    index.write_bytes(content.replace(b"SHA256", b"SHA257"))
+    with pytest.raises(
+        ShareError, match=r"^repository airgap-driver: apt-get update has no list of .*/driver/ that its key"
+    ):
+        world.make()
+    index.write_bytes(content)
+    with pytest.raises(ShareError, match=r"set-1: apt can't resolve nowhere: .*Unable to locate package nowhere"):
+        world.make(packages=["nowhere"])
+    # A package that isn't what the signed list names.
+    package = next((world.base / "web/debian/pool").glob("dkms_*.deb"))
+    whole = package.read_bytes()
+    package.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ShareError) as raised:
+        world.make()
+    assert "\n" not in str(raised.value)
+    assert not (world.base / "air/packages").exists()
+    package.write_bytes(whole)
+    assert world.make()["changed"]
+
+
+def test_another_distribution_is_refused_before_anything_is_asked(world: World) -> None:
+    with pytest.raises(BadInput, match=r"has debian 12 amd64, and the GPU nodes have ubuntu 22.04 amd64: packages are"):
+        world.make(id="ubuntu", version="22.04")
+    with pytest.raises(BadInput, match="the GPU nodes have debian 11 amd64"):
+        world.make(row="debian_11")
+    assert not (world.base / "air").exists()
+
+
+def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
+    class Full(io.BytesIO):
+        def read(self, _size: int | None = -1) -> bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    streams: list[IO[bytes]] = [Full(), io.BytesIO(b"tru"), io.BytesIO(b"true"), io.BytesIO(b"never read")]
+
+    def open_file(_url: str, _certificates: Certificates) -> IO[bytes]:
+        return streams.pop(0)
+
+    store = Store(str(tmp_path), RealSystem(), open_file=open_file)
+    digest = hashlib.sha256(b"true").hexdigest()
+    what = partial(store.download, "a/b.rpm", "http://x/b.rpm", Certificates(), "sha256", digest)
+    with pytest.raises(
+        ShareError, match=rf"^the disk of {tmp_path} is full: a/b.rpm isn't there; make room and run again"
+    ):
+        what()
+    with pytest.raises(ShareError, match="isn't what its repository's metadata names") as raised:
+        what()
+    assert raised.value.details["code"] == "other_content"
+    assert not list((tmp_path / "a").iterdir())
+    assert what() is True
+    assert what() is False
+    assert (tmp_path / "a/b.rpm").read_bytes() == b"true"
+
+
+# --------------------------------------------------------------------------- what nodes get
+
+
+def described(**more: Any) -> dict[str, Any]:
+    file = {"path": "repository.asc", "bytes": 1, "sha256": "a" * 64}
+    package = {**file, "path": "pool/gcc.deb", "name": "gcc", "version": "4:12", "architecture": "amd64"}
+    return {
+        **{"manager": "apt", "name": "deb-example-org", "role": "distribution", "path": "packages/apt/deb.example.org"},
+        **{"address": "http://deb.example.org/", "distribution": "debian", "release": "12", "architecture": "amd64"},
+        **{"suites": ["bookworm"], "components": ["main"], "signed": ["metadata"], "key": file},
+        **{"metadata": [{**file, "path": "dists/bookworm/InRelease"}], "packages": [package], **more},
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"path": "packages/apt/../../etc"}, "path is"),
+        ({"packages": []}, "no packages"),
+        ({"metadata": [{"path": "../x", "bytes": 1, "sha256": "a" * 64}]}, "isn't a path below a repository"),
+        ({"suites": ["a\nSigned-By: /x"]}, "suites is"),
+        ({"signed": []}, "signed says neither"),
+        ({"key": {"path": "k", "bytes": True, "sha256": "a" * 64}}, "no number of bytes"),
+        ({"name": "A b"}, "name is"),
+    ],
+)
+def test_a_description_from_elsewhere_is_held_to_its_form(more: dict[str, Any], why: str) -> None:
+    assert types.repository(described(), "x")["name"] == "deb-example-org"
+    with pytest.raises(BadInput, match=why):
+        types.repository(described(**more), "packages/x/repository.json")
+
+
+def test_the_sources_of_nodes_by_manager() -> None:
+    apt = types.repository(described(), "x")
+    path, text = client.source_text(apt, "http://files:8080/", "apt")
+    assert path == "/etc/apt/sources.list.d/kubegpu-deb-example-org.sources"
+    assert "URIs: http://files:8080/packages/apt/deb.example.org/\nSuites: bookworm\nComponents: main\n" in text
+    assert "Targets: Packages\nSigned-By: /etc/apt/keyrings/kubegpu-deb-example-org.asc\n" in text
+    rpm = types.repository(described(manager="rpm", path="packages/rpm/x", suites=[], components=[]), "x")
+    assert "gpgcheck=0\nrepo_gpgcheck=1\n" in client.source_text(rpm, "http://f", "dnf")[1]
+    assert "gpgcheck=1\nrepo_gpgcheck=1\npkg_gpgcheck=0\n" in client.source_text(rpm, "http://f", "zypper")[1]
+
+
+def test_the_roles_variables_choose_by_the_node() -> None:
+    rows = [
+        described(),
+        described(role="driver", name="a", path="packages/apt/nvidia12", suites=["/"], components=[]),
+        described(role="driver", name="b", path="packages/apt/nvidia13", release="13", suites=["/"], components=[]),
+    ]
+    found = client.variables([types.repository(row, "x") for row in rows], "http://f")
+    assert found["driver_repo_suites"] == ["/"]
+    assert found["driver_repo_key_sha256"] == "a" * 64
+    values = {}
+    for release in ("12", "13", "14"):
+        node = {"gpu_node": {"distribution": {"id": "debian", "version": release, "arch": "amd64"}}}
+        templar = Templar(DataLoader(), variables=node)
+        values[release] = [
+            templar.template(trust_as_template(found[name]))
+            for name in ("driver_repo_url", "airgap_distribution_sources")
+        ]
+    assert [values[release][0] for release in values] == [
+        *("http://f/packages/apt/nvidia12/", "http://f/packages/apt/nvidia13/", "")
+    ]
+    assert [row["url"] for row in values["12"][1]] == ["http://f/packages/apt/deb.example.org/"]
+    assert (values["13"][1], values["14"][1]) == ([], [])
+    with pytest.raises(BadInput, match="two mirrors have the driver for debian/12/amd64"):
+        client.variables([types.repository(rows[1], "x")] * 2, "http://f")
+
+
+def test_the_sets_of_a_list() -> None:
+    known = of(machine("debian-12", "gpu1"), machine("debian-12", "gpu2"), machine("rocky-9", "gpu3"))
+    items = needed(LIST, known)
+    sets = package_sets(LIST, items, known.machines)
+    assert [row["hosts"] for row in sets] == [["gpu1", "gpu2"], ["gpu3"]]
+    apt, rpm = sets
+    assert [apt[name] for name in ("manager", "row", "id", "architectures")] == [
+        "apt",
+        "debian_12",
+        "debian",
+        ["amd64"],
+    ]
+    assert apt["roles"] == {"airgap-driver": "driver", "airgap-toolkit": "toolkit"}
+    assert {"dkms", "gcc", "linux-headers-6.1.0-10-amd64", "nvidia-driver-cuda=580.95.05-*"} <= set(apt["packages"])
+    driver, toolkit = rpm["repositories"]
+    assert (driver["signed"], toolkit["signed"]) == (["packages"], ["metadata"])
+    assert driver["key_fingerprint"] == LIST["files"]["key/rhel9/D42D0685.pub"]["fingerprint"]
+    assert [row["module"] for row in rpm["streams"]] == ["nvidia-driver"]
+    # A list of another run has no facts.
+    without = package_sets(LIST, items)
+    assert [row["row"] for row in without] == ["debian_12", "redhat_9"]
+    assert [row["pins"] for row in without] == [
+        *([{"package": "?*", "pin": "version 580.95.05-*", "priority": 1001}], [])
+    ]
+    assert [row["id"] for row in without] == ["", ""]
