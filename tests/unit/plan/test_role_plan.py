@@ -98,6 +98,17 @@ def test_a_fresh_node_is_planned_to_the_end(tmp_path):
     assert found["refusal"]["role"] == "runtime" and "no container runtime is installed" in found["refusal"]["reason"]
 
 
+def test_the_distributions_repositories_inside_come_before_the_driver(tmp_path):
+    source = {"name": "debian", "url": "http://files.example.org/packages/apt/debian/", "suites": ["bookworm"]}
+    source |= {"components": ["main"], "targets": ["Packages"], "key_sha256": "a" * 64}
+    source |= {"key_url": f"{source['url']}repository.asc"}
+    variables = {"gpu_node": facts("debian-12-bare", tmp_path), "airgap_distribution_sources": [source], **REGISTRY}
+    found = planned(host("fresh", **variables))
+    changes = [(step["role"], step["changes"]) for step in found["steps"]]
+    assert [role for role, _changes in changes][:4] == ["node_baseline", "airgap", "nouveau", "driver"], found
+    assert "/etc/apt/sources.list.d/kubegpu-debian.sources" in changes[1][1]
+
+
 def test_with_claims_a_control_plane_has_a_step_only_where_it_runs_a_server(tmp_path):
     given = {"gpushare_image_delivery": "import", "gpushare_image_archive": str(tmp_path / "none.tar")}
     given["gpu_node"] = facts("debian-12-bare", tmp_path)
