@@ -399,7 +399,7 @@ class DnfResolver(RpmResolver):
 
     def _of(self, address: str, listed: t.Sequence[Listed]) -> Listed:
         """Return the package at an address."""
-        fitting = [row for row in listed if address.endswith(f"/{row.rpm.path}")]
+        fitting = [row for row in listed if address.endswith(f"/{row.rpm.path}") or address == row.rpm.path]
         below = [row for row in fitting if self._known(row.source) and address.startswith(self._known(row.source))]
         found = below or fitting
         if not found:

@@ -86,13 +86,15 @@ def _rpm(row: ET.Element, where: str) -> Rpm:
     checksum, size = row.find(f"{_COMMON}checksum"), row.find(f"{_COMMON}size")
     if version is None or location is None or checksum is None or size is None:
         raise ShareError(f"{where}: the primary list has a package without version, place, digest or size")
+    # Of another server's package the address is in the list, so no mirror can have it: it is refused as a path.
+    elsewhere = location.get("{http://www.w3.org/XML/1998/namespace}base")
     built = row.findtext(f"{_COMMON}format/{_RPM}sourcerpm") or ""
     return Rpm(
         row.findtext(f"{_COMMON}name") or "",
         evr(version.get("epoch") or "0", version.get("ver") or "", version.get("rel") or ""),
         row.findtext(f"{_COMMON}arch") or "",
         source_name(built),
-        str(location.get("href")),
+        f"{elsewhere.rstrip('/')}/{location.get('href')}" if elsewhere else str(location.get("href")),
         *_digest(checksum),
         int(size.get("package") or 0),
     )

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import http.server
 import io
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import mirrored
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import needed
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import package_sets
 from lab_repository import apt_root, skip_without
@@ -345,6 +347,21 @@ def test_a_description_from_elsewhere_is_held_to_its_form(more: dict[str, Any], 
     assert types.repository(described(), "x")["name"] == "deb-example-org"
     with pytest.raises(BadInput, match=why):
         types.repository(described(**more), "packages/x/repository.json")
+
+
+def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
+    row = described()
+    folder = tmp_path / row["path"]
+    folder.mkdir(parents=True)
+    (folder / "repository.json").write_text(json.dumps(row))
+    sums = {f"{row['path']}/{one['path']}": one["sha256"] for one in (row["key"], *row["metadata"], *row["packages"])}
+    sums[f"{row['path']}/repository.json"] = "b" * 64
+    assert [one["name"] for one in mirrored.repositories(str(tmp_path), sums)] == ["deb-example-org"]
+    with pytest.raises(BadInput, match=r"names pool/gcc.deb, which the archive hasn't"):
+        mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/pool/gcc.deb": "c" * 64})
+    (folder / "repository.json").write_text(json.dumps(described(path="packages/apt/other")))
+    with pytest.raises(BadInput, match="describes packages/apt/other"):
+        mirrored.repositories(str(tmp_path), sums)
 
 
 def test_the_sources_of_nodes_by_manager() -> None:

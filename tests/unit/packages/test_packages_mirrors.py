@@ -180,6 +180,12 @@ def test_what_cannot_be_had_or_verified_is_one_sentence_and_the_next_run_goes_on
         _make(tree, repositories=[_other_key(tree)])
     assert "\n" not in str(refused.value)
     assert not list((tree.root / "srv/air/packages").rglob("*.rpm"))
+    where = "/etc/zypp/repos.d/mine.repo" if tree.kind == "zypper" else "/etc/yum.repos.d/mine.repo"
+    text = tree.read(where)
+    tree.write(where, text.replace("repo_gpgcheck=1", "repo_gpgcheck=0"))
+    with pytest.raises(ShareError, match=r"repository mine is needed for tool, .* neither its packages nor its"):
+        _make(tree)
+    tree.write(where, text)
     assert _make(tree)["changed"]
 
 
