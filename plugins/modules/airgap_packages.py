@@ -12,6 +12,9 @@ short_description: "Make partial mirrors of the package repositories that GPU no
 version_added: 1.1.0
 description: For the roles of this collection only.
 author: The kubegpu.share authors (@kubegpu)
+options:
+  folder: {description: "Gets C(packages) and the lists and caches in C(work).", type: path, default: /var/cache/kubegpu-airgap}
+  sets: {description: What machines install together; the action plugin makes them from the list., type: list, elements: dict, required: true}
 """
 
 EXAMPLES = r"""

@@ -111,6 +111,6 @@ def stanzas(text: str, wanted: t.Container[str] | None = None) -> t.Iterator[Sta
         fields = dict(_FIELD.findall(text[max(start, 0) : end if end >= 0 else len(text)]))
         if not fields.get("Size", "").isdigit() or not {"Package", "Version", "Architecture"} <= fields.keys():
             continue
-        source = fields.get("Source", fields["Package"]).partition(" ")[0]
+        source = (fields.get("Source") or fields["Package"]).partition(" ")[0]
         row = (fields["Package"], fields["Version"], fields["Architecture"], source, path)
         yield Stanza(*row, fields.get("SHA256", ""), int(fields["Size"]))

@@ -24,7 +24,7 @@ from .._packages.rpm_backends import reason
 from . import store as stores
 from .apt import Apt
 from .rpm import rpm_resolver, verify
-from .store import Absent, Certificates, Store
+from .store import Absent, Store
 from .types import (
     APT,
     DESCRIPTION,
@@ -185,7 +185,7 @@ class _Mirrors:
         if part.local:
             return part
         path = f"{PACKAGES}/{folder.rpartition('/')[2]}/{self._path(part, resolved)}"
-        self.store.download(path, part.url, Certificates(*resolved.certificates), part.algorithm, part.digest)
+        self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest)
         return part._replace(local=self.store.at(path))
 
     def _metadata(self, part: Part, resolved: Resolved, folder: str) -> bool:
@@ -195,8 +195,7 @@ class _Mirrors:
             self.changed = self.store.copy(path, part.local, part.algorithm, part.digest) or self.changed
             return True
         try:
-            certificates = Certificates(*resolved.certificates)
-            put = self.store.download(path, part.url, certificates, part.algorithm, part.digest)
+            put = self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest)
         except Absent:
             if part.needed:
                 raise

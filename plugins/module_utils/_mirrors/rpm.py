@@ -318,7 +318,7 @@ class RpmResolver(ABC):
                 )
             key = source.key or self._keys(id)
             base = self.base_of(source, rpms[0])
-            resolved = Resolved(base, source.role, key, source.signed, certificates=tuple(source.certificates))
+            resolved = Resolved(base, source.role, key, source.signed, certificates=source.certificates)
             for rpm in rpms:
                 part = Part(rpm.path, url=base + rpm.path, algorithm=rpm.algorithm, digest=rpm.digest)
                 part = part._replace(local=self.downloaded(id, rpm))

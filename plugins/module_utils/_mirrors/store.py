@@ -70,6 +70,10 @@ def fetch(url: str, certificates: Certificates) -> t.IO[bytes]:
     return t.cast("t.IO[bytes]", answer)
 
 
+def _plain(path: str) -> t.IO[bytes]:
+    return open(path, "rb")
+
+
 class Store:
     """Files below a folder.
 
@@ -132,7 +136,7 @@ class Store:
                     raise ShareError(f"{path} can't be read: {program[0]}: {done.err.strip()[:200] or done.rc}")
                 yield io.BytesIO(done.out.encode("utf-8", "surrogateescape"))
                 return
-            with openers.get(ending, lambda name: open(name, "rb"))(real) as file:
+            with openers.get(ending, _plain)(real) as file:
                 yield file
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
             raise ShareError(f"{path} isn't complete, or no compressed file: {error}") from error

@@ -8,31 +8,31 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._packages.options import ARGUMENTS as PACKAGE_ARGUMENTS
 from .._packages.options import Fetch, PackageSet, Repository, key_of, package_set
+from .store import Certificates
 from .types import DISTRIBUTION, DRIVER, MANAGERS, TOOLKIT
 
 _OPTIONS = ("repositories", "pins", "streams", "packages")
 ARGUMENTS: JsonObject = {
     "folder": {"type": "path", "default": "/var/cache/kubegpu-airgap"},
-    "sets": {
-        "type": "list",
-        "elements": "dict",
-        "required": True,
-        "options": {
-            "name": {"type": "str", "required": True},
-            "hosts": {"type": "list", "elements": "str", "default": []},
-            "manager": {"type": "str", "choices": list(MANAGERS), "required": True},
-            "row": {"type": "str", "default": ""},
-            "id": {"type": "str", "default": ""},
-            "version": {"type": "str", "default": ""},
-            "architectures": {"type": "list", "elements": "str", "required": True},
-            "roles": {"type": "dict", "default": {}},
-            **{name: PACKAGE_ARGUMENTS[name] for name in _OPTIONS},
-        },
-    },
+    "sets": {"type": "list", "elements": "dict", "required": True},
+}
+# Of an entry of sets.
+_SET: JsonObject = {
+    "name": {"type": "str", "required": True},
+    "hosts": {"type": "list", "elements": "str", "default": []},
+    "manager": {"type": "str", "choices": list(MANAGERS), "required": True},
+    "row": {"type": "str", "default": ""},
+    "id": {"type": "str", "default": ""},
+    "version": {"type": "str", "default": ""},
+    "architectures": {"type": "list", "elements": "str", "required": True},
+    "roles": {"type": "dict", "default": {}},
+    **{name: PACKAGE_ARGUMENTS[name] for name in _OPTIONS},
 }
 
 
@@ -62,9 +62,10 @@ def wanted_sets(params: JsonObject, host: t.Mapping[str, t.Any], manager: str) -
     :param manager: ``apt`` or ``rpm``.
     :raises BadInput: an option is invalid, or there is none for this machine; the message names what there is.
     """
-    fitting = [option for option in params["sets"] if _fits(option, host, manager)]
+    sets = [_valid(option) for option in params["sets"]]
+    fitting = [option for option in sets if _fits(option, host, manager)]
     if not fitting:
-        wanted = sorted({_described(option) for option in params["sets"]})
+        wanted = sorted({_described(option) for option in sets})
         raise BadInput(
             f"this host of group airgap_package_hosts has {host['id']} {host['version']} {host['arch']}, and the GPU "
             f"nodes have {', '.join(wanted) or 'no packages'}: packages are resolved where distribution, release and "
@@ -72,6 +73,17 @@ def wanted_sets(params: JsonObject, host: t.Mapping[str, t.Any], manager: str) -
             code="other_distribution",
         )
     return [_wanted(option) for option in fitting]
+
+
+def _valid(option: JsonObject) -> JsonObject:
+    """Return an entry with its defaults.
+
+    :raises BadInput: it has other fields or types.
+    """
+    found = ArgumentSpecValidator(_SET).validate(option)
+    if found.error_messages:
+        raise BadInput(f"sets: {found.error_messages[0]}")
+    return t.cast(JsonObject, found.validated_parameters)
 
 
 def _fits(option: JsonObject, host: t.Mapping[str, t.Any], manager: str) -> bool:
@@ -161,7 +173,7 @@ class Resolved:
     packages: list[Package] = dataclasses.field(default_factory=list)
     # In the order in which they are put: what names others comes last.
     metadata: list[Part] = dataclasses.field(default_factory=list)
-    certificates: tuple[str, str, str] = ("", "", "")
+    certificates: Certificates = dataclasses.field(default_factory=Certificates)
 
 
 class Outcome(t.NamedTuple):
