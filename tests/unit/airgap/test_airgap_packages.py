@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pytest
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
@@ -373,32 +371,6 @@ def test_the_sources_of_nodes_by_manager() -> None:
     rpm = types.repository(described(manager="rpm", path="packages/rpm/x", suites=[], components=[]), "x")
     assert "gpgcheck=0\nrepo_gpgcheck=1\n" in client.source_text(rpm, "http://f", "dnf")[1]
     assert "gpgcheck=1\nrepo_gpgcheck=1\npkg_gpgcheck=0\n" in client.source_text(rpm, "http://f", "zypper")[1]
-
-
-def test_the_roles_variables_choose_by_the_node() -> None:
-    rows = [
-        described(),
-        described(role="driver", name="a", path="packages/apt/nvidia12", suites=["/"], components=[]),
-        described(role="driver", name="b", path="packages/apt/nvidia13", release="13", suites=["/"], components=[]),
-    ]
-    found = client.variables([types.repository(row, "x") for row in rows], "http://f")
-    assert found["driver_repo_suites"] == ["/"]
-    assert found["driver_repo_key_sha256"] == "a" * 64
-    values = {}
-    for release in ("12", "13", "14"):
-        node = {"gpu_node": {"distribution": {"id": "debian", "version": release, "arch": "amd64"}}}
-        templar = Templar(DataLoader(), variables=node)
-        values[release] = [
-            templar.template(trust_as_template(found[name]))
-            for name in ("driver_repo_url", "airgap_distribution_sources")
-        ]
-    assert [values[release][0] for release in values] == [
-        *("http://f/packages/apt/nvidia12/", "http://f/packages/apt/nvidia13/", "")
-    ]
-    assert [row["url"] for row in values["12"][1]] == ["http://f/packages/apt/deb.example.org/"]
-    assert (values["13"][1], values["14"][1]) == ([], [])
-    with pytest.raises(BadInput, match="two mirrors have the driver for debian/12/amd64"):
-        client.variables([types.repository(rows[1], "x")] * 2, "http://f")
 
 
 def test_the_sets_of_a_list() -> None:
