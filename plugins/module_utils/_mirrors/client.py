@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a machine gets to use a partial mirror behind HTTP: an entry of ``pinned_packages``, and the file it makes. Pure."""
+"""What a machine gets to use a partial mirror behind HTTP: an entry of ``pinned_packages``, and its file. Pure."""
 
 from __future__ import annotations
 
