@@ -33,7 +33,7 @@ from test_airgap_needed import LIST, machine, of
 
 from lab.debs import Package, make_deb, make_index
 from lab.packages import ARCHITECTURES, Signer
-from lab.shell import run
+from lab.shell import output, run
 
 DRIVER, DISTRIBUTION = "driver", "debian"
 DIST = "dists/stable"
@@ -279,6 +279,25 @@ def test_what_cannot_be_had_is_one_sentence_and_the_next_run_goes_on(world: Worl
     assert not (world.base / "air/packages").exists()
     package.write_bytes(whole)
     assert world.make()["changed"]
+
+
+@pytest.mark.long
+def test_debians_own_repositories_with_its_keys(world: World) -> None:
+    """What a module is built with, from this machine's own sources; apt checks it with Debian's keys at both ends."""
+    if "ID=debian" not in Path("/etc/os-release").read_text().splitlines():
+        pytest.skip("this machine's sources aren't Debian's")
+    packages = ["dkms", "gcc", "libc6-dev", "make", "linux-headers-amd64"]
+    system = Own(Path("/etc"))
+    one = {"name": "set-1", "manager": "apt", "architectures": [output(["dpkg", "--print-architecture"])]}
+    made = mirror.ensure({"folder": str(world.base / "air"), "sets": [{**one, "packages": packages}]}, False, system)
+    assert {row["role"] for row in made["repositories"]} == {"distribution"}
+    # Only what is needed: Debian has sixty thousand packages.
+    assert 100 < made["count"] < 400
+    node = Node(world, made["repositories"])
+    assert node.update()[0] == 0
+    rc, said = node.download(*packages)
+    assert rc == 0, said
+    assert "404" in node.download("apache2")[1]
 
 
 def test_another_distribution_is_refused_before_anything_is_asked(world: World) -> None:
