@@ -203,11 +203,11 @@ class RpmResolver(ABC):
         machine = MANAGERS[self.manager.name].repositories
         for name in self.system.names(machine):
             text = self.system.read(f"{machine}/{name}") if name.endswith(".repo") and MARK not in name else None
-            rows = [row for row in rpm_lists.sections(text or "") if row.id != "main"]
+            # An empty root has no variables of its own, so they are replaced here.
+            rows = [row for row in rpm_lists.sections(self._filled(text or "")) if row.id != "main"]
             kept = [row for row in rows if rpm_lists.on(row.fields.get("enabled"), True)]
-            kept = [row for row in kept if self._filled(row.fields.get("baseurl", "")).rstrip("/") not in ours]
-            for row in kept:
-                found.append(self._source(row))
+            kept = [row for row in kept if row.fields.get("baseurl", "").rstrip("/") not in ours]
+            found += [self._source(row) for row in kept]
             if kept:
                 self.system.write(f"{folder}/{name}", "".join(self._section(row) for row in kept))
         for repository in named:

@@ -50,9 +50,10 @@ def _sign_metadata(tree: Tree) -> None:
     export = "gpg --armor --export distribution@example.org > /root/own.asc"
     tree.run("sh", "-c", f"{make} && {export} && {sign} && gpgconf --kill all")
     where = "zypp/repos.d" if tree.kind == "zypper" else "yum.repos.d"
+    tree.write("/etc/zypp/vars.d/place" if tree.kind == "zypper" else "/etc/dnf/vars/place", "foreign\n")
     tree.write(
         f"/etc/{where}/mine.repo",
-        "[mine]\nname=mine\nbaseurl=file:///srv/foreign\nenabled=1\ngpgcheck=0\nrepo_gpgcheck=1\n"
+        "[mine]\nname=mine\nbaseurl=file:///srv/$place\nenabled=1\ngpgcheck=0\nrepo_gpgcheck=1\n"
         "gpgkey=file:///root/own.asc\n[off]\nname=off\nbaseurl=http://127.0.0.1:1/\nenabled=0\n",
     )
     if tree.kind == "zypper":
