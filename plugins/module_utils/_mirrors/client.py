@@ -8,7 +8,7 @@ from __future__ import annotations
 from .._core.types import JsonObject
 from .._packages.apt import AptPlanner
 from .._packages.options import ARGUMENTS, package_set
-from .._packages.paths import MANAGERS
+from .._packages.paths import INSIDE, MANAGERS
 from .._packages.rpm import RpmPlanner
 from .types import APT, MirroredRepository
 
@@ -20,7 +20,7 @@ def option(repository: MirroredRepository, base: str) -> JsonObject:
     """
     folder = f"{base.rstrip('/')}/{repository['path']}/"
     entry: JsonObject = {
-        "name": repository["name"],
+        "name": f"{INSIDE}{repository['name']}",
         "url": folder,
         "key_url": folder + repository["key"]["path"],
         "key_sha256": repository["key"]["sha256"],

@@ -12,6 +12,8 @@ from .rpm_locks import ListLocks, LockFile, TomlLocks, ZyppLocks
 
 # Part of the name of every file of this collection.
 MARK = "kubegpu-"
+# What the names of an archive's repositories begin with, on machines that may reach no other.
+INSIDE = "airgap-"
 
 APT_SOURCES = "/etc/apt/sources.list.d"
 APT_KEYRINGS = "/etc/apt/keyrings"

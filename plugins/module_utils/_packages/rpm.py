@@ -12,6 +12,7 @@ A set (``name``) owns these things of a node and no others:
 
 from __future__ import annotations
 
+import posixpath
 import re
 import typing as t
 
@@ -19,7 +20,7 @@ from .._core.errors import BadInput
 from .._core.plan import Change
 from .names import described, matches_any
 from .options import Package, PackageSet, Repository, Stream
-from .paths import MANAGERS, MARK, RPM_KEY_MARK, RPM_KEYS, install_only
+from .paths import INSIDE, MANAGERS, MARK, RPM_KEY_MARK, RPM_KEYS, install_only
 from .plan import (
     KEY_ORIGIN,
     WRITTEN_BY,
@@ -58,6 +59,7 @@ class RpmPlanner(Planner):
         self.lock_path = rpm["lock_path"]
         self.manager = MANAGERS[rpm["manager"]]
         self.remove_command = self.manager.remove_command
+        self.inside = any(posixpath.basename(path).startswith(f"{MARK}{INSIDE}") for path in rpm["files"])
         self._locks = [Lock(**row) for row in rpm["locks"]]
 
     def validate(self) -> None:

@@ -36,7 +36,7 @@ class RpmApplier(Applier[RpmPlanner]):
         return RpmPlanner(self.spec, facts["rpm"], facts["packages"])
 
     def _manager(self, planner: RpmPlanner) -> RpmManager:
-        return RPM_MANAGERS[planner.manager.name](planner.manager, self.commands)
+        return RPM_MANAGERS[planner.manager.name](planner.manager, self.commands, planner.inside)
 
     def finish_interrupted(self, planner: RpmPlanner) -> None:
         """Remove the versions that the interrupted transaction had already replaced."""

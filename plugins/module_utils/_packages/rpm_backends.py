@@ -165,11 +165,15 @@ def reason(done: Done) -> str:
 
 
 class RpmManager(ABC):
-    """One package manager that works with rpm."""
+    """One package manager that works with rpm.
 
-    def __init__(self, manager: Manager, commands: Commands) -> None:
+    :param inside: the machine has repositories of an archive, and may reach no other.
+    """
+
+    def __init__(self, manager: Manager, commands: Commands, inside: bool = False) -> None:
         self.manager = manager
         self.commands = commands
+        self.inside = inside
 
     @abstractmethod
     def refresh(self, repository: Repository) -> None:
@@ -224,22 +228,27 @@ class Dnf(RpmManager):
     MARKS: t.ClassVar[dict[bool, str]] = {True: "remove", False: "install"}
     REASON = "%{name} %{reason}"
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        # dnf does nothing at all while a repository can't be reached whose configuration doesn't say so itself.
+        return (*self.COMMAND, "--setopt=*.skip_if_unavailable=1") if self.inside else self.COMMAND
+
     def refresh(self, repository: Repository) -> None:
         repo_id = repository_id(repository)
         strict = f"--setopt={repo_id}.skip_if_unavailable=0"
         self.commands.must(
-            [*self.COMMAND, "-q", "--refresh", "--disablerepo=*", f"--enablerepo={repo_id}", strict, "makecache"]
+            [*self.command, "-q", "--refresh", "--disablerepo=*", f"--enablerepo={repo_id}", strict, "makecache"]
         )
 
     def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
-        argv = [*self.COMMAND, "-q", "list", "--showduplicates", *names]
+        argv = [*self.command, "-q", "list", "--showduplicates", *names]
         done = self.commands.run(argv)
         if done.rc != 0 and not re.search(r"No matching", done.err + done.out, re.IGNORECASE):
             raise self.commands.failure(argv, done)
         return parse_list(done.out)
 
     def install(self, items: t.Sequence[Item], may_go: t.Callable[[str], bool]) -> None:
-        command, install = [*self.COMMAND, self.NO_WEAK], ["install", *(self._spec(item) for item in items)]
+        command, install = [*self.command, self.NO_WEAK], ["install", *(self._spec(item) for item in items)]
         argv = [*command, *install]
         done = self.commands.run(argv, LONG)
         if done.rc == 0:
@@ -259,7 +268,7 @@ class Dnf(RpmManager):
         return f"{item.name}-{Version.of(item.version).full}" if item.version else item.name
 
     def _removal(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
-        return [*self.COMMAND, f"--setopt=clean_requirements_on_remove={int(dependencies)}", "remove", *names]
+        return [*self.command, f"--setopt=clean_requirements_on_remove={int(dependencies)}", "remove", *names]
 
     def removed_with(self, names: t.Sequence[str], dependencies: bool) -> list[str]:
         argv = [*self._removal(names, dependencies), "--assumeno"]
@@ -273,20 +282,20 @@ class Dnf(RpmManager):
         self.commands.must(self._removal(names, dependencies), LONG)
 
     def automatic(self, names: t.Sequence[str]) -> set[str]:
-        argv = [*self.COMMAND, "-q", "repoquery", "--installed", "--qf", self.REASON, *names]
+        argv = [*self.command, "-q", "repoquery", "--installed", "--qf", self.REASON, *names]
         done = self.commands.must(argv)
         rows = [line.split() for line in done.out.splitlines()]
         return {row[0] for row in rows if len(row) >= 2 and row[1].lower() in ("dependency", "weak-dependency")}
 
     def mark(self, names: t.Sequence[str], automatic: bool) -> None:
         if names:
-            self.commands.must([*self.COMMAND, "-q", "mark", self.MARKS[automatic], *names])
+            self.commands.must([*self.command, "-q", "mark", self.MARKS[automatic], *names])
 
     def enable_stream(self, stream: str) -> None:
-        self.commands.must([*self.COMMAND, "-q", "module", "enable", stream])
+        self.commands.must([*self.command, "-q", "module", "enable", stream])
 
     def reset_stream(self, module: str) -> None:
-        self.commands.must([*self.COMMAND, "-q", "module", "reset", module])
+        self.commands.must([*self.command, "-q", "module", "reset", module])
 
 
 class Dnf5(Dnf):
@@ -298,7 +307,7 @@ class Dnf5(Dnf):
 
     def available(self, names: t.Sequence[str]) -> dict[str, set[str]]:
         form = "%{name}\t%{epoch}:%{version}-%{release}\n"
-        done = self.commands.must([*self.COMMAND, "-q", "repoquery", "--available", "--qf", form, *names])
+        done = self.commands.must([*self.command, "-q", "repoquery", "--available", "--qf", form, *names])
         versions: dict[str, set[str]] = {}
         for line in done.out.splitlines():
             name, tab, version = line.partition("\t")

@@ -178,7 +178,7 @@ class Node:
             path, text = client.source_text(repository, base, "apt")
             key = self.root / f"{repository['name']}.asc"
             key.write_bytes((world.base / "air" / repository["path"] / repository["key"]["path"]).read_bytes())
-            text = text.replace(f"/etc/apt/keyrings/kubegpu-{repository['name']}.asc", str(key))
+            text = text.replace(f"/etc/apt/keyrings/kubegpu-airgap-{repository['name']}.asc", str(key))
             (self.root / "etc/sources.list.d" / Path(path).name).write_text(text)
 
     def update(self) -> tuple[int, str]:
@@ -384,9 +384,9 @@ def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -
 def test_the_sources_of_nodes_by_manager() -> None:
     apt = types.repository(described(), "x")
     path, text = client.source_text(apt, "http://files:8080/", "apt")
-    assert path == "/etc/apt/sources.list.d/kubegpu-deb-example-org.sources"
+    assert path == "/etc/apt/sources.list.d/kubegpu-airgap-deb-example-org.sources"
     assert "URIs: http://files:8080/packages/apt/deb.example.org/\nSuites: bookworm\nComponents: main\n" in text
-    assert "Targets: Packages\nSigned-By: /etc/apt/keyrings/kubegpu-deb-example-org.asc\n" in text
+    assert "Targets: Packages\nSigned-By: /etc/apt/keyrings/kubegpu-airgap-deb-example-org.asc\n" in text
     rpm = types.repository(described(manager="rpm", path="packages/rpm/x", suites=[], components=[]), "x")
     assert "gpgcheck=0\nrepo_gpgcheck=1\n" in client.source_text(rpm, "http://f", "dnf")[1]
     assert "gpgcheck=1\nrepo_gpgcheck=1\npkg_gpgcheck=0\n" in client.source_text(rpm, "http://f", "zypper")[1]

@@ -16,6 +16,7 @@ import rpm_tree
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Absent, Certificates
+from package_sets import apply, package_set
 from rpm_tree import Tree
 
 WHY = rpm_tree.missing()
@@ -99,7 +100,7 @@ def _use(tree: Tree, repositories: list[dict[str, Any]]) -> None:
         repository = types.repository(described, "test")
         path, text = client.source_text(repository, f"file://{FOLDER}", tree.kind)
         tree.write(path, text)
-        name = f"/etc/pki/rpm-gpg/KUBEGPU-{repository['name']}.asc"
+        name = f"/etc/pki/rpm-gpg/KUBEGPU-airgap-{repository['name']}.asc"
         assert f"gpgkey=file://{name}" in text
         tree.write(name, tree.read(f"{FOLDER}/{repository['path']}/{repository['key']['path']}"))
         # As pinned_packages does.
@@ -132,6 +133,14 @@ def test_a_mirror_has_what_is_needed_and_a_node_installs_from_it(tree: Tree) -> 
     assert not _make(tree)["changed"]
     assert {path: path.stat().st_ino for path in kept} == kept
     _use(tree, made["repositories"])
+    if tree.kind == "dnf":
+        # A repository of the node's own that isn't reached: dnf alone fails, and pinned_packages goes on.
+        text = "[gone]\nname=gone\nbaseurl=http://127.0.0.1:1/\nenabled=1\ngpgcheck=1\nretries=1\n"
+        tree.write("/etc/yum.repos.d/gone.repo", text)
+        assert _install(tree, "tool")[0] != 0
+        apply(package_set(name="driver", packages=["tool"], hold=False), tree.system, "redhat")
+        assert tree.packages()["tool"] == "2"
+        tree.run("sh", "-c", "rm /etc/yum.repos.d/gone.repo; rpm -e tool")
     if tree.kind == "dnf":
         tree.run("dnf", "-y", "-q", "module", "enable", "nvidia-driver:580-open")
     versions = {row["name"]: row["version"] for each in made["repositories"] for row in each["packages"]}
