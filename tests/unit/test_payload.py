@@ -51,7 +51,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "nouveau": (15, 73),
     "nvml_info": (12, 82),
     "openshift_scheduler": (20, 157),
-    "pinned_packages": (25, 167),
+    "pinned_packages": (25, 168),
     "service_account_kubeconfig": (11, 62),
     "setup_record": (12, 73),
     "toolkit_config": (17, 82),
