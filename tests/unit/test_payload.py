@@ -46,7 +46,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubelet_devices_info": (14, 97),
     "kubevirt_devices": (12, 78),
     "machine_config": (14, 90),
-    "node_baseline": (43, 293),
+    "node_baseline": (43, 294),
     "node_switch": (22, 163),
     "nouveau": (15, 73),
     "nvml_info": (12, 82),
