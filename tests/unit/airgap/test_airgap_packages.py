@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pytest
+from action_plugins import act
+from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import mirrored
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, mirrored
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import needed
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import package_sets
 from lab_repository import apt_root, skip_without
@@ -417,3 +420,25 @@ def test_the_sets_of_a_list() -> None:
         *([{"package": "?*", "pin": "version 580.95.05-*", "priority": 1001}], [])
     ]
     assert [row["id"] for row in without] == ["", ""]
+
+
+def test_the_action_gives_the_module_the_sets_of_a_list_and_what_is_to_be_taken_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = of(machine("debian-12", "gpu1"))
+    items = needed(LIST, known)
+    for name, rows in (("all", items), ("images", [item for item in items if item["kind"] == "image"])):
+        (tmp_path / name).write_text(formats.text("yaml", rows, known))
+    given = {"gpu_nodes": [], "folder": "/var/cache/x", "also": ["locales", "gcc"]}
+    done, executed = act(airgap_packages, {**given, "needed": str(tmp_path / "all")}, monkeypatch)
+    assert done["changed"] is True
+    [arguments] = executed
+    assert arguments["folder"] == "/var/cache/x"
+    assert [row["hosts"] for row in arguments["sets"]] == [["gpu1"]]
+    packages = arguments["sets"][0]["packages"]
+    assert "locales" in packages
+    assert packages.count("gcc") == 1
+    # They are what the module takes.
+    assert len(wanted_sets(arguments, {"id": "debian", "major": 12, "family": "debian", "arch": "amd64"}, "apt")) == 1
+    done, executed = act(airgap_packages, {**given, "needed": str(tmp_path / "images")}, monkeypatch)
+    assert (done["changed"], executed) == (False, [])
