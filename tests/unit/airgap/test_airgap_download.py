@@ -308,6 +308,35 @@ def test_images_of_one_repository_that_only_digests_name(tmp_path, registry):
     assert asked == {"blobs": [], "manifests": []}
 
 
+def test_a_chart_of_a_registry(tmp_path, registry):
+    folder = tmp_path / "chart"
+    folder.mkdir()
+    rows = {}
+    # As helm 3 pushes it.
+    for name, content, media in (
+        ("config", b'{"name": "hami"}', "application/vnd.cncf.helm.config.v1+json"),
+        ("layer", CHART, "application/vnd.cncf.helm.chart.content.v1.tar+gzip"),
+    ):
+        digest = hashlib.sha256(content).hexdigest()
+        (folder / digest).write_bytes(content)
+        rows[name] = {"mediaType": media, "digest": f"sha256:{digest}", "size": len(content)}
+    media = TYPES["oci"][0].format("manifest")
+    document = {"schemaVersion": 2, "mediaType": media, "config": rows["config"], "layers": [rows["layer"]]}
+    (folder / "manifest.json").write_text(json.dumps(document))
+    (folder / "version").write_text("Directory Transport Version: 1.1\n")
+    done = registry.run(
+        ["skopeo", "copy", "--quiet", f"dir:{folder}", f"docker://{registry.host}/charts/hami:2.10.0_1"]
+    )
+    assert done.rc == 0, done.err
+    make = Made(tmp_path / "a", registry.run)
+    make(chart(source=f"oci://{registry.host}/charts/hami", version="2.10.0+1"))
+    [found] = make.read().contents.items
+    assert (make.folder / found["path"]).read_bytes() == CHART and found["path"] == "charts/hami-2.10.0+1.tgz"
+    registry.push("charts/image", "no chart", tag="1.0.0")
+    with pytest.raises(ShareError, match=r"charts/image:1\.0\.0 is no chart"):
+        make(chart(source=f"oci://{registry.host}/charts/image", version="1.0.0"))
+
+
 def test_a_failure_leaves_what_is_there_and_the_next_run_goes_on(tmp_path, registry):
     digest = registry.push("fails/one", "one")
     make = Made(tmp_path / "a", registry.run)
