@@ -21,7 +21,7 @@ LEVELS = {
         ("_contracts", "_rancher"),
         ("_host", "_nvml", "_kubelet", "_documents"),
         ("_packages",),
-        ("_kube", "_driver", "_toolkit", "_runtime", "_mirrors"),
+        ("_kube", "_driver", "_toolkit", "_runtime", "_mirrors", "_boot"),
         ("_images", "_allocation", "_kubevirt", "_openshift"),
         ("_node", "_e2e"),
         ("_hami", "_nvidia", "_scheduler", "_vgpu"),

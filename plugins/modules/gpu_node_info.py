@@ -164,6 +164,58 @@ gpu_node:
         command_line:
           description: The command line of the running kernel.
           type: str
+    boot:
+      description: How the machine boots, and the kernel's arguments; M(kubegpu.share.kernel_arguments) plans from it.
+      type: dict
+      contains:
+        loader:
+          description: >-
+            V(grub-drop-in), V(grub-default), V(grub-bls), V(systemd-boot), V(kernelstub), V(proxmox) or V(rpm-ostree); empty for any other.
+          type: str
+        refused:
+          description: Why arguments can't be changed on it, as a code such as V(several); empty where they can.
+          type: str
+        found:
+          description: What that is about.
+          type: list
+          elements: str
+        firmware:
+          description: V(efi), V(bios), or empty where a machine has neither.
+          type: str
+        now:
+          description: The running kernel's arguments.
+          type: str
+        next:
+          description: >-
+            The entry that boots next, with its C(id), the C(path) of its file, its C(arguments), whether it is chosen C(once), and whether it is C(proven)
+            by the loader's own files; null where it isn't known.
+          type: dict
+        files:
+          description: Texts of the files that decide the arguments, by path.
+          type: dict
+        config:
+          description: Path of GRUB's menu, or empty.
+          type: str
+        environment:
+          description: Path of GRUB's environment block, or empty.
+          type: str
+        kernelopts:
+          description: The variable of GRUB's environment from which entries of Red Hat's release 8 take their arguments; null without it.
+          type: str
+        record:
+          description: What M(kubegpu.share.kernel_arguments) has added, and the files before; null where it has added nothing.
+          type: dict
+        record_error:
+          description: Why the record can't be read, or empty.
+          type: str
+        pending:
+          description: Whether a run was interrupted.
+          type: bool
+        iommu:
+          description: >-
+            Number of IOMMU C(groups), the firmware's C(table) (V(DMAR), V(IVRS), V(IORT) or empty), and whether the kernel turns Intel's IOMMU on by
+            itself (C(default_on), null where its configuration isn't known).
+          type: dict
     secure_boot:
       description: Whether firmware checks signatures; null without UEFI.
       type: bool

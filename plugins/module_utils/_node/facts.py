@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .._boot import loaders
 from .._contracts import card_exclusion
 from .._core.errors import ShareError
 from .._core.types import JsonObject
@@ -184,6 +185,7 @@ def observe(
         "distribution": distribution,
         "python": host.python(),
         "kernel": kernel,
+        "boot": loaders.observe(system, dict(distribution), kernel["release"]),
         "secure_boot": checked,
         "security": observe_security(system),
         "mok": mok(system, distribution["id"], checked),

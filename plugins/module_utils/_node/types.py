@@ -9,6 +9,7 @@ import dataclasses
 import json
 import typing as t
 
+from .._boot.types import Boot
 from .._core.errors import ShareError
 from .._driver.types import DkmsModule, Driver, KernelLog, Maintenance, Nouveau
 from .._host.types import (
@@ -120,6 +121,7 @@ class GpuNode(t.TypedDict):
     distribution: Distribution
     python: PythonInterpreter
     kernel: Kernel
+    boot: Boot
     secure_boot: bool | None
     security: Security
     mok: MachineOwnerKey
