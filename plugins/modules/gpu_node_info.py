@@ -213,8 +213,8 @@ gpu_node:
           type: bool
         iommu:
           description: >-
-            Number of IOMMU C(groups), the firmware's C(table) (V(DMAR), V(IVRS), V(IORT) or empty), and whether the kernel turns Intel's IOMMU on by
-            itself (C(default_on), null where its configuration isn't known).
+            Number of IOMMU C(groups), the firmware's C(table) (V(DMAR), V(IVRS), V(IORT), V(VIOT) or empty), and whether the kernel turns Intel's
+            IOMMU on by itself (C(default_on), null where its configuration isn't known).
           type: dict
     secure_boot:
       description: Whether firmware checks signatures; null without UEFI.

@@ -34,6 +34,7 @@ REFUSALS: t.Mapping[str, str] = {
     "image": "its system is an image with a boot loader of its own",
     "machine-config": "OpenShift's Machine Config Operator manages it, with kubegpu.share.machine_config",
     "hand-written": "its grub.cfg isn't made by grub-mkconfig, which would replace it",
+    "no-next": "the entry that GRUB boots next isn't one of Linux, or can't be told",
     "no-tool": "the program that makes GRUB's menu isn't installed",
     "unified": "it boots unified kernel images, which contain their arguments and are signed",
     "sdbootutil": "sdbootutil makes its entries from /etc/kernel/cmdline, and may have sealed disk keys to them "
@@ -58,7 +59,7 @@ EXTLINUX = ("/boot/extlinux/extlinux.conf", "/boot/firmware/cmdline.txt", "/boot
 TOOLS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 UPDATE_GRUB = "update-grub"
 MKCONFIGS = ("grub2-mkconfig", "grub-mkconfig")
-TABLES = ("DMAR", "IVRS", "IORT")
+TABLES = ("DMAR", "IVRS", "IORT", "VIOT")
 # Entries beyond these belong to no machine.
 MOST_ENTRIES = 64
 MOST_CHARACTERS = 64 << 10
@@ -318,6 +319,10 @@ class _Detector:
         if not entries.generated(self._menu):
             self._refuse("hand-written", [config])
             return
+        entry = entries.next_of_menu(config, self._menu, variables)
+        if entry is None:
+            self._refuse("no-next", [config])
+            return
         drop_ins = self._distribution.get("family") == "debian" and self._system.exists(layout.DROP_INS)
         if drop_ins and tool(self._system, UPDATE_GRUB):
             loader = "grub-drop-in"
@@ -330,7 +335,7 @@ class _Detector:
         for name in names(self._system, layout.DROP_INS) if drop_ins else ():
             if name.endswith(".cfg"):
                 self._take(f"{layout.DROP_INS}/{name}")
-        self._found(loader, entries.next_of_menu(config, self._menu, variables))
+        self._found(loader, entry)
 
     def _bls(self, variables: dict[str, str]) -> None:
         files = self._read_entries(BLS)

@@ -23,7 +23,7 @@ class Entry(t.TypedDict):
 
 
 class Iommu(t.TypedDict):
-    """``groups`` is their number now, ``table`` the firmware's (DMAR, IVRS, IORT or empty).
+    """``groups`` is their number now, ``table`` the firmware's (DMAR, IVRS, IORT, VIOT or empty).
 
     ``default_on``: whether the running kernel turns Intel's IOMMU on by itself; None where that isn't known.
     """

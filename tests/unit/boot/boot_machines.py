@@ -10,6 +10,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,15 @@ def shell(default: str, drop_ins: dict[str, str]) -> tuple[str, str, str]:
 
     :raises CalledProcessError: the shell can't read a file.
     """
+    return _shell(default, tuple(sorted(drop_ins.items())))
+
+
+@cache
+def _shell(default: str, drop_ins: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "grub.d").mkdir()
         Path(folder, "default").write_text(default, newline="")
-        for name, text in drop_ins.items():
+        for name, text in drop_ins:
             Path(folder, "grub.d", name).write_text(text, newline="")
         done = subprocess.run(["sh", "-ec", SOURCE], cwd=folder, capture_output=True, text=True, check=True)
     linux, normal, chosen = done.stdout.split("\n--- \n")

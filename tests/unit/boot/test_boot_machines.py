@@ -9,11 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from action_plugins import act
+from ansible_collections.kubegpu.share.plugins.action import kernel_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._boot import layout, places, plan, words
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler, work
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.loaders import PENDING, RECORD, REFUSALS, observe
+from ansible_collections.kubegpu.share.plugins.module_utils._boot.types import Boot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from boot_machines import (
     DEFAULT,
     ESP_ENTRY,
@@ -311,6 +315,7 @@ REFUSED: dict[str, Callable[[], Machine]] = {
     "image": lambda: Machine("ID=talos\n", {}),
     "machine-config": lambda: Machine("ID=rhcos\n", {"/run/ostree-booted": ""}),
     "hand-written": lambda: with_file(debian(), "/boot/grub/grub.cfg", "menuentry x {\n linux x\n}"),
+    "no-next": lambda: windows_by_default(),
     "no-tool": lambda: without("/usr/sbin/update-grub", "/usr/sbin/grub-mkconfig"),
     "unified": lambda: systemd_boot({"/efi/EFI/Linux/debian-6.12.efi": ""}),
     "sdbootutil": lambda: Machine(
@@ -329,6 +334,13 @@ def without(*paths: str) -> Machine:
     for path in paths:
         del machine.files[path], machine.before[path]
     return machine
+
+
+def windows_by_default() -> Machine:
+    machine = debian()
+    menu = machine.files["/boot/grub/grub.cfg"].replace('default="0"', 'default="windows"')
+    menu += "menuentry 'Windows' --id windows {\n\tchainloader /EFI/Microsoft/Boot/bootmgfw.efi\n}\n"
+    return with_file(machine, "/boot/grub/grub.cfg", menu)
 
 
 def with_file(machine: Machine, path: str, text: str = "") -> Machine:
@@ -531,3 +543,27 @@ def test_kernelstub_and_its_entries_are_changed_together() -> None:
     work(params("iommu=pt"), False, machine)
     assert json.loads(machine.files[layout.KERNELSTUB])["user"]["kernel_options"][-1] == "iommu=pt"
     assert machine.files["/boot/efi/loader/entries/Pop_OS-oldkern.conf"].endswith("splash iommu=pt\n")
+
+
+# --------------------------------------------------------------------------- the facts
+
+
+@every_loader
+def test_the_facts_have_the_types_that_the_controller_holds_them_to(make: Callable[[], Machine]) -> None:
+    machine = make()
+    work(params("iommu=pt"), False, machine)
+    found = json.loads(json.dumps(boot(machine)))
+    observations._check(Boot)(found, "boot", observations._Budget())
+    assert found["record"]["added"] == ["iommu=pt"]
+
+
+def test_the_action_executes_the_module_only_for_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = iommu()
+    asked = {"iommu": True, "observed": {"boot": boot(machine)}}
+    assert act(kernel_arguments, asked, monkeypatch)[1] == [{"iommu": True}]
+    work(params(iommu=True), False, machine)
+    result, executed = act(kernel_arguments, {**asked, "observed": {"boot": boot(machine)}}, monkeypatch)
+    assert (executed, result["changed"], result["reboot_required"]) == ([], False, True)
+    asked = {"arguments": BOTH, "observed": {"boot": boot(REFUSED["image"]())}}
+    refused, executed = act(kernel_arguments, asked, monkeypatch)
+    assert (executed, refused["failed"], refused["arguments"]) == ([], True, BOTH)
