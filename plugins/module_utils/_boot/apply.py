@@ -65,15 +65,16 @@ class BootReconciler:
         record = new_record(made, boot)
         transaction = FileTransaction(self._system, PENDING)
         kept = transaction.backup(files)
+        begun: list[object] = []
         try:
             if record is not None:
                 self._system.write(RECORD, record_text(record), 0o600)
             transaction.replace(files, kept)
-            self._run(steps, boot)
+            self._run(steps, boot, begun)
             self._prove(made.drop)
         except ShareError as error:
             transaction.restore(kept)
-            self._back(steps, boot, error)
+            self._back(begun, boot, error)
             if old_record is None:
                 self._system.remove(RECORD)
             else:
@@ -86,8 +87,9 @@ class BootReconciler:
             # Fails while other records are in it.
             self._system.run(["rmdir", posixpath.dirname(RECORD)])
 
-    def _run(self, steps: list[object], boot: Boot) -> None:
+    def _run(self, steps: list[object], boot: Boot, begun: list[object]) -> None:
         for step in steps:
+            begun.append(step)
             if isinstance(step, SetKernelopts):
                 self._set_kernelopts(boot, step.value)
             elif isinstance(step, Kargs):

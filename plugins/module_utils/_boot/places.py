@@ -103,6 +103,10 @@ class Kernelstub:
         document = self._document(path, text)
         return self._with(document, path, [one for one in self._options(document, path) if one not in arguments])
 
+    def same(self, path: str, one: str, other: str) -> bool:
+        """Return whether two texts have the same values."""
+        return self._document(path, one).tree == self._document(path, other).tree
+
     def _with(self, document: json_editor.Document, path: str, options: list[str]) -> str:
         if options != self._options(document, path):
             document.set(("user", "kernel_options"), options)

@@ -327,7 +327,12 @@ def _base(
     """Return the text without what was added: the old bytes, unless someone has changed the file since."""
     if known is not None and (digest(text) == known["after"] or text == known["before"]):
         return known["before"]
-    return text if text is None or not old else kind.remove(path, text, old)
+    if text is None or not old:
+        return text
+    rest, before = kind.remove(path, text, old), known["before"] if known is not None else None
+    # kernelstub writes its file anew at each kernel's update.
+    same = isinstance(kind, places.Kernelstub) and before is not None and kind.same(path, before, rest)
+    return before if same else rest
 
 
 def _kernelopts(boot: Boot, old: t.Sequence[str], missing: t.Sequence[str]) -> tuple[str, str, str] | None:

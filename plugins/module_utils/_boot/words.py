@@ -13,7 +13,7 @@ END = "--"
 # A word of the command line; a blank inside double quotes is part of it.
 _WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
 # No character that a shell, GRUB's scripts or an entry of the Boot Loader Specification takes as anything else.
-ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(?:=[A-Za-z0-9_.,:=+/@%-]*)?")
+ARGUMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?:=[A-Za-z0-9_.,:=+/@%-]*)?")
 # Values of these are lists, of which the later entry of a pair counts, over all words of that name.
 _PAIRS: t.Mapping[str, tuple[tuple[str, str], ...]] = {
     "intel_iommu": (("on", "off"), ("sm_on", "sm_off")),

@@ -459,6 +459,7 @@ def test_an_iommu_that_is_on_by_what_was_added_keeps_it() -> None:
         ("x=$y", "isn't one argument"),
         ('x="y"', "isn't one argument"),
         ("", "isn't one argument"),
+        ("--", "isn't one argument"),
     ],
 )
 def test_arguments_that_cannot_be_written_everywhere_are_refused(argument: str, text: str) -> None:
@@ -543,6 +544,10 @@ def test_kernelstub_and_its_entries_are_changed_together() -> None:
     work(params("iommu=pt"), False, machine)
     assert json.loads(machine.files[layout.KERNELSTUB])["user"]["kernel_options"][-1] == "iommu=pt"
     assert machine.files["/boot/efi/loader/entries/Pop_OS-oldkern.conf"].endswith("splash iommu=pt\n")
+    # kernelstub itself writes its file anew, in its own form.
+    machine.files[layout.KERNELSTUB] = json.dumps(json.loads(machine.files[layout.KERNELSTUB]), indent=2)
+    work(ABSENT, False, machine)
+    assert machine.difference() == {}
 
 
 # --------------------------------------------------------------------------- the facts
