@@ -239,8 +239,10 @@ class _Detector:
         return {**files, **self._read_entries(BLS)} if files else {}
 
     def _read_entries(self, folder: str) -> dict[str, str]:
-        found = [name for name in names(self._system, folder) if name.endswith(".conf")]
-        texts = {f"{folder}/{name}": self._system.read(f"{folder}/{name}") for name in found[:MOST_ENTRIES]}
+        found = [name for name in self._system.names(folder) if name.endswith(".conf")]
+        if len(found) > MOST_ENTRIES:
+            raise ShareError(f"{folder} has more than {MOST_ENTRIES} entries")
+        texts = {f"{folder}/{name}": self._system.read(f"{folder}/{name}") for name in found}
         return {path: _bounded(path, content) for path, content in texts.items() if content is not None}
 
     def _systemd_boot(self, files: dict[str, str]) -> None:

@@ -572,3 +572,9 @@ def test_the_action_executes_the_module_only_for_a_change(monkeypatch: pytest.Mo
     asked = {"arguments": BOTH, "observed": {"boot": boot(REFUSED["image"]())}}
     refused, executed = act(kernel_arguments, asked, monkeypatch)
     assert (executed, refused["failed"], refused["arguments"]) == ([], True, BOTH)
+
+
+def test_more_entries_than_any_machine_has_are_not_read_in_part() -> None:
+    many = {NEW.replace("611", str(number)): bls_entry(f"5.14.0-{number}", "ro") for number in range(700, 770)}
+    found = boot(rocky(more=many))
+    assert (found["refused"], found["files"]) == ("unreadable", {})
