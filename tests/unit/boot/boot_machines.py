@@ -103,9 +103,9 @@ def shell(default: str, drop_ins: dict[str, str]) -> tuple[str, str, str]:
 def _shell(default: str, drop_ins: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "grub.d").mkdir()
-        Path(folder, "default").write_text(default, newline="")
+        Path(folder, "default").write_bytes(default.encode())
         for name, text in drop_ins:
-            Path(folder, "grub.d", name).write_text(text, newline="")
+            Path(folder, "grub.d", name).write_bytes(text.encode())
         done = subprocess.run(["sh", "-ec", SOURCE], cwd=folder, capture_output=True, text=True, check=True)
     linux, normal, chosen = done.stdout.split("\n--- \n")
     return linux, normal, chosen
