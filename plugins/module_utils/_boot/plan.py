@@ -102,7 +102,12 @@ def options(params: JsonObject) -> Options:
 
 def added(boot: Boot) -> list[str]:
     """Return what this collection has added and not removed."""
-    return list(boot["record"]["added"]) if boot["record"] else []
+    if boot["record"]:
+        return list(boot["record"]["added"])
+    # The record may be lost; the file says whose it is.
+    text = boot["files"].get(layout.DROP_IN, "")
+    found = places.DropIn().read(layout.DROP_IN, text) if text.startswith(places.OWN) else []
+    return [word for word in found if words.ARGUMENT.fullmatch(word)]
 
 
 def next_words(boot: Boot) -> list[str] | None:
@@ -125,14 +130,14 @@ def needed_for_iommu(boot: Boot) -> list[str]:
         # It may be on by what was added.
         return kept
     after = next_words(boot)
-    off = words.switched_off(now_words(boot) if after is None else after)
+    off = words.switched_off(now_words(boot) if after is None else after, table)
     if off:
         raise BadInput(
             f"iommu: {boot['next']['path'] if boot['next'] else '/proc/cmdline'} has {off}, which turns the IOMMU off; "
             "remove it there, if nothing on this machine needs it",
             code="iommu-off",
         )
-    if words.switched_off(now_words(boot)):
+    if words.switched_off(now_words(boot), table):
         # The next boot has it on again.
         return kept or ([INTEL] if table == "DMAR" and not boot["iommu"]["default_on"] else [])
     if table == "DMAR" and not boot["iommu"]["default_on"]:
@@ -418,7 +423,7 @@ def outcome(given: Options, boot: Boot) -> JsonObject:
     now = now_words(boot)
     waiting = [one for one in wanted(given, boot) if not words.effective(one, now)]
     gone = [one for one in made.drop if one in now]
-    off = given.iommu and not boot["iommu"]["groups"] and bool(words.switched_off(now))
+    off = given.iommu and not boot["iommu"]["groups"] and bool(words.switched_off(now, boot["iommu"]["table"]))
     return {
         "loader": boot["loader"],
         "arguments": list(made.add),

@@ -107,11 +107,15 @@ def _entries(words: t.Iterable[str]) -> list[str]:
     return [entry for word in words for entry in value_of(word).split(",")]
 
 
-def switched_off(words: t.Sequence[str]) -> str:
-    """Return the word that turns the machine's IOMMU off; empty where none does."""
+def switched_off(words: t.Sequence[str], table: str) -> str:
+    """Return the word that turns the machine's IOMMU off; empty where none does.
+
+    :param table: the firmware's, which says whose IOMMU it is.
+    """
     found = _opposite("intel_iommu", "on", [word for word in words if name_of(word) == "intel_iommu"])
-    off = [word for word in words if name_of(word) in ("iommu", "amd_iommu") and "off" in value_of(word).split(",")]
-    return found or (off[-1] if off else "")
+    names = ("iommu", "amd_iommu") if table == "IVRS" else ("iommu",)
+    off = [word for word in words if name_of(word) in names and "off" in value_of(word).split(",")]
+    return (found if table == "DMAR" else "") or (off[-1] if off else "")
 
 
 def add(text: str, arguments: t.Sequence[str]) -> str:

@@ -297,7 +297,15 @@ def pop_os() -> Machine:
 
 
 def proxmox() -> Machine:
-    machine = systemd_boot({"/etc/kernel/proxmox-boot-uuids": "936E-9A3F\n"})
+    info = "".join(f"{one}\0" for one in "systemd-boot 252.12-1~deb12u1")
+    files = {
+        "/etc/kernel/proxmox-boot-uuids": "936E-9A3F\n",
+        "/etc/kernel/cmdline": "root=ZFS=rpool/ROOT/pve-1 boot=zfs\n",
+        "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f": f"\x06\0\0\0{info}\0\0",
+        # GRUB's packages are there, too; the partitions that boot aren't mounted.
+        "/boot/grub/grub.cfg": MENU,
+    }
+    machine = Machine("ID=debian\nVERSION_ID=12\n", files, ["update-grub"])
     machine.commands["proxmox-boot-tool refresh"] = Done(0, "Running hook script 'zz-proxmox-boot'..\n", "")
     return machine
 

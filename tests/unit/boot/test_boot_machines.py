@@ -264,6 +264,18 @@ def test_a_file_of_the_same_name_that_someone_else_wrote_is_left_alone() -> None
     assert not work(ABSENT, False, machine)["changed"]
 
 
+def test_without_the_record_the_own_file_says_what_was_added() -> None:
+    machine = debian()
+    work(params(*BOTH), False, machine)
+    del machine.files[RECORD]
+    assert not work(params(*BOTH), False, machine)["changed"]
+    assert work(params("iommu=pt"), False, machine)["arguments"] == ["iommu=pt"]
+    assert "intel_iommu=on" not in next_words(machine)
+    del machine.files[RECORD]
+    work(ABSENT, False, machine)
+    assert machine.difference() == {}
+
+
 # --------------------------------------------------------------------------- proofs and ways back
 
 

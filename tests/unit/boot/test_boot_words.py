@@ -43,18 +43,21 @@ def test_effect_and_conflict(argument: str, line: str, effective: bool, conflict
 
 
 @pytest.mark.parametrize(
-    ("line", "off"),
+    ("line", "table", "off"),
     [
-        ("ro quiet iommu=pt intel_iommu=on", ""),
-        ("intel_iommu=off", "intel_iommu=off"),
-        ("intel_iommu=off intel_iommu=on", ""),
-        ("amd_iommu=off", "amd_iommu=off"),
-        ("iommu=off", "iommu=off"),
-        ("amd_iommu=fullflush", ""),
+        ("ro quiet iommu=pt intel_iommu=on", "DMAR", ""),
+        ("intel_iommu=off", "DMAR", "intel_iommu=off"),
+        ("intel_iommu=off", "IVRS", ""),
+        ("intel_iommu=off intel_iommu=on", "DMAR", ""),
+        ("amd_iommu=off", "IVRS", "amd_iommu=off"),
+        ("amd_iommu=off", "DMAR", ""),
+        ("iommu=off", "DMAR", "iommu=off"),
+        ("iommu=off", "", "iommu=off"),
+        ("amd_iommu=fullflush", "IVRS", ""),
     ],
 )
-def test_what_turns_the_iommu_off(line: str, off: str) -> None:
-    assert words.switched_off(words.split(line)) == off
+def test_what_turns_the_iommu_off(line: str, table: str, off: str) -> None:
+    assert words.switched_off(words.split(line), table) == off
 
 
 def test_words_are_split_as_by_the_kernel() -> None:
