@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "helm_chart": (6, 28),
     "image_build": (8, 40),
     "image_import": (14, 108),
-    "kernel_arguments": (19, 121),
+    "kernel_arguments": (19, 122),
     "kernel_driver": (10, 46),
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 59),

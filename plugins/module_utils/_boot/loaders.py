@@ -202,11 +202,17 @@ class _Detector:
             self._refuse("machine-config", [name])
         elif name in IMAGES:
             self._refuse("image", [name])
-        elif tool(self._system, "transactional-update"):
+        elif tool(self._system, "transactional-update") and self._read_only():
             self._refuse("transactional", ["transactional-update"])
         elif tool(self._system, "sdbootutil") and self._loader_type() not in ("grub2", "grub2-efi"):
             self._refuse("sdbootutil", [self._loader_type() or "sdbootutil"])
         return bool(self._boot["refused"])
+
+    def _read_only(self) -> bool:
+        """Return whether the root is mounted read-only; the later mount at a place counts."""
+        mounts = [line.split(" ") for line in text(self._system, "/proc/self/mounts").splitlines()]
+        options = [fields[3].split(",") for fields in mounts if len(fields) > 3 and fields[1] == "/"]
+        return bool(options) and "ro" in options[-1]
 
     def _loader_type(self) -> str:
         return os_release(text(self._system, "/etc/sysconfig/bootloader")).get("LOADER_TYPE", "")

@@ -333,7 +333,7 @@ REFUSED: dict[str, Callable[[], Machine]] = {
     "sdbootutil": lambda: Machine(
         "ID=opensuse-tumbleweed\n", {"/usr/bin/sdbootutil": "", "/efi/loader/loader.conf": ""}
     ),
-    "transactional": lambda: Machine("ID=sle-micro\n", {"/usr/sbin/transactional-update": ""}),
+    "transactional": lambda: micro("rootfs / rootfs rw 0 0\n/dev/vda3 / btrfs ro,relatime 0 0\n"),
     "proxmox-grub": lambda: with_file(debian(), "/etc/kernel/proxmox-boot-uuids"),
     "ostree": lambda: Machine("ID=fedora\n", {"/run/ostree-booted": ""}),
     "extlinux": lambda: Machine("ID=ubuntu\n", {"/boot/extlinux/extlinux.conf": "LABEL primary\n"}),
@@ -346,6 +346,15 @@ def without(*paths: str) -> Machine:
     for path in paths:
         del machine.files[path], machine.before[path]
     return machine
+
+
+def micro(mounts: str) -> Machine:
+    machine = with_file(suse(), "/usr/sbin/transactional-update")
+    return with_file(machine, "/proc/self/mounts", mounts)
+
+
+def test_a_system_with_the_tool_for_snapshots_and_a_writable_root_is_an_ordinary_one() -> None:
+    assert boot(micro("/dev/vda3 / btrfs rw,relatime 0 0\n"))["loader"] == "grub-default"
 
 
 def windows_by_default() -> Machine:
