@@ -46,6 +46,7 @@ SLOW = (
     "test_driver_role",
     "test_kubeadm_action",
     "test_nouveau_real",
+    "test_boot_grub",
     "test_boot_real",
     "test_verify_playbook",
     "test_static_pod_document",

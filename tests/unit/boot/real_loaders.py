@@ -27,7 +27,9 @@ from lab.shell import LabError, run
 # Added to the small system; no package scripts are run.
 PACKAGES = ("grub-common", "grub2-common", "gettext-base", "libdevmapper1.02.1", "systemd", "systemd-boot")
 LIBRARIES = ("libsystemd-shared", "libefiboot1", "libefivar1", "libfreetype6", "libfuse2", "libcryptsetup12")
-RECIPE = 1
+# Of a machine that boots by them.
+BIOS = ("grub-pc-bin", "busybox-static")
+RECIPE = 2
 PROBE = """\
 #!/bin/sh
 while [ $# -gt 0 ]; do
@@ -64,7 +66,7 @@ def tree() -> Path:
         pytest.skip("no apt-get, which brings the real tools")
     try:
         source = read_machine()
-        recipe = (RECIPE, PACKAGES, LIBRARIES, PROBE, source.uri, source.suite)
+        recipe = (RECIPE, PACKAGES, LIBRARIES, BIOS, PROBE, source.uri, source.suite)
         target = cache_root() / "loaders" / f"{source.suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]}"
         with made_once(target) as fresh:
             if fresh:
@@ -80,7 +82,7 @@ def _make(folder: Path, system: Path) -> None:
     debs.mkdir()
     run(["tar", "-C", str(root), "-xf", str(system)])
     images = [f"linux-image-{release}" for release in kernels()]
-    run(["apt-get", "download", "-o", "APT::Sandbox::User=root", *PACKAGES, *LIBRARIES, *images], cwd=str(debs))
+    run(["apt-get", "download", "-o", "APT::Sandbox::User=root", *PACKAGES, *LIBRARIES, *BIOS, *images], cwd=str(debs))
     for deb in sorted(debs.iterdir()):
         only = "./boot" if deb.name.startswith("linux-image-") else "."
         script = 'dpkg-deb --fsys-tarfile "$1" | tar -C "$2" -x --keep-directory-symlink "$3"'
