@@ -306,7 +306,18 @@ def proxmox() -> Machine:
         "/boot/grub/grub.cfg": MENU,
     }
     machine = Machine("ID=debian\nVERSION_ID=12\n", files, ["update-grub"])
-    machine.commands["proxmox-boot-tool refresh"] = Done(0, "Running hook script 'zz-proxmox-boot'..\n", "")
+    source, booted = "/etc/kernel/cmdline", "/var/tmp/espmounts/936E-9A3F/cmdline"
+
+    def refresh(_argv: Sequence[str]) -> Done:
+        if machine.broken:
+            return Done(1, "", machine.broken)
+        machine.step()
+        machine.files[booted] = machine.files[source]
+        machine.step()
+        return Done(0, "Running hook script 'zz-proxmox-boot'..\n", "")
+
+    machine.files[booted] = machine.before[booted] = machine.files[source]
+    machine.commands["proxmox-boot-tool refresh"] = refresh
     return machine
 
 

@@ -28,6 +28,7 @@ DEFAULTS = {
     "comment-behind": 'GRUB_CMDLINE_LINUX="ro"  # intel_iommu=off broke the NIC\n',
     "commented-out": '#GRUB_CMDLINE_LINUX="intel_iommu=off"\nGRUB_CMDLINE_LINUX=""\n',
     "in-a-condition": 'GRUB_CMDLINE_LINUX="ro"\nif [ -e /nothing ]; then\n    GRUB_CMDLINE_LINUX="other"\nfi\n',
+    "in-a-condition-at-the-margin": 'GRUB_CMDLINE_LINUX="ro"\nif [ -e /nothing ]; then\nGRUB_CMDLINE_LINUX="x"\nfi\n',
     "computed": 'GRUB_CMDLINE_LINUX="resume=$(echo "UUID=12 ab" | cut -d\' \' -f1) ro"\n',
     "backticks": "GRUB_CMDLINE_LINUX=`echo ro quiet`\n",
     "two-parts": "GRUB_CMDLINE_LINUX=\"ro \"'quiet'\n",

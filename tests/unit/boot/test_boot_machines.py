@@ -16,7 +16,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import B
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.loaders import PENDING, RECORD, REFUSALS, observe
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.types import Boot
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from boot_machines import (
     DEFAULT,
@@ -110,10 +109,13 @@ def test_only_what_is_missing_is_added_and_what_is_no_longer_wanted_removed(make
 @every_loader
 def test_a_run_that_was_killed_anywhere_is_completed_or_undone(make: Callable[[], Machine]) -> None:
     for machine in killed_at_every_step(make, lambda node: work(params(*BOTH), False, node), least=1):
-        undone = copy.deepcopy(machine) if make is not rpm_ostree else None
+        # The others' programs keep their state outside of the files.
+        undone = copy.deepcopy(machine) if make not in (rpm_ostree, proxmox) else None
         work(params(*BOTH), False, machine)
         assert set(BOTH) <= set(next_words(machine))
         assert PENDING not in machine.files
+        for path in machine.names("/var/tmp/espmounts/936E-9A3F"):
+            assert set(BOTH) <= set(machine.files[f"/var/tmp/espmounts/936E-9A3F/{path}"].split())
         assert not work(params(*BOTH), False, machine)["changed"]
         work(ABSENT, False, machine)
         assert machine.difference() == {}
@@ -248,6 +250,15 @@ def test_kernelopts_of_grubs_environment_is_changed_where_entries_use_it() -> No
     assert machine.difference() == {}
 
 
+def test_kernelopts_is_set_back_where_another_entry_boots_next() -> None:
+    machine = rocky("$kernelopts $tuned_params", "kernelopts=root=/dev/a ro\nnext_entry=2\n")
+    with pytest.raises(NotInEffect, match=f"{RESCUE}: the entry that boots next has no iommu=pt"):
+        work(params("iommu=pt"), False, machine)
+    changed = machine.difference()
+    assert set(changed) <= {"/boot/grub2/grubenv"}
+    assert "kernelopts=root=/dev/a ro\n" in machine.files["/boot/grub2/grubenv"]
+
+
 def test_entries_with_kernelopts_that_only_the_menu_has_are_edited() -> None:
     machine = rocky("$kernelopts $tuned_params")
     work(params(*BOTH), False, machine)
@@ -276,6 +287,29 @@ def test_without_the_record_the_own_file_says_what_was_added() -> None:
     assert machine.difference() == {}
 
 
+def test_what_another_loader_has_left_goes_with_the_next_change() -> None:
+    machine = debian()
+    work(params(*BOTH), False, machine)
+    tool = machine.files.pop("/usr/sbin/update-grub")
+    done = work(params(*BOTH), False, machine)
+    assert (done["loader"], done["changed"]) == ("grub-default", True)
+    assert layout.DROP_IN not in machine.files
+    assert [next_words(machine).count(one) for one in BOTH] == [1, 1]
+    work(ABSENT, False, machine)
+    machine.files["/usr/sbin/update-grub"] = tool
+    assert machine.difference() == {}
+
+
+def test_a_file_that_changes_during_the_run_is_not_overwritten() -> None:
+    machine = suse()
+    reconciler = BootReconciler(machine, plan.Options(True, ("iommu=pt",)))
+    state = reconciler.observe()
+    machine.files[DEFAULT] += "# edited just now\n"
+    with pytest.raises(ShareError, match="/etc/default/grub was changed by another process during this run"):
+        reconciler.apply(state, reconciler.plan(state))
+    assert set(machine.difference()) == {DEFAULT}
+
+
 # --------------------------------------------------------------------------- proofs and ways back
 
 
@@ -296,14 +330,12 @@ def test_a_later_drop_in_that_sets_the_variable_anew_is_named_and_all_is_restore
 def test_a_tool_that_fails_leaves_the_old_state(make: Callable[[], Machine]) -> None:
     machine = make()
     machine.broken = "cannot find a device for / (is /dev mounted?)."
-    machine.commands["proxmox-boot-tool refresh"] = Done(1, "", machine.broken)
     with pytest.raises(ShareError, match="cannot find a device") as caught:
         work(params("iommu=pt"), False, machine)
     assert not caught.value.details["rolled_back"]
     assert "cannot find a device" in caught.value.details["rollback_errors"][0]
     assert machine.difference() == {}
     machine.broken = ""
-    machine.commands["proxmox-boot-tool refresh"] = Done(0, "", "")
     assert work(params("iommu=pt"), False, machine)["changed"]
 
 
