@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import struct
@@ -14,9 +15,11 @@ SECTOR = 512
 START, SIZE_MIB = 2048, 256
 INIT = """\
 #!/bin/busybox sh
-/bin/busybox mkdir /proc
+/bin/busybox mkdir /proc /sys
 /bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
 echo "COMMAND LINE: $(/bin/busybox cat /proc/cmdline)"
+echo "IOMMU GROUPS: $(/bin/busybox ls /sys/kernel/iommu_groups | /bin/busybox wc -l)"
 /bin/busybox sync
 /bin/busybox poweroff -f
 """
@@ -87,11 +90,15 @@ class Disk:
         with self._image.open("ab") as image, self._partition.open("rb") as partition:
             shutil.copyfileobj(partition, image)
 
-    def boot(self) -> list[str]:
-        """Boot the disk, and return the words of the command line that the kernel got."""
+    def boot(self) -> tuple[list[str], int]:
+        """Boot the disk on a board with Intel's IOMMU.
+
+        :returns: the words of the command line that the kernel got, and the number of its IOMMU groups.
+        """
         done = subprocess.run(
             [
                 *("qemu-system-x86_64", "-accel", "tcg", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot"),
+                *("-machine", "q35,kernel_irqchip=split", "-device", "intel-iommu,intremap=on"),
                 *("-serial", "stdio", "-drive", f"file={self._image},format=raw,if=ide"),
             ],
             stdin=subprocess.DEVNULL,
@@ -101,6 +108,6 @@ class Disk:
             timeout=SECONDS,
             check=False,
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("COMMAND LINE: ")]
-        assert lines, f"the kernel didn't get to its first program: {done.stdout[-2000:]} {done.stderr[-500:]}"
-        return lines[0].split()[2:]
+        said = dict(re.findall(r"^(COMMAND LINE|IOMMU GROUPS): (.*)$", done.stdout.replace("\r", ""), re.MULTILINE))
+        assert len(said) == 2, f"the kernel didn't get to its first program: {done.stdout[-2000:]} {done.stderr[-500:]}"
+        return said["COMMAND LINE"].split(), int(said["IOMMU GROUPS"])
