@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_acceptance": (37, 304),
     "gpu_allocation_check": (61, 576),
     "gpu_allocation_info": (25, 201),
-    "gpu_node_info": (45, 310),
+    "gpu_node_info": (45, 311),
     "gpu_operator": (15, 130),
     "gpu_operator_setup": (23, 194),
     "helm_chart": (6, 28),
