@@ -30,6 +30,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
     named,
     push,
+    repositories,
     served,
     table,
     unpack,
@@ -143,7 +144,9 @@ class ActionModule(ShareAction):
             tuple(params["pull_secrets"]),
             {name: value for name, value in own.items() if value},
         )
-        return Taken(found, registry, targets, named.variables(table.listed(), entries, targets, places))
+        rows = repositories.repositories(found)
+        values = named.variables(table.listed(), entries, targets, places, rows)
+        return Taken(found, registry, targets, values)
 
     # ------------------------------------------------------------------ images
 
@@ -274,7 +277,7 @@ def _elsewhere(values: JsonObject, written: JsonObject, hostvars: t.Mapping[str,
     found: dict[str, list[str]] = {}
     for host in sorted({*hostvars, "localhost"} & set(hostvars)):
         for name, wanted in values.items():
-            if name in named.OWN:
+            if name in (*named.OWN, named.SOURCES):
                 continue
             try:
                 # The get of Ansible's hostvars has no default.

@@ -16,10 +16,11 @@ import yaml
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.untrusted import line
 from ...module_utils._images.names import repository_and_tag
-from . import archive
+from ...module_utils._mirrors.types import MirroredRepository
 from .archive import Entry
-from .needed import CHART, FILE, IMAGE, REGISTRIES, WHEEL
+from .needed import CHART, IMAGE, REGISTRIES, WHEEL
 from .push import Registry, Target, source_of
+from .repositories import folders, sources
 from .served import CHART_INDEX, SIMPLE
 from .table import Row, Table
 
@@ -32,6 +33,12 @@ HEAD = f"""\
 """
 # Of playbook airgap_push.yml itself.
 OWN = ("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file", "airgap_files_url")
+# Which repositories of its distribution a machine takes; it is empty while nobody has its facts.
+SOURCES = "airgap_distribution_sources"
+MACHINE = (
+    "gpu_node.distribution.id ~ '-' ~ gpu_node.distribution.version ~ '-' ~ gpu_node.distribution.arch "
+    "if gpu_node is defined else ''"
+)
 PULL_SECRETS = (
     "gpushare_image_pull_secrets",
     "scheduler_dedicated_pull_secrets",
@@ -61,10 +68,17 @@ class Places:
     own: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def variables(table: Table, entries: t.Sequence[Entry], found: t.Sequence[Target], places: Places) -> dict[str, t.Any]:
+def variables(
+    table: Table,
+    entries: t.Sequence[Entry],
+    found: t.Sequence[Target],
+    places: Places,
+    rows: t.Sequence[MirroredRepository] = (),
+) -> dict[str, t.Any]:
     """Return the variables with their values; where machines differ, a template that chooses by the host's name.
 
     :param found: as ``targets`` returned them.
+    :param rows: the archive's repositories.
     :raises BadInput: an entry has what no variable may have.
     """
     by_host: dict[str, dict[str, str]] = {}
@@ -77,27 +91,23 @@ def variables(table: Table, entries: t.Sequence[Entry], found: t.Sequence[Target
             kind, known = entry["kind"], entry["variables"]
             if kind == CHART and known:
                 values[known[0]] = f"{places.url}/{CHART_INDEX.rpartition('/')[0]}"
-            elif (kind in ("apt", "rpm") and known) or entry["id"].startswith("files/key/"):
+            elif entry["id"].startswith("files/key/"):
                 for host in entry["hosts"]:
-                    by_host.setdefault(known[0], {})[host] = f"{places.url}/{_folder(entry)}"
+                    by_host.setdefault(known[0], {})[host] = f"{places.url}/{entry['path']}"
             elif kind == WHEEL and known:
                 host = urllib.parse.urlsplit(places.url).hostname or ""
                 values[known[0]] = f"--index-url {places.url}/{SIMPLE}/ --trusted-host {host}"
-    for name, rows in by_host.items():
-        values[name] = _by_host(name, rows)
+        for (host, name), folder in folders(entries, rows).items():
+            by_host.setdefault(name, {})[host] = f"{places.url}/{folder}"
+        machines = sources(rows, places.url)
+        if machines:
+            values[SOURCES] = "{{ " + json.dumps(machines) + f"[{MACHINE}] | default([]) }}}}"
+    for name, hosts in by_host.items():
+        values[name] = _by_host(name, hosts)
     values |= places.own
     for name, value in values.items():
         _check(name, value)
     return dict(sorted(values.items()))
-
-
-def _folder(entry: Entry) -> str:
-    """Return the path of a key, or of a package's repository with a slash at its end."""
-    path = entry["path"]
-    if entry["kind"] == FILE:
-        return path
-    depth = archive.FOLDERS[entry["kind"]].count("/") + 2
-    return "/".join(path.split("/")[:depth]) + "/"
 
 
 def _by_host(name: str, rows: t.Mapping[str, str]) -> str:

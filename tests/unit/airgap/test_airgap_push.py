@@ -21,12 +21,14 @@ import real_skopeo
 import served as fake
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
     mirrors,
     named,
     pack,
     push,
+    repositories,
     served,
     unpack,
     web,
@@ -567,3 +569,62 @@ def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path,
     with pytest.raises(BadInput, match="where 1 MiB are free: make room"):
         unpack.unpack(str(file), str(tmp_path / "other"), "")
     assert not (tmp_path / "other").exists()
+
+
+# --------------------------------------------------------------------------- repositories
+
+
+def described(path, role, address, distribution, release, manager="apt"):
+    """The description of a partial repository."""
+    file = {"path": "repository.asc", "bytes": 1, "sha256": "c" * 64}
+    package = {"path": "pool/gcc.deb", "bytes": 1, "sha256": "d" * 64, "name": "gcc", "version": "1"}
+    return {
+        **{"manager": manager, "name": f"m-{distribution}", "role": role, "path": path, "address": address},
+        **{"distribution": distribution, "release": release, "architecture": "amd64"},
+        **{"suites": ["bookworm"], "components": ["main"], "signed": ["metadata"], "key": file, "metadata": [file]},
+        "packages": [{**package, "architecture": "amd64"}],
+    }
+
+
+def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path):
+    toolkit = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/"
+    rows = [
+        described(f"packages/apt/toolkit_{name}", "toolkit", toolkit, distribution, release)
+        for name, distribution, release in (("u24", "ubuntu", "24.04"), ("d12", "debian", "12"))
+    ]
+    rows.append(described("packages/rpm/rocky", "driver", "https://cuda/", "rocky", "9.5", "rpm"))
+    rows.append(described("packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12"))
+    maker = archives.Maker(tmp_path / "a")
+    for row in rows:
+        maker.file(f"{row['path']}/repository.json", json.dumps(row).encode())
+    found = repositories.repositories(archive.read(maker.close(), ""))
+    assert sorted(row["path"] for row in found) == sorted(row["path"] for row in rows)
+
+    def package(kind, key, hosts, source, variables):
+        more = {"source": source, "variables": variables, "path": f"packages/{kind}/any", "kind": kind}
+        return {**more, "id": f"packages/{key}", "hosts": hosts}
+
+    entries = [
+        package("apt", "compilers/debian_12", ["gpu1"], "", []),
+        package("apt", "compilers/ubuntu_24", ["gpu2"], "", []),
+        package("apt", "toolkit/apt", ["gpu1", "gpu2"], toolkit, ["toolkit_repo_url"]),
+        package("rpm", "driver/redhat_9/repository", ["gpu3"], "https://cuda", ["driver_repo_url"]),
+    ]
+    assert repositories.folders(entries, found) == {
+        ("gpu1", "toolkit_repo_url"): "packages/apt/toolkit_d12/",
+        ("gpu2", "toolkit_repo_url"): "packages/apt/toolkit_u24/",
+        ("gpu3", "driver_repo_url"): "packages/rpm/rocky/",
+    }
+    [(machines, [source])] = repositories.sources(found, "http://f.example.org").items()
+    assert machines == "debian-12-amd64"
+    # As the module takes it that tells a package manager of it.
+    [row] = package_set(
+        {**{name: option.get("default") for name, option in ARGUMENTS.items()}, "name": "airgap"}
+        | {"repositories": [{"signed": ["packages"], **source}]}
+    ).repositories
+    assert row.url == "http://f.example.org/packages/apt/debian/" and row.targets == ("Packages",)
+    (tmp_path / "a/packages/apt/debian/repository.json").write_text("{}")
+    with pytest.raises(BadInput, match="isn't the description of a package repository"):
+        repositories.repositories(
+            archive.Archive(str(tmp_path / "a"), None, {"packages/apt/debian/repository.json": ""}, "")
+        )

@@ -1,0 +1,99 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The partial repositories of an archive: which machines take which of them, and what a machine is told of it."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+from ...module_utils._core.types import JsonObject
+from ...module_utils._mirrors.types import APT, DESCRIPTION, DISTRIBUTION, MirroredRepository, repository
+from . import archive
+from .archive import Archive, Broken, Entry
+
+
+def repositories(found: Archive) -> list[MirroredRepository]:
+    """Return the descriptions of an archive's repositories.
+
+    :raises Broken: one isn't where it says, or isn't JSON.
+    :raises BadInput: one isn't a description.
+    """
+    rows = []
+    for path in sorted(found.sums):
+        parts = path.split("/")
+        if len(parts) != 4 or parts[0] != archive.PACKAGES or parts[3] != DESCRIPTION:
+            continue
+        where = f"{found.folder}/{path}"
+        try:
+            row = repository(json.loads(archive.small(found.folder, path)), where)
+        except (ValueError, RecursionError) as error:
+            raise Broken("contents", f"{where} isn't the description of a package repository") from error
+        if row["path"] != "/".join(parts[:3]):
+            raise Broken("contents", f"{where} describes {row['path']}, and isn't there")
+        rows.append(row)
+    return rows
+
+
+def folders(entries: t.Sequence[Entry], rows: t.Sequence[MirroredRepository]) -> dict[tuple[str, str], str]:
+    """Return the folder of the repository that a machine takes a role's packages from, by host and variable.
+
+    Of one repository the archive may have a part for each distribution; a machine takes that of its own release.
+    """
+    packages = [entry for entry in entries if entry["kind"] in archive.FOLDERS and entry["id"].startswith("packages/")]
+    releases = {
+        host: parts[2] for entry in packages if len(parts := entry["id"].split("/")) > 2 for host in entry["hosts"]
+    }
+    found: dict[tuple[str, str], str] = {}
+    for entry in packages:
+        if not entry["variables"]:
+            continue
+        role = entry["id"].split("/")[1]
+        those = [
+            row
+            for row in rows
+            if (row["manager"], row["role"]) == (entry["kind"], role)
+            and row["address"].rstrip("/") == entry["source"].rstrip("/")
+        ]
+        for host in entry["hosts"]:
+            own = [row for row in those if _is_for(row, releases.get(host, ""))]
+            paths = [row["path"] for row in own or those]
+            found[host, entry["variables"][0]] = f"{paths[0] if paths else entry['path']}/"
+    return found
+
+
+def _is_for(row: MirroredRepository, release: str) -> bool:
+    """Return whether a repository is for machines of a row of packages, such as debian_12, or redhat_9 for Rocky 9."""
+    name, _line, major = release.partition("_")
+    return row["release"].partition(".")[0] == major and name in (row["distribution"], "redhat", "suse")
+
+
+def sources(rows: t.Sequence[MirroredRepository], url: str) -> dict[str, list[JsonObject]]:
+    """Return what ``pinned_packages`` is told of the distributions' repositories, by machines: ``debian-12-amd64``.
+
+    :param url: of the folder that is served.
+    """
+    found: dict[str, list[JsonObject]] = {}
+    for row in rows:
+        if row["role"] != DISTRIBUTION:
+            continue
+        place = f"{url}/{row['path']}/"
+        option: JsonObject = {
+            "name": f"airgap-{row['name']}",
+            "url": place,
+            "key_url": f"{place}{row['key']['path']}",
+            "key_sha256": row["key"]["sha256"],
+        }
+        if row["manager"] == APT:
+            option |= {
+                "suites": row["suites"],
+                "components": row["components"],
+                "architectures": [row["architecture"]],
+                # A partial repository has no other lists.
+                "targets": ["Packages"],
+            }
+        else:
+            option["signed"] = row["signed"]
+        found.setdefault("-".join((row["distribution"], row["release"], row["architecture"])), []).append(option)
+    return found
