@@ -55,6 +55,7 @@ ARGUMENTS: JsonObject = {
     "inventories": {"type": "list", "elements": "str", "default": []},
     "pull_secrets": {"type": "list", "elements": "str", "default": []},
     "mirrors_file": {"type": "str", "default": ""},
+    "remembered": {"type": "dict", "default": {}},
 }
 FILE = "group_vars/all/airgap.yml"
 _URL = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?(?:/[\w.~-]+)*/?", re.ASCII)
@@ -135,12 +136,14 @@ class ActionModule(ShareAction):
         served.indexes(found)
         registry = push.registry(params["registry"]) if images else None
         targets = push.targets(images, registry) if registry else []
-        own = {"airgap_registry": params["registry"], "airgap_files_url": url} if images else {"airgap_files_url": url}
+        own = {"airgap_registry": params["registry"] if images else ""}
+        own |= {name: str(value) for name, value in params["remembered"].items() if name in named.OWN and files}
         for name, option in (("airgap_registry_ca", "authority"), ("airgap_registry_auth_file", "auth_file")):
             own[name] = web.own_path(params[option])
         places = named.Places(
             registry,
             url if files else "",
+            os.path.abspath(found.folder),
             tuple(params["pull_secrets"]),
             {name: value for name, value in own.items() if value},
         )

@@ -18,7 +18,7 @@ from ...module_utils._core.untrusted import line
 from ...module_utils._images.names import repository_and_tag
 from ...module_utils._mirrors.types import MirroredRepository
 from .archive import Entry
-from .needed import CHART, IMAGE, REGISTRIES, WHEEL
+from .needed import CHART, FILE, IMAGE, REGISTRIES, WHEEL
 from .push import Registry, Target, source_of
 from .repositories import folders, sources
 from .served import CHART_INDEX, SIMPLE
@@ -32,13 +32,18 @@ HEAD = f"""\
 # of this folder, by group, by host or on the command line counts more than one here.
 """
 # Of playbook airgap_push.yml itself.
-OWN = ("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file", "airgap_files_url")
+OWN = (
+    *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"),
+    *("airgap_files_host", "airgap_files_folder", "airgap_files_address"),
+)
 # Which repositories of its distribution a machine takes; it is empty while nobody has its facts.
 SOURCES = "airgap_distribution_sources"
 MACHINE = (
     "gpu_node.distribution.id ~ '-' ~ gpu_node.distribution.version ~ '-' ~ gpu_node.distribution.arch "
     "if gpu_node is defined else ''"
 )
+# Variables of files that the controller sends to machines.
+ON_CONTROLLER = {"files/runfile": "driver_runfile", "images/gpushare": "gpushare_image_archive"}
 PULL_SECRETS = (
     "gpushare_image_pull_secrets",
     "scheduler_dedicated_pull_secrets",
@@ -58,12 +63,14 @@ class Places:
 
     :param registry: None where no image was pushed.
     :param url: of the folder that the server of files serves, without a slash at the end; empty where there is none.
+    :param folder: the archive's, absolute: programs of the controller take some of its files themselves.
     :param pull_secrets: names of Secrets with the registry's credentials.
     :param own: variables of playbook airgap_push.yml that site.yml reads, too.
     """
 
     registry: Registry | None
     url: str
+    folder: str = ""
     pull_secrets: tuple[str, ...] = ()
     own: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -99,6 +106,9 @@ def variables(
                 values[known[0]] = f"--index-url {places.url}/{SIMPLE}/ --trusted-host {host}"
         for (host, name), folder in folders(entries, rows).items():
             by_host.setdefault(name, {})[host] = f"{places.url}/{folder}"
+        for entry in entries:
+            if entry["kind"] == FILE and entry["id"] in ON_CONTROLLER:
+                values[ON_CONTROLLER[entry["id"]]] = f"{places.folder}/{entry['path']}"
         machines = sources(rows, places.url)
         if machines:
             values[SOURCES] = "{{ " + json.dumps(machines) + f"[{MACHINE}] | default([]) }}}}"

@@ -9,7 +9,7 @@ import json
 import typing as t
 
 from ...module_utils._core.types import JsonObject
-from ...module_utils._mirrors.types import APT, DESCRIPTION, DISTRIBUTION, MirroredRepository, repository
+from ...module_utils._mirrors.types import APT, DESCRIPTION, DISTRIBUTION, TOOLKIT, MirroredRepository, repository
 from . import archive
 from .archive import Archive, Broken, Entry
 
@@ -41,10 +41,10 @@ def folders(entries: t.Sequence[Entry], rows: t.Sequence[MirroredRepository]) ->
 
     Of one repository the archive may have a part for each distribution; a machine takes that of its own release.
     """
-    packages = [entry for entry in entries if entry["kind"] in archive.FOLDERS and entry["id"].startswith("packages/")]
-    releases = {
-        host: parts[2] for entry in packages if len(parts := entry["id"].split("/")) > 2 for host in entry["hosts"]
-    }
+    packages = [entry for entry in entries if entry["id"].startswith("packages/")]
+    # The toolkit's rows are of a package manager, and the others of a release.
+    parts = [(entry["id"].split("/"), entry["hosts"]) for entry in packages]
+    releases = {host: row[2] for row, hosts in parts if len(row) > 2 and row[1] != TOOLKIT for host in hosts}
     found: dict[tuple[str, str], str] = {}
     for entry in packages:
         if not entry["variables"]:
