@@ -8,6 +8,7 @@ import http.server
 import json
 import os
 import subprocess
+import sys
 import traceback
 import urllib.request
 from pathlib import Path
@@ -23,10 +24,11 @@ from ports import free_port, serving
 from test_airgap_needed import LIST, machine, of
 from test_airgap_push import KEY_SHA256, Quiet, playbook
 
-# A dummy interface with the only route: what is sent anywhere but to this machine goes there, and is counted.
+# A cable to nobody with the only route: what is sent anywhere but to this machine goes there, and is counted.
 COMMANDS = (
     "ip link set lo up",
-    "ip link add out type dummy",
+    "ip link add out type veth peer name nobody",
+    "ip link set nobody up",
     "ip addr add 192.0.2.1/24 dev out",
     "ip link set out up",
     "ip route add default dev out",
@@ -70,7 +72,7 @@ def possible():
     if os.geteuid() != 0:
         pytest.skip("it needs root")
     probe = "import os; os.unshare(os.CLONE_NEWNET | os.CLONE_NEWNS)"
-    if subprocess.run(["python3", "-c", probe], capture_output=True, check=False).returncode != 0:
+    if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode != 0:
         pytest.skip("no network namespaces here, or an older Python")
 
 

@@ -9,9 +9,12 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -375,17 +378,39 @@ def test_hosts_and_values_that_would_be_templates_are_refused():
     assert one == {"driver_repo_url": "http://f.example.org/packages/apt/x/"}
 
 
-def test_pip_and_helm_read_the_indexes(tmp_path):
-    """By pip itself; the charts' index is asked for in the test of the whole way."""
+def wheel(name, version):
+    """A wheel without any module."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archived:
+        folder = f"{name}-{version}.dist-info"
+        archived.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archived.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archived.writestr(f"{folder}/RECORD", "")
+    return made.getvalue()
+
+
+def test_pip_finds_wheels_by_the_index_that_is_served(tmp_path):
+    """By pip itself; real helm 3.22 has pulled both charts by the other index, in November 2026."""
     maker = archives.Maker(tmp_path / "a")
-    maker.file("wheels/typing_extensions-4.16.0-py3-none-any.whl", b"wheel")
+    maker.file("wheels/typing_extensions-4.16.0-py3-none-any.whl", wheel("typing_extensions", "4.16.0"))
     maker.file("wheels/nvidia-ml-py-13.615.71.tar.gz", b"sdist")
+    maker.take([item for item in needed(LIST, inventory()) if item["kind"] == "chart"])
     texts = served.indexes(archive.read(maker.close(), ""))
     assert set(texts) == {
-        *("wheels/simple/index.html", "wheels/simple/typing-extensions/index.html"),
+        *("charts/index.yaml", "wheels/simple/index.html", "wheels/simple/typing-extensions/index.html"),
         "wheels/simple/nvidia-ml-py/index.html",
     }
-    assert 'href="../../nvidia-ml-py-13.615.71.tar.gz"' in texts["wheels/simple/nvidia-ml-py/index.html"]
+    index = yaml.safe_load(texts["charts/index.yaml"])
+    assert index["entries"]["hami"][0]["urls"] == ["hami-2.10.0.tgz"] and index["generated"] == archives.CREATED
+    for path, text in texts.items():
+        maker.file(path, text.encode())
+    files = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(maker.folder)))
+    with serving(files):
+        url = f"http://127.0.0.1:{files.server_port}/wheels/simple/"
+        words = ["--disable-pip-version-check", "--no-deps", "--trusted-host", "127.0.0.1", "--index-url", url]
+        command = [sys.executable, "-m", "pip", "download", "-q", "-d", tmp_path, *words, "typing-extensions==4.16.0"]
+        subprocess.run(command, check=True, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
+    assert (tmp_path / "typing_extensions-4.16.0-py3-none-any.whl").exists()
 
 
 # --------------------------------------------------------------------------- registries
