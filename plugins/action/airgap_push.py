@@ -28,9 +28,9 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
+    mirrored,
     named,
     push,
-    repositories,
     served,
     table,
     unpack,
@@ -147,7 +147,7 @@ class ActionModule(ShareAction):
             tuple(params["pull_secrets"]),
             {name: value for name, value in own.items() if value},
         )
-        rows = repositories.repositories(found)
+        rows = mirrored.repositories(found.folder, found.sums)
         values = named.variables(table.listed(), entries, targets, places, rows)
         return Taken(found, registry, targets, values)
 

@@ -5,35 +5,11 @@
 
 from __future__ import annotations
 
-import json
 import typing as t
 
 from ...module_utils._core.types import JsonObject
-from ...module_utils._mirrors.types import APT, DESCRIPTION, DISTRIBUTION, TOOLKIT, MirroredRepository, repository
-from . import archive
-from .archive import Archive, Broken, Entry
-
-
-def repositories(found: Archive) -> list[MirroredRepository]:
-    """Return the descriptions of an archive's repositories.
-
-    :raises Broken: one isn't where it says, or isn't JSON.
-    :raises BadInput: one isn't a description.
-    """
-    rows = []
-    for path in sorted(found.sums):
-        parts = path.split("/")
-        if len(parts) != 4 or parts[0] != archive.PACKAGES or parts[3] != DESCRIPTION:
-            continue
-        where = f"{found.folder}/{path}"
-        try:
-            row = repository(json.loads(archive.small(found.folder, path)), where)
-        except (ValueError, RecursionError) as error:
-            raise Broken("contents", f"{where} isn't the description of a package repository") from error
-        if row["path"] != "/".join(parts[:3]):
-            raise Broken("contents", f"{where} describes {row['path']}, and isn't there")
-        rows.append(row)
-    return rows
+from ...module_utils._mirrors.types import APT, DISTRIBUTION, TOOLKIT, MirroredRepository
+from .archive import Entry
 
 
 def folders(entries: t.Sequence[Entry], rows: t.Sequence[MirroredRepository]) -> dict[tuple[str, str], str]:

@@ -27,6 +27,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
+    mirrored,
     mirrors,
     named,
     pack,
@@ -600,31 +601,31 @@ def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path,
 # --------------------------------------------------------------------------- repositories
 
 
-def described(path, role, address, distribution, release, manager="apt"):
-    """The description of a partial repository."""
-    file = {"path": "repository.asc", "bytes": 1, "sha256": "c" * 64}
-    package = {"path": "pool/gcc.deb", "bytes": 1, "sha256": "d" * 64, "name": "gcc", "version": "1"}
-    return {
-        **{"manager": manager, "name": f"m-{distribution}", "role": role, "path": path, "address": address},
+def described(maker, path, role, address, distribution, release):
+    """Add a partial repository; returns its description."""
+    file, package = (
+        {**maker.file(f"{path}/{name}", b"x"), "path": name} for name in ("repository.asc", "pool/gcc.deb")
+    )
+    row = {
+        **{"manager": path.split("/")[1], "name": f"m-{distribution}", "role": role, "path": path, "address": address},
         **{"distribution": distribution, "release": release, "architecture": "amd64"},
         **{"suites": ["bookworm"], "components": ["main"], "signed": ["metadata"], "key": file, "metadata": [file]},
-        "packages": [{**package, "architecture": "amd64"}],
+        "packages": [{**package, "name": "gcc", "version": "1", "architecture": "amd64"}],
     }
+    maker.file(f"{path}/repository.json", json.dumps(row).encode())
+    return row
 
 
 def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path):
     toolkit = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/"
-    rows = [
-        described(f"packages/apt/toolkit_{name}", "toolkit", toolkit, distribution, release)
-        for name, distribution, release in (("u24", "ubuntu", "24.04"), ("d12", "debian", "12"))
-    ]
-    rows.append(described("packages/rpm/rocky", "driver", "https://cuda/", "rocky", "9.5", "rpm"))
-    rows.append(described("packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12"))
     maker = archives.Maker(tmp_path / "a")
-    for row in rows:
-        maker.file(f"{row['path']}/repository.json", json.dumps(row).encode())
-    found = repositories.repositories(archive.read(maker.close(), ""))
-    assert sorted(row["path"] for row in found) == sorted(row["path"] for row in rows)
+    described(maker, "packages/apt/toolkit_u24", "toolkit", toolkit, "ubuntu", "24.04")
+    described(maker, "packages/apt/toolkit_d12", "toolkit", toolkit, "debian", "12")
+    described(maker, "packages/rpm/rocky", "driver", "https://cuda/", "rocky", "9.5")
+    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    whole = archive.read(maker.close(), "")
+    found = mirrored.repositories(whole.folder, whole.sums)
+    assert len(found) == 4
 
     def package(kind, key, hosts, source, variables):
         more = {"source": source, "variables": variables, "path": f"packages/{kind}/any", "kind": kind}
@@ -649,8 +650,3 @@ def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path
         | {"repositories": [{"signed": ["packages"], **source}]}
     ).repositories
     assert row.url == "http://f.example.org/packages/apt/debian/" and row.targets == ("Packages",)
-    (tmp_path / "a/packages/apt/debian/repository.json").write_text("{}")
-    with pytest.raises(BadInput, match="isn't the description of a package repository"):
-        repositories.repositories(
-            archive.Archive(str(tmp_path / "a"), None, {"packages/apt/debian/repository.json": ""}, "")
-        )
