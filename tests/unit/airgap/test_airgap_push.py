@@ -23,7 +23,9 @@ import pytest
 import real_skopeo
 import served as fake
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     archive,
@@ -40,6 +42,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.inventory import variables
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.layout import Layout
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import Inventory, needed
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.pusher import Access, Pusher
 from ansible_runs import ROOT, ansible, write_inventory
 from lab_repository import skip_without
 from ports import serving
@@ -447,6 +450,41 @@ def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, regis
     assert "doesn't accept these credentials (HTTP 401)" in refused and "U*U" not in refused
     without = refusals(tmp_path, {**given, "registry_ca": "", "registry_auth_file": ""})
     assert "its certificate isn't one that the controller trusts: set airgap_registry_ca" in without
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        # Harbor's words for a project that isn't there, and for an account that may not write.
+        ("denied: requested access to the resource is denied", "Harbor needs the project r.example.org/gpu first"),
+        ("unauthorized: project gpu not found", "Harbor needs the project r.example.org/gpu first"),
+        ("writing blob: no space left on device", ""),
+    ],
+)
+def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, said, hint):
+    small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
+    found = archive.read(small.close(), "")
+    where = push.registry("r.example.org/gpu")
+    targets = push.targets(found.contents.items, where)
+    words = []
+
+    def program(argv, timeout=60, folder=None, also=None):
+        words.append(argv)
+        return Done(1, "", f'time="2026-11-30T00:00:00Z" level=fatal msg="{said}"\n')
+
+    def fetch(_url, _until, _largest=0, headers=None):
+        return web.Answer(404)
+
+    told = []
+    pusher = Pusher(where, targets, Layout(found), Access("auth.json"), "skopeo", told.append, program, fetch, {})
+    with pytest.raises(ShareError) as raised:
+        plan.run(pusher, False)
+    text = str(raised.value)
+    assert said in text and hint in text and ("Harbor" in text) == bool(hint)
+    assert "1 more images were still to be copied, and the next run goes on there" in text
+    assert len(words) == len(told) == 1 and told[0].startswith("1 of 2: r.example.org/gpu/")
+    assert raised.value.details["code"] == "not_taken" and raised.value.details["changed"]
+    assert {"--all", "--preserve-digests", "--dest-authfile", "auth.json"} <= set(words[0])
 
 
 def test_the_server_of_files_keeps_its_last_files_when_a_part_is_missing(tmp_path):

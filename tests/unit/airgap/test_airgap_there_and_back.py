@@ -26,6 +26,10 @@ def test_from_a_registry_to_another_by_the_users_key(tmp_path, registry, keys): 
     items = [
         image(registry, f"projecthami/{kind}", tag="v2", id=ids[kind], variables=[names[kind]]) for kind in digests
     ]
+    only = registry.push("projecthami/only", "only", tag="unnamed")
+    by_digest = f"{registry.host}/projecthami/only@{only}"
+    items.append(image(registry, "x", id="images/acceptance_image", variables=["acceptance_image"]))
+    items[-1] |= {"name": by_digest, "source": by_digest}
     items += [chart(variables=["hami_chart_repo_url"]), key(id="files/key/debian12/3bf863cc.pub", hosts=["gpu1"])]
     items[-1]["variables"] = ["driver_repo_key_url"]
     tar = tmp_path / "carried" / "archive.tar"
@@ -52,6 +56,9 @@ def test_from_a_registry_to_another_by_the_users_key(tmp_path, registry, keys): 
         written = yaml.safe_load((tmp_path / "inventory/group_vars/all/airgap.yml").read_text())
         for kind, digest in digests.items():
             assert written[names[kind]] == f"{second.host}/gpu/projecthami/{kind}:v2@{digest}"
+        # What only a digest names gets no tag.
+        assert second.manifest("gpu/projecthami/only", only)
+        assert written["acceptance_image"] == f"{second.host}/gpu/projecthami/only@{only}"
         # Preflight's questions about these images, by these variables.
         known = of(backends=("hami", "nvidia"), delivery="registry", **{name: written[name] for name in names.values()})
         known = dataclasses.replace(known, software=frozenset())
