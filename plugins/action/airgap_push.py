@@ -51,6 +51,9 @@ ARGUMENTS: JsonObject = {
     "authority": {"type": "str", "default": ""},
     "skopeo": {"type": "str", "default": "skopeo"},
     "url": {"type": "str", "default": ""},
+    "address": {"type": "str", "default": ""},
+    "server": {"type": "str", "default": "localhost"},
+    "hosts": {"type": "list", "elements": "str", "default": []},
     "variables_file": {"type": "str", "default": ""},
     "inventories": {"type": "list", "elements": "str", "default": []},
     "pull_secrets": {"type": "list", "elements": "str", "default": []},
@@ -59,6 +62,7 @@ ARGUMENTS: JsonObject = {
 }
 FILE = "group_vars/all/airgap.yml"
 _URL = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?(?:/[\w.~-]+)*/?", re.ASCII)
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:]+\]):([0-9]{1,5})")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -130,6 +134,8 @@ class ActionModule(ShareAction):
             raise BadInput(
                 f"airgap_files_url: {line(url, 200)!r} isn't an address such as http://files.example.org:8080"
             )
+        if files:
+            _server(params)
         for name in params["pull_secrets"]:
             if not _NAME.fullmatch(name):
                 raise BadInput(f"airgap_pull_secrets: {line(name, 100)!r} isn't the name of a Secret")
@@ -207,6 +213,26 @@ class ActionModule(ShareAction):
         if not self._task.check_mode:
             os.unlink(file)
         return {"changed": True, "diff": [{"before_header": file, "after_header": file, "before": before, "after": ""}]}
+
+
+def _server(params: JsonObject) -> None:
+    """Refuse a server of files that nobody could reach.
+
+    :raises BadInput: its host isn't in the inventory, or its address is none.
+    """
+    if params["server"] not in (*params["hosts"], "localhost"):
+        raise BadInput(
+            f"airgap_files_host: the inventory has no host {line(params['server'], 100)}, nor is it localhost"
+        )
+    address = params["address"]
+    match = _ADDRESS.fullmatch(address)
+    wildcard = address.rpartition(":")[0] in ("0.0.0.0", "[::]")
+    # The unit's user may not listen at the ports below.
+    if address and (not match or wildcard or not 1024 <= int(match.group(1)) <= 65535):
+        raise BadInput(
+            f"airgap_files_address: {line(address, 100)!r} isn't one address of the host with a port from 1024 on, "
+            "such as 192.0.2.10:8090"
+        )
 
 
 def _auth_file(path: str) -> None:
