@@ -20,7 +20,7 @@ from ...module_utils._mirrors.types import MirroredRepository
 from .archive import Entry
 from .needed import CHART, FILE, IMAGE, REGISTRIES, WHEEL
 from .push import Registry, Target, source_of
-from .repositories import folders, sources
+from .repositories import folders, machine_of, sources
 from .served import CHART_INDEX, SIMPLE
 from .table import Row, Table
 
@@ -37,7 +37,7 @@ OWN = (
     *("airgap_files_host", "airgap_files_folder", "airgap_files_address"),
 )
 # Which repositories of its distribution a machine takes; it is empty while nobody has its facts.
-SOURCES = "airgap_distribution_sources"
+SOURCES, PREREQUISITES = "airgap_distribution_sources", "driver_manage_prerequisites"
 MACHINE = (
     "gpu_node.distribution.id ~ '-' ~ gpu_node.distribution.version ~ '-' ~ gpu_node.distribution.arch "
     "if gpu_node is defined else ''"
@@ -112,6 +112,12 @@ def variables(
         machines = sources(rows, places.url)
         if machines:
             values[SOURCES] = "{{ " + json.dumps(machines) + f"[{MACHINE}] | default([]) }}}}"
+            # EPEL and the like are among them, by names that the check for them doesn't know.
+            rpm = sorted({machine_of(row) for row in rows if row["manager"] == "rpm"} & set(machines))
+            if rpm:
+                values[PREREQUISITES] = (
+                    "{{ " + json.dumps(dict.fromkeys(rpm, "ignore")) + f"[{MACHINE}] | default('report') }}}}"
+                )
     for name, hosts in by_host.items():
         values[name] = _by_host(name, hosts)
     values |= places.own

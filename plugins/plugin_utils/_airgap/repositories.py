@@ -8,7 +8,8 @@ from __future__ import annotations
 import typing as t
 
 from ...module_utils._core.types import JsonObject
-from ...module_utils._mirrors.types import APT, DISTRIBUTION, TOOLKIT, MirroredRepository
+from ...module_utils._mirrors.client import option
+from ...module_utils._mirrors.types import DISTRIBUTION, TOOLKIT, MirroredRepository
 from .archive import Entry
 
 
@@ -45,31 +46,18 @@ def _is_for(row: MirroredRepository, release: str) -> bool:
     return row["release"].partition(".")[0] == major and name in (row["distribution"], "redhat", "suse")
 
 
+def machine_of(row: MirroredRepository) -> str:
+    """Return distribution, release and architecture as one word: ``debian-12-amd64``."""
+    return "-".join((row["distribution"], row["release"], row["architecture"]))
+
+
 def sources(rows: t.Sequence[MirroredRepository], url: str) -> dict[str, list[JsonObject]]:
-    """Return what ``pinned_packages`` is told of the distributions' repositories, by machines: ``debian-12-amd64``.
+    """Return what ``pinned_packages`` is told of the distributions' repositories, by ``machine_of``.
 
     :param url: of the folder that is served.
     """
     found: dict[str, list[JsonObject]] = {}
     for row in rows:
-        if row["role"] != DISTRIBUTION:
-            continue
-        place = f"{url}/{row['path']}/"
-        option: JsonObject = {
-            "name": f"airgap-{row['name']}",
-            "url": place,
-            "key_url": f"{place}{row['key']['path']}",
-            "key_sha256": row["key"]["sha256"],
-        }
-        if row["manager"] == APT:
-            option |= {
-                "suites": row["suites"],
-                "components": row["components"],
-                "architectures": [row["architecture"]],
-                # A partial repository has no other lists.
-                "targets": ["Packages"],
-            }
-        else:
-            option["signed"] = row["signed"]
-        found.setdefault("-".join((row["distribution"], row["release"], row["architecture"])), []).append(option)
+        if row["role"] == DISTRIBUTION:
+            found.setdefault(machine_of(row), []).append(option(row, url))
     return found

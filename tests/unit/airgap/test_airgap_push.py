@@ -94,6 +94,8 @@ def made(tmp_path):
     """An archive of all that the inventory needs."""
     maker = archives.Maker(tmp_path / "archive")
     maker.take(needed(LIST, inventory()))
+    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    described(maker, "packages/rpm/rocky", "distribution", "http://dl.rockylinux.org/BaseOS", "rocky", "9.5")
     return maker.close()
 
 
@@ -108,7 +110,9 @@ def playbook(place, *words, **given):
     inventory_file = place / "inventory" / "hosts.yml"
     if not inventory_file.exists():
         inventory_file.parent.mkdir()
-        write_inventory(inventory_file.parent, {"gpu_nodes": list(HOSTS)})
+        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}}
+        # Of the other one nobody has the facts yet.
+        write_inventory(inventory_file.parent, {"gpu_nodes": {"gpu1": {"gpu_node": facts}, "gpu2": None}})
     return ansible(
         place, "ansible-playbook", "-i", inventory_file, ROOT / "playbooks/airgap_push.yml", *arguments, *words
     )
@@ -185,6 +189,11 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
             content = registry.manifest(f"gpu/{source.partition('/')[2]}", tag)
             assert f"sha256:{hashlib.sha256(content).hexdigest()}" == entry["digest"]
     assert found["gpu1"]["driver_repo_url"] != found["gpu2"]["driver_repo_url"]
+    [source] = found["gpu1"]["airgap_distribution_sources"]
+    assert source["url"].endswith("/packages/apt/debian/") and source["key_url"].endswith("/repository.asc")
+    assert (
+        found["gpu2"]["airgap_distribution_sources"] == [] and found["gpu1"]["driver_manage_prerequisites"] == "report"
+    )
     assert written["hami_image_pull_secrets"] == ["registry"]
     assert written["airgap_registry_ca"] == registry.authority
     again = playbook(tmp_path, **given)
