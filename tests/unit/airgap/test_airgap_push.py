@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import hashlib
+import http.client
 import http.server
 import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import archives
+import jinja2
 import pytest
 import real_skopeo
 import served as fake
@@ -45,7 +50,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed impor
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.pusher import Access, Pusher
 from ansible_runs import ROOT, ansible, write_inventory
 from lab_repository import skip_without
-from ports import serving
+from ports import free_port, serving
 from test_airgap_needed import LIST, machine
 
 KEY_SHA256 = fake.sha256(archives.KEY)
@@ -647,6 +652,50 @@ def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path,
     with pytest.raises(BadInput, match="where 1 MiB are free: make room"):
         unpack.unpack(str(file), str(tmp_path / "other"), "")
     assert not (tmp_path / "other").exists()
+
+
+def test_the_units_program_gives_the_folder_and_nothing_else(tmp_path):
+    """The command of the unit, as the template has it; systemd-analyze says whether it understands the unit."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served/Packages").write_text("list")
+    (tmp_path / "secret").write_text("x")
+    port = free_port()
+    words = {"airgap_files_folder": str(tmp_path / "served"), "__airgap_address": "127.0.0.1", "__airgap_port": port}
+    text = (ROOT / "roles/airgap/templates/kubegpu-airgap.service.j2").read_text()
+    unit = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(text).render(words)
+    options = dict(line.partition("=")[::2] for line in unit.splitlines() if "=" in line and not line.startswith("#"))
+    assert options["DynamicUser"] == "yes" and options["ProtectSystem"] == "strict"
+    if shutil.which("systemd-analyze"):
+        (tmp_path / "kubegpu-airgap.service").write_text(unit)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", tmp_path / "kubegpu-airgap.service"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and "kubegpu-airgap" not in done.stderr, done.stderr
+    command = [sys.executable, *options["ExecStart"].split()[1:]]
+    running = subprocess.Popen(command, cwd=options["WorkingDirectory"], stderr=subprocess.DEVNULL)
+    try:
+        for _attempt in range(100):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            time.sleep(0.05)
+
+        def ask(method, path):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request(method, path, body=b"x" if method == "PUT" else None)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+        assert ask("GET", "/Packages") == (200, b"list")
+        for path in ("/../secret", "/%2e%2e/secret", "//../secret", "/served/../../secret"):
+            assert ask("GET", path)[0] == 404
+        assert ask("PUT", "/Packages")[0] == ask("DELETE", "/Packages")[0] == 501
+    finally:
+        running.terminate()
+        running.wait(10)
 
 
 # --------------------------------------------------------------------------- repositories
