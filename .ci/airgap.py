@@ -40,7 +40,7 @@ HEAD = """\
 # whether the servers' image is built, helm whether a chart is deployed, module whether the node compiles the kernel
 # module; the others are variables of roles. Empty: always.
 # variables: those that take another place, the first before the others. What has none comes from a mirror of the
-# distribution, or is installed on the controller. path: where a variable of a chart's values has the image.
+# distribution, or is installed on the controller. path: where the last variable, values of a chart, has the image.
 # {name} in a text is a variable of a role, and {kubernetes}, {upstream} and {openshift} are the cluster's versions; in
 # names of packages the words are those of the filter driver_choice.
 # What a package needs besides, the node's own package manager finds in its lists.
@@ -50,6 +50,7 @@ DISTRIBUTION = "those of the distribution"
 NVIDIA = "NVIDIA's driver licence, which limits passing it on; open kernel modules: MIT or GPL-2.0"
 BUILT = {"backend": ["gpushare"], "built": [True]}
 GFD, EXPORTER = "nvidia_device_plugin_gfd", "nvidia_device_plugin_dcgm_exporter"
+NFD_IMAGE, EXPORTER_IMAGE = "nvidia_device_plugin_nfd_image", "nvidia_device_plugin_dcgm_exporter_image"
 VALUES, EXPORTER_VALUES = "nvidia_device_plugin_values", "nvidia_device_plugin_dcgm_exporter_values"
 Row = dict[str, t.Any]
 # Characters of the longest list or mapping that stands in one line.
@@ -85,8 +86,13 @@ PINNED: dict[str, tuple[Row, tuple[str, ...], str, str]] = {
     "base": (BUILT, ("image_build_base",), "Python: PSF-2.0; Debian's packages: their own", ""),
     "hami": ({"backend": ["hami"]}, ("hami_image",), APACHE, ""),
     "nvidia-device-plugin": ({"backend": ["nvidia"]}, ("nvidia_device_plugin_image",), APACHE, ""),
-    "node-feature-discovery": ({"backend": ["nvidia"], GFD: [True]}, (VALUES,), APACHE, "nfd.image"),
-    "dcgm-exporter": ({"backend": ["nvidia"], EXPORTER: [True]}, (EXPORTER_VALUES,), APACHE, "image"),
+    "node-feature-discovery": ({"backend": ["nvidia"], GFD: [True]}, (NFD_IMAGE, VALUES), APACHE, "nfd.image"),
+    "dcgm-exporter": (
+        {"backend": ["nvidia"], EXPORTER: [True]},
+        (EXPORTER_IMAGE, EXPORTER_VALUES),
+        APACHE,
+        "image",
+    ),
 }
 OPERATED = {"software": ["gpu_operator"], "openshift": [False]}
 # Of the GPU Operator, by its chart; on OpenShift its catalogue names them.

@@ -55,6 +55,7 @@ IO_MODULES = frozenset(
 # The adapters: the only files that touch the machine or the network.
 ADAPTERS = frozenset(
     (
+        "module_utils/_host/file_tree",
         "module_utils/_host/system",
         "module_utils/_host/http_probe",
         "module_utils/_images/archives",

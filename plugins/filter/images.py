@@ -20,6 +20,13 @@ def image_platforms(nodes: t.Sequence[t.Mapping[str, t.Any]], reference: str, id
     return missing_platforms(nodes, reference, identity)
 
 
+def image_values(reference: str) -> dict[str, str]:
+    from ansible_collections.kubegpu.share.plugins.module_utils._images.names import repository_and_tag
+
+    repository, tag = repository_and_tag(reference)
+    return {"repository": repository, **({"tag": tag} if tag else {})}
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
-        return {"image_delivery": image_delivery, "image_platforms": image_platforms}
+        return {"image_delivery": image_delivery, "image_platforms": image_platforms, "image_values": image_values}

@@ -34,7 +34,17 @@ _DEFAULT_RUNTIME = re.compile(r"""(?m)^[ \t]*default_runtime_name[ \t]*=[ \t]*["
 _HANDLER = re.compile(r"""(?m)^[ \t]*\[.*\.runtimes\.["']?nvidia["']?\][ \t\r]*$""")
 
 
-class Options(t.TypedDict):
+class Images(t.TypedDict, total=False):
+    """Options of images that an inventory may leave out.
+
+    ``nfd_image`` is node feature discovery's, ``pull_secrets`` are names of Secrets.
+    """
+
+    nfd_image: str
+    pull_secrets: t.Sequence[str]
+
+
+class Options(Images):
     """The role's variables, without their prefix.
 
     ``operator`` is whether the GPU Operator runs the plugin, ``facts`` has ``gpu_node`` of observed nodes. With
@@ -333,13 +343,24 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
     if options["image"]:
         repository, tag = _image(options["image"])
         ours["image"] = {"repository": repository, "tag": tag}
+    secrets = [{"name": name} for name in options.get("pull_secrets") or ()]
+    if secrets:
+        ours["imagePullSecrets"] = secrets
+    if options["gfd"]:
+        if secrets:
+            ours["nfd"]["imagePullSecrets"] = secrets
+        if options.get("nfd_image"):
+            repository, tag = _image(options["nfd_image"], "nfd_image")
+            ours["nfd"]["image"] = {"repository": repository, "tag": tag}
     return dict(merged(ours, options["values"]))
 
 
-def _image(reference: str) -> tuple[str, str]:
+def _image(reference: str, variable: str = "image") -> tuple[str, str]:
     repository, tag = repository_and_tag(reference)
     if not tag:
-        raise Problem("image_tag", f"{PREFIX}image", "the chart takes a repository and a tag, as example.org/plugin:v1")
+        raise Problem(
+            "image_tag", f"{PREFIX}{variable}", "the chart takes a repository and a tag, as example.org/plugin:v1"
+        )
     return repository, tag
 
 

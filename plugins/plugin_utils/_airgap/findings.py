@@ -11,14 +11,16 @@ import urllib.parse
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
-from . import mirrors, table
+from . import mirrors, table, web
 from .inventory import Variables, inventory
 from .mirrors import MISSING, UNASKED, Found
 from .needed import IMAGE, Item, needed
 
 # Names in a text; all of them are in the finding's fields.
 MOST = 6
-Ask = t.Callable[[t.Sequence[Item], float], list[Found]]
+Ask = t.Callable[..., list[Found]]
+# The variables of playbook airgap_push.yml that say how its registry is reached.
+AUTHORITY, AUTH_FILE = "airgap_registry_ca", "airgap_registry_auth_file"
 
 
 def examine(
@@ -41,7 +43,9 @@ def examine(
     asked = mirrors.at_mirrors(items)
     if not asked:
         return []
-    return list(_findings(ask(asked, seconds), mirrors.elsewhere(items)))
+    authority, auth_file = (web.own_path(str(known.variables(name) or "")) for name in (AUTHORITY, AUTH_FILE))
+    found = ask(asked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file)
+    return list(_findings(found, mirrors.elsewhere(items)))
 
 
 def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterator[Finding]:

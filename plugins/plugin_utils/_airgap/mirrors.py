@@ -44,7 +44,7 @@ _REMOTE = re.compile(r"(https?|oci)://[^/]")
 _DEB = re.compile(rb"^(?:Package: (\S+)|Version: (\S+)|$)", re.MULTILINE)
 _RPM = re.compile(rb"<name>([^<]{1,300})</name>\s*<arch>[^<]{1,50}</arch>\s*<version([^>]{1,300})>")
 _PRIMARY = re.compile(rb"""<data type=["']primary["']>.{0,2000}?<location href=["']([^"']{1,300})["']""", re.DOTALL)
-_WORDS = {
+WORDS = {
     "timeout": "it doesn't answer in time",
     "tls": "its certificate isn't one that the controller trusts",
     "no_tls": "it doesn't speak TLS",
@@ -116,13 +116,16 @@ def ask(
     seconds: float,
     fetch: Fetch = web.fetch,
     environment: t.Mapping[str, str] | None = None,
+    auth_file: str = "",
 ) -> list[Found]:
     """Return what the mirrors have of these items, as ``at_mirrors`` returns them.
 
     :param seconds: for all of them; what isn't known then is unasked.
+    :param auth_file: with credentials, beside those of the environment.
     """
     until = time.monotonic() + seconds
-    asker = _Asker(fetch, Registries(fetch, web.credentials(os.environ if environment is None else environment)))
+    known = web.credentials(os.environ if environment is None else environment, auth_file)
+    asker = _Asker(fetch, Registries(fetch, known))
     jobs: queue.SimpleQueue[tuple[Job, list[Item]]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[list[Item], list[Found] | Exception]] = queue.SimpleQueue()
     left: dict[int, list[Item]] = {}
@@ -156,7 +159,7 @@ def ask(
             raise found
         del left[id(own)]
         results += found
-    results += [Found(item, UNASKED, _WORDS["timeout"]) for own in left.values() for item in own]
+    results += [Found(item, UNASKED, WORDS["timeout"]) for own in left.values() for item in own]
     return results
 
 
@@ -304,7 +307,7 @@ def _is_there(answer: Answer) -> bool:
     :raises _Unasked: the answer doesn't say.
     """
     if answer.failure:
-        raise _Unasked(_WORDS[answer.failure])
+        raise _Unasked(WORDS[answer.failure])
     if answer.status in (401, 403):
         raise _Unasked(f"it wants credentials that the controller hasn't (HTTP {answer.status})")
     if answer.status in (404, 410):

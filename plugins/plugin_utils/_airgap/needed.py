@@ -253,10 +253,13 @@ class _Needed:
             return f"{str(value).rstrip('/')}/{row['reference'].partition('/')[2]}" if value else ""
         if not row["path"]:
             return str(value or "")
+        own = str(value or "")
+        # A chart's values take precedence.
+        value = self._set(row["variables"][-1])
         for part in row["path"].split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if not isinstance(value, dict) or not value.get("repository"):
-            return ""
+            return own
         tag = value.get("tag") or repository_and_tag(row["reference"])[1]
         return f"{value['repository']}:{tag}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import http.client
 import json
 import os
@@ -17,6 +18,8 @@ import typing as t
 import urllib.error
 import urllib.parse
 import urllib.request
+
+from ...module_utils._core.errors import BadInput
 
 # Seconds in which a server has to take a connection, or to send its next bytes.
 PATIENCE = 5.0
@@ -72,15 +75,22 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return request
 
 
-def fetch(url: str, until: float, largest: int = 0, headers: t.Mapping[str, str] | None = None) -> Answer:
-    """Request an address; proxies and authorities are those of the environment.
+def fetch(
+    url: str,
+    until: float,
+    largest: int = 0,
+    headers: t.Mapping[str, str] | None = None,
+    authorities: ssl.SSLContext | None = None,
+) -> Answer:
+    """Request an address; proxies are those of the environment.
 
     :param until: when the whole answer has to be there, by ``time.monotonic``.
     :param largest: in bytes.
+    :param authorities: those that are trusted; by default the environment's.
     """
     if until <= time.monotonic():
         return Answer(0, failure="timeout")
-    opener = urllib.request.build_opener(_Redirects())
+    opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=authorities))
     try:
         asked = urllib.request.Request(url, headers=dict(headers or {}))
         with opener.open(asked, timeout=min(PATIENCE, until - time.monotonic())) as answer:
@@ -90,6 +100,32 @@ def fetch(url: str, until: float, largest: int = 0, headers: t.Mapping[str, str]
             return Answer(error.code, headers=dict(error.headers.items()))
     except (OSError, ValueError, http.client.HTTPException) as error:
         return Answer(0, failure=_failure(error))
+
+
+def own_path(value: str) -> str:
+    """Return a path of the controller that a variable has, as an absolute one; empty where it is empty."""
+    return os.path.abspath(os.path.expanduser(os.path.expandvars(value))) if value else ""
+
+
+def fetcher(authority: str, variable: str) -> Fetch:
+    """Return ``fetch``, which trusts one more authority.
+
+    :param authority: path of its certificate; empty for the environment's alone.
+    :param variable: that has the path, for the error.
+    :raises BadInput: the file has no certificate.
+    """
+    if not authority:
+        return fetch
+    context = ssl.create_default_context()
+    # Python 3.13 refuses authorities without the extension key usage, which skopeo and container runtimes accept.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    try:
+        context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{variable}: {authority} can't be read as a certificate: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    return functools.partial(fetch, authorities=context)
 
 
 def _read(answer: http.client.HTTPResponse, until: float, largest: int) -> Answer:
@@ -122,23 +158,30 @@ def _failure(error: BaseException) -> str:
 # --------------------------------------------------------------------------- registries
 
 
-def credentials(environment: t.Mapping[str, str]) -> dict[str, str]:
-    """Return by registry the value of the header Authorization, from docker's and podman's files on the controller."""
+def credentials(environment: t.Mapping[str, str], file: str = "") -> dict[str, str]:
+    """Return by registry the value of the header Authorization, from docker's and podman's files on the controller.
+
+    Podman's may have some for a part of a registry (``registry.example.org/project``), whose path is part of the key.
+
+    :param file: one more file of this form, which counts more than those.
+    """
     folder = environment.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
     paths = [os.path.join(folder, "config.json")]
     if environment.get("XDG_RUNTIME_DIR"):
         paths.append(os.path.join(environment["XDG_RUNTIME_DIR"], "containers/auth.json"))
-    paths.append(environment.get("REGISTRY_AUTH_FILE", ""))
+    paths += [environment.get("REGISTRY_AUTH_FILE", ""), file]
     found: dict[str, str] = {}
     for path in filter(os.path.isfile, paths):
         try:
-            with open(path, encoding="utf-8") as file:
-                rows = json.load(file).get("auths") or {}
+            with open(path, encoding="utf-8") as opened:
+                rows = json.load(opened).get("auths") or {}
             for name, row in rows.items():
                 text = str((row or {}).get("auth") or "")
                 base64.b64decode(text, validate=True)
                 if text:
-                    found[re.sub("^https?://", "", str(name)).partition("/")[0]] = f"Basic {text}"
+                    # Docker's names of registries may be addresses of their APIs.
+                    place = re.sub("^https?://", "", str(name)).rstrip("/")
+                    found[re.sub("/v[12]$", "", place)] = f"Basic {text}"
         except (OSError, ValueError, AttributeError, binascii.Error):
             # A file that only another program understands has none for this one.
             continue
@@ -186,14 +229,19 @@ class Registries:
         :param reference: a tag, or a digest.
         """
         path = f"{registry}/v2/{repository}/manifests/{reference}"
-        answer = self._asked(f"https://{path}", registry, until)
+        answer = self._asked(f"https://{path}", self._own(f"{registry}/{repository}"), until)
         # A registry without TLS gets no credentials.
         return (
             self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept()) if answer.failure == "no_tls" else answer
         )
 
-    def _asked(self, url: str, registry: str, until: float) -> Answer:
-        own = self._known.get(registry, "")
+    def _own(self, place: str) -> str:
+        """Return the credentials for a repository: those of the longest part of its path that has some."""
+        while place not in self._known and "/" in place:
+            place = place.rpartition("/")[0]
+        return self._known.get(place, "")
+
+    def _asked(self, url: str, own: str, until: float) -> Answer:
         first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
         address = token_address(wanted) if first.status == 401 else ""

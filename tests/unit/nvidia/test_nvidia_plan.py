@@ -293,6 +293,16 @@ def test_the_plugin_never_runs_on_another_back_ends_node():
     }
 
 
+def test_images_beside_the_plugins_have_variables_and_values_win():
+    given = {"nfd_image": "example.org/nfd:v1", "pull_secrets": ["registry"]}
+    secrets = [{"name": "registry"}]
+    values = planned(gfd=True, values={"nfd": {"image": {"tag": "v2"}}}, **given)["values"]
+    assert values["imagePullSecrets"] == values["nfd"]["imagePullSecrets"] == secrets
+    assert values["nfd"]["image"] == {"repository": "example.org/nfd", "tag": "v2"}
+    assert "nfd" not in planned(**given)["values"]
+    assert codes(planned(gfd=True, nfd_image="example.org/nfd")) == [("image_tag", "nfd_image")]
+
+
 def test_a_users_values_win_and_are_merged_as_helm_does_it():
     theirs = {"gfd": {"securityContext": {}}, "config": {"default": "mine"}, "tolerations": [{"operator": "Exists"}]}
     values = planned(values=theirs, image="example.org:5000/plugin:v1")["values"]

@@ -143,10 +143,14 @@ def test_the_dcgm_exporter_has_a_service_monitor_where_there_may_be_one(server, 
     monitors = f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors"
     with PlayedPlugin(server, NAMESPACE):
         exporter = {"nvidia_device_plugin_dcgm_exporter_chart": str(Path(__file__).parent / "exporter_chart")}
+        exporter["nvidia_device_plugin_dcgm_exporter_image"] = "r.example.org/dcgm-exporter:1"
+        exporter["nvidia_device_plugin_image_pull_secrets"] = ["registry"]
         role = Role(server, tmp_path, helm, nvidia_device_plugin_dcgm_exporter=True, **exporter)
         assert role.step("cluster") > 0 and role.step("cluster") == 0
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/dcgm-exporter"
         template = server.request("GET", path)["spec"]["template"]
+        assert template["spec"]["containers"][0]["image"] == "r.example.org/dcgm-exporter:1"
+        assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
         assert template["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
         assert template["spec"]["containers"][0]["env"] == [{"name": "KUBERNETES_VIRTUAL_GPUS", "value": "true"}]
         names = {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"}

@@ -23,6 +23,7 @@ REFUSED = {
     "init": ("gpu1", LOCALHOST.format("which writes the inventory")),
     "airgap_download": ("gpu1", LOCALHOST.format("which downloads the archive")),
     "airgap_list": ("gpu1", LOCALHOST.format("which writes the list")),
+    "airgap_push": ("gpu1", LOCALHOST.format("which pushes the images and writes the variables")),
     "inspect": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "nodes": ("cp1", "--limit cp1 leaves out gpu_nodes, whose machines it prepares: add it (--limit 'gpu_nodes,cp1')"),
     "plan": ("gpu1", LOCALHOST.format("which reads the cluster")),

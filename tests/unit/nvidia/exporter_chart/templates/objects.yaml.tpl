@@ -11,10 +11,15 @@ spec:
       {{- with .Values.runtimeClassName }}
       runtimeClassName: {{ . }}
       {{- end }}
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+      {{- end }}
       nodeSelector: {{ toJson .Values.nodeSelector }}
       tolerations: {{ toJson .Values.tolerations }}
       containers:
-        - {name: exporter, image: "nvcr.io/nvidia/k8s/dcgm-exporter:4.5.3-4.8.2-distroless", env: {{ toJson .Values.extraEnv }}}
+        - name: exporter
+          image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"
+          env: {{ toJson .Values.extraEnv }}
 {{- if .Values.serviceMonitor.enabled }}
 ---
 apiVersion: monitoring.coreos.com/v1
