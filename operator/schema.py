@@ -20,6 +20,9 @@ ROOT = HERE.parent
 CRD = HERE / "config" / "crd.yml"
 SHARED = "_shared"
 GROUP, VERSION, KIND, PLURAL = "kubegpu.share", "v1alpha1", "GPUShare", "gpushares"
+# The one that a cluster has. A new one has no status, since that is a subresource: those that the operator has seen
+# before there was this rule can still be changed, and lose their finalizer.
+NAME = "cluster"
 
 # Whatever options.yml says: what these variables decide is never a resource's.
 FORBIDDEN = re.compile(
@@ -340,7 +343,7 @@ def definition(listing: Json, specs: t.Mapping[str, t.Mapping[str, Json]]) -> Js
     }
     schema = {
         "type": "object",
-        "description": "Shares the NVIDIA GPUs of nodes between pods by memory. One is enough for a cluster.",
+        "description": f"Shares the NVIDIA GPUs of nodes between pods by memory. A cluster has one, called {NAME}.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": "The version of this schema."},
@@ -350,7 +353,10 @@ def definition(listing: Json, specs: t.Mapping[str, t.Mapping[str, Json]]) -> Js
             "status": STATUS,
         },
         "x-kubernetes-validations": [
-            {"rule": "self.metadata.name.size() <= 63", "message": "the name has more than 63 characters"}
+            {
+                "rule": f"self.metadata.name == '{NAME}' || has(self.status)",
+                "message": f"a cluster has one {KIND}: call it {NAME}",
+            }
         ],
     }
     version = {

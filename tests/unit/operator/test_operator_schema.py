@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from real_apiserver import Refused, api_server, own_api_server
+from own_cluster import until
+from real_apiserver import MERGE, Refused, api_server, own_api_server
 
 from lab import build
 from lab.shell import LabError
@@ -351,7 +352,8 @@ def test_the_api_server_serves_the_definition_and_keeps_what_it_is_given(served)
     # The annotation of kubectl apply has at most 262,144 bytes, a bundle at most 1 MiB.
     assert len(json.dumps(crd())) < 100_000
     served.apply(resource(GOOD))
-    served.apply(resource({"gpushareNodes": [f"gpu-{n}" for n in range(5000)]}, "large"))
+    served.apply(resource({"gpushareNodes": [f"gpu-{n}" for n in range(5000)]}))
+    served.apply(resource(GOOD))
     assert served.request("GET", f"{COLLECTION}/cluster")["spec"] == GOOD
     shown = served.kubectl("get", "gsh", "cluster").stdout.splitlines()[0]
     assert shown.split() == ["NAME", "AVAILABLE", "PROGRESSING", "DEGRADED", "REASON", "AGE"]
@@ -360,8 +362,9 @@ def test_the_api_server_serves_the_definition_and_keeps_what_it_is_given(served)
 @pytest.mark.parametrize(("change", "said"), BAD, ids=[said[:40] for _change, said in BAD])
 def test_the_api_server_refuses(served, change, said):
     spec = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+    served.ask("DELETE", f"{COLLECTION}/cluster")
     with pytest.raises(Refused) as refused:
-        served.request("POST", f"{COLLECTION}?dryRun=All&fieldValidation=Strict", resource(spec, "bad"))
+        served.request("POST", f"{COLLECTION}?dryRun=All&fieldValidation=Strict", resource(spec))
     assert said in str(refused.value)
     assert refused.value.status in (400, 422)
 
@@ -371,33 +374,61 @@ def test_what_no_option_is_does_not_come_in(served):
     hostile = copy.deepcopy(GOOD) | {"gpushare_state": "absent", "gpushareState": "absent", "ansibleConnection": "ssh"}
     hostile["gpushareTolerations"][0]["vars"] = {"ansible_become": True}
     given = {
-        **resource(hostile, "hostile"),
+        **resource(hostile),
         "status": {"conditions": [], "owner": "x"},
         "vars": {"gpushare_state": "absent"},
     }
+    served.ask("DELETE", f"{COLLECTION}/cluster")
     kept = served.request("POST", f"{COLLECTION}?fieldValidation=Ignore", given)
     assert kept["spec"] == GOOD
     assert kept.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    with pytest.raises(Refused, match="more than 63 characters"):
-        served.request("POST", COLLECTION, resource(GOOD, "a" * 64))
+
+
+def test_a_cluster_has_one_resource_and_those_from_before_that_rule_can_be_deleted():
+    former = crd()
+    rules = schema_of(former).pop("x-kubernetes-validations")
+    assert rules
+    status = {"status": {"observedGeneration": 1}}
+    with own_api_server() as server:
+        server.apply(former)
+        until(lambda: server.ask("GET", COLLECTION)[0] == 200)
+        for name in ("seen", "unseen"):
+            made = resource(GOOD, name)
+            made["metadata"]["finalizers"] = ["kubegpu.share/uninstall"] if name == "seen" else []
+            server.request("POST", COLLECTION, made)
+        server.request("PATCH", f"{COLLECTION}/seen/status", status, MERGE)
+        server.install(subject.CRD)
+        until(lambda: server.ask("POST", f"{COLLECTION}?dryRun=All", resource(GOOD, "other"))[0] == 422)
+        for metadata in ({"name": "other"}, {"generateName": "cluster"}):
+            with pytest.raises(Refused, match="call it cluster"):
+                server.request("POST", COLLECTION, {**resource(GOOD), "metadata": metadata, **status})
+        server.request("POST", COLLECTION, resource(GOOD))
+        # The operator has taken care of the first; the second has nothing that would keep it.
+        server.request("PATCH", f"{COLLECTION}/seen", {"spec": {"gpushareNodes": ["b"]}}, MERGE)
+        server.request("DELETE", f"{COLLECTION}/seen")
+        server.request("PATCH", f"{COLLECTION}/seen", {"metadata": {"finalizers": None}}, MERGE)
+        with pytest.raises(Refused, match="call it cluster"):
+            server.request("PATCH", f"{COLLECTION}/unseen", {"metadata": {"finalizers": ["a/b"]}}, MERGE)
+        server.request("DELETE", f"{COLLECTION}/unseen")
+        assert [one["metadata"]["name"] for one in server.request("GET", COLLECTION)["items"]] == ["cluster"]
 
 
 def test_the_status_is_a_subresource(served):
-    served.request("POST", COLLECTION, resource(GOOD, "status"))
+    served.apply(resource(GOOD))
     condition = {"type": "Degraded", "status": "True", "reason": "taint_servers", "message": "node a has a taint"}
     condition |= {"lastTransitionTime": "2026-11-29T20:00:00Z", "observedGeneration": 1}
     patch = {"status": {"observedGeneration": 1, "conditions": [condition]}}
-    merge = "application/merge-patch+json"
-    assert "status" not in served.request("PATCH", f"{COLLECTION}/status", patch, merge)
+    one = f"{COLLECTION}/cluster"
+    assert "status" not in served.request("PATCH", one, patch, MERGE)
     changed = {**patch, "spec": {"gpushareNodes": ["b"]}}
-    done = served.request("PATCH", f"{COLLECTION}/status/status", changed, merge)
+    done = served.request("PATCH", f"{one}/status", changed, MERGE)
     assert done["status"] == patch["status"]
     assert done["spec"] == GOOD
     bad = {"status": {"conditions": [{**condition, "status": "yes"}]}}
     with pytest.raises(Refused, match='supported values: "True", "False", "Unknown"'):
-        served.request("PATCH", f"{COLLECTION}/status/status", bad, merge)
-    row = served.kubectl("get", "gsh", "status", "--no-headers").stdout.split()
-    assert row[:3] == ["status", "True", "taint_servers"]
+        served.request("PATCH", f"{one}/status", bad, MERGE)
+    row = served.kubectl("get", "gsh", "cluster", "--no-headers").stdout.split()
+    assert row[:3] == ["cluster", "True", "taint_servers"]
 
 
 @pytest.mark.long
