@@ -15,7 +15,7 @@ import os
 import shutil
 import typing as t
 
-from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of, unpacked
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_software import Software
@@ -30,6 +30,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings 
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import limit_mode, node_name
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_json
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import findings as airgap
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import Planner
 from ansible_collections.kubegpu.share.plugins.plugin_utils._preflight import listing
@@ -76,6 +77,8 @@ class ActionModule(ShareAction):
         hostvars = (task_vars or {})["hostvars"]
         planner = Planner(self, task_vars or {})
         known = untagged(params["cluster"] or {})
+        if "all_nodes" in known:
+            known["nodes"] = clean_json(unpacked(known.pop("all_nodes")))
         decided = (known.get("backends") or {}).get("software")
         hosts = [_host(name, sources[name], hostvars[name], planner, decided) for name in names]
         limit = limit_mode(params["memory_limit"])

@@ -19,6 +19,15 @@ options:
     type: str
     choices: [GiB, MiB]
   sharing_pods: {description: Whether to read the pods that hold shares in any case., type: bool, default: false}
+  nodes:
+    description:
+      - V(rows) returns nodes as data. V(none) reads none, for who needs the version alone.
+      - V(text) returns all of them as one text, C(all_nodes), and as data only those of the nodes in O(backends.wanted), of the control plane, and of
+        nodes with labels or annotations of this collection. The text is compressed JSON in base64. Ansible copies and evaluates data value by value in
+        each task, which takes seconds for thousands of nodes.
+    type: str
+    choices: [rows, text, none]
+    default: rows
   scheduler:
     description: Detect how the cluster runs its scheduler.
     type: dict

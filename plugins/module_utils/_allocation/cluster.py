@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import typing as t
+import zlib
 
 from .._contracts.model import UNFINISHED, Node, Pod, PodParser, announced_cards, node_unit, well_formed
 from .._core import untrusted
@@ -60,6 +63,22 @@ class Cluster:
             "sharing_pods": _pod_rows(self.sharing_pods),
             "claiming_pods": _pod_rows(self.claiming_pods),
         }
+
+
+def packed(rows: t.Sequence[JsonObject]) -> str:
+    """Return rows of nodes as one short text: Ansible copies and evaluates data value by value, and prints it."""
+    return base64.b64encode(zlib.compress(json.dumps(rows).encode(), 1)).decode()
+
+
+def unpacked(text: str) -> str:
+    """Return the JSON of rows of nodes from what ``packed`` returned."""
+    return zlib.decompress(base64.b64decode(text)).decode()
+
+
+def rows_of(result: t.Mapping[str, t.Any]) -> t.Sequence[JsonObject]:
+    """Return the rows of all nodes from the result of the module ``cluster_info``."""
+    rows = json.loads(unpacked(result["all_nodes"])) if "all_nodes" in result else result["nodes"]
+    return t.cast("t.Sequence[JsonObject]", rows)
 
 
 def _node_row(node: Node) -> JsonObject:

@@ -14,7 +14,7 @@ import re
 import typing as t
 
 from .._allocation import node_backends
-from .._allocation.cluster import node_of_row
+from .._allocation.cluster import node_of_row, rows_of
 from .._contracts.gpushare import EXTENDER_PORT, EXTENDER_PREFIX
 from .._contracts.model import Node
 from .._core.digest import digest
@@ -142,7 +142,7 @@ def plan(cluster: ClusterNodes, options: SchedulerOptions) -> DedicatedScheduler
             },
             **config.insecure_addresses(minor, {"port": "0"}),
         }
-        result["nodes"], result["control_plane"] = _nodes(map(node_of_row, cluster["nodes"]), options)
+        result["nodes"], result["control_plane"] = _nodes(map(node_of_row, rows_of(cluster)), options)
     _check_server(minor, server, "scheduler_openshift_image" if on_openshift else "scheduler_dedicated_image")
     extender = Extender(url, int(options["timeout"]), bool(options["preemption"]), tls)
     # Without a kubeconfig, kube-scheduler uses its pod's service account.

@@ -16,7 +16,7 @@ from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
 from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA, OPERATOR
-from .._contracts.gpushare import ContractError, pod_node
+from .._contracts.gpushare import NODE_LABEL, ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._core.untrusted import line
@@ -55,6 +55,9 @@ NODE_ARGUMENTS = ("k3s.io/node-args", "rke2.io/node-args")
 # Annotations of the servers' namespace that are returned.
 OWN_ANNOTATIONS = "kubegpu.share/"
 
+# How nodes are returned.
+ROWS, TEXT, NO_NODES = "rows", "text", "none"
+
 SCHEDULER_OPTIONS: JsonObject = {
     "mode": {"type": "str", "choices": [AUTO, STATIC_POD, K3S, RKE2, DEDICATED, OPENSHIFT], "default": AUTO},
     "hosts": {"type": "dict", "default": {}},
@@ -84,6 +87,7 @@ ARGUMENTS: JsonObject = {
     **auth_arguments(),
     "memory_unit": {"type": "str", "choices": ["GiB", "MiB"]},
     "sharing_pods": {"type": "bool", "default": False},
+    "nodes": {"type": "str", "choices": [ROWS, TEXT, NO_NODES], "default": ROWS},
     "scheduler": {"type": "dict", "options": SCHEDULER_OPTIONS},
     "backends": {"type": "dict", "options": BACKENDS_OPTIONS},
 }
@@ -326,7 +330,8 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     :raises BadInput: the scheduler can't be used in the requested mode.
     """
     version = cluster.known_version(kube.version().get("gitVersion"))
-    nodes = model.well_formed("node", map(model.node_of, kube.list_all("v1", "Node")))
+    listed = [] if params.get("nodes") == NO_NODES else kube.list_all("v1", "Node")
+    nodes = model.well_formed("node", map(model.node_of, listed))
     unit, wanted, options = params["memory_unit"], params.get("backends"), params["scheduler"]
     slices = None if unit is None and wanted is None else _slices(kube, version)
     by_claims = wanted is not None and any(
@@ -338,6 +343,11 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
     result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}}
+    if params.get("nodes") == TEXT:
+        result["all_nodes"] = cluster.packed(result["nodes"])
+        named = {row["node"] for row in (wanted or {}).get("wanted") or ()}
+        rows = zip(nodes, result["nodes"])
+        result["nodes"] = [row for node, row in rows if node.name in named or _is_looked_at(node, row)]
     result["owner"] = setup_record.read(kube, wanted["owner"]) if wanted is not None and wanted.get("owner") else None
     # The nodes as they are say nothing of what isn't there yet.
     release_of = _openshift(kube, nodes) if wanted is not None and not as_it_is else None
@@ -354,6 +364,11 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     scheduler = detect(kube, options, nodes, version, release_of) if options is not None else None
     result |= {"scheduler": scheduler, "server": kube.server, "requests": dict(kube.requests)}
     return {"changed": False, **result}
+
+
+def _is_looked_at(node: model.Node, row: JsonObject) -> bool:
+    """Return whether plays read a node's row beside those of the nodes that they are for."""
+    return is_control_plane(node) or LABEL in node.labels or NODE_LABEL in node.labels or bool(row["annotations"])
 
 
 def _backends(

@@ -50,6 +50,12 @@ def clean_sentences(result: t.Mapping[str, t.Any]) -> JsonObject:
     return {key: _clean(value, (), _sentence) if key in _SENTENCES else value for key, value in result.items()}
 
 
+def clean_json(text: str) -> t.Any:
+    """Return the data of a text of JSON in a result, with printable texts: the text itself shows escapes only."""
+    data = json.loads(text)
+    return _clean(data, FILES, _value) if _SUSPICIOUS.search(text) else data
+
+
 def clean_answer(stdout: str, clean: t.Callable[[t.Mapping[str, t.Any]], JsonObject]) -> str:
     """Return what a module has printed with a clean result.
 
