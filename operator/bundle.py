@@ -75,7 +75,7 @@ SUITES = {
 }
 VERSION_FILE = f"{PACKAGE}.clusterserviceversion.yaml"
 CATALOG_FILE = f"{PACKAGE}/catalog.yaml"
-ANNOTATIONS = "annotations.yml"
+ADMISSION = "admission.yml"
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -223,7 +223,7 @@ def service_version(release: Release, crd: Json) -> Json:
     example = {
         "apiVersion": f"{schema.GROUP}/{schema.VERSION}",
         "kind": schema.KIND,
-        "metadata": {"name": "cluster"},
+        "metadata": {"name": schema.NAME},
         "spec": EXAMPLE,
     }
     made = deployment(release)
@@ -690,8 +690,8 @@ def write_catalog(parts: t.Sequence[Json], out: Path) -> None:
 def write_install(release: Release, out: Path) -> None:
     """Write the objects that install it."""
     # OLM takes no admission policies in a bundle.
-    policy = list(yaml.safe_load_all((HERE / "config" / ANNOTATIONS).read_text()))
-    objects = {**olm0(release), **olm1(release), "without-olm.yml": without_olm(release), ANNOTATIONS: policy}
+    policies = list(yaml.safe_load_all((HERE / "config" / ADMISSION).read_text()))
+    objects = {**olm0(release), **olm1(release), "without-olm.yml": without_olm(release), ADMISSION: policies}
     _fresh(out / "install", {name: documents(parts) for name, parts in objects.items()})
 
 

@@ -224,6 +224,7 @@ class Operator:
                 **{"subjects": subjects, "roleRef": {**of, "kind": "Role"}},
             },
         )
+        self.api.apply(*yaml.safe_load_all((OPERATOR / "config" / "admission.yml").read_text()))
         account = self.api.token(self.folder / "account", SPACE, NAME)
         config = yaml.safe_load((OPERATOR / "kubeconfig").read_text())
         config["clusters"][0]["cluster"] = {

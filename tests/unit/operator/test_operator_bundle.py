@@ -493,16 +493,17 @@ def test_a_resource_takes_no_settings_of_the_engine_by_annotations(api_server, w
     there = {f"{engines}/reconcile-period": "x"}
 
     def send(annotations, method="POST", **more):
-        path = f"{collection}/annotated" if method == "PUT" else collection
-        about = {"name": "annotated", "annotations": annotations, **more}
+        path = f"{collection}/cluster" if method == "PUT" else collection
+        about = {"name": "cluster", "annotations": annotations, **more}
         return api_server.ask(method, f"{path}?dryRun=All", {**made, "metadata": about})[0]
 
     api_server.apply(yaml.safe_load(schema.CRD.read_text()))
     until(lambda: api_server.ask("GET", collection)[0] == 200)
+    api_server.ask("DELETE", f"{collection}/cluster")
     # Before there was a policy.
-    old = api_server.request("POST", collection, {**made, "metadata": {"name": "annotated", "annotations": there}})
+    old = api_server.request("POST", collection, {**made, "metadata": {"name": "cluster", "annotations": there}})
     version = {"resourceVersion": old["metadata"]["resourceVersion"]}
-    for one in objects(written, subject.ANNOTATIONS):
+    for one in objects(written, subject.ADMISSION):
         api_server.apply(one)
     # It is in effect a moment later.
     until(lambda: send({f"{engines}/verbosity": "9223372036854775807"}) == 403)
@@ -510,12 +511,52 @@ def test_a_resource_takes_no_settings_of_the_engine_by_annotations(api_server, w
     assert send({f"{engines}/reconcile-period": "y"}, "PUT", **version) == 403
     assert send({**there, "example.org/note": "x"}, "PUT", finalizers=["kubegpu.share/uninstall"], **version) == 200
     assert send({}, "PUT", **version) == 200 and send({"example.org/note": "x"}) == 409
-    # Other tests use the server, too.
-    for one in reversed(objects(written, subject.ANNOTATIONS)):
+    without_policies(api_server, written)
+    api_server.request("DELETE", f"{collection}/cluster")
+
+
+def without_policies(api_server, written):
+    """Remove the admission policies: other tests use the server, too."""
+    for one in reversed(objects(written, subject.ADMISSION)):
         kind = {"Binding": "policybindings"}.get(one["kind"][-7:], "policies")
         path = f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}/{one['metadata']['name']}"
         api_server.request("DELETE", path)
-    api_server.request("DELETE", f"{collection}/annotated")
+
+
+def test_the_account_writes_only_where_its_servers_are(api_server, written):
+    """Its rights are for all namespaces, since it makes its own; so are those that it holds for the servers."""
+    user = f"system:serviceaccount:{subject.NAMESPACE}:{subject.ACCOUNT}"
+    for one in objects(written, "without-olm.yml"):
+        if one["kind"] in ("Namespace", "ClusterRole", "ClusterRoleBinding"):
+            api_server.apply(one)
+    for name in ("gpushare-scheduler", "gpushare-system"):
+        api_server.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    for one in objects(written, subject.ADMISSION):
+        api_server.apply(one)
+
+    def asks(namespace, path, name, how="", method="POST", **more):
+        at = f"/api/v1/namespaces/{namespace}/{path}"
+        status, text = api_server.ask(method, at + how, {"metadata": {"name": name}, **more}, user=user)
+        assert status in (201, 404) or "the operator's account" in text, text
+        return status
+
+    try:
+        until(lambda: asks("default", "configmaps", "x", "?dryRun=All") == 403)
+        assert asks("kube-system", "configmaps", "x") == 403
+        assert asks("kube-system", "configmaps", "kubegpu-share") == 201
+        assert asks("gpushare-scheduler", "configmaps", "x") == 201
+        api_server.ask("POST", "/api/v1/namespaces/default/configmaps", {"metadata": {"name": "theirs"}})
+        assert asks("default", "configmaps/theirs", "theirs", method="DELETE") == 403
+        pod = {"spec": {"containers": [{"name": "c", "image": "i"}], "automountServiceAccountToken": False}}
+        assert asks("gpushare-system", "pods", "p", **pod) == 403
+        api_server.ask("POST", "/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        assert asks("default", "pods", "p", "?dryRun=All", **pod) == 201
+        api_server.request("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "q"}, **pod})
+        target = {"target": {"kind": "Node", "name": "n"}}
+        assert asks("default", "pods/q/binding", "q", **target) == 403
+        assert asks("default", "pods/q/eviction", "q", apiVersion="policy/v1", kind="Eviction") == 403
+    finally:
+        without_policies(api_server, written)
 
 
 def test_the_installer_may_grant_what_the_operator_gets_and_no_more(api_server, written, monkeypatch):
