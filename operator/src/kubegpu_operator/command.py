@@ -18,14 +18,14 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 
 from . import __version__, conditions, engine, options, watched
 from .cluster import Cluster
 from .conditions import Outcome
 from .memory import Last, Memory
-from .outcome import NO_END, outcome_of
+from .outcome import NO_END, cut_short, outcome_of
 from .resource import (
     API_VERSION,
     JsonObject,
@@ -40,8 +40,9 @@ from .resource import (
 )
 
 # Seconds between calls; a call that has nothing to do takes a fraction of one. SOON is while pods hold shares.
-PERIOD = float(os.environ.get("KUBEGPU_OPERATOR_PERIOD") or 60)
-SOON = min(15.0, PERIOD)
+PERIOD, SOON = 60.0, 15.0
+# Seconds after which a run is ended. Its waits have limits of their own, which a resource may set to an hour each.
+LONGEST_RUN = 7200.0
 # Seconds between runs that fail: the first, doubled up to the second, unless what a run depends on has changed.
 RETRY, LONGEST = 60.0, 600.0
 NOT_FOUND = 404
@@ -53,6 +54,9 @@ WORK = Path("/tmp/ansible-operator/kubegpu")
 IMAGES = {"gpushare_image": "RELATED_IMAGE_GPUSHARE", "scheduler_dedicated_image": "RELATED_IMAGE_KUBE_SCHEDULER"}
 DEFAULTS: JsonObject = {"gpushare_image_delivery": "registry"}
 
+# Of a run, as a condition's message has them.
+LIMITS = {engine.TOO_LONG: f"{LONGEST_RUN / 3600:g} hours", engine.TOO_LARGE: f"{engine.MOST_OF_A_RUN >> 20} MiB"}
+
 
 @dataclass
 class Done:
@@ -60,10 +64,12 @@ class Done:
 
     :param ran: there was a run of Ansible.
     :param ended: it ended by itself, if there was one.
+    :param unwanted: it was ended because the resource is being deleted.
     """
 
     ran: bool = False
     ended: bool = True
+    unwanted: bool = False
     failed: bool = False
     changed: int = 0
     nodes: int = 0
@@ -74,12 +80,20 @@ class Operator:
 
     :param cluster: the API server.
     :param events: the engine's socket.
+    :param known: the options that a resource may set; None where there is no list.
+    :param period: seconds until the next call.
     """
 
     def __init__(
-        self, call: engine.Call, cluster: Cluster, events: engine.Events, known: t.Container[str] | None
+        self,
+        call: engine.Call,
+        cluster: Cluster,
+        events: engine.Events,
+        known: t.Container[str] | None,
+        period: float = PERIOD,
     ) -> None:
         self._call, self._cluster, self._events, self._known = call, cluster, events, known
+        self._period, self._soon = period, min(SOON, period)
         self._memory = Memory(WORK)
         self.done = Done()
         self._removing = call.playbook.name == "uninstall.yml"
@@ -111,7 +125,7 @@ class Operator:
         if problem:
             self._report(resource, Outcome(problem.id, problem.text, True))
             self.done.failed = True
-            self._events.again_after(PERIOD)
+            self._events.again_after(self._period)
             return
         self._decide(resource, given)
 
@@ -123,7 +137,7 @@ class Operator:
         problem = Problem("another-resource", {"owner": owner.name})
         self._report(resource, Outcome(problem.id, problem.text, True))
         self.done.failed = True
-        self._events.again_after(PERIOD)
+        self._events.again_after(self._period)
 
     def _decide(self, resource: Resource, given: JsonObject) -> None:
         seen = self._look(resource)
@@ -135,7 +149,7 @@ class Operator:
                 # Somebody has changed the resource while the engine took the finalizer away.
                 self._events.stats()
             else:
-                self._events.again_after(SOON if self._removing else PERIOD)
+                self._events.again_after(self._soon if self._removing else self._period)
             return
         self._run(resource, given, seen, last)
 
@@ -161,9 +175,17 @@ class Operator:
         ):
             self._write(resource, conditions.begun(resource.generation, resource.status, self._removing, _now()))
         self._call.write_variables(self._variables(resource, given, seen))
-        engine.run(self._call, (sys.executable, "-m", "ansible_runner"))
-        outcome = outcome_of(*engine.left(self._call), self._removing)
-        self.done = Done(True, outcome.id not in NO_END, outcome.failed, outcome.changed, seen.nodes)
+        runner = (sys.executable, "-m", "ansible_runner")
+        ended_by = engine.run(self._call, runner, LONGEST_RUN, lambda: self._is_wanted(resource))
+        if ended_by == engine.UNWANTED:
+            # The next call is for the uninstall.
+            self.done.unwanted = True
+            self._events.again_after(1)
+            return
+        events, status = engine.left(self._call)
+        cut = cut_short(events, ended_by, LIMITS[ended_by]) if ended_by else None
+        outcome = cut or outcome_of(events, status, self._removing)
+        self.done = Done(True, outcome.id not in NO_END, False, outcome.failed, outcome.changed, seen.nodes)
         failures = (last.failures if last else 0) + 1 if outcome.failed else 0
         settled = not outcome.failed and not outcome.changed
         # After a change the next call runs once more, and finds that nothing is left to do.
@@ -176,7 +198,18 @@ class Operator:
         # After an uninstall the engine takes the finalizer away, by ansible-runner's own event.
         if outcome.failed or not self._removing:
             # Else an annotation of the resource would decide when: never, or each millisecond.
-            self._events.again_after(SOON if self._removing else PERIOD)
+            self._events.again_after(self._soon if self._removing else self._period)
+
+    def _is_wanted(self, resource: Resource) -> bool:
+        """Return whether a run still has a purpose; what it sets up is removed where its resource is being deleted."""
+        if self._removing:
+            return True
+        try:
+            item = self._cluster.resource(resource.name)
+            return item is not None and not resource_of(item).deleting
+        except (KubeError, Malformed):
+            # The API server may be restarting; the run waits for it, too.
+            return True
 
     def _variables(self, resource: Resource, given: JsonObject, seen: watched.Watched) -> JsonObject:
         """Return a run's extra variables: those of watches.yaml, and of the resource those that it may set."""
@@ -272,6 +305,8 @@ def metrics(done: Done, seconds: float) -> list[JsonObject]:
         metric("cpu_seconds_total", "Processor time of all calls, without the engine's own.", counter={"add": spent}),
         metric("nodes", "Nodes of the cluster.", gauge={"set": float(done.nodes)}),
     ]
+    if done.unwanted:
+        return made
     if not done.ran:
         made.append(metric("checks_total", "Calls that found nothing to do.", counter={"increment": True}))
         return made
@@ -286,6 +321,24 @@ def metrics(done: Done, seconds: float) -> list[JsonObject]:
     return made
 
 
+def period_of(text: str) -> float:
+    """Return the seconds between calls.
+
+    :param text: the variable KUBEGPU_OPERATOR_PERIOD; empty for the usual ones.
+    :raises BadInput: it is no number from 1 to 3600.
+    """
+    try:
+        seconds = float(text) if text else PERIOD
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise BadInput(
+            f"KUBEGPU_OPERATOR_PERIOD is {text[:60]!a}, in the environment of the operator's container: set it to "
+            "the seconds between two calls, a number from 1 to 3600"
+        )
+    return seconds
+
+
 def main() -> int:
     call = engine.Call.parse(sys.argv[1:])
     if call is None:
@@ -294,14 +347,20 @@ def main() -> int:
     started = time.monotonic()
     try:
         events = engine.Events(call)
+        try:
+            period = period_of(os.environ.get("KUBEGPU_OPERATOR_PERIOD", ""))
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            events.again_after(PERIOD)
+            return 1
         cluster = Cluster(os.environ.get("KUBEGPU_OPERATOR_KUBECONFIG", str(HOME / "kubeconfig")))
-        operator = Operator(call, cluster, events, options.known(HOME / "options.yml"))
+        operator = Operator(call, cluster, events, options.known(HOME / "options.yml"), period)
         try:
             operator.act()
         except KubeError as error:
             # Nothing is known, so nothing is written; the engine calls again.
             print(f"the API server: {error}", file=sys.stderr)
-            events.again_after(SOON)
+            events.again_after(min(SOON, period))
             return 1
         engine.publish(metrics(operator.done, time.monotonic() - started))
         # The engine prints what was printed here where this isn't 0, and it has been told when to call again.

@@ -29,10 +29,14 @@ from .resource import JsonObject
 
 # Where the engine takes metrics, which it publishes with its own.
 METRICS = ("127.0.0.1", 5050)
-# Runs of which the artifacts are kept.
+# Runs of which the artifacts are kept, and the most bytes: of former runs before a run begins, and of a run. The volume
+# has 256 MiB, and a pod that fills it is evicted.
 KEPT = 5
-# Seconds between looks at whether the engine lives.
-LOOK = 1.0
+MOST_KEPT, MOST_OF_A_RUN = 64 << 20, 128 << 20
+# Seconds between looks at whether the engine lives, and at what else ends a run early.
+LOOK, WATCH = 1.0, 10.0
+# Why a run was ended.
+TOO_LONG, TOO_LARGE, UNWANTED = "time-limit", "output-limit", "unwanted"
 
 
 @dataclass(frozen=True)
@@ -143,33 +147,63 @@ def publish(metrics: t.Iterable[JsonObject]) -> None:
             connection.close()
 
 
-def run(call: Call, runner: t.Sequence[str]) -> None:
+def run(call: Call, runner: t.Sequence[str], longest: float, is_wanted: t.Callable[[], bool]) -> str:
     """Run ansible-runner, and end with it where the engine has ended.
 
+    A run that is ended leaves the cluster after one of its requests. The next one does what is missing, and an
+    uninstall removes what is there, as after the end of a pod.
+
     :param runner: its command.
+    :param longest: the seconds after which it is ended.
+    :param is_wanted: whether it still has a purpose; it is asked every ``WATCH`` seconds.
+    :returns: why it was ended: ``TOO_LONG``, ``TOO_LARGE`` or ``UNWANTED``; empty where it ended by itself.
     """
     _tidy(call.folder / "artifacts")
     # Its own rotation fails where the engine's link leads to the artifacts of a call that ran nothing.
     words = [*runner, "run", str(call.folder), "--rotate-artifacts", "0", "-p", str(call.playbook)]
-    engine = os.getppid()
+    engine, began = os.getppid(), time.monotonic()
+    looked = began
     process = subprocess.Popen([*words, "-i", call.ident], stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK)
-                return
+                return ""
             if os.getppid() != engine:
                 # Another pod leads by now, and would change the same objects.
                 raise SystemExit(1)
+            now = time.monotonic()
+            if now - began > longest:
+                return TOO_LONG
+            if now - looked < WATCH:
+                continue
+            looked = now
+            if _size(call.folder / "artifacts" / call.ident) > MOST_OF_A_RUN:
+                return TOO_LARGE
+            if not is_wanted():
+                return UNWANTED
     finally:
         _end(process)
 
 
 def _tidy(folder: Path) -> None:
-    """Remove all artifacts but the newest, so that the volume doesn't fill."""
+    """Remove all artifacts but the newest, by number and by size, so that the volume doesn't fill."""
     runs = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()] if folder.exists() else []
-    for path in sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT - 1 :]:
-        shutil.rmtree(path, ignore_errors=True)
+    size = 0
+    for number, path in enumerate(sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)):
+        size += _size(path)
+        if number >= KEPT - 1 or size > MOST_KEPT:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of a folder's files; those that go meanwhile don't count."""
+    size = 0
+    for parent, _folders, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,8 @@ PROBLEM = "problem"
 # The results of verify.yml that say that something doesn't work.
 BROKEN = "FAIL"
 # Of a run that was ended, and of one that left nothing.
-NO_END = KILLED, NO_RESULT = "killed", "no-result"
+KILLED, NO_RESULT, TOO_LONG, TOO_LARGE = "killed", "no-result", "time-limit", "output-limit"
+NO_END = (KILLED, NO_RESULT, TOO_LONG, TOO_LARGE)
 HOLDERS = "pods-hold-shares"
 # How many pods a message names.
 MOST_NAMED = 10
@@ -62,6 +63,20 @@ def outcome_of(events: t.Iterable[JsonObject], rc: int | None, removing: bool) -
         return _failed(failures[-1], changed)
     code = KILLED if rc is None else NO_RESULT
     return Outcome(code, "the run ended without a result; it is repeated", True, None, changed)
+
+
+def cut_short(events: t.Iterable[JsonObject], code: str, limit: str) -> Outcome:
+    """Return the outcome of a run that was ended by a limit.
+
+    :param events: as for ``outcome_of``.
+    :param code: ``TOO_LONG`` or ``TOO_LARGE``.
+    :param limit: as people read it.
+    """
+    begun = [event.get("event_data") or {} for event in events if event.get("event") == "playbook_on_task_start"]
+    task = begun[-1].get("task") if begun else None
+    what = "took longer than" if code == TOO_LONG else "left output of more than"
+    text = f"the run {what} {limit} and was ended in the task: {task or 'none'}. It is repeated; read the pod's log"
+    return Outcome(code, line(text, MOST_MESSAGE), True)
 
 
 def _action(data: JsonObject) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from kubegpu_operator import command, engine
 from kubegpu_operator.memory import Memory
 from kubegpu_operator.watched import NODES
@@ -56,12 +58,17 @@ class Engine:
 
     def __init__(self, folder, api, monkeypatch):
         self.folder, self.api, self.told, self.given, self.ended = folder, api, [], [], ([], 0)
+        self.cut = ""
         (folder / "env").mkdir(parents=True)
         self.clock = 1000.0
         monkeypatch.setattr(command, "WORK", folder / "kept")
-        monkeypatch.setattr(engine, "run", lambda call, _runner: self.given.append(call.read_variables()))
+        monkeypatch.setattr(engine, "run", self._run)
         monkeypatch.setattr(engine, "left", lambda _call: self.ended)
         monkeypatch.setattr(command.time, "time", lambda: self.clock)
+
+    def _run(self, call, _runner, _longest, is_wanted):
+        self.given.append(call.read_variables())
+        return self.cut if self.cut or is_wanted() else engine.UNWANTED
 
     def stats(self):
         self.told.append("done")
@@ -199,7 +206,7 @@ def test_a_run_that_was_killed_is_repeated_by_the_next_call(played, monkeypatch)
     played.ended = ended(0)
     played.call()
 
-    def killed(_call, _runner):
+    def killed(*_given):
         raise SystemExit(1)
 
     monkeypatch.setattr(engine, "run", killed)
@@ -207,6 +214,56 @@ def test_a_run_that_was_killed_is_repeated_by_the_next_call(played, monkeypatch)
     with pytest.raises(SystemExit):
         played.call()
     assert Memory(command.WORK).recall("uid-a") is None
+
+
+def test_a_run_that_was_ended_by_a_limit_says_so_and_is_repeated_ever_later(played):
+    played.ended = [{"event": "playbook_on_task_start", "event_data": {"task": "Wait for the pods"}}], None
+    for cut, reason in ((engine.TOO_LONG, "time_limit"), (engine.TOO_LARGE, "output_limit")):
+        played.cut = cut
+        played.clock += 3600
+        assert played.call() == [60.0] and played.api.degraded() == reason
+        message = played.api.items["a"]["status"]["conditions"][-1]["message"]
+        assert "was ended in the task: Wait for the pods" in message
+    assert "more than 128 MiB" in message and Memory(command.WORK).recall("uid-a").failures == 2
+
+
+def test_a_run_is_ended_where_its_resource_is_being_deleted_and_the_uninstall_follows(played, monkeypatch):
+    def deleted(call, *given):
+        played.api.items["a"]["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+        return Engine._run(played, call, *given)
+
+    monkeypatch.setattr(engine, "run", deleted)
+    assert played.call() == [1] and played.api.degraded() == ""
+    assert Memory(command.WORK).recall("uid-a") is None and played.api.events == []
+    # Nobody ends the uninstall.
+    played.ended = ended(0, 3)
+    assert played.call(playbook="uninstall.yml") == [] and len(played.given) == 2
+
+
+def test_a_program_ends_by_itself_or_by_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "LOOK", 0.05)
+    monkeypatch.setattr(engine, "WATCH", 0.1)
+    call = engine.Call(tmp_path, Path("/p/site.yml"), "7")
+
+    def run(source, longest=60.0, wanted=True):
+        return engine.run(call, (sys.executable, "-c", source), longest, lambda: wanted)
+
+    waiting = "import time; time.sleep(60)"
+    assert run("pass") == ""
+    assert run(waiting, 0.2) == engine.TOO_LONG
+    assert run(waiting, wanted=False) == engine.UNWANTED
+    monkeypatch.setattr(engine, "MOST_OF_A_RUN", 1000)
+    (tmp_path / "artifacts" / "7").mkdir(parents=True)
+    (tmp_path / "artifacts" / "7" / "stdout").write_text("x" * 1001)
+    assert run(waiting) == engine.TOO_LARGE
+
+
+@pytest.mark.parametrize("text", ["1m", "0", "nan", "inf", "-5", "1e9", "\x1b[2J"])
+def test_a_period_that_is_none_is_one_sentence(text):
+    with pytest.raises(BadInput, match=r"^KUBEGPU_OPERATOR_PERIOD is '[ -~]*', in the environment") as refused:
+        command.period_of(text)
+    assert str(refused.value).endswith("a number from 1 to 3600")
+    assert (command.period_of(""), command.period_of("2")) == (60.0, 2.0)
 
 
 def test_images_are_those_of_the_pod(played, monkeypatch):

@@ -60,6 +60,19 @@ def killed_until(operator, over):
     return kills
 
 
+def test_a_resource_that_is_deleted_during_its_first_run_leaves_nothing():
+    """Its pods never become ready, so the run waits for them, ten minutes long."""
+    with running() as operator:
+        operator.cluster.has_ready_pods = lambda: None
+        operator.start()
+        operator.create(gpushareWaitTimeout=600)
+        operator.until(lambda: "daemonsets" in operator.cluster.named())
+        operator.api.request("DELETE", f"{RESOURCES}/cluster")
+        operator.until(lambda: operator.get() is None)
+        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        assert operator.refusals() == []
+
+
 def test_what_somebody_has_deleted_or_changed_comes_back():
     with running() as operator:
         pod = operator.start()

@@ -6,11 +6,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 
 import pytest
 import yaml
-from kubegpu_operator import __version__, conditions, options, watched
+from kubegpu_operator import __version__, conditions, engine, options, watched
 from kubegpu_operator.conditions import Outcome
 from kubegpu_operator.engine import KEPT, Call, _tidy
 from kubegpu_operator.memory import Last, Memory
@@ -288,7 +289,7 @@ def test_annotations_decide_neither_verbosity_nor_how_much_is_kept():
     assert Call.parse(["--version"]) is None
 
 
-def test_artifacts_are_bounded_also_where_a_call_left_none(tmp_path):
+def test_artifacts_are_bounded_also_where_a_call_left_none(tmp_path, monkeypatch):
     for number in range(KEPT + 3):
         (tmp_path / str(number)).mkdir()
     # As ansible-operator leaves it after a call that ran nothing.
@@ -296,3 +297,10 @@ def test_artifacts_are_bounded_also_where_a_call_left_none(tmp_path):
     _tidy(tmp_path)
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == KEPT - 1
     _tidy(tmp_path / "none")
+    monkeypatch.setattr(engine, "MOST_KEPT", 15)
+    for number, path in enumerate(sorted(path for path in tmp_path.iterdir() if path.is_dir())):
+        (path / "stdout").write_text("x" * 10)
+        os.utime(path, (number, number))
+        newest = path
+    _tidy(tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [newest]
