@@ -79,8 +79,12 @@ class Kube(t.Protocol):
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         """Send a JSON merge patch."""
 
-    def delete(self, ref: Ref) -> None:
-        """Request the deletion of an object, if it exists."""
+    def delete(self, ref: Ref, version: str = "") -> None:
+        """Request the deletion of an object, if it exists.
+
+        :param version: delete it only as it was read with this ``resourceVersion``; empty for any.
+        :raises KubeError: with status 409 where it has changed since.
+        """
 
     def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:
         """Request the eviction of a pod.
@@ -161,11 +165,12 @@ class Client(Reads):
         path = self._path(dataclasses.replace(ref, name=""))
         return self._ask(Request("POST", path, [option], definition, subject=str(ref)))
 
-    def delete(self, ref: Ref) -> None:
+    def delete(self, ref: Ref, version: str = "") -> None:
         if self._known(ref):
             query = [("propagationPolicy", "Foreground")]
+            body: JsonObject | None = {"preconditions": {"resourceVersion": version}} if version else None
             try:
-                self._ask(Request("DELETE", self._object_path(ref), query, subject=str(ref)))
+                self._ask(Request("DELETE", self._object_path(ref), query, body, subject=str(ref)))
             except KubeError as error:
                 if error.status != 404:
                     raise

@@ -183,10 +183,10 @@ class SetupRecord:
         """
         [change] = plan.changes
         data: JsonObject | None = change.step
-        if data is None:
-            self._kube.delete(RECORD)
-            return
         try:
+            if data is None:
+                self._kube.delete(RECORD, state["version"])
+                return
             if state["version"]:
                 body = {name: data.get(name) for name in (OWNER, UNVERIFIED)}
                 self._kube.patch(RECORD, {"metadata": {"resourceVersion": state["version"]}, "data": body})
@@ -195,7 +195,8 @@ class SetupRecord:
         except KubeError as error:
             if error.status != 409:
                 raise
-            raise _changed(read(self._kube, self._owner)) from error
+            live = read(self._kube, self._owner)
+            raise (_changed(live) if data is not None else _kept(live)) from error
 
 
 def _data(owner: str, unverified: bool) -> dict[str, str]:
@@ -215,6 +216,14 @@ def _changed(live: Record) -> BadInput:
     return BadInput(
         f"another run has begun to change this cluster since this one planned ({RECORD} was written, and the set-up "
         f"is {now} now). Nothing was changed; run again when the other one has ended"
+    )
+
+
+def _kept(live: Record) -> BadInput:
+    now = f"{live['owner']}'s" if live["owner"] else "nobody's"
+    return BadInput(
+        f"{RECORD} was written while this run removed the set-up, which is {now} now. The record was kept: "
+        "run again if it is still to be removed"
     )
 
 

@@ -78,7 +78,7 @@ class ReadOnce:
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         raise NotImplementedError("a plan patches nothing")
 
-    def delete(self, ref: Ref) -> None:
+    def delete(self, ref: Ref, version: str = "") -> None:
         raise NotImplementedError("a plan deletes nothing")
 
     def evict(self, namespace: str, pod: str, grace: int | None = None) -> None:

@@ -167,7 +167,7 @@ class Cluster:
     def patch(self, ref: Ref, body: JsonObject, subresource: str = "") -> JsonObject:
         raise AssertionError("a suite patches nothing")
 
-    def delete(self, ref: Ref) -> None:
+    def delete(self, ref: Ref, version: str = "") -> None:
         self._request("DELETE", str(ref))
         if ref.kind == "Namespace" and ref.name in self.namespaces:
             self.namespaces[ref.name]["metadata"]["deletionTimestamp"] = "now"

@@ -216,7 +216,7 @@ class FakeKube:
         self._count("POST", ref_of(definition))
         return copy.deepcopy(definition)
 
-    def delete(self, ref):
+    def delete(self, ref, version=""):
         self._count("DELETE", ref)
         self.objects.pop(ref, None)
         self.owners.pop(ref, None)

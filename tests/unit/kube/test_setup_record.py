@@ -97,6 +97,24 @@ def test_the_api_server_decides_between_two_that_write_in_the_same_moment(kube, 
     assert data(kube) == {"owner": "playbook", "unverified": "true"}
 
 
+def test_a_record_that_somebody_has_taken_over_meanwhile_is_not_removed(kube):
+    run(kube, "present", MAIN)
+
+    class Racing:
+        def __getattr__(self, name):
+            return getattr(kube, name)
+
+        def delete(self, *given):
+            run(kube, "present", take_over=MAIN)
+            kube.delete(*given)
+
+    with pytest.raises(
+        BadInput, match=r"while this run removed the set-up, which is playbook's now\. The record was kept"
+    ):
+        run(Racing(), "absent", MAIN)
+    assert data(kube) == {"owner": "playbook"}
+
+
 def test_another_owners_record_is_only_written_on_purpose(kube):
     run(kube, "present", MAIN)
     for state in ("present", "absent"):

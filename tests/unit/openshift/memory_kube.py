@@ -97,7 +97,7 @@ class MemoryKube:
             new["spec"] = copy.deepcopy(spec)
         self.set(ref, new)
 
-    def delete(self, ref):
+    def delete(self, ref, version=""):
         self._change("delete", ref, None)
         self.objects.pop(ref, None)
 
