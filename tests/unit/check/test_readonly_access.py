@@ -8,10 +8,13 @@ import json
 import ssl
 import time
 import types
+from urllib.parse import quote
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._check import collect
+from ansible_collections.kubegpu.share.plugins.module_utils._check.node_pods import NodePod
 from ansible_collections.kubegpu.share.plugins.module_utils._check.servers import POLICIES as POLICY_KINDS
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import card_exclusion
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.apply_set import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._scheduler.detect import collect as cluster_info
@@ -281,10 +284,24 @@ def test_the_account_runs_one_command_only(cluster, asker):
         "command=gpushare-node-facts",
         f"{FACTS}&stdin=true",
         f"{FACTS}&tty=true&stdout=true",
+        # And with the options that verify gives it, each as it writes them.
+        *(f"{FACTS}&command={quote(word)}" for word in ("gpushare-node-facts", "sh", "--help", "--node-name=other")),
+        *(f"{FACTS}&command={quote(word)}" for word in ("--kubelet-dir=/a/../b", "--kubelet-dir=a", "--timeout=1\nx")),
+        *(f"{FACTS}&command={quote(word)}" for word in ('--exclude-cards={"cards":["\\u001b"],"nodes":["n"]}',)),
+        FACTS + "&command=--host-pid" * 8,
     ):
         assert set(asked(query)) == {(403, True)}, query
     # It passes, and the pod's node isn't found.
-    for query in (f"{FACTS}&stdout=true&stderr=true", f"{FACTS}&command=--timeout%3D30&stdout=true"):
+    kubelets = ("gpushare-device-plugin", "--kubelet-dir=/var/lib/k0s/kubelet")
+    cards = card_exclusion.Exclusion(
+        ("gpu-5a4d7f2e-1f0b-4a6e-9a51-2f8f3a0c6b11", "0000:3b:00.0", "nvidia a100 (80gb)?")
+    )
+    excluded = tuple(f"--exclude-cards={value}" for value in card_exclusion.options({"gpu1": cards}))
+    pod = NodePod("gpu1", "n", "p", "gpushare-device-plugin", "u", True, (*kubelets, *excluded))
+    words = pod.argv(600)
+    assert len(words) == 5
+    given = "&".join(f"command={quote(word)}" for word in words)
+    for query in (f"{FACTS}&stdout=true&stderr=true", f"container=device-plugin&{given}&stdout=true"):
         assert {status for status, _refused in asked(query)} == {404}, query
     elsewhere = EXEC.replace("gpushare-system", "kube-system")
     assert {status for status, _refused in asked(FACTS, elsewhere)} == {403}
