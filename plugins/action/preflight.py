@@ -57,7 +57,9 @@ ARGUMENTS: JsonObject = {
     "take_over": {"type": "str", "default": ""},
     "ignore": {"type": "list", "elements": "str", "default": []},
 }
-OPTIONS = tuple(field.name for field in dataclasses.fields(Options) if field.name not in ("claims", "record"))
+OPTIONS = tuple(
+    field.name for field in dataclasses.fields(Options) if field.name not in ("claims", "record", "bindings")
+)
 
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
@@ -92,7 +94,8 @@ class ActionModule(ShareAction):
             frozenset(params["nodes"]) - {node_name(name, hostvars[name]) for name in params["gpu_nodes"]},
         )
         given = {name: params[name] for name in OPTIONS}
-        options = Options(**{**given, "memory_limit": limit, "claims": claims, "record": known.get("owner")})
+        read = {"record": known.get("owner"), "bindings": known.get("bindings") or ()}
+        options = Options(**{**given, "memory_limit": limit, "claims": claims, **read})
         cluster = cluster_of(known) if known else None
         findings = examine(options, cluster, hosts, params["ignore"])
         needed = claims.backends is None or claims.backends["gpushare"]

@@ -41,6 +41,7 @@ options:
         default: present
       namespace: {description: "Namespace of gpushare's servers.", type: str, default: gpushare-system}
       dedicated_namespace: {description: Namespace of a dedicated scheduler., type: str, default: gpushare-scheduler}
+      operator_namespace: {description: Namespace in which this collection installs NVIDIA's GPU Operator., type: str, default: gpu-operator}
   backends:
     description: Decide the back end of each node.
     type: dict

@@ -12,6 +12,7 @@ import typing as t
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import Cluster
+from .._allocation.foreign_bindings import ForeignBinding
 from .._allocation.node_backends import EVERY_TAINT
 from .._contracts import backends
 from .._contracts import gpushare as contract
@@ -118,6 +119,7 @@ class Options:
     :param owner: who this run is for: playbooks, or a resource of the operator.
     :param take_over: whose set-up is taken over on purpose; empty for nobody's.
     :param record: who owns what is set up; None where it wasn't read.
+    :param bindings: RoleBindings of others in the servers' namespaces.
     """
 
     memory_unit: str = "GiB"
@@ -134,6 +136,7 @@ class Options:
     owner: str = setup_record.PLAYBOOK
     take_over: str = ""
     record: setup_record.Record | None = None
+    bindings: t.Sequence[ForeignBinding] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,6 +289,7 @@ def _cluster(
         backends = options.claims.backends
         set_up = backends is not None and any(backends["there"].values())
         yield from ownership.examine(options.record, options.owner, options.take_over, set_up)
+    yield from ownership.bindings(options.bindings)
     yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
     if options.claims.software is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._allocation.foreign_bindings import ForeignBinding
 from .._core.types import JsonObject
 from .._kube.setup_record import FOREIGN, PLAYBOOK, TAKEN, Record, owner_of, whose
 from .findings import NOTE, PROBLEM, WARNING, Finding
@@ -15,8 +16,11 @@ from .findings import NOTE, PROBLEM, WARNING, Finding
 INPUT = {"other-owner": "The operator, or the playbooks, own what is set up in the cluster, and this run isn't theirs."}
 DESCRIBED = {
     "owner-taken": "This run takes over what somebody else has set up, as gpu_owner_take_over says.",
+    "foreign-bindings": "Somebody has rights in a namespace of the servers that make him root on their nodes.",
     "run-unfinished": "Another run has begun to change the cluster, and its checks haven't passed.",
 }
+# Bindings that a text names.
+MOST_NAMED = 5
 VARIABLE, TAKE_OVER = "gpu_owner", "gpu_owner_take_over"
 
 
@@ -57,5 +61,31 @@ def examine(record: Record, owner: str, take_over: str, set_up: bool) -> t.Itera
             WARNING,
             "a run has begun to change this cluster and its checks haven't passed: it failed, was killed, or runs on",
             "wait for its end if it is still at work; otherwise go on, for this run does what that one has left",
+            fields=fields,
+        )
+
+
+def bindings(found: t.Sequence[ForeignBinding]) -> t.Iterator[Finding]:
+    """Return the findings about RoleBindings of others in the servers' namespaces, one for each namespace.
+
+    :param found: as ``foreign_bindings`` returns them.
+    """
+    for namespace in dict.fromkeys(binding["namespace"] for binding in found):
+        there = [binding for binding in found if binding["namespace"] == namespace]
+        named = [f"{binding['name']} ({', '.join(binding['subjects'][:MOST_NAMED])})" for binding in there[:MOST_NAMED]]
+        fields: JsonObject = {
+            "namespace": namespace,
+            "bindings": named,
+            "more": f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else "",
+            "names": [binding["name"] for binding in there[:MOST_NAMED]],
+            "rights": sorted({right for binding in there for right in binding["rights"]}),
+        }
+        yield Finding(
+            "foreign-bindings",
+            PROBLEM,
+            "RoleBindings of others in the namespace {namespace} give what its servers have, root on their nodes, by "
+            "{rights}: {bindings}{more}",
+            "delete them (kubectl -n {namespace} get rolebindings), or where these are administrators of the cluster "
+            "set preflight_ignore: [foreign-bindings]",
             fields=fields,
         )

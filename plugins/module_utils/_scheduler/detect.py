@@ -10,7 +10,7 @@ import json
 import re
 import typing as t
 
-from .._allocation import allocators, cluster, node_backends, node_software
+from .._allocation import allocators, cluster, foreign_bindings, node_backends, node_software
 from .._allocation.allocators import CLAIMS_SINCE, DRA, release
 from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
@@ -64,6 +64,7 @@ SCHEDULER_OPTIONS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "namespace": {"type": "str", "default": "gpushare-system"},
     "dedicated_namespace": {"type": "str", "default": DEDICATED_NAME},
+    "operator_namespace": {"type": "str", "default": "gpu-operator"},
 }
 WANTED: JsonObject = {
     "node": {"type": "str", "required": True},
@@ -342,7 +343,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
-    result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}}
+    result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}, "bindings": []}
     if params.get("nodes") == TEXT:
         result["all_nodes"] = cluster.packed(result["nodes"])
         named = {row["node"] for row in (wanted or {}).get("wanted") or ()}
@@ -353,6 +354,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     release_of = _openshift(kube, nodes) if wanted is not None and not as_it_is else None
     if wanted is not None:
         made = _backends(kube, wanted, state, capacity, options, release_of or "")
+        result["bindings"] = [] if as_it_is else _bindings(kube, made, options)
         result |= {"backends": made, "given": wanted["values"]}
         result["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
@@ -405,6 +407,20 @@ def _backends(
         "openshift": openshift_version,
         "software": software,
     }
+
+
+def _bindings(
+    kube: Kube, made: node_software.Decided, options: JsonObject | None
+) -> list[foreign_bindings.ForeignBinding]:
+    """Return the RoleBindings of others in the namespaces in which this run deploys servers, or finds them."""
+    given = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
+    parts, charts = t.cast(JsonObject, made["parts"]), []
+    namespaces = [str(given["namespace"])] if parts["extender"] or parts["dra"] else []
+    if parts["extender"]:
+        namespaces.append(str(given["dedicated_namespace"]))
+    if made["software"]["installs"]:
+        charts.append(str(given["operator_namespace"]))
+    return foreign_bindings.foreign_bindings(kube, [*namespaces, *charts], charts)
 
 
 def _others_releases(kube: Kube, made: node_software.Decided, values: JsonObject) -> dict[str, list[str]]:
