@@ -313,6 +313,13 @@ class Operator:
                 print(f"--- {pod.folder.name}\n{pod.text()[-9000:]}")
             raise
 
+    def left(self) -> dict[str, set[str]]:
+        """What is deployed, by its kind; without what the operator itself was installed with."""
+        named = {
+            kind: {name for name in names if not name.startswith(NAME)} for kind, names in self.cluster.named().items()
+        }
+        return {kind: names for kind, names in named.items() if names}
+
     # ----------------------------------------------------------------- the audit log
 
     def audit(self) -> list[dict[str, t.Any]]:

@@ -103,7 +103,7 @@ def test_from_a_resource_to_nothing(operator):
     assert {("Normal", "applied"), ("Warning", "unknown_option"), ("Warning", "pods_hold_shares")} <= said
     released(operator.api, "holder")
     operator.until(lambda: operator.get() is None)
-    assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}, operator.cluster.named()
+    assert operator.left() == {}
     assert "gpushare" not in operator.cluster.labels()
 
     assert operator.refusals() == []

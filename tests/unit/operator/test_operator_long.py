@@ -38,7 +38,7 @@ def test_killed_at_the_steps_of_a_run():
         pod.kill()
         operator.api.request("DELETE", f"{RESOURCES}/cluster")
         assert killed_until(operator, lambda: operator.get() is None) >= FEWEST
-        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        assert operator.left() == {}
         assert operator.refusals() == []
 
 
@@ -69,7 +69,7 @@ def test_a_resource_that_is_deleted_during_its_first_run_leaves_nothing():
         operator.until(lambda: "daemonsets" in operator.cluster.named())
         operator.api.request("DELETE", f"{RESOURCES}/cluster")
         operator.until(lambda: operator.get() is None)
-        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        assert operator.left() == {}
         assert operator.refusals() == []
 
 
@@ -274,7 +274,7 @@ def test_each_allocation_from_nothing_to_nothing_and_no_right_too_many():
                     if schedulers:
                         schedulers.end()
         assert operator.refusals() == []
-        assert set(operator.cluster.named()) <= {"clusterroles", "clusterrolebindings"}
+        assert operator.left() == {}
         everywhere = yaml.safe_load((OPERATOR / "rights.yml").read_text())
         own = [rule for rule in everywhere if not OPENSHIFT.issuperset(rule["apiGroups"])]
         used = rules_used(own, operator.audit())
