@@ -206,7 +206,8 @@ class Operator:
             return True
         try:
             item = self._cluster.resource(resource.name)
-            return item is not None and not resource_of(item).deleting
+            now = resource_of(item) if item is not None else None
+            return now is not None and now.uid == resource.uid and not now.deleting
         except (KubeError, Malformed):
             # The API server may be restarting; the run waits for it, too.
             return True
