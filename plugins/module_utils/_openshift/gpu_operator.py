@@ -257,6 +257,10 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     if not others:
         fields[DEVICE_PLUGIN] = False
         why.append("the operator's device plugin would allocate the cards that gpushare's allocates")
+        waiting = [pod for pod in observed.pods if _asks(pod) and not pod_node(pod)]
+        if waiting:
+            verb = "waits" if len(waiting) == 1 else "wait"
+            why.append(f"{_named(waiting)} {verb} for NVIDIA's own resources, which no node announces then")
     elif plugin is not False:
         for name in ours:
             # Releases before 1.1.0 disabled the validator, too; without its files no other pod of the operator starts.
@@ -276,7 +280,7 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
         why.append("with CDI the variable by which a pod of gpushare selects its card is ignored")
     labels.update({name: observed.former(name, noted["labels"][name]) for part, name in given if part == "labels"})
     options = Options(fields, labels, tuple(why), frozenset(given))
-    _refuse_lost_cards(fields, ours, others, observed)
+    _refuse_lost_cards(fields, ours, observed)
     _refuse_second_plugin(options, others, observed)
     return options
 
@@ -287,19 +291,17 @@ def _without_check(env: t.Sequence[JsonObject] | None) -> list[JsonObject]:
     return [*kept, *({"name": name, "value": value} for name, value in NO_PLUGIN_CHECK.items())]
 
 
-def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], others: list[str], observed: State) -> None:
+def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], observed: State) -> None:
     """Refuse a change by which pods would lose their cards.
 
     :param fields: to be changed in the ClusterPolicy.
     :param ours: gpushare's nodes.
-    :param others: other nodes with GPUs.
     :param observed: the cluster's state.
     """
     spec = observed.spec
+    # A pod that waits for a node has no card to lose: whoever may create one could stop every run, and of a node that
+    # is switched the evicted ones wait.
     held = [pod for pod in observed.pods if _asks(pod) and pod_node(pod) in ours]
-    if not others and _get(spec, DEVICE_PLUGIN) is not False:
-        # No node would announce the resources that they wait for.
-        held += [pod for pod in observed.pods if _asks(pod) and not pod_node(pod)]
     if held:
         raise BadInput(
             f"gpushare_nodes: {_named(held)} {'asks' if len(held) == 1 else 'ask'} for NVIDIA's own resources, which "

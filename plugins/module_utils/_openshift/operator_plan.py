@@ -263,6 +263,10 @@ def _labels(options: Options, plugin: bool, nfd: bool) -> dict[str, dict[str, st
     :param nfd: node feature discovery comes along, so that the operator sees only its own nodes.
     """
     labels = {name: {NODE_LABEL: NODE_VALUE} for name in options["nodes"]}
+    for name in options["plugin"]:
+        # Before the operator is waited for: where a switch took its plugin off, its validator would wait for the cards.
+        if plugin and name in labels:
+            labels[name][PLUGIN] = "true"
     for name in options["shared"]:
         if plugin and name in labels and name not in options["plugin"]:
             labels[name][PLUGIN] = "false"

@@ -65,9 +65,13 @@ def test_a_second_policy_beside_ours_is_refused():
     ("given", "plugin", "cdi", "checked", "labels"),
     [
         ({}, False, False, True, {"a": OWN, "b": OWN}),
-        ({"plugin": ["b"]}, True, False, False, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),
+        ({"plugin": ["b"]}, True, False, False, {"a": {**OWN, PLUGIN: "false"}, "b": {**OWN, PLUGIN: "true"}}),
         # NVIDIA's own plugin goes with CDI.
-        ({"plugin": ["a", "b"], "shared": []}, True, True, True, {"a": OWN, "b": OWN}),
+        (
+            {"plugin": ["a", "b"], "shared": []},
+            *(True, True, True),
+            {name: {**OWN, PLUGIN: "true"} for name in ("a", "b")},
+        ),
         # Once it runs, module gpu_operator changes both, and the release keeps them.
         ({"former": {"cdi": {"enabled": True}, "devicePlugin": {"enabled": True}}}, True, True, False, None),
         ({"values": {"devicePlugin": {"enabled": True}}}, True, False, True, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),
