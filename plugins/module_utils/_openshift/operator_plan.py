@@ -82,10 +82,10 @@ class Options(t.TypedDict):
     """What is asked for.
 
     ``chart`` is False where OLM installs the operator. ``nodes`` get their software by it; of them ``shared`` have
-    cards that gpushare or HAMi gives away, by a variable of the container, and ``plugin`` are given to the operator's
-    device plugin. ``others`` are further nodes whose software isn't the operator's. ``values`` are the user's: of the
-    chart, or of the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps, ``former`` the values
-    of the release that is there.
+    cards that gpushare or HAMi gives away, by a variable of the container or, on ``by_cdi``, by CDI of HAMi's own, and
+    ``plugin`` are given to the operator's device plugin. ``others`` are further nodes whose software isn't the
+    operator's. ``values`` are the user's: of the chart, or of the ClusterPolicy. ``repo_config`` and ``certificates``
+    are names of ConfigMaps, ``former`` the values of the release that is there.
     """
 
     chart: bool
@@ -93,6 +93,7 @@ class Options(t.TypedDict):
     namespace: str
     nodes: list[str]
     shared: list[str]
+    by_cdi: list[str]
     plugin: list[str]
     others: list[str]
     driver: str
@@ -209,7 +210,7 @@ def _values(options: Options, nfd: bool) -> JsonObject:
     release keeps its values of them. The device plugin is added where a node is given to it.
     """
     former = options["former"]
-    cdi = not options["shared"] if options["cdi"] == "auto" else options["cdi"] == "true"
+    cdi = not _by_variable(options) if options["cdi"] == "auto" else options["cdi"] == "true"
     before = _at(former, CDI)
     plugin = bool(options["plugin"]) or _at(former, DEVICE_PLUGIN) is True
     values: JsonObject = {
@@ -236,6 +237,11 @@ def _values(options: Options, nfd: bool) -> JsonObject:
         }
         _add_images(values, options)
     return values
+
+
+def _by_variable(options: Options) -> list[str]:
+    """Return the nodes whose pods select their card by a variable, which the operator's CDI ignores."""
+    return sorted({*options["shared"]} - {*options["by_cdi"]})
 
 
 def _add_images(values: JsonObject, options: Options) -> None:
@@ -283,10 +289,11 @@ def _problems(options: Options, owner: str, what: str, values: JsonObject) -> li
             "GPU Operator uses only one; delete it"
         )
     with_cdi = options["toolkit"] and _at(values, CDI) is not False and _at(options["former"], CDI) is None
-    if options["shared"] and with_cdi:
+    by_variable = _by_variable(options)
+    if by_variable and with_cdi:
         problems.append(
             "gpu_operator_cdi: with CDI the variable by which pods select their card is ignored, and node "
-            f"{min(options['shared'])} gives its cards away by it; leave it at auto"
+            f"{by_variable[0]} gives its cards away by it; leave it at auto"
         )
     if _at(values, ("gpuCluster", "deployCR")) is True or _at(values, ("clusterPolicy", "deployCR")) is False:
         problems.append(

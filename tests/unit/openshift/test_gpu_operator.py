@@ -311,6 +311,18 @@ def test_pods_that_wait_for_a_node_are_named_and_stop_nothing():
     assert "pod default/evicted waits for NVIDIA's own resources, which no node announces then" in done["reasons"]
 
 
+def test_hamis_nodes_lose_cdi_and_keep_their_pods():
+    """HAMi's pods ask for the same resource, and select their card by the variable that CDI ignores."""
+    kube = cluster("a", "theirs")
+    node_labels(kube, "a")["kubegpu.share/backend"] = "hami"
+    add(kube, pod("of-hami", "a", "nvidia.com/gpu"))
+    run(kube, "a")
+    assert settings(kube) == (True, False) and labels(kube, "a") == OFF
+    # Not in the list any more, it is HAMi's as long as it has the label.
+    with pytest.raises(BadInput, match="so both HAMi's device plugin and the operator's would allocate its cards"):
+        run(kube, "theirs")
+
+
 def test_nothing_to_change_without_the_operator_or_its_nodes():
     kube = cluster("a")
     with pytest.raises(BadInput, match=r"gpushare_nodes: none of them .* whose nodes are a$"):

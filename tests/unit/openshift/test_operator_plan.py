@@ -20,6 +20,7 @@ def named(kind, name, namespace="", annotations=None, **more):
 def options(**given):
     return {
         **{"chart": True, "release": "gpu-operator", "namespace": "gpu-operator", "nodes": ["a", "b"], "shared": ["a"]},
+        **{"by_cdi": []},
         **{"plugin": [], "others": [], "driver": "container", "driver_version": ""},
         **{"toolkit": True, "cdi": "auto", "nfd": "auto", "tolerations": [], "registry": "", "pull_secrets": []},
         **{"repo_config": "", "certificates": "", "values": {}, "former": {}, **given},
@@ -72,6 +73,8 @@ def test_a_second_policy_beside_ours_is_refused():
             *(True, True, True),
             {name: {**OWN, PLUGIN: "true"} for name in ("a", "b")},
         ),
+        # HAMi may be told to use CDI of its own, for which the runtime's has to be on.
+        ({"by_cdi": ["a"]}, False, True, True, {"a": OWN, "b": OWN}),
         # Once it runs, module gpu_operator changes both, and the release keeps them.
         ({"former": {"cdi": {"enabled": True}, "devicePlugin": {"enabled": True}}}, True, True, False, None),
         ({"values": {"devicePlugin": {"enabled": True}}}, True, False, True, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),

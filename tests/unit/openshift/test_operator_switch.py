@@ -64,11 +64,10 @@ class Kubelet(Nodes):
                 self.sold.append(node["metadata"]["labels"])
 
     def _pod(self, pod):
-        owners = {owner["kind"] for owner in pod["metadata"].get("ownerReferences") or []}
-        limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-        if owners == {"ReplicaSet"} and limits and not pod["spec"].get("nodeName"):
+        tenants = pod["metadata"].get("labels", {}).get("app") == "tenant"
+        if tenants and not pod["spec"].get("nodeName"):
             node = self.server.request("GET", NODE)
-            [(resource, _number)] = limits.items()
+            [resource] = pod["spec"]["containers"][0]["resources"]["limits"]
             free = node["status"].get("allocatable", {}).get(resource, "0") != "0"
             if node["spec"].get("unschedulable") or not free:
                 return
