@@ -17,7 +17,8 @@ from .._kube.objects import CREATED
 from .gpu_operator import CDI, DEVICE_PLUGIN, NO_PLUGIN_CHECK, OPERANDS, PLUGIN
 from .objects import annotations_of
 
-OURS, THEIRS = "ours", "theirs"
+# This collection has installed it in the namespace that is asked for, or in another one; somebody else has.
+OURS, ELSEWHERE, THEIRS = "ours", "elsewhere", "theirs"
 PACKAGE = "gpu-operator-certified"
 # On that namespace: the definitions that weren't there before, which go with it.
 BROUGHT = "kubegpu.share/brought-definitions"
@@ -111,9 +112,13 @@ class Options(t.TypedDict):
 
 
 class Found(t.TypedDict):
-    """Objects of the cluster: the namespace that is asked for, and all of the others' kinds."""
+    """Objects of the cluster: the namespace that is asked for, and all of the others' kinds.
+
+    ``elsewhere`` are other namespaces with the label of one in which this collection has installed the operator.
+    """
 
     namespace: JsonObject
+    elsewhere: list[JsonObject]
     policies: list[JsonObject]
     gpu_clusters: list[JsonObject]
     subscriptions: list[JsonObject]
@@ -124,9 +129,9 @@ class Found(t.TypedDict):
 class Planned(t.TypedDict):
     """How the operator is to be installed.
 
-    ``whose`` is ``OURS``, ``THEIRS`` or empty, and ``what`` names what is there. ``policy`` is the ClusterPolicy's
-    specification where OLM installs the operator, ``labels`` are those of nodes by their names, ``nfd`` is whether node
-    feature discovery comes along, and ``brought`` the definitions that do. ``problems`` are sentences.
+    ``whose`` is ``OURS``, ``ELSEWHERE``, ``THEIRS`` or empty, and ``what`` names what is there. ``policy`` is the
+    ClusterPolicy's specification where OLM installs the operator, ``labels`` are those of nodes by their names, ``nfd``
+    is whether node feature discovery comes along, and ``brought`` the definitions that do. ``problems`` are sentences.
     """
 
     whose: str
@@ -152,6 +157,8 @@ def whose(options: Options, found: Found) -> tuple[str, str]:
     names += [f"GPUCluster {cluster['metadata']['name']}" for cluster in found["gpu_clusters"]]
     if is_ours(found["namespace"]):
         return OURS, ", ".join(names)
+    if found["elsewhere"]:
+        return ELSEWHERE, ", ".join(sorted(str(namespace["metadata"]["name"]) for namespace in found["elsewhere"]))
     names += [
         f"Subscription {item['metadata']['namespace']}/{item['metadata']['name']}"
         for item in found["subscriptions"]
@@ -181,6 +188,12 @@ def plan(options: Options, found: Found) -> Planned:
         "brought": [],
         "problems": [],
     }
+    if owner == ELSEWHERE:
+        problem = (
+            f"gpu_operator_namespace: this collection has installed the GPU Operator in namespace {what}, and not in "
+            f"{options['namespace']}; set it to {what}, or run uninstall.yml with that value first"
+        )
+        return {**nothing, "problems": [problem]}
     if owner == THEIRS:
         return nothing
     served = {item["metadata"]["name"] for item in found["definitions"]}

@@ -29,7 +29,7 @@ def options(**given):
 
 def found(**given):
     kinds = ("policies", "gpu_clusters", "subscriptions", "deployments", "definitions")
-    return {"namespace": {}, **{kind: [] for kind in kinds}, **given}
+    return {"namespace": {}, "elsewhere": [], **{kind: [] for kind in kinds}, **given}
 
 
 OURS = {"namespace": {"metadata": {"name": "gpu-operator", "labels": {"kubegpu.share/backend": "gpu_operator"}}}}
@@ -55,6 +55,17 @@ def test_an_operator_is_ours_by_its_namespace_and_of_others_nothing_is_planned(t
     planned = subject.plan(options(), found(**there))
     assert (planned["whose"], planned["what"], planned["problems"]) == (whose, what, [])
     assert bool(planned["values"]) == (whose != "theirs") and bool(planned["labels"]) == (whose != "theirs")
+
+
+def test_an_operator_of_ours_in_another_namespace_is_refused_and_not_taken_for_somebody_elses():
+    there = {
+        "elsewhere": [named("Namespace", "before")],
+        "policies": [named("ClusterPolicy", "p", annotations=RELEASE)],
+    }
+    planned = subject.plan(options(), found(**there))
+    assert (planned["whose"], planned["values"], planned["labels"]) == ("elsewhere", {}, {})
+    [problem] = planned["problems"]
+    assert "in namespace before, and not in gpu-operator; set it to before, or run uninstall.yml" in problem
 
 
 def test_a_second_policy_beside_ours_is_refused():

@@ -138,14 +138,17 @@ def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
 
 
 def test_an_operator_of_ours_in_another_namespace_than_the_variables_is_not_forgotten(server, tmp_path):
-    """The playbook has found the label of a namespace, and the variable names another one."""
+    """The variable names another namespace than in the run that installed it."""
+    labels = {"kubegpu.share/backend": "gpu_operator"}
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "before", "labels": labels}})
     before = everything(server)
-    role = Role(server, tmp_path, "", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
-    done = role.run("remove")
-    said = " ".join(done.text.split())
-    assert (
-        done.rc != 0 and "in another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed" in said
-    )
+    role = Role(server, tmp_path, "")
+    for step, words in (
+        ("remove", "in before, another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed"),
+        ("cluster", "gpu_operator_namespace: this collection has installed the GPU Operator in namespace before"),
+    ):
+        done = role.run(step)
+        assert done.rc != 0 and words in " ".join(done.text.split()), done.text
     assert everything(server) == before
 
 
