@@ -14,8 +14,9 @@ import typing as t
 from .._contracts import backends
 from .._core.types import JsonObject
 from .._kube.objects import CREATED
-from .gpu_operator import CDI, DEVICE_PLUGIN, NO_PLUGIN_CHECK, OPERANDS, PLUGIN
+from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK, OPERANDS, PLUGIN
 from .objects import annotations_of
+from .olm import installed
 
 # This collection has installed it in the namespace that is asked for, or in another one; somebody else has.
 OURS, ELSEWHERE, THEIRS = "ours", "elsewhere", "theirs"
@@ -159,12 +160,15 @@ def whose(options: Options, found: Found) -> tuple[str, str]:
         return OURS, ", ".join(names)
     if found["elsewhere"]:
         return ELSEWHERE, ", ".join(sorted(str(namespace["metadata"]["name"]) for namespace in found["elsewhere"]))
+    # Whoever has a namespace may create these there: without the operator's definition they are none.
+    served = any(item["metadata"]["name"] == DEFINITION.name for item in found["definitions"])
     names += [
         f"Subscription {item['metadata']['namespace']}/{item['metadata']['name']}"
         for item in found["subscriptions"]
-        if (item.get("spec") or {}).get("name") == PACKAGE
+        if (item.get("spec") or {}).get("name") == PACKAGE and (served or installed(item))
     ]
-    names += [f"Deployment {item['metadata']['namespace']}/{item['metadata']['name']}" for item in found["deployments"]]
+    deployments = found["deployments"] if served else []
+    names += [f"Deployment {item['metadata']['namespace']}/{item['metadata']['name']}" for item in deployments]
     return (THEIRS, ", ".join(names)) if names else ("", "")
 
 

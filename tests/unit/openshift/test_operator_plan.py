@@ -35,6 +35,8 @@ def found(**given):
 OURS = {"namespace": {"metadata": {"name": "gpu-operator", "labels": {"kubegpu.share/backend": "gpu_operator"}}}}
 RELEASE = {"meta.helm.sh/release-name": "gpu-operator", "meta.helm.sh/release-namespace": "gpu-operator"}
 SUBSCRIBED = named("Subscription", "s", "n", spec={"name": "gpu-operator-certified"})
+SERVED = {"definitions": [named("CustomResourceDefinition", "clusterpolicies.nvidia.com")]}
+DEPLOYED = named("Deployment", "gpu-operator", "n")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +45,11 @@ SUBSCRIBED = named("Subscription", "s", "n", spec={"name": "gpu-operator-certifi
         ({}, "", ""),
         ({"policies": [named("ClusterPolicy", "p")]}, "theirs", "ClusterPolicy p"),
         ({"gpu_clusters": [named("GPUCluster", "g")]}, "theirs", "GPUCluster g"),
-        ({"deployments": [named("Deployment", "gpu-operator", "n")]}, "theirs", "Deployment n/gpu-operator"),
-        ({"subscriptions": [SUBSCRIBED]}, "theirs", "Subscription n/s"),
+        ({**SERVED, "deployments": [DEPLOYED]}, "theirs", "Deployment n/gpu-operator"),
+        ({**SERVED, "subscriptions": [SUBSCRIBED]}, "theirs", "Subscription n/s"),
+        ({"subscriptions": [{**SUBSCRIBED, "status": {"installedCSV": "v1"}}]}, "theirs", "Subscription n/s"),
+        # What a tenant may create by itself.
+        ({"deployments": [DEPLOYED], "subscriptions": [SUBSCRIBED]}, "", ""),
         ({"subscriptions": [named("Subscription", "s", "n", spec={"name": "nfd"})]}, "", ""),
         ({**OURS, "subscriptions": [SUBSCRIBED]}, "ours", ""),
         ({**OURS, "policies": [named("ClusterPolicy", "p", annotations=RELEASE)]}, "ours", ""),
