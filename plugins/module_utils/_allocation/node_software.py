@@ -35,12 +35,15 @@ PROVIDER_SYSTEMS: t.Mapping[str, str] = {
 
 # Why a node's software is what it is.
 REQUESTED, MACHINE, OPERATED, PROVIDED, ASSUMED = "requested", "machine", "operated", "provided", "assumed"
+REFUSED = "refused"
 REASONS: t.Mapping[str, str] = {
     REQUESTED: "gpu_node_software says so",
     MACHINE: "it is a machine of the group gpu_nodes",
     OPERATED: "NVIDIA's GPU Operator has the node ({who})",
     PROVIDED: "the node shows {who}",
     ASSUMED: "nobody logs in to the node, and no GPU Operator has it",
+    REFUSED: "whether NVIDIA's GPU Operator has it isn't known, because the API server refuses this user to list {who} "
+    "(HTTP 403)",
 }
 
 
@@ -99,7 +102,7 @@ def resolve(
     :param left_out: nodes that aren't in the cluster yet, and that this run leaves out.
     """
     nodes = {node.name: node for node in cluster.nodes}
-    rows = [_of_node(row, nodes.get(row["node"]), cluster.operators) for row in wanted if row["node"] not in left_out]
+    rows = [_of_node(row, nodes.get(row["node"]), cluster) for row in wanted if row["node"] not in left_out]
     having = {value: [row["node"] for row in rows if row["software"] == value] for value in CHOICES}
     operated = [row for row in rows if row["software"] == GPU_OPERATOR]
     return {
@@ -138,7 +141,17 @@ def provided(node: Node | None) -> str:
     return next((what for label, what in PROVIDER_LABELS.items() if label in node.labels), "")
 
 
-def _of_node(wanted: Wanted, node: Node | None, operators: t.Sequence[foreign.Operator]) -> NodeSoftware:
+def _unknown(node: Node | None, machine: bool, cluster: Cluster) -> str:
+    """Return the resource that would tell whether the operator has a node that it labelled; empty where it is known."""
+    policies = foreign.OPERATORS_RESOURCES["ClusterPolicy"]
+    labels = node.labels if node is not None else {}
+    labelled = labels.get(LABEL_PRESENT) == "true" and labels.get(OPERANDS) != "false"
+    if machine:
+        labelled = {foreign.DRIVER_LABEL, TOOLKIT_LABEL} <= labels.items()
+    return policies if labelled and policies in cluster.operators_refused else ""
+
+
+def _of_node(wanted: Wanted, node: Node | None, cluster: Cluster) -> NodeSoftware:
     def made(software: str, code: str, who: str = "") -> NodeSoftware:
         return {
             "node": wanted["node"],
@@ -151,10 +164,13 @@ def _of_node(wanted: Wanted, node: Node | None, operators: t.Sequence[foreign.Op
 
     if wanted["software"] != AUTO:
         return made(wanted["software"], REQUESTED)
-    policy = owner(node, operators) if wanted["machine"] else operated(node, operators)
+    policy = owner(node, cluster.operators) if wanted["machine"] else operated(node, cluster.operators)
     if policy:
         return made(GPU_OPERATOR, OPERATED, f"ClusterPolicy {policy}")
+    who = "" if wanted["machine"] else provided(node)
+    refused = "" if who else _unknown(node, wanted["machine"], cluster)
+    if refused:
+        return made(ROLES if wanted["machine"] else PROVIDER, REFUSED, refused)
     if wanted["machine"]:
         return made(ROLES, MACHINE)
-    who = provided(node)
     return made(PROVIDER, PROVIDED, who) if who else made(PROVIDER, ASSUMED)

@@ -24,7 +24,12 @@ DESCRIBED = {
     "software-kept-away": "The GPU Operator is to install the software of a node that it leaves alone.",
     "gpu-operator-missing": "The GPU Operator is to install nodes' software, isn't there, and this run installs none.",
 }
-TITLES = {ROLES: "the roles", GPU_OPERATOR: "NVIDIA's GPU Operator", PROVIDER: "the node's provider"}
+TITLES = {ROLES: "the roles have", GPU_OPERATOR: "NVIDIA's GPU Operator has", PROVIDER: "the node's provider has"}
+# What to do about what ``auto`` has decided, by its reason; else the operator is offered.
+ACTIONS: t.Mapping[str, str] = {
+    node_software.OPERATED: "",
+    node_software.REFUSED: "give the user of gpu_kubeconfig the verbs get and list on {who}, or set it to who has to",
+}
 # Why a finding about what roles install doesn't matter where they install nothing: of these the machine itself is at
 # fault, or its cards.
 OF_MACHINES = frozenset(
@@ -132,10 +137,8 @@ def _automatic(nodes: t.Iterable[NodeSoftware]) -> t.Iterator[Finding]:
         yield Finding(
             "node-software",
             NOTE,
-            "{title} has to install driver and toolkit of {nodes}: " + REASONS[code],
-            "set it to {operator} where the operator is to be installed for them"
-            if code != node_software.OPERATED
-            else "",
+            "{title} to install driver and toolkit of {nodes}: " + REASONS[code],
+            ACTIONS.get(code, "set it to {operator} where the operator is to be installed for them"),
             variable=VARIABLE,
             fields={
                 "title": TITLES[software],

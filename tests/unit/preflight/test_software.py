@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import software as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
@@ -30,11 +31,11 @@ def namespace():
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator", "labels": labels}}
 
 
-def read(asked, labels=None, *objects, machine=True, system="", alone=()):
+def read(asked, labels=None, *objects, machine=True, system="", alone=(), api=FakeKube):
     """The result of cluster_info for one node, gpu1."""
     live = node("gpu1", labels=labels or {})
     live["status"].setdefault("nodeInfo", {})["osImage"] = system
-    kube = FakeKube(live, *objects)
+    kube = api(live, *objects)
     kube.version_answer = {"gitVersion": "v1.33.2"}
     rows = [{"node": "gpu1", "software": asked, "machine": machine}]
     wanted = [{"node": "gpu1", "backend": "gpushare", "allocation": "extender"}]
@@ -80,6 +81,33 @@ def test_a_machine_is_the_roles_unless_the_operator_has_its_driver_and_toolkit(l
 )
 def test_a_node_without_login_is_the_operators_where_there_is_one(labels, system, objects, expected):
     assert decided("auto", labels, *objects, machine=False, system=system) == expected
+
+
+class Denied(FakeKube):
+    """Its user may not list ClusterPolicies."""
+
+    def list_all(self, api_version, kind, *given, **more):
+        if kind == "ClusterPolicy":
+            raise KubeError("GET /apis/nvidia.com/v1/clusterpolicies", status=403)
+        return super().list_all(api_version, kind, *given, **more)
+
+
+@pytest.mark.parametrize(
+    ("machine", "labels", "expected"),
+    [
+        (False, OWNED, ["gpu_node_software: the node's provider has to install driver and toolkit of gpu1: "]),
+        (True, OWNED, ["gpu_node_software: the roles have to install driver and toolkit of gpu1: "]),
+        # No label says that the operator has the driver of the machine.
+        (True, {PRESENT: "true", OPERANDS: "true"}, []),
+    ],
+)
+def test_an_operator_that_the_user_may_not_list_is_said_with_the_right_that_is_missing(machine, labels, expected):
+    found = examined("auto", labels, machine=machine, api=Denied)
+    assert [(id, severity) for id, severity, _text in found] == [("node-software", "note")] * len(expected)
+    for (_id, _severity, text), begin in zip(found, expected, strict=True):
+        assert text.startswith(begin + "whether NVIDIA's GPU Operator has it isn't known"), text
+        assert "refuses this user to list clusterpolicies.nvidia.com (HTTP 403)" in text
+        assert "the verbs get and list on clusterpolicies.nvidia.com" in text
 
 
 @pytest.mark.parametrize("asked", ["roles", "gpu_operator", "provider"])
