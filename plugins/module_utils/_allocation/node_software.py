@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts.backends import OPERANDS
 from .._contracts.model import Node
 from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.types import JsonObject
@@ -17,8 +18,7 @@ from .node_backends import OPENSHIFT_LABEL, Backends
 VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
 CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
-# The operator's labels of a node that has cards, that it leaves alone, and whose toolkit it has.
-OPERANDS = f"{foreign.OPERATORS_LABELS}operands"
+# The operator's label of a node whose toolkit it has.
 TOOLKIT_LABEL = (f"{foreign.OPERATORS_LABELS}container-toolkit", "true")
 # Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
 PROVIDER_LABELS: t.Mapping[str, str] = {

@@ -19,7 +19,7 @@ import json
 import re
 import typing as t
 
-from .._contracts.backends import HAMI, LABEL
+from .._contracts.backends import HAMI, LABEL, OPERANDS
 from .._contracts.claim_templates import shape_of
 from .._contracts.gpushare import (
     NODE_LABEL,
@@ -71,7 +71,7 @@ PLUGIN_CHECK = ("validator", "plugin", "env")
 # What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
 NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
 TOOLKIT = "nvidia-container-toolkit-daemonset"
-OPERANDS, WORKLOAD, CONTAINER = "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.workload.config", "container"
+WORKLOAD, CONTAINER = "nvidia.com/gpu.workload.config", "container"
 _OTHER = object()
 
 ARGUMENTS: JsonObject = {

@@ -12,9 +12,10 @@ import copy
 import typing as t
 
 from .._contracts import backends
+from .._contracts.backends import OPERANDS
 from .._core.types import JsonObject
 from .._kube.objects import CREATED
-from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK, OPERANDS, PLUGIN
+from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK, PLUGIN
 from .objects import annotations_of
 from .olm import installed
 
@@ -132,7 +133,8 @@ class Planned(t.TypedDict):
 
     ``whose`` is ``OURS``, ``ELSEWHERE``, ``THEIRS`` or empty, and ``what`` names what is there. ``policy`` is the
     ClusterPolicy's specification where OLM installs the operator, ``labels`` are those of nodes by their names, ``nfd``
-    is whether node feature discovery comes along, and ``brought`` the definitions that do. ``problems`` are sentences.
+    is whether node feature discovery comes along, and ``brought`` the definitions that do, which ``note`` annotates the
+    namespace with. ``problems`` are sentences.
     """
 
     whose: str
@@ -142,6 +144,7 @@ class Planned(t.TypedDict):
     labels: dict[str, dict[str, str]]
     nfd: bool
     brought: list[str]
+    note: dict[str, str]
     problems: list[str]
 
 
@@ -190,6 +193,7 @@ def plan(options: Options, found: Found) -> Planned:
         "labels": {},
         "nfd": False,
         "brought": [],
+        "note": {},
         "problems": [],
     }
     if owner == ELSEWHERE:
@@ -209,13 +213,15 @@ def plan(options: Options, found: Found) -> Planned:
     values = _merged(_values(options, nfd), options["values"])
     enabled = _at(values, DEVICE_PLUGIN) is True
     problems = _problems(options, owner, what, values)
+    coming = [name for name in brought if nfd or not name.endswith(NFD_GROUP)]
     return {
         **nothing,
         "values": values if options["chart"] else {},
         "policy": {} if options["chart"] else _merged(POLICY, values),
         "labels": _labels(options, enabled, nfd),
         "nfd": nfd,
-        "brought": [name for name in brought if nfd or not name.endswith(NFD_GROUP)],
+        "brought": coming,
+        "note": {BROUGHT: ",".join(coming)} if options["chart"] else {},
         "problems": problems,
     }
 

@@ -10,6 +10,7 @@ import typing as t
 from .._allocation import node_software
 from .._allocation.cluster import Cluster
 from .._allocation.node_software import GPU_OPERATOR, MACHINE, PROVIDER, REASONS, ROLES, NodeSoftware, Software
+from .._contracts.backends import OPERANDS
 from .._driver import nvidia_smi
 from .._node.types import GpuNode
 from .claims import has_cluster_policy
@@ -57,13 +58,13 @@ def examine(
             yield from _roles(row, policy)
         elif row["software"] == GPU_OPERATOR:
             yield from _operator(row, facts.get(row["node"]), host_driver)
-            if node is not None and node.labels.get(node_software.OPERANDS) == "false" and not software["ours"]:
+            if node is not None and node.labels.get(OPERANDS) == "false" and not software["ours"]:
                 yield _found(
                     "software-kept-away",
                     row,
                     "the operator runs nothing there (label {label}=false)",
                     "remove the label, or set it to {roles} or {provider}",
-                    label=node_software.OPERANDS,
+                    label=OPERANDS,
                     roles=ROLES,
                     provider=PROVIDER,
                 )
@@ -94,7 +95,7 @@ def _roles(row: NodeSoftware, policy: str) -> t.Iterator[Finding]:
             "leave it at auto, or label the node {label}=false and reboot it",
             roles=ROLES,
             policy=policy,
-            label=node_software.OPERANDS,
+            label=OPERANDS,
         )
     if not row["machine"]:
         yield _found(
