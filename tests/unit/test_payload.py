@@ -26,7 +26,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "airgap_packages": (30, 236),
     "backend_files": (11, 70),
     "backend_objects": (24, 179),
-    "cluster_info": (32, 246),
+    "cluster_info": (32, 247),
     "cluster_objects": (17, 132),
     "container_runtime": (23, 177),
     "control_plane_info": (47, 347),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts import backends
 from .._contracts.backends import OPERANDS
 from .._contracts.model import Node
 from .._contracts.nvidia_plugin import LABEL_PRESENT
@@ -69,15 +70,19 @@ class NodeSoftware(t.TypedDict):
 class Software(t.TypedDict):
     """Who installs the nodes' software.
 
-    ``roles``, ``gpu_operator`` and ``provider`` name nodes. ``ours`` is whether this collection has installed the GPU
-    Operator, or begun to, ``installs`` whether a run has to install it or to keep it as variables say, and
-    ``openshift`` whether OLM would install it. Of nodes that somebody's operator has already, nothing is installed.
+    ``roles``, ``gpu_operator`` and ``provider`` name nodes, and ``leaving`` those that have this collection's operator
+    until this run. ``unused`` is whether that one is there and no node needs it. ``ours`` is whether this collection
+    has installed the GPU Operator, or begun to, ``installs`` whether a run has to install it or to keep it as variables
+    say, and ``openshift`` whether OLM would install it. Of nodes that somebody's operator has already, nothing is
+    installed.
     """
 
     nodes: list[NodeSoftware]
     roles: list[str]
     gpu_operator: list[str]
     provider: list[str]
+    leaving: list[str]
+    unused: bool
     ours: bool
     installs: bool
     openshift: bool
@@ -105,11 +110,18 @@ def resolve(
     rows = [_of_node(row, nodes.get(row["node"]), cluster) for row in wanted if row["node"] not in left_out]
     having = {value: [row["node"] for row in rows if row["software"] == value] for value in CHOICES}
     operated = [row for row in rows if row["software"] == GPU_OPERATOR]
+    labelled = {node.name for node in cluster.nodes if node.labels.get(backends.SOFTWARE) == backends.OPERATOR}
+    # Also those that nobody has named, and that join later.
+    needing = labelled - {row["node"] for row in wanted} | {
+        row["node"] for row in wanted if row["software"] == GPU_OPERATOR
+    }
     return {
         "nodes": rows,
         "roles": having[ROLES],
         "gpu_operator": having[GPU_OPERATOR],
         "provider": having[PROVIDER],
+        "leaving": [row["node"] for row in rows if row["node"] in labelled and row["software"] != GPU_OPERATOR],
+        "unused": ours and not operated and not needing,
         "ours": ours,
         "installs": any(ours or row["code"] == REQUESTED for row in operated),
         "openshift": any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes),

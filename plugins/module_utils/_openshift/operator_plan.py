@@ -24,9 +24,8 @@ OURS, ELSEWHERE, THEIRS = "ours", "elsewhere", "theirs"
 PACKAGE = "gpu-operator-certified"
 # On that namespace: the definitions that weren't there before, which go with it.
 BROUGHT = "kubegpu.share/brought-definitions"
-# On a node that gets its software by the operator: the workers of node feature discovery run there alone, and the
-# operator takes only nodes with their labels.
-NODE_LABEL, NODE_VALUE = "kubegpu.share/node-software", "gpu_operator"
+# The workers of node feature discovery run on nodes with this label alone; the operator takes only nodes with theirs.
+NODE_LABEL, NODE_VALUE = backends.SOFTWARE, backends.OPERATOR
 RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 CONTAINER, PRECOMPILED, HOST = "container", "precompiled", "host"
 DRIVERS = (CONTAINER, PRECOMPILED, HOST)
@@ -87,8 +86,9 @@ class Options(t.TypedDict):
     ``chart`` is False where OLM installs the operator. ``nodes`` get their software by it; of them ``shared`` have
     cards that gpushare or HAMi gives away, by a variable of the container or, on ``by_cdi``, by CDI of HAMi's own, and
     ``plugin`` are given to the operator's device plugin. ``others`` are further nodes whose software isn't the
-    operator's. ``values`` are the user's: of the chart, or of the ClusterPolicy. ``repo_config`` and ``certificates``
-    are names of ConfigMaps, ``former`` the values of the release that is there.
+    operator's; ``leaving`` are those of them that it has until this run. ``values`` are the user's: of the chart, or of
+    the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps, ``former`` the values of the
+    release that is there.
     """
 
     chart: bool
@@ -99,6 +99,7 @@ class Options(t.TypedDict):
     by_cdi: list[str]
     plugin: list[str]
     others: list[str]
+    leaving: list[str]
     driver: str
     driver_version: str
     toolkit: bool
@@ -301,6 +302,8 @@ def _labels(options: Options, plugin: bool, nfd: bool) -> dict[str, dict[str, st
             labels[name][PLUGIN] = "false"
     if not (nfd and options["chart"]):
         labels.update({name: {OPERANDS: "false"} for name in options["others"] if name not in labels})
+    # What feature discovery has labelled stays when its worker leaves, and with that the operator.
+    labels.update({name: {OPERANDS: "false"} for name in options["leaving"] if name not in labels})
     return labels
 
 

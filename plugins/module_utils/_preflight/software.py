@@ -23,6 +23,8 @@ DESCRIBED = {
     "software-no-login": "Roles are to install driver and toolkit of a node that is no host of gpu_nodes.",
     "software-host-driver": "The GPU Operator is to install a driver on a machine that has one of its own.",
     "software-kept-away": "The GPU Operator is to install the software of a node that it leaves alone.",
+    "software-leaving": "A node leaves this collection's GPU Operator, whose driver may stay loaded until a reboot.",
+    "gpu-operator-unused": "This collection has installed the GPU Operator, and no node's software is its any more.",
     "gpu-operator-missing": "The GPU Operator is to install nodes' software, isn't there, and this run installs none.",
 }
 TITLES = {ROLES: "the roles have", GPU_OPERATOR: "NVIDIA's GPU Operator has", PROVIDER: "the node's provider has"}
@@ -78,6 +80,7 @@ def examine(
             variable="gpu_operator_state",
             fields={"nodes": software["gpu_operator"]},
         )
+    yield from _left(software)
     yield from _automatic(software["nodes"])
 
 
@@ -123,6 +126,32 @@ def _operator(row: NodeSoftware, facts: GpuNode | None, host_driver: bool) -> t.
             "to host, with which the operator uses it",
             operator=GPU_OPERATOR,
             version=version,
+        )
+
+
+def _left(software: Software) -> t.Iterator[Finding]:
+    """Report nodes that leave this collection's operator, and an operator that no node needs any more."""
+    fields = {"nodes": software["leaving"], "label": OPERANDS}
+    if software["leaving"] and software["installs"] and software["ours"]:
+        yield Finding(
+            "software-leaving",
+            NOTE,
+            "the GPU Operator has {nodes} until this run, which labels them {label}=false: its pods leave, with its "
+            "driver where nothing uses that",
+            "reboot them when no pod there has a card",
+            variable=VARIABLE,
+            fields=fields,
+        )
+    if software["unused"]:
+        more = " -e gpu_operator_openshift=true" if software["openshift"] else ""
+        yield Finding(
+            "gpu-operator-unused",
+            NOTE,
+            "this collection has installed NVIDIA's GPU Operator, no node's software is its any more, and it stays",
+            "remove it with: ansible localhost -i INVENTORY -m ansible.builtin.include_role -a "
+            "name=kubegpu.share.gpu_operator -e gpu_operator_step=remove" + more,
+            variable=VARIABLE,
+            fields=fields,
         )
 
 

@@ -21,7 +21,7 @@ def options(**given):
     return {
         **{"chart": True, "release": "gpu-operator", "namespace": "gpu-operator", "nodes": ["a", "b"], "shared": ["a"]},
         **{"by_cdi": []},
-        **{"plugin": [], "others": [], "driver": "container", "driver_version": ""},
+        **{"plugin": [], "others": [], "leaving": [], "driver": "container", "driver_version": ""},
         **{"toolkit": True, "cdi": "auto", "nfd": "auto", "tolerations": [], "registry": "", "pull_secrets": []},
         **{"repo_config": "", "certificates": "", "values": {}, "former": {}, **given},
     }
@@ -112,6 +112,9 @@ def test_node_feature_discovery_comes_along_where_there_is_none_and_keeps_the_op
     planned = subject.plan(options(others=["c"]), found(definitions=there))
     assert planned["values"]["nfd"] == {"enabled": False} and planned["labels"]["c"] == {subject.OPERANDS: "false"}
     assert not [name for name in planned["brought"] if name.endswith(".nfd.k8s-sigs.io")]
+    # What it has found of a node that leaves stays there, and with that the operator.
+    planned = subject.plan(options(nodes=["a"], others=["b", "c"], leaving=["b"]), found())
+    assert planned["labels"] == {"a": OWN, "b": {subject.OPERANDS: "false"}}
     # A later run sees the definitions that an earlier one brought.
     noted = {
         "metadata": {**OURS["namespace"]["metadata"], "annotations": {subject.BROUGHT: f"{subject.NFD_DEFINITION},x.y"}}

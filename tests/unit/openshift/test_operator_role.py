@@ -12,6 +12,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from ansible_runs import ansible
 from definitions import definitions
 from own_cluster import RoleSteps, controllers
 from real_apiserver import MERGE, ApiServer, Refused, own_api_server
@@ -93,10 +94,20 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         # The label that keeps the operator's plugin from gpushare's node was there before the operator.
         assert labels(server, "a")["nvidia.com/gpu.deploy.device-plugin"] == "false"
         assert labels(server, "b")["nvidia.com/gpu.deploy.device-plugin"] == "true" and labels(server, "c") == {}
+        # A node that the operator has no longer isn't labelled as its own.
+        software = {**SOFTWARE, "gpu_operator": ["a"], "provider": ["b"], "leaving": ["b"]}
+        left = {"gpu_backends": {**BACKENDS, "software": software, "nvidia": []}}
+        assert role.step("cluster", **left) > 0
+        there = server.request("GET", "/api/v1/nodes/b")["metadata"]["labels"]
+        assert there["nvidia.com/gpu.deploy.operands"] == "false" and "kubegpu.share/node-software" not in there
+        assert role.step("cluster") > 0
         # helm's record is the same without it.
         server.request("DELETE", f"{POLICIES}/cluster-policy")
         assert role.step("cluster") == 1 and len(server.request("GET", POLICIES)["items"]) == 1
-    assert role.step("remove") > 0 and everything(server) == before
+    # As preflight says it of an operator that no node needs.
+    words = ("-m", "ansible.builtin.include_role", "-a", "name=kubegpu.share.gpu_operator", "-e")
+    done = ansible(tmp_path, "ansible", "localhost", "-i", "hosts.yml", *words, "gpu_operator_step=remove")
+    assert done.rc == 0 and everything(server) == before, done.text
 
 
 def test_by_olm_from_nothing_to_nothing(server, tmp_path):

@@ -134,6 +134,32 @@ def test_a_run_installs_the_operator_where_it_is_asked_for_or_ours(asked, object
     assert read(asked, OWNED, *objects)["backends"]["software"]["installs"] is expected
 
 
+SOFTWARE = {"kubegpu.share/node-software": "gpu_operator"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "leaving", "unused", "expected"),
+    [
+        ("provider", (), ["gpu1"], True, ["gpu-operator-unused"]),
+        # A node that nobody has named has it, too.
+        ("provider", (node("gpu2", labels=SOFTWARE),), ["gpu1"], False, []),
+        ("gpu_operator", (), [], False, []),
+    ],
+)
+def test_an_operator_of_ours_that_no_node_needs_is_said(asked, others, leaving, unused, expected):
+    given = (asked, SOFTWARE, namespace(), *others)
+    software = read(*given)["backends"]["software"]
+    assert (software["leaving"], software["unused"]) == (leaving, unused)
+    assert [id for id, _severity, _text in examined(*given)] == expected
+
+
+def test_a_node_that_leaves_an_operator_of_ours_is_said_with_its_driver():
+    result = read("provider", SOFTWARE, namespace())
+    software = {**result["backends"]["software"], "installs": True, "unused": False}
+    [finding] = subject.examine(software, cluster_of(result), {}, False, False)
+    assert finding.id == "software-leaving" and "labels them nvidia.com/gpu.deploy.operands=false" in finding.text
+
+
 def test_a_node_that_is_left_out_has_no_software():
     found = read("auto", alone=("gpu2",))
     assert found["backends"]["software"]["roles"] == ["gpu1"], "it is in the cluster"
