@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Role switch onto and off a node whose driver and toolkit this collection's GPU Operator has, on a real API server.
+"""switch.yml onto and off a node whose driver and toolkit this collection's GPU Operator has, on a real API server.
 
 The controllers of Kubernetes are real; kubelet and gpushare's device plugin are played. The operator is a stand-in that
 makes its device plugin's DaemonSet as the real controller did on 2026-11-29, or NVIDIA's own chart and controller where
@@ -12,7 +12,7 @@ import contextlib
 import json
 
 import pytest
-from own_cluster import RoleSteps, controllers, run_playbook, until
+from own_cluster import ROOT, RoleSteps, controllers, run_playbook, until
 from real_apiserver import MERGE, Refused, own_api_server
 from real_operators import Nodes, checkout, running
 from simulated_driver import CARDS, VERSION, compiled
@@ -150,9 +150,11 @@ class Cluster:
         done = run_playbook(self.folder, [play], **self.given)
         assert done.rc == 0, done.text
 
-    def switch(self, *words, **variables):
-        play = {"hosts": "gpu1", "gather_facts": False, "serial": 1, "roles": ["kubegpu.share.switch"]}
-        return run_playbook(self.folder, [play], *words, groups={"gpu_nodes": ["gpu1"]}, **{**self.given, **variables})
+    def switch(self, backend):
+        # The machine is this one, which may have no card.
+        given = {**self.given, "gpu_backend": backend, "preflight_ignore": ["no-gpu"]}
+        play = ROOT / "playbooks/switch.yml"
+        return run_playbook(self.folder, play, "--limit", "gpu1", groups={"gpu_nodes": ["gpu1"]}, **given)
 
     def announced(self):
         allocatable = self.server.request("GET", NODE)["status"]["allocatable"]
@@ -210,7 +212,7 @@ def test_the_last_node_goes_to_nvidias_plugin_and_back(operator, runtime, driver
         until(lambda: cluster.announced() == {MEMORY})
         for to, resource in (("nvidia", CARD), ("gpushare", MEMORY), ("nvidia", CARD)):
             kubelet.canaries.clear()
-            done = cluster.switch(gpu_backend=to)
+            done = cluster.switch(to)
             assert done.rc == 0, done.text
             node = server.request("GET", NODE)
             assert "unschedulable" not in node["spec"] and kubelet.canaries == [resource], done.text
@@ -219,7 +221,7 @@ def test_the_last_node_goes_to_nvidias_plugin_and_back(operator, runtime, driver
             if to == "nvidia" and not cluster.tenants():
                 # Evicted, it waits: no node announces what it asks for.
                 cluster.deployed(CARD)
-        again = cluster.switch(gpu_backend=to)
+        again = cluster.switch(to)
         assert again.rc == 0 and again.changed == 0, again.text
         [policy] = server.request("GET", POLICIES)["items"]
         assert policy["status"]["state"] == "ready"
