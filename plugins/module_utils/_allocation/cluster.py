@@ -45,6 +45,7 @@ class Cluster:
     :param slices: None where they weren't read.
     :param plugins: of others, where a node has one.
     :param operators: what the GPU Operator was told, where it labelled a node.
+    :param operators_refused: resources with what it was told, where the user may not list them.
     """
 
     version: str
@@ -54,6 +55,7 @@ class Cluster:
     slices: t.Sequence[AnnouncedSlice] | None = None
     plugins: t.Sequence[foreign.Plugin] = ()
     operators: t.Sequence[foreign.Operator] = ()
+    operators_refused: t.Sequence[str] = ()
 
     def result(self) -> JsonObject:
         """Return it as the module ``cluster_info`` does; of pods namespace, name, node and units."""
@@ -104,7 +106,7 @@ def cluster_of(result: JsonObject) -> Cluster:
         tuple(map(node_of_row, result["nodes"])),
         _pods_of_rows(result["sharing_pods"]),
         _pods_of_rows(result["claiming_pods"]),
-        *(result[field] for field in ("slices", "plugins", "operators")),
+        *(result[field] for field in ("slices", "plugins", "operators", "operators_refused")),
     )
 
 
@@ -153,6 +155,7 @@ def collect(
         claiming = tuple(pod for pod in pods if any(use.units() for use in pod.uses))
     others = any(foreign.announced(node.allocatable) for node in nodes)
     others = others or any(row["driver"] in foreign.DRIVERS for row in slices or ())
+    labels = (name for node in nodes for name in node.labels)
     return Cluster(
         version,
         tuple(nodes),
@@ -160,7 +163,7 @@ def collect(
         claiming,
         slices,
         foreign.plugins(kube.list_all("apps/v1", "DaemonSet")) if others and foreigners else [],
-        foreign.operators(kube, (name for node in nodes for name in node.labels)) if foreigners else [],
+        *(foreign.operators(kube, labels) if foreigners else ([], [])),
     )
 
 

@@ -29,6 +29,8 @@ _NAMES = re.compile(r".*(nvidia.*device-plugin|hami-device-plugin|nvidia-dra-dri
 RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 # What the GPU Operator makes its DaemonSets of, in API group nvidia.com or resource.nvidia.com.
 OPERATORS: t.Mapping[str, str] = {"ClusterPolicy": "nvidia.com/v1", "GPUCluster": "nvidia.com/v1alpha1"}
+# The same, as roles name them.
+OPERATORS_RESOURCES = {"ClusterPolicy": "clusterpolicies.nvidia.com", "GPUCluster": "gpuclusters.nvidia.com"}
 # Of the labels by which the GPU Operator selects each node for its parts.
 OPERATORS_LABELS = "nvidia.com/gpu.deploy."
 # On a node that gets its driver by a container of the GPU Operator; ``pre-installed`` where the machine has one.
@@ -66,20 +68,22 @@ class Operator(t.TypedDict):
     toolkit: bool
 
 
-def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
-    """Return what the GPU Operator was told; none where it labelled no node, or the user may not read it.
+def operators(kube: Kube, labels: t.Iterable[str]) -> tuple[list[Operator], list[str]]:
+    """Return what the GPU Operator was told, and the resources that the user may not list; none without labels of it.
 
     :param labels: the names of all labels of nodes.
     """
-    if not any(name.startswith(OPERATORS_LABELS) for name in labels):
-        return []
     installed: list[Operator] = []
+    refused: list[str] = []
+    if not any(name.startswith(OPERATORS_LABELS) for name in labels):
+        return installed, refused
     for kind, api_version in OPERATORS.items():
         try:
             objects = kube.list_all(api_version, kind)
         except KubeError as error:
             if error.status != 403:
                 raise
+            refused.append(OPERATORS_RESOURCES[kind])
             objects = []
         for resource in objects:
             name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
@@ -87,7 +91,7 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> list[Operator]:
             # What isn't mentioned is installed.
             drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
             installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools})
-    return installed
+    return installed, refused
 
 
 def announced(allocatable: t.Mapping[str, int]) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts import backends
+from .._contracts.backends import OPERANDS
 from .._contracts.model import Node
 from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.types import JsonObject
@@ -17,8 +19,7 @@ from .node_backends import OPENSHIFT_LABEL, Backends
 VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
 CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
-# The operator's labels of a node that has cards, that it leaves alone, and whose toolkit it has.
-OPERANDS = f"{foreign.OPERATORS_LABELS}operands"
+# The operator's label of a node whose toolkit it has.
 TOOLKIT_LABEL = (f"{foreign.OPERATORS_LABELS}container-toolkit", "true")
 # Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
 PROVIDER_LABELS: t.Mapping[str, str] = {
@@ -35,12 +36,15 @@ PROVIDER_SYSTEMS: t.Mapping[str, str] = {
 
 # Why a node's software is what it is.
 REQUESTED, MACHINE, OPERATED, PROVIDED, ASSUMED = "requested", "machine", "operated", "provided", "assumed"
+REFUSED = "refused"
 REASONS: t.Mapping[str, str] = {
     REQUESTED: "gpu_node_software says so",
     MACHINE: "it is a machine of the group gpu_nodes",
     OPERATED: "NVIDIA's GPU Operator has the node ({who})",
     PROVIDED: "the node shows {who}",
     ASSUMED: "nobody logs in to the node, and no GPU Operator has it",
+    REFUSED: "whether NVIDIA's GPU Operator has it isn't known, because the API server refuses this user to list {who} "
+    "(HTTP 403)",
 }
 
 
@@ -66,15 +70,19 @@ class NodeSoftware(t.TypedDict):
 class Software(t.TypedDict):
     """Who installs the nodes' software.
 
-    ``roles``, ``gpu_operator`` and ``provider`` name nodes. ``ours`` is whether this collection has installed the GPU
-    Operator, or begun to, ``installs`` whether a run has to install it or to keep it as variables say, and
-    ``openshift`` whether OLM would install it. Of nodes that somebody's operator has already, nothing is installed.
+    ``roles``, ``gpu_operator`` and ``provider`` name nodes, and ``leaving`` those that have this collection's operator
+    until this run. ``unused`` is whether that one is there and no node needs it. ``ours`` is whether this collection
+    has installed the GPU Operator, or begun to, ``installs`` whether a run has to install it or to keep it as variables
+    say, and ``openshift`` whether OLM would install it. Of nodes that somebody's operator has already, nothing is
+    installed.
     """
 
     nodes: list[NodeSoftware]
     roles: list[str]
     gpu_operator: list[str]
     provider: list[str]
+    leaving: list[str]
+    unused: bool
     ours: bool
     installs: bool
     openshift: bool
@@ -99,14 +107,21 @@ def resolve(
     :param left_out: nodes that aren't in the cluster yet, and that this run leaves out.
     """
     nodes = {node.name: node for node in cluster.nodes}
-    rows = [_of_node(row, nodes.get(row["node"]), cluster.operators) for row in wanted if row["node"] not in left_out]
+    rows = [_of_node(row, nodes.get(row["node"]), cluster) for row in wanted if row["node"] not in left_out]
     having = {value: [row["node"] for row in rows if row["software"] == value] for value in CHOICES}
     operated = [row for row in rows if row["software"] == GPU_OPERATOR]
+    labelled = {node.name for node in cluster.nodes if node.labels.get(backends.SOFTWARE) == backends.OPERATOR}
+    # Also those that nobody has named, and that join later.
+    needing = labelled - {row["node"] for row in wanted} | {
+        row["node"] for row in wanted if row["software"] == GPU_OPERATOR
+    }
     return {
         "nodes": rows,
         "roles": having[ROLES],
         "gpu_operator": having[GPU_OPERATOR],
         "provider": having[PROVIDER],
+        "leaving": [row["node"] for row in rows if row["node"] in labelled and row["software"] != GPU_OPERATOR],
+        "unused": ours and not operated and not needing,
         "ours": ours,
         "installs": any(ours or row["code"] == REQUESTED for row in operated),
         "openshift": any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes),
@@ -138,7 +153,17 @@ def provided(node: Node | None) -> str:
     return next((what for label, what in PROVIDER_LABELS.items() if label in node.labels), "")
 
 
-def _of_node(wanted: Wanted, node: Node | None, operators: t.Sequence[foreign.Operator]) -> NodeSoftware:
+def _unknown(node: Node | None, machine: bool, cluster: Cluster) -> str:
+    """Return the resource that would tell whether the operator has a node that it labelled; empty where it is known."""
+    policies = foreign.OPERATORS_RESOURCES["ClusterPolicy"]
+    labels = node.labels if node is not None else {}
+    labelled = labels.get(LABEL_PRESENT) == "true" and labels.get(OPERANDS) != "false"
+    if machine:
+        labelled = {foreign.DRIVER_LABEL, TOOLKIT_LABEL} <= labels.items()
+    return policies if labelled and policies in cluster.operators_refused else ""
+
+
+def _of_node(wanted: Wanted, node: Node | None, cluster: Cluster) -> NodeSoftware:
     def made(software: str, code: str, who: str = "") -> NodeSoftware:
         return {
             "node": wanted["node"],
@@ -151,10 +176,13 @@ def _of_node(wanted: Wanted, node: Node | None, operators: t.Sequence[foreign.Op
 
     if wanted["software"] != AUTO:
         return made(wanted["software"], REQUESTED)
-    policy = owner(node, operators) if wanted["machine"] else operated(node, operators)
+    policy = owner(node, cluster.operators) if wanted["machine"] else operated(node, cluster.operators)
     if policy:
         return made(GPU_OPERATOR, OPERATED, f"ClusterPolicy {policy}")
+    who = "" if wanted["machine"] else provided(node)
+    refused = "" if who else _unknown(node, wanted["machine"], cluster)
+    if refused:
+        return made(ROLES if wanted["machine"] else PROVIDER, REFUSED, refused)
     if wanted["machine"]:
         return made(ROLES, MACHINE)
-    who = provided(node)
     return made(PROVIDER, PROVIDED, who) if who else made(PROVIDER, ASSUMED)

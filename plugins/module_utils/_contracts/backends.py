@@ -15,6 +15,10 @@ GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
 # gpu_backend. A node has one value, so that it never has both; their own labels may be set by others.
 LABEL = "kubegpu.share/backend"
 OPERATOR = "gpu_operator"  # On the namespace of one that this collection installed.
+# With the value before, on a node that gets its software by that operator.
+SOFTWARE = "kubegpu.share/node-software"
+# On a node with cards that any GPU Operator leaves alone: false.
+OPERANDS = "nvidia.com/gpu.deploy.operands"
 # On a node of any back end, beside that one's own label: the allocator whose servers may run there. A kubelet may set
 # the own labels on its own node, and would get the servers' accounts by their pods. This one it may not: the API
 # server's admission plugin NodeRestriction keeps the prefix for administrators.

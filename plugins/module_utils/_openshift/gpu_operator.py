@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Configure NVIDIA's GPU Operator for nodes whose cards gpushare allocates.
+"""Configure NVIDIA's GPU Operator for nodes whose cards gpushare or HAMi allocates.
 
 Two device plugins on one node allocate the same cards twice, so the operator's is disabled where gpushare's runs:
 everywhere by its ClusterPolicy, or on single nodes by labels. From release 25.10 on the operator passes cards to
@@ -19,6 +19,7 @@ import json
 import re
 import typing as t
 
+from .._contracts.backends import HAMI, LABEL, OPERANDS
 from .._contracts.claim_templates import shape_of
 from .._contracts.gpushare import (
     NODE_LABEL,
@@ -52,10 +53,11 @@ DEPLOY = "nvidia.com/gpu.deploy."
 # The operator's driver and MIG managers give deploy labels such a value for a while, and at the end the one from
 # before: what somebody else writes meanwhile is lost.
 PAUSED_FOR = "paused-for-"
-# Values of gpushare's label on a node, and what gives away its cards twice there beside the operator's device plugin.
-OWN_LABELS: t.Mapping[str, str] = {
-    NODE_LABEL_VALUE: "device plugins",
-    NODE_LABEL_CLAIMS: "its DRA driver and the device plugin",
+# Labels of a node, and what gives away its cards twice there beside the operator's device plugin.
+OWN_LABELS: t.Mapping[tuple[str, str], str] = {
+    (NODE_LABEL, NODE_LABEL_VALUE): "device plugins",
+    (NODE_LABEL, NODE_LABEL_CLAIMS): "its DRA driver and the device plugin",
+    (LABEL, HAMI): "HAMi's device plugin and the operator's",
 }
 # Resources that NVIDIA's device plugin announces.
 ANNOUNCED = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
@@ -69,7 +71,7 @@ PLUGIN_CHECK = ("validator", "plugin", "env")
 # What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
 NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
 TOOLKIT = "nvidia-container-toolkit-daemonset"
-OPERANDS, WORKLOAD, CONTAINER = "nvidia.com/gpu.deploy.operands", "nvidia.com/gpu.workload.config", "container"
+WORKLOAD, CONTAINER = "nvidia.com/gpu.workload.config", "container"
 _OTHER = object()
 
 ARGUMENTS: JsonObject = {
@@ -257,6 +259,10 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
     if not others:
         fields[DEVICE_PLUGIN] = False
         why.append("the operator's device plugin would allocate the cards that gpushare's allocates")
+        waiting = [pod for pod in observed.pods if _asks(pod) and not pod_node(pod)]
+        if waiting:
+            verb = "waits" if len(waiting) == 1 else "wait"
+            why.append(f"{_named(waiting)} {verb} for NVIDIA's own resources, which no node announces then")
     elif plugin is not False:
         for name in ours:
             # Releases before 1.1.0 disabled the validator, too; without its files no other pod of the operator starts.
@@ -276,7 +282,7 @@ def options_of(state: str, shared: t.Sequence[str], observed: State) -> Options:
         why.append("with CDI the variable by which a pod of gpushare selects its card is ignored")
     labels.update({name: observed.former(name, noted["labels"][name]) for part, name in given if part == "labels"})
     options = Options(fields, labels, tuple(why), frozenset(given))
-    _refuse_lost_cards(fields, ours, others, observed)
+    _refuse_lost_cards(fields, ours, observed)
     _refuse_second_plugin(options, others, observed)
     return options
 
@@ -287,19 +293,19 @@ def _without_check(env: t.Sequence[JsonObject] | None) -> list[JsonObject]:
     return [*kept, *({"name": name, "value": value} for name, value in NO_PLUGIN_CHECK.items())]
 
 
-def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], others: list[str], observed: State) -> None:
+def _refuse_lost_cards(fields: t.Mapping[Field, t.Any], ours: list[str], observed: State) -> None:
     """Refuse a change by which pods would lose their cards.
 
     :param fields: to be changed in the ClusterPolicy.
-    :param ours: gpushare's nodes.
-    :param others: other nodes with GPUs.
+    :param ours: nodes of gpushare and HAMi.
     :param observed: the cluster's state.
     """
     spec = observed.spec
-    held = [pod for pod in observed.pods if _asks(pod) and pod_node(pod) in ours]
-    if not others and _get(spec, DEVICE_PLUGIN) is not False:
-        # No node would announce the resources that they wait for.
-        held += [pod for pod in observed.pods if _asks(pod) and not pod_node(pod)]
+    # A pod that waits for a node has no card to lose: whoever may create one could stop every run, and of a node that
+    # is switched the evicted ones wait.
+    # HAMi's own resource has the same name, and stays on its nodes.
+    left = {name for name in ours if (observed.labels(name) or {}).get(LABEL) != HAMI}
+    held = [pod for pod in observed.pods if _asks(pod) and pod_node(pod) in left]
     if held:
         raise BadInput(
             f"gpushare_nodes: {_named(held)} {'asks' if len(held) == 1 else 'ask'} for NVIDIA's own resources, which "
@@ -329,11 +335,12 @@ def _refuse_second_plugin(options: Options, others: list[str], observed: State) 
         away = now is False or live.get(PLUGIN) == "false"
         if not away or options.labels.get(name, live).get(PLUGIN) == "false":
             continue
-        if live.get(NODE_LABEL) in OWN_LABELS:
-            raise BadInput(
-                f"gpushare_nodes: {name} isn't in it and has the label {NODE_LABEL}={live[NODE_LABEL]}, so both "
-                f"{OWN_LABELS[live[NODE_LABEL]]} would allocate its cards; remove the label first, or add the node"
-            )
+        for (label, value), both in OWN_LABELS.items():
+            if live.get(label) == value:
+                raise BadInput(
+                    f"gpushare_nodes: {name} isn't in it and has the label {label}={value}, so both {both} would "
+                    "allocate its cards; remove the label first, or add the node"
+                )
         here = [pod for pod in observed.pods if pod_node(pod) == name]
         held = [pod for pod in here if _asks(pod, re.compile(re.escape(RESOURCE_MEMORY))) or _claims(pod)]
         if held:
@@ -492,7 +499,7 @@ class OperatorReconciler:
     """Changes the operator's settings in the order that NVIDIA documents, and rolls back where it fails with them.
 
     :param state: of gpushare: present or absent.
-    :param shared: gpushare's nodes.
+    :param shared: nodes of gpushare and HAMi.
     """
 
     def __init__(self, kube: Kube, state: str, shared: t.Sequence[str], waiting: Waiting) -> None:
@@ -635,7 +642,7 @@ class OperatorReconciler:
                 # The ClusterPolicy was made anew: its note is gone, and the labels of gpushare's nodes stayed.
                 for name in options.labels:
                     live = observed.labels(name) or {}
-                    if live.get(NODE_LABEL) in OWN_LABELS and live.get(PLUGIN) == "false":
+                    if not OWN_LABELS.keys().isdisjoint(live.items()) and live.get(PLUGIN) == "false":
                         noted["labels"].setdefault(name, {PLUGIN: "true"})
             old_labels = {name: row for name, row in old_labels.items() if observed.labels(name) is not None}
             noted["unproven"] = {

@@ -106,6 +106,11 @@ def established(definition: JsonObject | None) -> bool:
     return definition is not None and openshift.condition(definition, "Established")[0] == "True"
 
 
+def installed(subscription: JsonObject) -> bool:
+    """Return whether OLM has installed what a Subscription asks for: whoever has a namespace may ask there."""
+    return bool((subscription.get("status") or {}).get("installedCSV"))
+
+
 def observe(api: Reader, package: Package) -> State:
     """Read what OLM has of a package."""
     namespace = api.get(package.space)

@@ -12,18 +12,20 @@ import copy
 import typing as t
 
 from .._contracts import backends
+from .._contracts.backends import OPERANDS
 from .._core.types import JsonObject
 from .._kube.objects import CREATED
-from .gpu_operator import CDI, DEVICE_PLUGIN, NO_PLUGIN_CHECK, OPERANDS, PLUGIN
+from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK, PLUGIN
 from .objects import annotations_of
+from .olm import installed
 
-OURS, THEIRS = "ours", "theirs"
+# This collection has installed it in the namespace that is asked for, or in another one; somebody else has.
+OURS, ELSEWHERE, THEIRS = "ours", "elsewhere", "theirs"
 PACKAGE = "gpu-operator-certified"
 # On that namespace: the definitions that weren't there before, which go with it.
 BROUGHT = "kubegpu.share/brought-definitions"
-# On a node that gets its software by the operator: the workers of node feature discovery run there alone, and the
-# operator takes only nodes with their labels.
-NODE_LABEL, NODE_VALUE = "kubegpu.share/node-software", "gpu_operator"
+# The workers of node feature discovery run on nodes with this label alone; the operator takes only nodes with theirs.
+NODE_LABEL, NODE_VALUE = backends.SOFTWARE, backends.OPERATOR
 RELEASE, RELEASE_NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 CONTAINER, PRECOMPILED, HOST = "container", "precompiled", "host"
 DRIVERS = (CONTAINER, PRECOMPILED, HOST)
@@ -82,10 +84,11 @@ class Options(t.TypedDict):
     """What is asked for.
 
     ``chart`` is False where OLM installs the operator. ``nodes`` get their software by it; of them ``shared`` have
-    cards that gpushare or HAMi gives away, by a variable of the container, and ``plugin`` are given to the operator's
-    device plugin. ``others`` are further nodes whose software isn't the operator's. ``values`` are the user's: of the
-    chart, or of the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps, ``former`` the values
-    of the release that is there.
+    cards that gpushare or HAMi gives away, by a variable of the container or, on ``by_cdi``, by CDI of HAMi's own, and
+    ``plugin`` are given to the operator's device plugin. ``others`` are further nodes whose software isn't the
+    operator's; ``leaving`` are those of them that it has until this run. ``values`` are the user's: of the chart, or of
+    the ClusterPolicy. ``repo_config`` and ``certificates`` are names of ConfigMaps, ``former`` the values of the
+    release that is there.
     """
 
     chart: bool
@@ -93,8 +96,10 @@ class Options(t.TypedDict):
     namespace: str
     nodes: list[str]
     shared: list[str]
+    by_cdi: list[str]
     plugin: list[str]
     others: list[str]
+    leaving: list[str]
     driver: str
     driver_version: str
     toolkit: bool
@@ -110,9 +115,13 @@ class Options(t.TypedDict):
 
 
 class Found(t.TypedDict):
-    """Objects of the cluster: the namespace that is asked for, and all of the others' kinds."""
+    """Objects of the cluster: the namespace that is asked for, and all of the others' kinds.
+
+    ``elsewhere`` are other namespaces with the label of one in which this collection has installed the operator.
+    """
 
     namespace: JsonObject
+    elsewhere: list[JsonObject]
     policies: list[JsonObject]
     gpu_clusters: list[JsonObject]
     subscriptions: list[JsonObject]
@@ -123,9 +132,10 @@ class Found(t.TypedDict):
 class Planned(t.TypedDict):
     """How the operator is to be installed.
 
-    ``whose`` is ``OURS``, ``THEIRS`` or empty, and ``what`` names what is there. ``policy`` is the ClusterPolicy's
-    specification where OLM installs the operator, ``labels`` are those of nodes by their names, ``nfd`` is whether node
-    feature discovery comes along, and ``brought`` the definitions that do. ``problems`` are sentences.
+    ``whose`` is ``OURS``, ``ELSEWHERE``, ``THEIRS`` or empty, and ``what`` names what is there. ``policy`` is the
+    ClusterPolicy's specification where OLM installs the operator, ``labels`` are those of nodes by their names, ``nfd``
+    is whether node feature discovery comes along, and ``brought`` the definitions that do, which ``note`` annotates the
+    namespace with. ``problems`` are sentences.
     """
 
     whose: str
@@ -135,6 +145,7 @@ class Planned(t.TypedDict):
     labels: dict[str, dict[str, str]]
     nfd: bool
     brought: list[str]
+    note: dict[str, str]
     problems: list[str]
 
 
@@ -151,12 +162,17 @@ def whose(options: Options, found: Found) -> tuple[str, str]:
     names += [f"GPUCluster {cluster['metadata']['name']}" for cluster in found["gpu_clusters"]]
     if is_ours(found["namespace"]):
         return OURS, ", ".join(names)
+    if found["elsewhere"]:
+        return ELSEWHERE, ", ".join(sorted(str(namespace["metadata"]["name"]) for namespace in found["elsewhere"]))
+    # Whoever has a namespace may create these there: without the operator's definition they are none.
+    served = any(item["metadata"]["name"] == DEFINITION.name for item in found["definitions"])
     names += [
         f"Subscription {item['metadata']['namespace']}/{item['metadata']['name']}"
         for item in found["subscriptions"]
-        if (item.get("spec") or {}).get("name") == PACKAGE
+        if (item.get("spec") or {}).get("name") == PACKAGE and (served or installed(item))
     ]
-    names += [f"Deployment {item['metadata']['namespace']}/{item['metadata']['name']}" for item in found["deployments"]]
+    deployments = found["deployments"] if served else []
+    names += [f"Deployment {item['metadata']['namespace']}/{item['metadata']['name']}" for item in deployments]
     return (THEIRS, ", ".join(names)) if names else ("", "")
 
 
@@ -178,8 +194,15 @@ def plan(options: Options, found: Found) -> Planned:
         "labels": {},
         "nfd": False,
         "brought": [],
+        "note": {},
         "problems": [],
     }
+    if owner == ELSEWHERE:
+        problem = (
+            f"gpu_operator_namespace: this collection has installed the GPU Operator in namespace {what}, and not in "
+            f"{options['namespace']}; set it to {what}, or run uninstall.yml with that value first"
+        )
+        return {**nothing, "problems": [problem]}
     if owner == THEIRS:
         return nothing
     served = {item["metadata"]["name"] for item in found["definitions"]}
@@ -191,13 +214,15 @@ def plan(options: Options, found: Found) -> Planned:
     values = _merged(_values(options, nfd), options["values"])
     enabled = _at(values, DEVICE_PLUGIN) is True
     problems = _problems(options, owner, what, values)
+    coming = [name for name in brought if nfd or not name.endswith(NFD_GROUP)]
     return {
         **nothing,
         "values": values if options["chart"] else {},
         "policy": {} if options["chart"] else _merged(POLICY, values),
         "labels": _labels(options, enabled, nfd),
         "nfd": nfd,
-        "brought": [name for name in brought if nfd or not name.endswith(NFD_GROUP)],
+        "brought": coming,
+        "note": {BROUGHT: ",".join(coming)} if options["chart"] else {},
         "problems": problems,
     }
 
@@ -209,7 +234,7 @@ def _values(options: Options, nfd: bool) -> JsonObject:
     release keeps its values of them. The device plugin is added where a node is given to it.
     """
     former = options["former"]
-    cdi = not options["shared"] if options["cdi"] == "auto" else options["cdi"] == "true"
+    cdi = not _by_variable(options) if options["cdi"] == "auto" else options["cdi"] == "true"
     before = _at(former, CDI)
     plugin = bool(options["plugin"]) or _at(former, DEVICE_PLUGIN) is True
     values: JsonObject = {
@@ -238,6 +263,11 @@ def _values(options: Options, nfd: bool) -> JsonObject:
     return values
 
 
+def _by_variable(options: Options) -> list[str]:
+    """Return the nodes whose pods select their card by a variable, which the operator's CDI ignores."""
+    return sorted({*options["shared"]} - {*options["by_cdi"]})
+
+
 def _add_images(values: JsonObject, options: Options) -> None:
     """Add the user's registry and pull secrets to each component; with OLM the catalog has the images by digest."""
     for path, folder in COMPONENTS.items():
@@ -263,11 +293,17 @@ def _labels(options: Options, plugin: bool, nfd: bool) -> dict[str, dict[str, st
     :param nfd: node feature discovery comes along, so that the operator sees only its own nodes.
     """
     labels = {name: {NODE_LABEL: NODE_VALUE} for name in options["nodes"]}
+    for name in options["plugin"]:
+        # Before the operator is waited for: where a switch took its plugin off, its validator would wait for the cards.
+        if plugin and name in labels:
+            labels[name][PLUGIN] = "true"
     for name in options["shared"]:
         if plugin and name in labels and name not in options["plugin"]:
             labels[name][PLUGIN] = "false"
     if not (nfd and options["chart"]):
         labels.update({name: {OPERANDS: "false"} for name in options["others"] if name not in labels})
+    # What feature discovery has labelled stays when its worker leaves, and with that the operator.
+    labels.update({name: {OPERANDS: "false"} for name in options["leaving"] if name not in labels})
     return labels
 
 
@@ -279,10 +315,11 @@ def _problems(options: Options, owner: str, what: str, values: JsonObject) -> li
             "GPU Operator uses only one; delete it"
         )
     with_cdi = options["toolkit"] and _at(values, CDI) is not False and _at(options["former"], CDI) is None
-    if options["shared"] and with_cdi:
+    by_variable = _by_variable(options)
+    if by_variable and with_cdi:
         problems.append(
             "gpu_operator_cdi: with CDI the variable by which pods select their card is ignored, and node "
-            f"{min(options['shared'])} gives its cards away by it; leave it at auto"
+            f"{by_variable[0]} gives its cards away by it; leave it at auto"
         )
     if _at(values, ("gpuCluster", "deployCR")) is True or _at(values, ("clusterPolicy", "deployCR")) is False:
         problems.append(

@@ -68,7 +68,7 @@ class State:
 
     :param packages: what OLM has of each package, in the order of installation.
     :param instances: of node feature discovery.
-    :param elsewhere: Subscriptions of the discovery's package in other namespaces.
+    :param elsewhere: OLM has installed the discovery's package in another namespace.
     :param foreign: namespaces of packages in which others have objects, listed for a removal only.
     :param definitions: those in the option that exist.
     """
@@ -138,6 +138,7 @@ class Setup:
             elsewhere=any(
                 (item.get("spec") or {}).get("name") == DISCOVERY_PACKAGE
                 and item["metadata"]["namespace"] not in spaces
+                and olm.installed(item)
                 for item in subscriptions
             ),
             nodes=kube.list_all("v1", "Node") if self._absent else [],

@@ -32,7 +32,7 @@ from .node import Machine, NodeOptions
 RUNTIMES = ("containerd", "docker", "cri-o")
 # Without these the run can't go on, and they can't be ignored.
 INPUT = {
-    "wrong-value": "A variable's value isn't of the type, or isn't one of the choices, that its role accepts.",
+    "wrong-value": "A variable's value isn't what its role accepts, or would make the run remove what it sets up.",
     "missing-value": "A variable that a role needs isn't set.",
     "missing-file": "A variable names a file or a directory that isn't there on the controller.",
     "unreachable": "Ansible can't log in to the machine.",

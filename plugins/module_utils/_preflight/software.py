@@ -10,6 +10,7 @@ import typing as t
 from .._allocation import node_software
 from .._allocation.cluster import Cluster
 from .._allocation.node_software import GPU_OPERATOR, MACHINE, PROVIDER, REASONS, ROLES, NodeSoftware, Software
+from .._contracts.backends import OPERANDS
 from .._driver import nvidia_smi
 from .._node.types import GpuNode
 from .claims import has_cluster_policy
@@ -22,9 +23,16 @@ DESCRIBED = {
     "software-no-login": "Roles are to install driver and toolkit of a node that is no host of gpu_nodes.",
     "software-host-driver": "The GPU Operator is to install a driver on a machine that has one of its own.",
     "software-kept-away": "The GPU Operator is to install the software of a node that it leaves alone.",
+    "software-leaving": "A node leaves this collection's GPU Operator, whose driver may stay loaded until a reboot.",
+    "gpu-operator-unused": "This collection has installed the GPU Operator, and no node's software is its any more.",
     "gpu-operator-missing": "The GPU Operator is to install nodes' software, isn't there, and this run installs none.",
 }
-TITLES = {ROLES: "the roles", GPU_OPERATOR: "NVIDIA's GPU Operator", PROVIDER: "the node's provider"}
+TITLES = {ROLES: "the roles have", GPU_OPERATOR: "NVIDIA's GPU Operator has", PROVIDER: "the node's provider has"}
+# What to do about what ``auto`` has decided, by its reason; else the operator is offered.
+ACTIONS: t.Mapping[str, str] = {
+    node_software.OPERATED: "",
+    node_software.REFUSED: "give the user of gpu_kubeconfig the verbs get and list on {who}, or set it to who has to",
+}
 # Why a finding about what roles install doesn't matter where they install nothing: of these the machine itself is at
 # fault, or its cards.
 OF_MACHINES = frozenset(
@@ -52,13 +60,13 @@ def examine(
             yield from _roles(row, policy)
         elif row["software"] == GPU_OPERATOR:
             yield from _operator(row, facts.get(row["node"]), host_driver)
-            if node is not None and node.labels.get(node_software.OPERANDS) == "false" and not software["ours"]:
+            if node is not None and node.labels.get(OPERANDS) == "false" and not software["ours"]:
                 yield _found(
                     "software-kept-away",
                     row,
                     "the operator runs nothing there (label {label}=false)",
                     "remove the label, or set it to {roles} or {provider}",
-                    label=node_software.OPERANDS,
+                    label=OPERANDS,
                     roles=ROLES,
                     provider=PROVIDER,
                 )
@@ -72,6 +80,7 @@ def examine(
             variable="gpu_operator_state",
             fields={"nodes": software["gpu_operator"]},
         )
+    yield from _left(software)
     yield from _automatic(software["nodes"])
 
 
@@ -89,7 +98,7 @@ def _roles(row: NodeSoftware, policy: str) -> t.Iterator[Finding]:
             "leave it at auto, or label the node {label}=false and reboot it",
             roles=ROLES,
             policy=policy,
-            label=node_software.OPERANDS,
+            label=OPERANDS,
         )
     if not row["machine"]:
         yield _found(
@@ -120,6 +129,32 @@ def _operator(row: NodeSoftware, facts: GpuNode | None, host_driver: bool) -> t.
         )
 
 
+def _left(software: Software) -> t.Iterator[Finding]:
+    """Report nodes that leave this collection's operator, and an operator that no node needs any more."""
+    fields = {"nodes": software["leaving"], "label": OPERANDS}
+    if software["leaving"] and software["installs"] and software["ours"]:
+        yield Finding(
+            "software-leaving",
+            NOTE,
+            "the GPU Operator has {nodes} until this run, which labels them {label}=false: its pods leave, with its "
+            "driver where nothing uses that",
+            "reboot them when no pod there has a card",
+            variable=VARIABLE,
+            fields=fields,
+        )
+    if software["unused"]:
+        more = " -e gpu_operator_openshift=true" if software["openshift"] else ""
+        yield Finding(
+            "gpu-operator-unused",
+            NOTE,
+            "this collection has installed NVIDIA's GPU Operator, no node's software is its any more, and it stays",
+            "remove it with: ansible localhost -i INVENTORY -m ansible.builtin.include_role -a "
+            "name=kubegpu.share.gpu_operator -e gpu_operator_step=remove" + more,
+            variable=VARIABLE,
+            fields=fields,
+        )
+
+
 def _automatic(nodes: t.Iterable[NodeSoftware]) -> t.Iterator[Finding]:
     """Report what ``auto`` has decided, where it isn't what machines always have."""
     decided: dict[tuple[str, str, str], list[NodeSoftware]] = {}
@@ -132,10 +167,8 @@ def _automatic(nodes: t.Iterable[NodeSoftware]) -> t.Iterator[Finding]:
         yield Finding(
             "node-software",
             NOTE,
-            "{title} has to install driver and toolkit of {nodes}: " + REASONS[code],
-            "set it to {operator} where the operator is to be installed for them"
-            if code != node_software.OPERATED
-            else "",
+            "{title} to install driver and toolkit of {nodes}: " + REASONS[code],
+            ACTIONS.get(code, "set it to {operator} where the operator is to be installed for them"),
             variable=VARIABLE,
             fields={
                 "title": TITLES[software],

@@ -116,7 +116,8 @@ STAGES = (
             Entry(
                 "gpushare",
                 {"gpushare_component": "gpu_operator"},
-                f"({EXTENDER} or {DRA}) and ({BACKENDS}.openshift | length > 0 or {BACKENDS}.software.ours)",
+                f"(({EXTENDER} or {DRA}) and {BACKENDS}.openshift | length > 0)"
+                f" or ({BACKENDS}.software.ours and ({EXTENDER} or {DRA} or {HAMI}))",
             ),
             Entry("gpushare", {"gpushare_component": "device_plugin"}, EXTENDER),
         ),

@@ -75,10 +75,12 @@ class Option(t.NamedTuple):
 
     :param rules: as in an argument specification: ``type``, ``choices``, ``elements`` and ``required``.
     :param places: groups of hosts on which it counts.
+    :param default: the role's; None without one.
     """
 
     rules: JsonObject
     places: frozenset[str]
+    default: t.Any = None
 
 
 def options(folder: Path = ROLES) -> dict[str, Option]:
@@ -95,7 +97,7 @@ def options(folder: Path = ROLES) -> dict[str, Option]:
                 places = PLACES.get(path.parts[-3], EVERYWHERE) | (
                     options_by_name[name].places if name in options_by_name else frozenset()
                 )
-                options_by_name[name] = Option(rules, places)
+                options_by_name[name] = Option(rules, places, spec.get("default"))
     return options_by_name
 
 

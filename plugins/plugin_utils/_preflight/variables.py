@@ -105,6 +105,15 @@ MOST_CHARACTERS = 60
 MOST_REASON = 200
 # As difflib measures it, 1 is equal. A name without its role's prefix is short, so that one letter counts for much.
 CLOSE_REST, CLOSE_NAME = 0.8, 0.85
+# Variables that the playbooks pass to roles, or whose default they need. What a user sets, by an extra variable in
+# all plays, would turn site.yml around: by one of the first it would remove what it is to set up, and by one of the
+# second each role would do the same step.
+STATES = ("driver_state", "gpushare_state", "nouveau_state", "runtime_state", "scheduler_state", "toolkit_state")
+ABSENT = "absent"
+STEPS = (
+    *("gpu_operator_step", "gpushare_component", "gpushare_node_allocation", "hami_step", "node_baseline_state"),
+    *("nvidia_device_plugin_step", "scheduler_step"),
+)
 # A prefix that nobody else uses.
 OWN_PREFIX = "gpushare_"
 # Variables that name what must be there on the controller: which kind, and the variable's value for which it is used.
@@ -165,6 +174,7 @@ def examine(
         for finding in (
             *_values(options, host),
             *_missing_files(options, host, cluster),
+            *(_of_playbooks(options, host) if cluster else ()),
             *_names(options, prefixes, host),
         ):
             by_text.setdefault((finding.id, finding.severity, finding.text), (finding, []))[1].append(host.host)
@@ -237,6 +247,32 @@ def _entries(name: str, host: Variables) -> t.Iterator[Finding]:
         if why:
             fields = {"value": _shown(entry), "why": why, "where": where(entry, given) or host.where(name)}
             yield Finding("wrong-value", PROBLEM, "{value} {why}{where}", "", "", name, fields)
+
+
+def _of_playbooks(options: t.Mapping[str, Option], host: Variables) -> t.Iterator[Finding]:
+    """Report variables that only playbooks may set, and values with which this run would remove what it sets up.
+
+    In a play that imports a role its defaults are there, too.
+    """
+    for name in (*STATES, *STEPS):
+        try:
+            value = host.effective.get(name)
+        except AnsibleError:
+            # ``_values`` reports it.
+            continue
+        removes = name in STATES and str(value) == ABSENT
+        if removes or (name in STEPS and value not in (None, options[name].default)):
+            yield Finding(
+                "wrong-value",
+                PROBLEM,
+                "with {value} this run would remove what it is to set up{where}"
+                if removes
+                else "only the playbooks set it, each role's own{where}",
+                "leave it out; uninstall.yml removes what is set up" if removes else "leave it out",
+                "",
+                name,
+                {"value": _shown(value), "where": host.where(name)},
+            )
 
 
 def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bool) -> t.Iterator[Finding]:

@@ -286,7 +286,6 @@ def test_unready_operator_rolls_back(kube, openshift):
     ("change", "message"),
     [
         (lambda kube: add(kube, pod("p", "a", "nvidia.com/gpu")), "pod default/p asks for NVIDIA's own resources"),
-        (lambda kube: add(kube, pod("p", "", "nvidia.com/mig-1g.5gb")), "pod default/p asks"),
         (
             lambda kube: add(kube, pod("p", "a", "cpu", runtimeClassName="nvidia-cdi")),
             "gpu_operator: pod default/p use a runtime class of CDI",
@@ -301,6 +300,27 @@ def test_change_that_harms_pods_refused(change, message):
     with pytest.raises(BadInput) as failure:
         run(kube, "a", "b")
     assert message in str(failure.value) and not kube.changes
+
+
+def test_pods_that_wait_for_a_node_are_named_and_stop_nothing():
+    """Those that a switch has evicted wait so, and any tenant may create one."""
+    kube = cluster("a")
+    add(kube, pod("evicted", "", "nvidia.com/mig-1g.5gb"))
+    done = run(kube, "a")
+    assert settings(kube) == (False, False)
+    assert "pod default/evicted waits for NVIDIA's own resources, which no node announces then" in done["reasons"]
+
+
+def test_hamis_nodes_lose_cdi_and_keep_their_pods():
+    """HAMi's pods ask for the same resource, and select their card by the variable that CDI ignores."""
+    kube = cluster("a", "theirs")
+    node_labels(kube, "a")["kubegpu.share/backend"] = "hami"
+    add(kube, pod("of-hami", "a", "nvidia.com/gpu"))
+    run(kube, "a")
+    assert settings(kube) == (True, False) and labels(kube, "a") == OFF
+    # Not in the list any more, it is HAMi's as long as it has the label.
+    with pytest.raises(BadInput, match="so both HAMi's device plugin and the operator's would allocate its cards"):
+        run(kube, "theirs")
 
 
 def test_nothing_to_change_without_the_operator_or_its_nodes():

@@ -20,7 +20,8 @@ def named(kind, name, namespace="", annotations=None, **more):
 def options(**given):
     return {
         **{"chart": True, "release": "gpu-operator", "namespace": "gpu-operator", "nodes": ["a", "b"], "shared": ["a"]},
-        **{"plugin": [], "others": [], "driver": "container", "driver_version": ""},
+        **{"by_cdi": []},
+        **{"plugin": [], "others": [], "leaving": [], "driver": "container", "driver_version": ""},
         **{"toolkit": True, "cdi": "auto", "nfd": "auto", "tolerations": [], "registry": "", "pull_secrets": []},
         **{"repo_config": "", "certificates": "", "values": {}, "former": {}, **given},
     }
@@ -28,12 +29,14 @@ def options(**given):
 
 def found(**given):
     kinds = ("policies", "gpu_clusters", "subscriptions", "deployments", "definitions")
-    return {"namespace": {}, **{kind: [] for kind in kinds}, **given}
+    return {"namespace": {}, "elsewhere": [], **{kind: [] for kind in kinds}, **given}
 
 
 OURS = {"namespace": {"metadata": {"name": "gpu-operator", "labels": {"kubegpu.share/backend": "gpu_operator"}}}}
 RELEASE = {"meta.helm.sh/release-name": "gpu-operator", "meta.helm.sh/release-namespace": "gpu-operator"}
 SUBSCRIBED = named("Subscription", "s", "n", spec={"name": "gpu-operator-certified"})
+SERVED = {"definitions": [named("CustomResourceDefinition", "clusterpolicies.nvidia.com")]}
+DEPLOYED = named("Deployment", "gpu-operator", "n")
 
 
 @pytest.mark.parametrize(
@@ -42,8 +45,11 @@ SUBSCRIBED = named("Subscription", "s", "n", spec={"name": "gpu-operator-certifi
         ({}, "", ""),
         ({"policies": [named("ClusterPolicy", "p")]}, "theirs", "ClusterPolicy p"),
         ({"gpu_clusters": [named("GPUCluster", "g")]}, "theirs", "GPUCluster g"),
-        ({"deployments": [named("Deployment", "gpu-operator", "n")]}, "theirs", "Deployment n/gpu-operator"),
-        ({"subscriptions": [SUBSCRIBED]}, "theirs", "Subscription n/s"),
+        ({**SERVED, "deployments": [DEPLOYED]}, "theirs", "Deployment n/gpu-operator"),
+        ({**SERVED, "subscriptions": [SUBSCRIBED]}, "theirs", "Subscription n/s"),
+        ({"subscriptions": [{**SUBSCRIBED, "status": {"installedCSV": "v1"}}]}, "theirs", "Subscription n/s"),
+        # What a tenant may create by itself.
+        ({"deployments": [DEPLOYED], "subscriptions": [SUBSCRIBED]}, "", ""),
         ({"subscriptions": [named("Subscription", "s", "n", spec={"name": "nfd"})]}, "", ""),
         ({**OURS, "subscriptions": [SUBSCRIBED]}, "ours", ""),
         ({**OURS, "policies": [named("ClusterPolicy", "p", annotations=RELEASE)]}, "ours", ""),
@@ -56,6 +62,17 @@ def test_an_operator_is_ours_by_its_namespace_and_of_others_nothing_is_planned(t
     assert bool(planned["values"]) == (whose != "theirs") and bool(planned["labels"]) == (whose != "theirs")
 
 
+def test_an_operator_of_ours_in_another_namespace_is_refused_and_not_taken_for_somebody_elses():
+    there = {
+        "elsewhere": [named("Namespace", "before")],
+        "policies": [named("ClusterPolicy", "p", annotations=RELEASE)],
+    }
+    planned = subject.plan(options(), found(**there))
+    assert (planned["whose"], planned["values"], planned["labels"]) == ("elsewhere", {}, {})
+    [problem] = planned["problems"]
+    assert "in namespace before, and not in gpu-operator; set it to before, or run uninstall.yml" in problem
+
+
 def test_a_second_policy_beside_ours_is_refused():
     planned = subject.plan(options(), found(**OURS, policies=[named("ClusterPolicy", "p")]))
     assert "ClusterPolicy p isn't of release gpu-operator" in planned["problems"][0]
@@ -65,9 +82,15 @@ def test_a_second_policy_beside_ours_is_refused():
     ("given", "plugin", "cdi", "checked", "labels"),
     [
         ({}, False, False, True, {"a": OWN, "b": OWN}),
-        ({"plugin": ["b"]}, True, False, False, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),
+        ({"plugin": ["b"]}, True, False, False, {"a": {**OWN, PLUGIN: "false"}, "b": {**OWN, PLUGIN: "true"}}),
         # NVIDIA's own plugin goes with CDI.
-        ({"plugin": ["a", "b"], "shared": []}, True, True, True, {"a": OWN, "b": OWN}),
+        (
+            {"plugin": ["a", "b"], "shared": []},
+            *(True, True, True),
+            {name: {**OWN, PLUGIN: "true"} for name in ("a", "b")},
+        ),
+        # HAMi may be told to use CDI of its own, for which the runtime's has to be on.
+        ({"by_cdi": ["a"]}, False, True, True, {"a": OWN, "b": OWN}),
         # Once it runs, module gpu_operator changes both, and the release keeps them.
         ({"former": {"cdi": {"enabled": True}, "devicePlugin": {"enabled": True}}}, True, True, False, None),
         ({"values": {"devicePlugin": {"enabled": True}}}, True, False, True, {"a": {**OWN, PLUGIN: "false"}, "b": OWN}),
@@ -89,6 +112,9 @@ def test_node_feature_discovery_comes_along_where_there_is_none_and_keeps_the_op
     planned = subject.plan(options(others=["c"]), found(definitions=there))
     assert planned["values"]["nfd"] == {"enabled": False} and planned["labels"]["c"] == {subject.OPERANDS: "false"}
     assert not [name for name in planned["brought"] if name.endswith(".nfd.k8s-sigs.io")]
+    # What it has found of a node that leaves stays there, and with that the operator.
+    planned = subject.plan(options(nodes=["a"], others=["b", "c"], leaving=["b"]), found())
+    assert planned["labels"] == {"a": OWN, "b": {subject.OPERANDS: "false"}}
     # A later run sees the definitions that an earlier one brought.
     noted = {
         "metadata": {**OURS["namespace"]["metadata"], "annotations": {subject.BROUGHT: f"{subject.NFD_DEFINITION},x.y"}}

@@ -12,6 +12,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from ansible_runs import ansible
 from definitions import definitions
 from own_cluster import RoleSteps, controllers
 from real_apiserver import MERGE, ApiServer, Refused, own_api_server
@@ -93,10 +94,20 @@ def test_from_nothing_to_nothing(server, tmp_path, helm):
         # The label that keeps the operator's plugin from gpushare's node was there before the operator.
         assert labels(server, "a")["nvidia.com/gpu.deploy.device-plugin"] == "false"
         assert labels(server, "b")["nvidia.com/gpu.deploy.device-plugin"] == "true" and labels(server, "c") == {}
+        # A node that the operator has no longer isn't labelled as its own.
+        software = {**SOFTWARE, "gpu_operator": ["a"], "provider": ["b"], "leaving": ["b"]}
+        left = {"gpu_backends": {**BACKENDS, "software": software, "nvidia": []}}
+        assert role.step("cluster", **left) > 0
+        there = server.request("GET", "/api/v1/nodes/b")["metadata"]["labels"]
+        assert there["nvidia.com/gpu.deploy.operands"] == "false" and "kubegpu.share/node-software" not in there
+        assert role.step("cluster") > 0
         # helm's record is the same without it.
         server.request("DELETE", f"{POLICIES}/cluster-policy")
         assert role.step("cluster") == 1 and len(server.request("GET", POLICIES)["items"]) == 1
-    assert role.step("remove") > 0 and everything(server) == before
+    # As preflight says it of an operator that no node needs.
+    words = ("-m", "ansible.builtin.include_role", "-a", "name=kubegpu.share.gpu_operator", "-e")
+    done = ansible(tmp_path, "ansible", "localhost", "-i", "hosts.yml", *words, "gpu_operator_step=remove")
+    assert done.rc == 0 and everything(server) == before, done.text
 
 
 def test_by_olm_from_nothing_to_nothing(server, tmp_path):
@@ -138,14 +149,17 @@ def test_an_operator_of_others_stays_and_is_named(server, tmp_path, helm):
 
 
 def test_an_operator_of_ours_in_another_namespace_than_the_variables_is_not_forgotten(server, tmp_path):
-    """The playbook has found the label of a namespace, and the variable names another one."""
+    """The variable names another namespace than in the run that installed it."""
+    labels = {"kubegpu.share/backend": "gpu_operator"}
+    server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "before", "labels": labels}})
     before = everything(server)
-    role = Role(server, tmp_path, "", gpu_backends={**BACKENDS, "software": {**SOFTWARE, "ours": True}})
-    done = role.run("remove")
-    said = " ".join(done.text.split())
-    assert (
-        done.rc != 0 and "in another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed" in said
-    )
+    role = Role(server, tmp_path, "")
+    for step, words in (
+        ("remove", "in before, another namespace than gpu_operator_namespace (gpu-operator), so it wasn't removed"),
+        ("cluster", "gpu_operator_namespace: this collection has installed the GPU Operator in namespace before"),
+    ):
+        done = role.run(step)
+        assert done.rc != 0 and words in " ".join(done.text.split()), done.text
     assert everything(server) == before
 
 

@@ -160,9 +160,11 @@ def test_what_others_have_stays():
     run(kube, "absent")
     assert [ref.name for ref in kube.objects if ref.kind == INSTANCE.kind] == ["x"]
     elsewhere = {"apiVersion": olm.SUBSCRIPTIONS, "kind": "Subscription", "spec": {"name": "nfd"}}
-    kube = cluster({**elsewhere, "metadata": {"name": "nfd", "namespace": "other"}})
-    run(kube)
-    assert subscription("nfd", NFD) not in kube.objects
+    for status in ({}, {"installedCSV": "nfd.v4.18.0"}):
+        kube = cluster({**elsewhere, "metadata": {"name": "nfd", "namespace": "other"}, "status": status})
+        run(kube)
+        # One that OLM hasn't followed is nobody's discovery.
+        assert (subscription("nfd", NFD) in kube.objects) is not bool(status)
     policy = {"apiVersion": POLICY.api_version, "kind": POLICY.kind, "metadata": {"name": "theirs"}, "spec": {}}
     with pytest.raises(BadInput, match="ClusterPolicy theirs is somebody else's"):
         run(cluster(definition("clusterpolicies.nvidia.com"), policy))

@@ -8,6 +8,7 @@ import yaml
 from ansible.template import trust_as_template
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from own_cluster import ROOT, run_playbook
+from real_apiserver import own_api_server
 from role_templates import evaluated
 
 UNINSTALL = ROOT / "playbooks" / "uninstall.yml"
@@ -40,6 +41,9 @@ def test_machines_without_a_cluster(given, queried):
         ({}, True),
         ({"gpu_node_software": "roles"}, True),
         ({"gpu_node_software": "gpu_operator"}, False),
+        # A machine with the operator's driver, of a cluster that is gone.
+        ({"gpu_node": {"driver": {"others": ["gpu-operator"]}}}, False),
+        ({"gpu_node": {"driver": {"others": ["gpu-operator"]}}, "gpu_node_software": "roles"}, True),
         ({"software": {"roles": ["n"]}}, True),
         ({"software": {"roles": [], "gpu_operator": ["n"]}}, False),
         ({"software": {"roles": ["other"]}, "gpu_node_name": "other"}, True),
@@ -54,8 +58,29 @@ def test_roles_remove_driver_and_toolkit_only_where_they_installed_them(given, r
     variables = {"inventory_hostname": "n", "node_baseline_known": False, "hostvars": {"localhost": known}, **given}
     for name in ("toolkit", "driver", "nouveau"):
         assert evaluated("{{ " + conditions[name] + " }}", **variables) is removed, name
-    if not variables["node_baseline_known"]:
+    if not variables["node_baseline_known"] and "gpu_node" not in given:
         assert evaluated("{{ " + stages.BY_ROLES + " }}", **variables) is removed, "as site.yml installs them"
+
+
+def test_whose_a_single_machines_software_is_the_cluster_decides(tmp_path):
+    """With --limit and without localhost, where the variable says auto."""
+    *_others, leave, last = yaml.safe_load(UNINSTALL.read_text())
+    [condition] = {str(role["when"]) for role in last["roles"] if role["role"] == "kubegpu.share.toolkit"}
+    shown = {"ansible.builtin.debug": {"msg": "removed by roles: {{ (" + condition + ") | bool }}"}}
+    play = {"hosts": "gpu_nodes", "gather_facts": False, "vars": {"node_baseline_known": False}, "tasks": [shown]}
+    leave["vars"]["__uninstall_cluster"] = True
+    operated = dict.fromkeys(("present", "deploy.driver", "deploy.container-toolkit"), "true")
+    labels = {f"nvidia.com/gpu.{name}": value for name, value in operated.items()}
+    with own_api_server() as server:
+        server.install(ROOT / "tests/unit/openshift/operator_chart/crds/definitions.yaml")
+        policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "p"}, "spec": {}}
+        server.request("POST", "/apis/nvidia.com/v1/clusterpolicies", policy)
+        for name, own in (("gpu1", labels), ("gpu2", {})):
+            server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": own}})
+        given = {"gpu_kubeconfig": str(server.kubeconfig), "groups": {"gpu_nodes": ["gpu1", "gpu2"]}}
+        for name, removed in (("gpu1", False), ("gpu2", True)):
+            done = run_playbook(tmp_path, [leave, play], "--limit", name, **given)
+            assert done.rc == 0 and f"removed by roles: {removed}" in done.text, done.text
 
 
 def test_a_cluster_that_is_gone_is_left_out_by_a_variable(tmp_path):

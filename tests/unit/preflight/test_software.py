@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
+from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight import software as subject
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options
@@ -30,11 +31,11 @@ def namespace():
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator", "labels": labels}}
 
 
-def read(asked, labels=None, *objects, machine=True, system="", alone=()):
+def read(asked, labels=None, *objects, machine=True, system="", alone=(), api=FakeKube):
     """The result of cluster_info for one node, gpu1."""
     live = node("gpu1", labels=labels or {})
     live["status"].setdefault("nodeInfo", {})["osImage"] = system
-    kube = FakeKube(live, *objects)
+    kube = api(live, *objects)
     kube.version_answer = {"gitVersion": "v1.33.2"}
     rows = [{"node": "gpu1", "software": asked, "machine": machine}]
     wanted = [{"node": "gpu1", "backend": "gpushare", "allocation": "extender"}]
@@ -82,6 +83,33 @@ def test_a_node_without_login_is_the_operators_where_there_is_one(labels, system
     assert decided("auto", labels, *objects, machine=False, system=system) == expected
 
 
+class Denied(FakeKube):
+    """Its user may not list ClusterPolicies."""
+
+    def list_all(self, api_version, kind, *given, **more):
+        if kind == "ClusterPolicy":
+            raise KubeError("GET /apis/nvidia.com/v1/clusterpolicies", status=403)
+        return super().list_all(api_version, kind, *given, **more)
+
+
+@pytest.mark.parametrize(
+    ("machine", "labels", "expected"),
+    [
+        (False, OWNED, ["gpu_node_software: the node's provider has to install driver and toolkit of gpu1: "]),
+        (True, OWNED, ["gpu_node_software: the roles have to install driver and toolkit of gpu1: "]),
+        # No label says that the operator has the driver of the machine.
+        (True, {PRESENT: "true", OPERANDS: "true"}, []),
+    ],
+)
+def test_an_operator_that_the_user_may_not_list_is_said_with_the_right_that_is_missing(machine, labels, expected):
+    found = examined("auto", labels, machine=machine, api=Denied)
+    assert [(id, severity) for id, severity, _text in found] == [("node-software", "note")] * len(expected)
+    for (_id, _severity, text), begin in zip(found, expected, strict=True):
+        assert text.startswith(begin + "whether NVIDIA's GPU Operator has it isn't known"), text
+        assert "refuses this user to list clusterpolicies.nvidia.com (HTTP 403)" in text
+        assert "the verbs get and list on clusterpolicies.nvidia.com" in text
+
+
 @pytest.mark.parametrize("asked", ["roles", "gpu_operator", "provider"])
 def test_what_is_asked_for_is_taken(asked):
     assert decided(asked, OWNED, policy()) == (asked, "requested")
@@ -104,6 +132,32 @@ def test_an_operator_of_ours_is_known_by_its_namespace_and_not_by_a_nodes_label(
 )
 def test_a_run_installs_the_operator_where_it_is_asked_for_or_ours(asked, objects, expected):
     assert read(asked, OWNED, *objects)["backends"]["software"]["installs"] is expected
+
+
+SOFTWARE = {"kubegpu.share/node-software": "gpu_operator"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "leaving", "unused", "expected"),
+    [
+        ("provider", (), ["gpu1"], True, ["gpu-operator-unused"]),
+        # A node that nobody has named has it, too.
+        ("provider", (node("gpu2", labels=SOFTWARE),), ["gpu1"], False, []),
+        ("gpu_operator", (), [], False, []),
+    ],
+)
+def test_an_operator_of_ours_that_no_node_needs_is_said(asked, others, leaving, unused, expected):
+    given = (asked, SOFTWARE, namespace(), *others)
+    software = read(*given)["backends"]["software"]
+    assert (software["leaving"], software["unused"]) == (leaving, unused)
+    assert [id for id, _severity, _text in examined(*given)] == expected
+
+
+def test_a_node_that_leaves_an_operator_of_ours_is_said_with_its_driver():
+    result = read("provider", SOFTWARE, namespace())
+    software = {**result["backends"]["software"], "installs": True, "unused": False}
+    [finding] = subject.examine(software, cluster_of(result), {}, False, False)
+    assert finding.id == "software-leaving" and "labels them nvidia.com/gpu.deploy.operands=false" in finding.text
 
 
 def test_a_node_that_is_left_out_has_no_software():

@@ -130,6 +130,34 @@ def test_a_list_that_is_null_is_one_sentence(variable: str) -> None:
     assert said.startswith(f"{variable}: null isn't a list")
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        *((name, "absent", "with 'absent' this run would remove what it is to set up") for name in origin.STATES),
+        *((name, "absent", "only the playbooks set it") for name in origin.STEPS),
+        ("driver_state", "external", ""),
+        ("gpushare_state", "present", ""),
+        # As a play that imports the role has it.
+        ("scheduler_step", OPTIONS["scheduler_step"].default, ""),
+    ],
+)
+def test_no_variable_turns_a_run_around(variable: str, value: str, text: str) -> None:
+    said = [text for _id, _severity, text in found(host(**{variable: value})) if " isn't one of " not in text]
+    assert len(said) == bool(text) and all(one.startswith(f"{variable}: {text}") for one in said)
+    # Role by role, before there is a cluster.
+    assert not text or not [
+        one for _id, _severity, one in found(host(**{variable: value}), cluster=False) if text in one
+    ]
+
+
+def test_every_variable_that_site_tells_roles_is_guarded() -> None:
+    tasks = [
+        task for play in yaml.safe_load((ROOT / "playbooks/site.yml").read_text()) for task in play.get("tasks", ())
+    ]
+    told = {name for task in tasks for name in task.get("vars", ()) if not name.startswith("__")}
+    assert told and told <= {*origin.STATES, *origin.STEPS}
+
+
 def test_a_variable_counts_only_where_its_role_runs() -> None:
     gpu, control = frozenset(("gpu_nodes",)), frozenset(("control_plane",))
     assert found(host("cp1", control, runtime_name="dockr", driver_hold="x")) == []
@@ -260,7 +288,7 @@ def play(folder: Path, *words: str, playbook: str = "preflight", **variables: t.
 
 @pytest.mark.parametrize("playbook", ["preflight", pytest.param("site", marks=pytest.mark.long), "nodes"])
 def test_variables_are_reported_once_with_file_and_line_before_any_connection(playbook: str, tmp_path: Path) -> None:
-    words = ("-e", "runtime_name=dockr", "-e", "scheduler_mode=statik")
+    words = ("-e", "runtime_name=dockr", "-e", "scheduler_mode=statik", "-e", "gpushare_state=absent")
     rc, text = play(tmp_path, *words, playbook=playbook, **WRONG)
     assert rc == 2, text
     joined = " ".join(text.split())
@@ -280,8 +308,10 @@ def test_variables_are_reported_once_with_file_and_line_before_any_connection(pl
         "(NVIDIA T400*) (group_vars/all.yml:9)",
     ):
         assert joined.count(words) == 1, (words, text)
-    assert joined.count(kubeconfig) == (playbook != "nodes"), text
-    number = 7 if playbook == "nodes" else 8
+    turned = "gpushare_state: with 'absent' this run would remove what it is to set up (CLI option '-e')"
+    for only_with_cluster in (kubeconfig, turned):
+        assert joined.count(only_with_cluster) == (playbook != "nodes"), text
+    number = 7 if playbook == "nodes" else 9
     assert f"Problems with variables, listed above: {number}. No machine was connected." in text
     assert "unreachable=1" not in text and "UNREACHABLE" not in text and "Collect the machine" not in text
     # The failure doesn't repeat them.
