@@ -260,13 +260,13 @@ def test_foreign_certificates_are_not_written():
     ("ours", "operators", "nodes", "state"),
     [
         (False, [], ["a", "b"], "present"),
-        (True, ["b", "c"], ["b"], "present"),
+        (True, ["b", "c", "d"], ["b", "d"], "present"),
         # The operator that this collection has installed sees none of gpushare's nodes.
         (True, ["c"], [], "absent"),
     ],
 )
 def test_an_operator_of_ours_is_told_of_its_own_nodes_alone(ours, operators, nodes, state):
-    backends = {"extender": ["a"], "dra": ["b"], "software": {"ours": ours, "gpu_operator": operators}}
+    backends = {"extender": ["a"], "dra": ["b"], "hami": ["d"], "software": {"ours": ours, "gpu_operator": operators}}
     known = {**role_templates.variables_of("gpushare", "vars"), "gpushare_state": "present"}
     for hostvars, expected in (
         ({"localhost": {"gpu_backends": backends}}, (nodes, state)),
