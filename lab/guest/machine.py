@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start the guest in QEMU, run one command in it, and end it.
+
+QEMU emulates the processor in software: KVM isn't to be had everywhere, and a kernel boots in about 15 seconds of
+processor time without it. The board is a PCI Express one with an Intel IOMMU. Behind its root ports there is nothing;
+the tests put the simulated cards there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from lab.guest import initramfs
+from lab.guest.kernel import Kernel
+from lab.paths import CHECKOUT
+from lab.shell import LabError
+
+START = Path(__file__).resolve().parent / "start"
+MEMORY_MIB = 1024
+# Buses 1 to 4 are each behind a root port of their own, which isolates by ACS; the ports of buses 5 and 6 are functions
+# of one device without ACS, as those of many processors are: whatever is behind them is in one IOMMU group with them.
+ALONE = 4
+TOGETHER = 2
+# Under load the kernel now and then takes the timer for broken, and panics, without the third.
+KERNEL_ARGUMENTS = ("console=ttyS0", "panic=-1", "no_timer_check", "quiet", "mitigations=off", "nokaslr")
+# Lines of the console that are shown where the guest ended without a result.
+LAST_LINES = 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """``code`` is the command's exit status."""
+
+    code: int
+    console: list[str]
+
+
+def ports() -> list[str]:
+    """Return QEMU's arguments for the PCI Express ports, in the order in which firmware numbers their buses."""
+    words: list[str] = []
+    for number in range(1, ALONE + TOGETHER + 1):
+        place = f"addr={number + 1:x}"
+        if number > ALONE:
+            place = f"addr={ALONE + 2:x}.{number - ALONE - 1},multifunction=on,disable-acs=on"
+        words += ["-device", f"pcie-root-port,id=port{number},hotplug=off,chassis={number},slot={number},{place}"]
+    return words
+
+
+def command_line(kernel: Kernel, image: Path, results: Path, arguments: Sequence[str]) -> list[str]:
+    """Return QEMU's command line.
+
+    :param image: the initramfs.
+    :param results: a folder that the guest writes into.
+    :param arguments: additional ones of the kernel.
+    """
+
+    def folder(name: str, path: Path, *options: str) -> list[str]:
+        # Files of several file systems get numbers that don't collide; otherwise /proc and /sys get mixed up.
+        device = ("local", f"id={name}", f"path={path}", "security_model=none", "multidevs=remap", *options)
+        return ["-fsdev", ",".join(device), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
+
+    words = ("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB))
+    given = (*KERNEL_ARGUMENTS, f"guest.start={START}", *arguments)
+    return [
+        *words,
+        *("-machine", "q35,kernel_irqchip=split", "-device", "intel-iommu,intremap=on,caching-mode=on"),
+        *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
+        *("-kernel", str(kernel.image), "-initrd", str(image), "-append", " ".join(given)),
+        *ports(),
+        *folder("machine", Path("/"), "readonly=on"),
+        *folder("layer", kernel.layer, "readonly=on"),
+        *folder("result", results),
+    ]
+
+
+def run_inside(
+    kernel: Kernel,
+    command: Sequence[str],
+    results: Path,
+    seconds: float,
+    show: Callable[[str], object] = print,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Result:
+    """Boot the guest, run a command in the checkout, and wait for its end.
+
+    :param results: a folder, which the guest has at /run/guest.
+    :param seconds: the longest time that boot and command may take; then the guest is ended.
+    :param show: called with each line of the console.
+    :param arguments: additional ones of the kernel.
+    :raises LabError: QEMU is missing, or the guest ended without a result: it panicked, or took too long.
+    """
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (environment or {}).items())
+    (results / "command").write_text(f"cd {shlex.quote(str(CHECKOUT))} || exit 1\n{exports}{shlex.join(command)}\n")
+    (results / "code").unlink(missing_ok=True)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with tempfile.TemporaryDirectory(prefix="kubegpu-guest-") as folder:
+        image = Path(folder) / "initramfs"
+        initramfs.write(kernel, image)
+        # It ends with this process.
+        words = ["setpriv", "--pdeathsig", "KILL", *command_line(kernel, image, results, arguments)]
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ
+            )
+        except FileNotFoundError:
+            raise LabError("setpriv of util-linux is missing on this machine.") from None
+        reader = threading.Thread(target=_read, args=(process.stdout, last, show), daemon=True)
+        reader.start()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"the guest didn't end within {seconds:.0f} s; it printed last: {_told(last)}") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            reader.join(timeout=5)
+    try:
+        return Result(int((results / "code").read_text()), list(last))
+    except (FileNotFoundError, ValueError):
+        raise LabError(f"the guest ended without a result; it printed last: {_told(last)}") from None
+
+
+def _read(console: IO[bytes] | None, last: deque[str], show: Callable[[str], object]) -> None:
+    for line in console or ():
+        text = line.decode(errors="replace").rstrip("\r\n")
+        last.append(text)
+        show(text)
+
+
+def _told(last: deque[str]) -> str:
+    return "\n    ".join(["", *last]) if last else "nothing"
