@@ -168,13 +168,14 @@ def module(name: str, check: bool = False, **arguments: t.Any) -> dict[str, t.An
     loaded = importlib.import_module(f"ansible_collections.kubegpu.share.plugins.modules.{name}")
     given = {**arguments, "_ansible_check_mode": check, "_ansible_diff": True}
     output = io.StringIO()
-    before = basic._ANSIBLE_ARGS
+    before = basic._ANSIBLE_ARGS, basic._ANSIBLE_PROFILE
     basic._ANSIBLE_ARGS = json.dumps({"ANSIBLE_MODULE_ARGS": given}).encode()
+    basic._ANSIBLE_PROFILE = "legacy"
     try:
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
             loaded.main()
     finally:
-        basic._ANSIBLE_ARGS = before
+        basic._ANSIBLE_ARGS, basic._ANSIBLE_PROFILE = before
     result: dict[str, t.Any] = json.loads(output.getvalue())
     if result.get("failed"):
         raise Failed(result)

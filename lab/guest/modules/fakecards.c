@@ -133,6 +133,9 @@ static int make(unsigned int bus, unsigned int devfn, u32 vendor, u32 device, u3
 	put(space, EXPRESS + PCI_EXP_FLAGS, 2, 2 | PCI_EXP_TYPE_ENDPOINT << 4);
 	put(space, EXPRESS + PCI_EXP_DEVCAP, 4, PCI_EXP_DEVCAP_FLR | PCI_EXP_DEVCAP_RBER);
 	put(space, EXPRESS + PCI_EXP_LNKCAP, 4, PCI_EXP_LNKCAP_SLS_16_0GB | 16 << 4);
+	/* The speeds up to that one. */
+	put(space, EXPRESS + PCI_EXP_LNKCAP2, 4, PCI_EXP_LNKCAP2_SLS_2_5GB | PCI_EXP_LNKCAP2_SLS_5_0GB |
+	    PCI_EXP_LNKCAP2_SLS_8_0GB | PCI_EXP_LNKCAP2_SLS_16_0GB);
 	put(space, EXPRESS + PCI_EXP_LNKSTA, 2, PCI_EXP_LNKSTA_CLS_16_0GB | 16 << 4);
 	put(space, POWER, 2, PCI_CAP_ID_PM);
 	put(space, POWER + PCI_PM_PMC, 2, 3);
