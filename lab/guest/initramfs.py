@@ -37,7 +37,7 @@ def write(kernel: Kernel, target: Path) -> None:
     """Write the initramfs, uncompressed, since unpacking costs more than reading here."""
     modules = order((kernel.modules / "modules.dep").read_text(), ROOT)
     files = {f"modules/{number:02}.ko": kernel.modules / path for number, path in enumerate(modules)}
-    folders = ("bin", "dev", "proc", "sys", "modules", "machine", "layer", "memory", "root")
+    folders = ("bin", "dev", "proc", "sys", "modules", "machine", "layer", "bytecode", "memory", "root")
     with target.open("wb") as file:
         entries = [(name, stat.S_IFDIR | 0o755, b"") for name in folders]
         entries.append(("bin/busybox", stat.S_IFREG | 0o755, (kernel.layer / "usr/bin/busybox").read_bytes()))

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lab.guest import initramfs
+from lab.guest import bytecode, initramfs
 from lab.guest.kernel import Kernel
-from lab.paths import CHECKOUT
+from lab.paths import CHECKOUT, cache_root
 from lab.shell import LabError
 
 START = Path(__file__).resolve().parent / "start"
@@ -55,10 +55,11 @@ def ports() -> list[str]:
     return words
 
 
-def command_line(kernel: Kernel, image: Path, results: Path, arguments: Sequence[str]) -> list[str]:
+def command_line(kernel: Kernel, image: Path, compiled: Path, results: Path, arguments: Sequence[str]) -> list[str]:
     """Return QEMU's command line.
 
     :param image: the initramfs.
+    :param compiled: a folder of bytecode.
     :param results: a folder that the guest writes into.
     :param arguments: additional ones of the kernel.
     """
@@ -78,6 +79,7 @@ def command_line(kernel: Kernel, image: Path, results: Path, arguments: Sequence
         *ports(),
         *folder("machine", Path("/"), "readonly=on"),
         *folder("layer", kernel.layer, "readonly=on"),
+        *folder("bytecode", compiled, "readonly=on"),
         *folder("result", results),
     ]
 
@@ -103,11 +105,14 @@ def run_inside(
     (results / "command").write_text(f"cd {shlex.quote(str(CHECKOUT))} || exit 1\n{exports}{shlex.join(command)}\n")
     (results / "code").unlink(missing_ok=True)
     last: deque[str] = deque(maxlen=LAST_LINES)
-    with tempfile.TemporaryDirectory(prefix="kubegpu-guest-") as folder:
-        image = Path(folder) / "initramfs"
+    # In the cache, so that it can have links to files there.
+    with tempfile.TemporaryDirectory(prefix=".run-", dir=cache_root() / "guest") as folder:
+        image, compiled = Path(folder) / "initramfs", Path(folder) / "bytecode"
+        compiled.mkdir()
+        bytecode.lay(compiled)
         initramfs.write(kernel, image)
         # It ends with this process.
-        words = ["setpriv", "--pdeathsig", "KILL", *command_line(kernel, image, results, arguments)]
+        words = ["setpriv", "--pdeathsig", "KILL", *command_line(kernel, image, compiled, results, arguments)]
         try:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ
