@@ -224,13 +224,15 @@ def unit(count: Count, everything: bool, beside: bool) -> None:
 
 
 def kernel(count: Count, everything: bool) -> None:
-    """Run tests/kernel in the lab's guest, which has a real kernel and simulated cards."""
+    """Run tests/kernel in the lab's guest, which has a real kernel; with everything, also what it boots from a disk."""
     if platform.machine() != "x86_64":
         print("==> kernel tests: skipped, since the lab's guest is made for amd64", flush=True)
         count.add(0, 0, 1, [])
         return
     chosen = () if everything else ("-m", "not long")
     pytest(count, "kernel tests", "tests/kernel", "-v", *chosen, program=("python", "-m", "lab.guest"))
+    if everything:
+        pytest(count, "boot tests", "tests/boot", "-v")
 
 
 def oldest(count: Count) -> None:

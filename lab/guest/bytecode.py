@@ -14,11 +14,10 @@ import py_compile
 import time
 from pathlib import Path
 
+from lab.guest.kernel import KEPT
 from lab.paths import CHECKOUT, cache_root
 
 FOLDERS = ("plugins/module_utils", "plugins/modules", "plugins/plugin_utils", "lab", "tests/kernel")
-# Seconds after which bytecode that no run has used is removed.
-KEPT = 14 * 24 * 3600.0
 
 
 def lay(target: Path) -> None:

@@ -3,7 +3,8 @@
 
 Below the cache there is a folder of the packages, by their versions, and one with the simulated cards, by their source:
 
-* ``kernel-<release>-<key>``: ``vmlinuz``, ``headers`` and ``layer``: files that the guest has beside this machine's
+* ``kernel-<release>-<key>``: ``vmlinuz``, ``config``, ``headers`` and ``layer``, which is laid over this machine's
+  root
 * ``cards-<key>``: that layer once more, with the compiled modules of ``lab/guest/modules`` and kmod's index of all
 """
 
@@ -13,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +24,10 @@ from lab.shell import LabError, output, run, step, wait_for
 MODULES = Path(__file__).resolve().parent / "modules"
 # Programs of the guest that this machine may not have; udev's must be of one version.
 TOOLS = ("busybox-static", "kmod", "libkmod2", "udev", "libudev1", "libsystemd-shared")
+# Seconds. Another checkout may be using what this one doesn't.
+KEPT = 14 * 24 * 3600.0
 # Increase when the steps below change the result.
-RECIPE = 1
+RECIPE = 2
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Kernel:
 
     release: str
     image: Path
+    config: Path
     # Laid over this machine's root in the guest.
     layer: Path
 
@@ -55,26 +60,27 @@ def kernel() -> Kernel:
         if fresh:
             with step(f"fetching and unpacking Debian's kernel {release}"):
                 _unpack(fresh, release, versions)
-            _forget(packages, "kernel-*")
     sources = [path.read_bytes() for path in sorted(MODULES.iterdir())]
     cards = cache_root() / "guest" / f"cards-{_key(packages.name, sources)}"
     with made_once(cards) as fresh:
         if fresh:
             with step(f"compiling the simulated cards for {release}"):
                 _compile(fresh, packages, release)
-            _forget(cards, "cards-*")
-    return Kernel(release, packages / "vmlinuz", cards / "layer")
+    for used in (packages, cards):
+        os.utime(used)
+    forget("kernel-*", "cards-*", "system-*", "run-*")
+    return Kernel(release, packages / "vmlinuz", packages / "config", cards / "layer")
 
 
 def _key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _forget(kept: Path, others: str) -> None:
-    """Remove what was made of earlier packages or sources: some hundred MiB each."""
-    for other in kept.parent.glob(others):
-        if other != kept:
-            shutil.rmtree(other, ignore_errors=True)
+def forget(*patterns: str) -> None:
+    """Remove what no run has used for long, made of earlier packages or sources: some hundred MiB each."""
+    for made in (path for pattern in patterns for path in (cache_root() / "guest").glob(pattern)):
+        if made.stat().st_mtime < time.time() - KEPT:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def _fields(*packages: str) -> dict[str, dict[str, str]]:
@@ -117,7 +123,8 @@ def _unpack(folder: Path, release: str, versions: list[str]) -> None:
         building = deb.name.startswith(("linux-headers-", "linux-kbuild-"))
         run(["dpkg-deb", "-x", str(deb), str(headers if building else layer)], tied=True)
     shutil.rmtree(debs)
-    (layer / "boot" / f"vmlinuz-{release}").rename(folder / "vmlinuz")
+    for name in ("vmlinuz", "config"):
+        (layer / "boot" / f"{name}-{release}").rename(folder / name)
     for name in ("boot", "usr/share"):
         shutil.rmtree(layer / name)
     # Where the machine has links to /usr, a folder of the same name would hide them.

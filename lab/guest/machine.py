@@ -8,7 +8,6 @@ the tests put the simulated cards there.
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import tempfile
@@ -55,32 +54,26 @@ def ports() -> list[str]:
     return words
 
 
-def command_line(kernel: Kernel, image: Path, compiled: Path, results: Path, arguments: Sequence[str]) -> list[str]:
+def folder(name: str, path: Path, *options: str) -> list[str]:
+    """Return QEMU's arguments for a folder of this machine, which the guest mounts by its name."""
+    # Files of several file systems get numbers that don't collide; otherwise /proc and /sys get mixed up.
+    device = ("local", f"id={name}", f"path={path}", "security_model=none", "multidevs=remap", *options)
+    return ["-fsdev", ",".join(device), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
+
+
+def command_line(image: Path, initrd: Path, arguments: Sequence[str], devices: Sequence[str]) -> list[str]:
     """Return QEMU's command line.
 
-    :param image: the initramfs.
-    :param compiled: a folder of bytecode.
-    :param results: a folder that the guest writes into.
-    :param arguments: additional ones of the kernel.
+    :param arguments: of the kernel, beside those that every guest has.
+    :param devices: QEMU's arguments for disks and folders.
     """
-
-    def folder(name: str, path: Path, *options: str) -> list[str]:
-        # Files of several file systems get numbers that don't collide; otherwise /proc and /sys get mixed up.
-        device = ("local", f"id={name}", f"path={path}", "security_model=none", "multidevs=remap", *options)
-        return ["-fsdev", ",".join(device), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
-
-    words = ("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB))
-    given = (*KERNEL_ARGUMENTS, f"guest.start={START}", *arguments)
     return [
-        *words,
+        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB)),
         *("-machine", "q35,kernel_irqchip=split", "-device", "intel-iommu,intremap=on,caching-mode=on"),
         *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
-        *("-kernel", str(kernel.image), "-initrd", str(image), "-append", " ".join(given)),
+        *("-kernel", str(image), "-initrd", str(initrd), "-append", " ".join((*KERNEL_ARGUMENTS, *arguments))),
         *ports(),
-        *folder("machine", Path("/"), "readonly=on"),
-        *folder("layer", kernel.layer, "readonly=on"),
-        *folder("bytecode", compiled, "readonly=on"),
-        *folder("result", results),
+        *devices,
     ]
 
 
@@ -91,45 +84,60 @@ def run_inside(
     seconds: float,
     show: Callable[[str], object] = print,
     environment: Mapping[str, str] | None = None,
-    arguments: Sequence[str] = (),
 ) -> Result:
-    """Boot the guest, run a command in the checkout, and wait for its end.
+    """Boot the guest on this machine's root, run a command in the checkout, and wait for its end.
 
     :param results: a folder, which the guest has at /run/guest.
     :param seconds: the longest time that boot and command may take; then the guest is ended.
     :param show: called with each line of the console.
-    :param arguments: additional ones of the kernel.
     :raises LabError: QEMU is missing, or the guest ended without a result: it panicked, or took too long.
     """
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (environment or {}).items())
     (results / "command").write_text(f"cd {shlex.quote(str(CHECKOUT))} || exit 1\n{exports}{shlex.join(command)}\n")
-    (results / "code").unlink(missing_ok=True)
-    last: deque[str] = deque(maxlen=LAST_LINES)
     # In the cache, so that it can have links to files there.
-    with tempfile.TemporaryDirectory(prefix=".run-", dir=cache_root() / "guest") as folder:
-        image, compiled = Path(folder) / "initramfs", Path(folder) / "bytecode"
+    with tempfile.TemporaryDirectory(prefix="run-", dir=cache_root() / "guest") as name:
+        initrd, compiled = Path(name) / "initramfs", Path(name) / "bytecode"
         compiled.mkdir()
         bytecode.lay(compiled)
-        initramfs.write(kernel, image)
+        initramfs.write(kernel, initrd)
+        devices = [
+            *folder("machine", Path("/"), "readonly=on"),
+            *folder("layer", kernel.layer, "readonly=on"),
+            *folder("bytecode", compiled, "readonly=on"),
+            *folder("result", results),
+        ]
+        words = command_line(kernel.image, initrd, [f"guest.start={START}"], devices)
+        return boot(words, results, seconds, show)
+
+
+def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[str], object] = print) -> Result:
+    """Run QEMU until the guest ends, and return the exit status that it wrote into the folder.
+
+    :raises LabError: as ``run_inside``.
+    """
+    (results / "code").unlink(missing_ok=True)
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    try:
         # It ends with this process.
-        words = ["setpriv", "--pdeathsig", "KILL", *command_line(kernel, image, compiled, results, arguments)]
-        try:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ
-            )
-        except FileNotFoundError:
-            raise LabError("setpriv of util-linux is missing on this machine.") from None
-        reader = threading.Thread(target=_read, args=(process.stdout, last, show), daemon=True)
-        reader.start()
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise LabError(f"the guest didn't end within {seconds:.0f} s; it printed last: {_told(last)}") from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            reader.join(timeout=5)
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except FileNotFoundError:
+        raise LabError("setpriv of util-linux is missing on this machine.") from None
+    reader = threading.Thread(target=_read, args=(process.stdout, last, show), daemon=True)
+    reader.start()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        raise LabError(f"the guest didn't end within {seconds:.0f} s; it printed last: {_told(last)}") from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join(timeout=5)
     try:
         return Result(int((results / "code").read_text()), list(last))
     except (FileNotFoundError, ValueError):

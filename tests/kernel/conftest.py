@@ -32,3 +32,14 @@ def machine() -> Iterator[object]:
     machine = Machine()
     yield machine
     machine.clear()
+
+
+@pytest.fixture
+def installed() -> Iterator[str]:
+    """The running kernel's release, installed in /boot: without one the modules take the guest for a container."""
+    release = os.uname().release
+    image = Path("/boot", f"vmlinuz-{release}")
+    image.parent.mkdir(exist_ok=True)
+    image.touch()
+    yield release
+    image.unlink()

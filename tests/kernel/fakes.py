@@ -14,6 +14,7 @@ import io
 import json
 import os
 import subprocess
+import time
 import typing as t
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ A10, H100, T4 = 0x2236, 0x2330, 0x1EB8
 VGA, THREE_D, AUDIO, USB, ETHERNET, SWITCH = 0x030000, 0x030200, 0x040300, 0x0C0330, 0x020000, 0x068000
 # Buses with an IOMMU group of their own, and the two of one group with their ports (lab/guest/machine.py).
 ALONE, TOGETHER = (1, 2, 3, 4), (5, 6)
+# What udev loads for a card and its audio function.
+BY_ALIAS = ("nouveau", "nvidia", "snd_hda_intel")
 # VFIO's requests, of linux/vfio.h.
 GROUP_GET_STATUS, GROUP_SET_CONTAINER, GROUP_GET_DEVICE_FD = 0x3B67, 0x3B68, 0x3B6A
 CONTAINER_SET_IOMMU, TYPE1 = 0x3B66, 1
@@ -97,11 +100,34 @@ class Machine:
     def vfio(self) -> None:
         self.load("vfio-pci")
 
+    @contextlib.contextmanager
+    def udev(self) -> t.Iterator[t.Callable[[], object]]:
+        """Run a udevd, which loads drivers by alias as at boot; yield a function that waits until it is idle."""
+        daemon = subprocess.Popen(["/usr/lib/systemd/systemd-udevd"], stderr=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: Path("/run/udev/control").exists())
+            yield lambda: run("udevadm", "settle", "--timeout=60")
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+            self._loaded += [name for name in BY_ALIAS if is_loaded(name) and name not in self._loaded]
+
     def clear(self) -> None:
         """Remove the cards first, so that no driver is asked for them again."""
         for module in sorted(self._loaded, key=lambda name: name != "fakecards"):
             run("modprobe", "-r", module)
         self._loaded.clear()
+
+
+def is_loaded(module: str) -> bool:
+    return Path("/sys/module", module.replace("-", "_")).exists()
+
+
+def wait_for(condition: t.Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it didn't come true"
+        time.sleep(0.1)
 
 
 def run(*words: str) -> str:
