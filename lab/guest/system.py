@@ -96,7 +96,8 @@ class System:
     def boot(self, script: str, seconds: float = 900, show: Callable[[str], object] = print) -> Path:
         """Boot, run a shell script when udev has settled, and shut down.
 
-        It has this machine's files below /machine, and ``$PYTHONPATH`` for the collection and ansible-core.
+        It has this machine's files below /machine, ``$PYTHONPATH`` for the collection and ansible-core, and in
+        /run/modules-of-initramfs the lines of /proc/modules from before the root's udev began.
 
         :returns: the folder that the script has had as /run/guest.
         :raises LabError: it ended without a result, or the script failed.
