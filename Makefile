@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PLAY := .venv/bin/ansible-playbook
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup pins airgap outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test docs docs-site bench bench-hosts bench-servers bench-allocation build bundle publish release
+.PHONY: help setup pins airgap outdated lab-up lab-down lab-status demo test test-all test-changed lint unit lab-test kernel docs docs-site bench bench-hosts bench-servers bench-allocation build bundle publish release
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 22
@@ -28,7 +28,7 @@ demo: lab-up  ## start the lab and run site.yml, acceptance.yml and inspect.yml
 	@$(PLAY) playbooks/inspect.yml
 	@cat lab/next.txt
 
-test: setup  ## run lint, unit tests and the lab's tests; replaces a lab that is up, and removes it
+test: setup  ## run lint, unit tests, those on a real kernel, and the lab's; replaces a lab that is up, and removes it
 	@$(PY) tests/run.py
 
 test-all: setup  ## run every test: long ones, sanity, molecule and the upgrade of a cluster too (hours)
@@ -37,7 +37,7 @@ test-all: setup  ## run every test: long ones, sanity, molecule and the upgrade 
 test-changed: setup  ## run the unit tests that the changes since main touch, by their imports
 	@$(PY) tests/changed.py
 
-lint unit: setup  ## run one stage of the tests
+lint unit kernel: setup  ## run one stage of the tests
 	@$(PY) tests/run.py $@
 
 lab-test: lab-up  ## run the lab's tests on a lab that is up and that nothing has touched, and keep it

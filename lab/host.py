@@ -30,6 +30,8 @@ PROGRAMS = {
 }
 # For machines of the RPM families only.
 RPM_PROGRAMS = {"rpmbuild": "rpm", "rpmsign": "rpm", "createrepo_c": "createrepo-c"}
+# For the guest with a kernel of its own.
+GUEST_PROGRAMS = {"qemu-system-x86_64": "qemu-system-x86", "make": "make"}
 FILES = {"/usr/include/stdio.h": "libc6-dev"}
 # Every systemd, kubelet and pod takes inotify instances, and all nodes share one user's limit.
 LIMITS = {"fs/inotify/max_user_instances": 2048, "fs/inotify/max_user_watches": 524288}
@@ -38,10 +40,10 @@ _SYSCTL = Path("/proc/sys")
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def missing_packages(need_engine: bool = True, rpm: bool = False) -> list[str]:
+def missing_packages(need_engine: bool = True, rpm: bool = False, guest: bool = False) -> list[str]:
     """List the packages whose programs or files are missing, sorted."""
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
-    programs = PROGRAMS | (RPM_PROGRAMS if rpm else {})
+    programs = PROGRAMS | (RPM_PROGRAMS if rpm else {}) | (GUEST_PROGRAMS if guest else {})
     lacking = {package for program, package in programs.items() if not shutil.which(program, path=path)}
     lacking |= {package for file, package in FILES.items() if not Path(file).exists()}
     if not need_engine and shutil.which("docker", path=path):
@@ -50,7 +52,7 @@ def missing_packages(need_engine: bool = True, rpm: bool = False) -> list[str]:
     return sorted(lacking)
 
 
-def prepare(need_engine: bool = True, rpm: bool = False) -> None:
+def prepare(need_engine: bool = True, rpm: bool = False, guest: bool = False) -> None:
     """Install missing packages.
 
     :raises LabError: not root, or no apt to install them with.
@@ -58,7 +60,7 @@ def prepare(need_engine: bool = True, rpm: bool = False) -> None:
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{SBIN}"
     if os.geteuid() != 0:
         raise LabError("the lab must be run as root: it creates containers, mounts and networks.")
-    lacking = missing_packages(need_engine, rpm)
+    lacking = missing_packages(need_engine, rpm, guest)
     if not lacking:
         return
     if not shutil.which("apt-get"):

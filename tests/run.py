@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run the tests, or some stages of them: lint, unit, lab, molecule, upgrade, oldest.
+"""Run the tests, or some stages of them: lint, unit, kernel, lab, molecule, upgrade, oldest.
 
 Without ``--all`` the tests marked ``long``, ansible-test's sanity, molecule, the upgrade of a cluster and the unit
 tests with the oldest versions are left out.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -30,9 +31,9 @@ from oldest import PYTHON, cache_root, interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-STAGES = ("lint", "unit", "lab", "molecule", "upgrade", "oldest")
+STAGES = ("lint", "unit", "kernel", "lab", "molecule", "upgrade", "oldest")
 # What a run without --all consists of.
-ORDINARY = STAGES[:3]
+ORDINARY = STAGES[:4]
 PRINTING = threading.Lock()
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # System packages and the base system, which many unit tests unpack; the lab takes the same ones from the cache.
@@ -222,6 +223,18 @@ def unit(count: Count, everything: bool, beside: bool) -> None:
     pytest(count, "unit tests", *arguments, yielding=beside)
 
 
+def kernel(count: Count, everything: bool) -> None:
+    """Run tests/kernel in the lab's guest, which has a real kernel; with everything, also what it boots from a disk."""
+    if platform.machine() != "x86_64":
+        print("==> kernel tests: skipped, since the lab's guest is made for amd64", flush=True)
+        count.add(0, 0, 1, [])
+        return
+    chosen = () if everything else ("-m", "not long")
+    pytest(count, "kernel tests", "tests/kernel", "-v", *chosen, program=("python", "-m", "lab.guest"))
+    if everything:
+        pytest(count, "boot tests", "tests/boot", "-v")
+
+
 def oldest(count: Count) -> None:
     if not interpreter():
         print(f"==> the oldest versions: skipped, since this machine has no Python {PYTHON}", flush=True)
@@ -308,7 +321,7 @@ def main() -> int:
     count = Count()
     started = time.monotonic()
     # Most tests wait, so two stages take little longer than the lab's; long ones need the machine for themselves.
-    beside = not everything and "lab" in stages and bool(stages & {"lint", "unit"})
+    beside = not everything and "lab" in stages and bool(stages & {"lint", "unit", "kernel"})
     with ThreadPoolExecutor(max_workers=2) as pool, own_folders():
         sanity = None
         if "unit" in stages:
@@ -323,6 +336,8 @@ def main() -> int:
             if "unit" in stages:
                 check(count, "build the lab's programs", "python", "-c", BUILD)
                 unit(count, everything, beside)
+            if "kernel" in stages:
+                kernel(count, everything)
             if sanity:
                 sanity.result()
 

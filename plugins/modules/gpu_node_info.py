@@ -235,8 +235,22 @@ gpu_node:
         Services that exist, of NVIDIA, of container runtimes, of the kubelet and of automatic upgrades, each with C(active) and C(enabled). The name has
         its suffix where that isn't C(.service).
       type: dict
+    iommu:
+      description: The machine's IOMMU, without which no virtual machine can be given a card.
+      type: dict
+      contains:
+        groups:
+          description: Number of IOMMU groups; V(0) where it is off.
+          type: int
+        table:
+          description: The firmware's description of one, V(DMAR) (Intel), V(IVRS) (AMD), V(IORT) (Arm), V(VIOT) (virtual), or empty.
+          type: str
+        arguments:
+          description: Arguments about it on the running kernel's command line.
+          type: list
+          elements: str
     gpus:
-      description: NVIDIA's display devices on PCI.
+      description: NVIDIA's cards on PCI. Virtual functions of a card are no cards, but part of it.
       type: list
       elements: dict
       contains:
@@ -255,6 +269,9 @@ gpu_node:
         driver:
           description: The kernel driver that it is bound to (V(nvidia), V(nouveau), V(nova_core), V(vfio-pci), ...), or null.
           type: str
+        driver_override:
+          description: The only driver that may take it, such as V(vfio-pci); empty where any may.
+          type: str
         generation:
           description: >-
             V(kepler), V(maxwell), V(pascal), V(volta), V(turing), V(ampere), V(ada), V(hopper), V(blackwell), or V(unknown) for an id that isn't
@@ -265,6 +282,36 @@ gpu_node:
           type: bool
         link:
           description: C(speed), C(width), C(max_speed), C(max_width) in the kernel's words, or null.
+          type: dict
+        iommu_group:
+          description: Number of its IOMMU group; null where the IOMMU is off.
+          type: int
+        group:
+          description: >-
+            The other functions of its IOMMU group, which a virtual machine gets together with it, each with C(address), C(class), C(vendor), C(device),
+            C(driver), and whether it is a C(bridge), which may stay as it is.
+          type: list
+          elements: dict
+        display:
+          description: >-
+            Whether it is the display that firmware uses at C(boot), the C(framebuffers) on it, and its C(connectors) with a screen.
+          type: dict
+        numa_node:
+          description: Number of its NUMA node, or null.
+          type: int
+        reset_methods:
+          description: How the kernel can reset it, the preferred one first (V(flr), V(pm), V(bus), ...).
+          type: list
+          elements: str
+        virtual_functions:
+          description: >-
+            How many it can have in C(total) (V(0) without SR-IOV), and those that are C(enabled), each with C(address), C(driver) and C(iommu_group).
+          type: dict
+        vgpu_host:
+          description: >-
+            vGPUs that it can have and has. C(framework) is V(mdev) (mediated devices), V(vendor) (a type is written into a virtual function) or V(none),
+            by what the driver shows. C(types) have C(id), C(name), and how many more are C(available); with virtual functions that is the number of those
+            that offer it. C(vgpus) have the C(address) of their function, the C(uuid) of a mediated device or null, and the id of their C(type).
           type: dict
     nvswitches:
       description: NVSwitches on PCI, each with C(address), C(device), C(driver).

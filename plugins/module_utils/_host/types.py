@@ -11,6 +11,7 @@ import typing as t
 Word = t.Annotated[str, r"[A-Za-z0-9][A-Za-z0-9._+-]*"]
 Number = t.Annotated[str, r"[A-Za-z0-9 ._+~-]*"]
 Folder = t.Annotated[str, r"/|(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+"]
+PciAddress = t.Annotated[str, r"[0-9a-f]{4,8}(:[0-9a-f]{2}){2}\.[0-7]"]
 
 
 class Distribution(t.TypedDict):
@@ -80,13 +81,12 @@ class PciLink(t.TypedDict):
     max_width: str | None
 
 
-# A display device of NVIDIA on PCI; ``driver`` is the kernel driver it is bound to, ``vgpu``: a hypervisor's slice of a
-# card. "class" is a keyword of Python, so the class syntax can't have it.
+# A card; ``driver`` is what it is bound to, ``vgpu``: a slice of a card. The class syntax can't have "class".
 PciGpu = t.TypedDict(
     "PciGpu",
     {
         "class": str,
-        "address": str,
+        "address": PciAddress,
         "vendor": str,
         "device": str,
         "driver": "str | None",
@@ -115,7 +115,7 @@ class Excluded(t.TypedDict):
 
 
 class NvSwitch(t.TypedDict):
-    address: str
+    address: PciAddress
     device: str
     driver: str | None
 

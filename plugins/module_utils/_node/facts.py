@@ -15,7 +15,7 @@ from .._core.types import JsonObject
 from .._driver import facts as driver
 from .._driver import library, nouveau
 from .._host import facts as host
-from .._host import kernels
+from .._host import iommu, kernels
 from .._host.cached_reader import Once, names, text, whole
 from .._host.system import System
 from .._host.types import MachineOwnerKey, Security
@@ -191,6 +191,7 @@ def observe(
         "mok": mok(system, distribution["id"], checked),
         "reboot_required": host.reboot_required(system),
         "services": host.services(system),
+        "iommu": iommu.observe(system),
         "gpus": gpus,
         "nvswitches": switches,
         "integrated": gpu.integrated(system),

@@ -15,9 +15,11 @@ import re
 
 from .._driver.facts import PCI
 from .._driver.nouveau import module_of
+from .._host import iommu
 from .._host.cached_reader import names, text, whole
 from .._host.system import System
-from .._host.types import DeviceFiles, NvSwitch, PciGpu
+from .._host.types import DeviceFiles, NvSwitch
+from .types import Display, NodeGpu, Vgpu, VgpuHost, VgpuType, VirtualFunctions
 
 UNKNOWN = "unknown"
 
@@ -70,19 +72,27 @@ BRIDGE = "0x0680"
 # In the configuration space of a vGPU: a capability that its maker defines (9), the next one's place, its length, and
 # these letters. Bytes that are no text are read as one character.
 VGPU_CAPABILITY = re.compile("\t.{1,2}VF", re.DOTALL)
+# How the kernel names the links to virtual functions, mediated devices, and what a vGPU manager lists.
+VIRTUAL = re.compile(r"virtfn(\d+)")
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+CREATABLE = re.compile(r"^\s*(\d+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
+FRAMEBUFFER = re.compile(r"fb\d+")
 DEVICE_TREE = "/proc/device-tree"
 # The directories nvidia-caps* hold capabilities.
 NODE = re.compile(r"nvidia(?!-caps).*")
 
 
-def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
-    """Return NVIDIA's display devices and NVSwitches, each with the kernel driver it is bound to."""
-    gpus: list[PciGpu] = []
+def pci(system: System) -> tuple[list[NodeGpu], list[NvSwitch]]:
+    """Return NVIDIA's cards and NVSwitches, each with the kernel driver it is bound to.
+
+    A card's virtual functions are no cards, and belong to it.
+    """
+    gpus: list[NodeGpu] = []
     switches: list[NvSwitch] = []
     for address in names(system, PCI):
         folder = f"{PCI}/{address}"
         vendor, kind = text(system, f"{folder}/vendor"), text(system, f"{folder}/class")
-        if vendor != NVIDIA or not kind.startswith((*DISPLAY, BRIDGE)):
+        if vendor != NVIDIA or not kind.startswith((*DISPLAY, BRIDGE)) or system.link(f"{folder}/physfn"):
             continue
         device = text(system, f"{folder}/device")
         link = system.link(f"{folder}/driver")
@@ -90,6 +100,7 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
         if kind.startswith(BRIDGE):
             switches.append({"address": address, "device": device, "driver": driver})
             continue
+        group, functions = iommu.group_of(system, address), virtual_functions(system, address)
         gpus.append(
             {
                 "address": address,
@@ -97,6 +108,7 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
                 "device": device,
                 "class": kind,
                 "driver": driver,
+                "driver_override": iommu.override_of(system, address),
                 "generation": generation(device),
                 "vgpu": vgpu(whole(system, f"{folder}/config") or ""),
                 "link": {
@@ -105,6 +117,13 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
                     "max_speed": text(system, f"{folder}/max_link_speed") or None,
                     "max_width": text(system, f"{folder}/max_link_width") or None,
                 },
+                "iommu_group": group,
+                "group": iommu.members(system, group, address),
+                "display": display(system, folder),
+                "numa_node": numa_node(text(system, f"{folder}/numa_node")),
+                "reset_methods": text(system, f"{folder}/reset_method").split(),
+                "virtual_functions": functions,
+                "vgpu_host": vgpu_host(system, [address, *(each["address"] for each in functions["enabled"])]),
             }
         )
     return gpus, switches
@@ -113,6 +132,88 @@ def pci(system: System) -> tuple[list[PciGpu], list[NvSwitch]]:
 def vgpu(config: str) -> bool:
     """Return whether a PCI device is a vGPU, by its configuration space."""
     return bool(VGPU_CAPABILITY.search(config))
+
+
+def numa_node(content: str) -> int | None:
+    """Return the number in a device's file ``numa_node``; None on a machine without NUMA, which has -1."""
+    return int(content) if content.isdecimal() else None
+
+
+def display(system: System, folder: str) -> Display:
+    """Return what of a card is a display: a virtual machine that gets it takes the screen away."""
+    cards = [f"{folder}/drm/{card}" for card in names(system, f"{folder}/drm") if card.startswith("card")]
+    frames = [name for place in (folder, *cards) for name in names(system, f"{place}/graphics")]
+    connectors = [(card, name) for card in cards for name in names(system, card) if "-" in name]
+    return {
+        "boot": text(system, f"{folder}/boot_vga") == "1",
+        "framebuffers": [name for name in frames if FRAMEBUFFER.fullmatch(name)],
+        "connectors": [name for card, name in connectors if text(system, f"{card}/{name}/status") == "connected"],
+    }
+
+
+def virtual_functions(system: System, address: str) -> VirtualFunctions:
+    """Return a card's virtual functions in the order of their numbers."""
+    folder = f"{PCI}/{address}"
+    total = text(system, f"{folder}/sriov_totalvfs")
+    if not total.isdecimal():
+        return {"total": 0, "enabled": []}
+    numbers = sorted(int(found.group(1)) for found in map(VIRTUAL.fullmatch, names(system, folder)) if found)
+    links = [(system.link(f"{folder}/virtfn{number}") or "").rpartition("/")[2] for number in numbers]
+    return {
+        "total": int(total),
+        "enabled": [
+            {"address": each, "driver": iommu.driver_of(system, each), "iommu_group": iommu.group_of(system, each)}
+            for each in links
+            if each
+        ],
+    }
+
+
+def vgpu_host(system: System, addresses: list[str]) -> VgpuHost:
+    """Return which vGPUs a card can have, and has, by what its driver shows, whatever kernel and release it is.
+
+    :param addresses: the card's and those of its virtual functions.
+    """
+    found: VgpuHost = {"framework": "none", "types": [], "vgpus": []}
+    types: dict[str, VgpuType] = {}
+    for address in addresses:
+        for framework, offered, vgpus in (_mediated(system, address), _vendor(system, address)):
+            if framework:
+                found["framework"] = framework
+            found["vgpus"] += vgpus
+            for each in offered:
+                known = types.setdefault(each["id"], {**each, "available": 0})
+                known["available"] += each["available"]
+    found["types"] = list(types.values())
+    return found
+
+
+def _mediated(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
+    """Return the framework if a function is a parent of mediated devices, with its types and devices."""
+    folder = f"{PCI}/{address}"
+    types: list[VgpuType] = []
+    for name in names(system, f"{folder}/mdev_supported_types"):
+        place = f"{folder}/mdev_supported_types/{name}"
+        left = text(system, f"{place}/available_instances")
+        available = int(left) if left.isdecimal() else 0
+        types.append({"id": name, "name": text(system, f"{place}/name"), "available": available})
+    if not types:
+        return "", [], []
+    made = [name for name in names(system, folder) if UUID.fullmatch(name)]
+    kinds = [(system.link(f"{folder}/{uuid}/mdev_type") or "").rpartition("/")[2] for uuid in made]
+    return "mdev", types, [{"address": address, "uuid": uuid, "type": kind} for uuid, kind in zip(made, kinds) if kind]
+
+
+def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
+    """Return the framework if a function takes the number of a type, with the types that it takes now."""
+    folder = f"{PCI}/{address}/nvidia"
+    current = text(system, f"{folder}/current_vgpu_type")
+    if not current.isdecimal():
+        return "", [], []
+    rows = CREATABLE.findall(text(system, f"{folder}/creatable_vgpu_types"))
+    types: list[VgpuType] = [{"id": number, "name": name, "available": 1} for number, name in rows]
+    vgpus: list[Vgpu] = [{"address": address, "uuid": None, "type": current}] if int(current) else []
+    return "vendor", types, vgpus
 
 
 def integrated(system: System) -> str:

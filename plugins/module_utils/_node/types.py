@@ -12,6 +12,7 @@ import typing as t
 from .._boot.types import Boot
 from .._core.errors import ShareError
 from .._driver.types import DkmsModule, Driver, KernelLog, Maintenance, Nouveau
+from .._host.iommu import GroupMember, Iommu
 from .._host.types import (
     Cgroup,
     DeviceFiles,
@@ -19,6 +20,7 @@ from .._host.types import (
     Kernel,
     MachineOwnerKey,
     NvSwitch,
+    PciAddress,
     PciGpu,
     PythonInterpreter,
     Security,
@@ -115,6 +117,69 @@ class BaselineSection(_BaselineHeader, total=False):
     snapshot: Snapshot | None
 
 
+# Of a mediated device, and of a type of vGPUs: nvidia-590 or 590.
+Uuid = t.Annotated[str, r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"]
+VgpuTypeId = t.Annotated[str, r"[A-Za-z0-9_-]+"]
+
+
+class Display(t.TypedDict):
+    """``boot``: the firmware's; ``framebuffers`` and ``connectors`` (with a screen): those that a driver has made."""
+
+    boot: bool
+    framebuffers: list[str]
+    connectors: list[str]
+
+
+class VirtualFunction(t.TypedDict):
+    address: PciAddress
+    driver: str | None
+    iommu_group: int | None
+
+
+class VirtualFunctions(t.TypedDict):
+    """``total`` is how many the card can have."""
+
+    total: int
+    enabled: list[VirtualFunction]
+
+
+class VgpuType(t.TypedDict):
+    """``available``: how many more the kernel offers; on virtual functions, how many of these offer it."""
+
+    id: VgpuTypeId
+    name: str
+    available: int
+
+
+class Vgpu(t.TypedDict):
+    """A vGPU that exists; ``address`` is the function that it is on, ``uuid`` None unless it is a mediated device."""
+
+    address: PciAddress
+    uuid: Uuid | None
+    type: VgpuTypeId
+
+
+class VgpuHost(t.TypedDict):
+    """vGPUs that a card can have and has; ``framework`` is mdev, vendor, or none."""
+
+    framework: t.Annotated[str, "mdev|vendor|none"]
+    types: list[VgpuType]
+    vgpus: list[Vgpu]
+
+
+class NodeGpu(PciGpu):
+    """A card, with what decides whether a virtual machine can have it; ``group``: the others of its IOMMU group."""
+
+    driver_override: str
+    iommu_group: int | None
+    group: list[GroupMember]
+    display: Display
+    numa_node: int | None
+    reset_methods: list[str]
+    virtual_functions: VirtualFunctions
+    vgpu_host: VgpuHost
+
+
 class GpuNode(t.TypedDict):
     """One machine as ``gpu_node_info`` returns it; ``secure_boot`` is None without UEFI."""
 
@@ -127,7 +192,8 @@ class GpuNode(t.TypedDict):
     mok: MachineOwnerKey
     reboot_required: bool
     services: dict[str, Service]
-    gpus: list[PciGpu]
+    iommu: Iommu
+    gpus: list[NodeGpu]
     nvswitches: list[NvSwitch]
     integrated: str
     nouveau: Nouveau

@@ -86,6 +86,25 @@ def test_another_shape_is_one_sentence(node, path, value, sentence):
     assert sentence in said and "\n" not in said and len(said) < 500
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"address": "../../../etc"}, "gpus[0].address is '../../../etc', which doesn't have the form"),
+        ({"group": [{"address": "0000:01:00.0/../.."}]}, "gpus[0].group[0]"),
+        ({"iommu_group": "12"}, "gpus[0].iommu_group is text, not int"),
+        ({"vgpu_host": {"framework": "xen", "types": [], "vgpus": []}}, "gpus[0].vgpu_host.framework is 'xen', which"),
+        (
+            {"vgpu_host": {"framework": "mdev", "types": [{"id": "../x", "name": "", "available": 1}], "vgpus": []}},
+            "gpus[0].vgpu_host.types[0].id is '../x', which",
+        ),
+    ],
+)
+def test_what_paths_are_made_of_has_its_form(node, changes, sentence):
+    changed = copy.deepcopy(node)
+    changed["gpus"][0].update(changes)
+    assert sentence in observations.problem("gpu_node_info", {"gpu_node": changed})
+
+
 def test_a_missing_section_is_named(node):
     assert "gpu_node has no kernel" in observations.problem(
         "control_plane_info", {"gpu_node": {key: value for key, value in node.items() if key != "kernel"}}

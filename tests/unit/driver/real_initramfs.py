@@ -17,16 +17,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from limited import without_limit
 
 from lab.aptsources import read_machine
+from lab.guest.system import PACKAGES, unpack
 from lab.paths import cache_root, made_once
 from lab.rootfs import BASE_PACKAGES, rootfs
 from lab.shell import LabError, run
 
-# Added to the small system: both tools with their dependencies; no package scripts are run.
-PACKAGES = (
-    *("initramfs-tools", "initramfs-tools-core", "klibc-utils", "libklibc", "busybox", "linux-base", "logsave"),
-    *("dracut-core", "kpartx", "dmsetup", "libdevmapper1.02.1", "libaio1", "liburcu8"),
-    *("cpio", "kmod", "libkmod2", "udev", "libudev1", "zstd"),
-)
 # The modules of a small image, so that both tools are quick.
 MODULES = ("kernel/fs/ext4", "kernel/fs/jbd2", "kernel/fs/mbcache.ko", "kernel/drivers/virtio", "kernel/drivers/block")
 UNWANTED = ("usr/share/locale", "usr/share/doc", "usr/lib/python3", "usr/share/python3", "usr/lib/python3.11")
@@ -77,9 +72,7 @@ def _make(folder: Path, system: Path, releases: Sequence[str]) -> None:
     wanted = [*PACKAGES, *(f"linux-image-{release}" for release in releases)]
     run(["apt-get", "download", "-o", "APT::Sandbox::User=root", *wanted], cwd=str(debs))
     for deb in sorted(debs.iterdir()):
-        # dpkg -x would put a folder where the tree has a link.
-        script = 'dpkg-deb --fsys-tarfile "$1" | tar -C "$2" -x --keep-directory-symlink'
-        run(["sh", "-c", script, "sh", str(deb), str(root)])
+        unpack(deb, root)
     for name in UNWANTED:
         shutil.rmtree(root / name, ignore_errors=True)
     for release in releases:

@@ -1,0 +1,103 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Observe a machine's IOMMU: whether it is on, and which PCI functions it can't tell apart.
+
+A virtual machine is given whole groups: the kernel lets nobody use a function while another driver than VFIO's has a
+function of its group, bridges left aside.
+"""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+from .cached_reader import names, text
+from .system import System
+from .types import PciAddress
+
+PCI = "/sys/bus/pci/devices"
+GROUPS = "/sys/kernel/iommu_groups"
+TABLES = "/sys/firmware/acpi/tables"
+# The firmware's descriptions of an IOMMU: Intel's, AMD's, Arm's, and a virtual one's.
+KNOWN_TABLES = ("DMAR", "IVRS", "IORT", "VIOT")
+ARGUMENT = re.compile(r"(?:intel_|amd_)?iommu(?:\.\w+)?=\S+")
+# PCI to PCI bridges, and those to the processor; no driver of theirs moves data by itself.
+BRIDGES = ("0x0604", "0x0600")
+# What sysfs prints for a function without one.
+NO_OVERRIDE = "(null)"
+
+
+class Iommu(t.TypedDict):
+    """``groups`` is their number, 0 where it is off; ``table`` the firmware's (DMAR, IVRS, IORT, VIOT or empty).
+
+    ``arguments`` are those of the running kernel's command line that are about it.
+    """
+
+    groups: int
+    table: str
+    arguments: list[str]
+
+
+# Another function of a card's IOMMU group. "class" is a keyword of Python, so the class syntax can't have it.
+GroupMember = t.TypedDict(
+    "GroupMember",
+    {
+        "class": str,
+        "address": PciAddress,
+        "vendor": str,
+        "device": str,
+        "driver": "str | None",
+        "bridge": bool,
+    },
+)
+
+
+def observe(system: System) -> Iommu:
+    """Return whether the kernel has groups, and why not."""
+    tables = names(system, TABLES)
+    return {
+        "groups": len(names(system, GROUPS)),
+        "table": next((table for table in KNOWN_TABLES if table in tables), ""),
+        "arguments": [word for word in text(system, "/proc/cmdline").split() if ARGUMENT.fullmatch(word)],
+    }
+
+
+def group_of(system: System, address: str) -> int | None:
+    """Return the number of a function's group; None without an IOMMU."""
+    name = (system.link(f"{PCI}/{address}/iommu_group") or "").rpartition("/")[2]
+    return int(name) if name.isdecimal() else None
+
+
+def members(system: System, group: int | None, but: str) -> list[GroupMember]:
+    """Return the other functions of a group, by address.
+
+    :param but: the address of the function that is asked for.
+    """
+    if group is None:
+        return []
+    return [member(system, address) for address in names(system, f"{GROUPS}/{group}/devices") if address != but]
+
+
+def member(system: System, address: str) -> GroupMember:
+    """Return what decides whether a function may stay as it is while its group is given away."""
+    kind = text(system, f"{PCI}/{address}/class")
+    return {
+        "address": address,
+        "class": kind,
+        "vendor": text(system, f"{PCI}/{address}/vendor"),
+        "device": text(system, f"{PCI}/{address}/device"),
+        "driver": driver_of(system, address),
+        "bridge": kind.startswith(BRIDGES),
+    }
+
+
+def driver_of(system: System, address: str) -> str | None:
+    """Return the name of the driver that a function is bound to, as sysfs has it."""
+    return (system.link(f"{PCI}/{address}/driver") or "").rpartition("/")[2] or None
+
+
+def override_of(system: System, address: str) -> str:
+    """Return the driver that alone may take a function; empty where any may."""
+    value = text(system, f"{PCI}/{address}/driver_override")
+    return "" if value == NO_OVERRIDE else value
