@@ -1,0 +1,121 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Observe a machine's cards for virtual machines: functions, record, files, images, and what holds the cards."""
+
+from __future__ import annotations
+
+import re
+import typing as t
+
+from .._driver import nvidia_smi
+from .._driver.nouveau import boot_read_only, image_content, listed, tool_of
+from .._driver.types import Card
+from .._host.cached_reader import text
+from .._host.facts import distribution, kernel
+from .._host.system import System
+from .._kubelet.source import KubeletSource
+from . import files
+from .functions import DRIVERS, functions, proc_information
+from .holds import holds
+from .kernel import Kernel
+from .model import PENDING, RECORD, Function, Hold, Image, Record, State, module_of, parse_record
+
+# Written by the GPU Operator's validator where all cards of the node have a VFIO driver, and removed with it.
+OPERATOR = "/run/nvidia/validations/vfio-pci-ready"
+FABRIC = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+
+
+def observe(system: System, kernel_calls: Kernel, kubelet: KubeletSource | None = None) -> State:
+    """Return the machine's state.
+
+    :param kubelet: None: what holds the cards isn't asked.
+    :raises ShareError: the record can't be read.
+    """
+    linux, own = distribution(system), kernel(system)
+    seen = functions(system, own["release"])
+    record_text = system.read(RECORD)
+    record = parse_record(record_text) if record_text is not None else Record()
+    uuids, names, cards = _identities(system, seen)
+    tool = tool_of(linux["family"], system.exists)
+    texts = {path: system.read(path) for path in files.PATHS}
+    # Listing an image takes seconds: without our files there is nothing of ours in it.
+    ours = record_text is not None or any(content is not None for content in texts.values())
+    images = _images(system, linux["family"], tool, own["installed"], texts[files.RULE] or "", ours)
+    held: list[Hold] = []
+    if kubelet is not None:
+        held = holds(system, kubelet, list(seen.values()), uuids, cards)
+    groups = {one.group for one in seen.values() if one.vfio and one.group}
+    return State(
+        family=linux["family"],
+        container=not own["installed"],
+        functions=seen,
+        uuids=uuids,
+        names=names,
+        record=record,
+        pending=system.exists(PENDING),
+        files=texts,
+        tool=tool,
+        images=tuple(images),
+        boot_free=system.free_bytes("/boot") if images else None,
+        boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
+        holds=tuple(held),
+        owner=OPERATOR if system.exists(OPERATOR) else "",
+        fabric_mode=_fabric_mode(system) if any(one.switch for one in seen.values()) else "",
+        loadable=frozenset(one.driver for one in record.functions if _loadable(system, one.driver, one.module)),
+        viable={group: kernel_calls.viable(group) for group in sorted(groups)},
+    )
+
+
+def _identities(
+    system: System, seen: t.Mapping[str, Function]
+) -> tuple[dict[str, str], dict[str, str], t.Sequence[Card]]:
+    """Return UUIDs and names of the cards that NVIDIA's driver has, by address, and nvidia-smi's list."""
+    on_nvidia = [address for address, one in seen.items() if one.card and one.driver == "nvidia"]
+    if not on_nvidia:
+        return {}, {}, []
+    provider = nvidia_smi.find(system)
+    command = (provider.smi, provider.program) if provider else ((nvidia_smi.SMI,), nvidia_smi.SMI)
+    cards = nvidia_smi.ask(system, *command)["cards"]
+    uuids = {address: proc_information(system, address)[0] for address in on_nvidia}
+    uuids.update({card["address"]: card["uuid"].lower() for card in cards})
+    return (
+        {address: uuid for address, uuid in uuids.items() if uuid and address in on_nvidia},
+        {card["address"]: card["name"] for card in cards},
+        cards,
+    )
+
+
+def _images(
+    system: System, family: str, tool: str | None, installed: t.Sequence[str], rule: str, ours: bool
+) -> list[Image]:
+    """Return each installed kernel's image; what is in it only where it may contain something of ours."""
+    images = []
+    wanted = sorted({module_of(name) for name in re.findall(r'driver_override\}="([^"]+)"', rule)})
+    for image in listed(system, family, installed, files.PATHS):
+        built_in = text(system, f"/lib/modules/{image.release}/modules.builtin").replace("-", "_")
+        needed = [name for name in wanted if f"/{name}.ko" not in built_in]
+        inside = image_content(system, tool, image.path, files.RULE, needed) if tool and ours else None
+        images.append(
+            Image(
+                path=image.path,
+                release=image.release,
+                size=image.size,
+                newer=image.newer,
+                kept=image.kept,
+                inside=inside.blacklist if inside is not None else (False if not ours else None),
+                lacking=inside.lacking if inside is not None else (),
+            )
+        )
+    return images
+
+
+def _fabric_mode(system: System) -> str:
+    match = re.search(r"^\s*FABRIC_MODE\s*=\s*(\d+)", text(system, FABRIC), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _loadable(system: System, driver: str, module: str) -> bool:
+    if not driver or system.exists(f"{DRIVERS}/{driver}"):
+        return True
+    return bool(module) and system.run(["modprobe", "-n", "-q", module], timeout=30).rc == 0
