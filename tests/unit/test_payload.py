@@ -53,6 +53,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "nouveau": (15, 73),
     "nvml_info": (12, 82),
     "openshift_scheduler": (20, 158),
+    "pci_binding": (39, 255),
     "pinned_packages": (25, 168),
     "service_account_kubeconfig": (11, 63),
     "setup_record": (12, 74),

@@ -18,21 +18,12 @@ from .._host.system import System
 from .._kubelet.source import KubeletSource
 from . import files, messages
 from .functions import DRIVERS, PCI, driver_name, override
+from .holds import holds
 from .kernel import Kernel
 from .model import PENDING, RECORD, Before, FileBefore, Options, Record, State, module_of
 from .observe import observe
-from .plan import (
-    Bind,
-    EndTransaction,
-    ForgetRecord,
-    GiveBack,
-    PutRecord,
-    Rebuild,
-    make_plan,
-    problems,
-    reboot_required,
-    wanted,
-)
+from .plan import Bind, EndTransaction, ForgetRecord, GiveBack, PutRecord, Rebuild, make_plan
+from .report import problems, report
 
 PROBE = "/sys/bus/pci/drivers_probe"
 
@@ -51,7 +42,13 @@ class PassthroughReconciler:
         self._kubelet = kubelet
 
     def observe(self) -> State:
-        return observe(self._system, self._kernel, self._kubelet)
+        state = observe(self._system)
+        groups = sorted({one.group for one in state.functions.values() if one.vfio and one.group})
+        return dataclasses.replace(
+            state,
+            holds=tuple(holds(self._system, self._kubelet, state)),
+            viable={group: self._kernel.viable(group) for group in groups},
+        )
 
     def plan(self, state: State) -> core_plan.Plan:
         return make_plan(self._options, state)
@@ -120,7 +117,7 @@ class PassthroughReconciler:
             self._system.write(RECORD, record.text(), 0o600)
 
     def _forget(self, addresses: t.Sequence[str]) -> None:
-        record = observe(self._system, self._kernel).record
+        record = observe(self._system).record
         left = tuple(one for one in record.functions if one.address not in addresses)
         if left:
             self._write_record(dataclasses.replace(record, functions=left))
@@ -220,30 +217,6 @@ class PassthroughReconciler:
 
 def _error(kind: type[ShareError], **row: t.Any) -> ShareError:
     return kind(messages.sentence(row), **row)
-
-
-def report(options: Options, state: State) -> JsonObject:
-    """Return the module's result beside ``changed`` and ``diff``."""
-    want = wanted(options, state)
-    return {
-        "reboot_required": reboot_required(options, state),
-        "busy": [{**hold.row(), "text": messages.sentence(hold.row())} for hold in want.busy],
-        "cards": [
-            {
-                "address": address,
-                "uuid": state.uuids.get(address) or (getattr(state.record.of(address), "uuid", "")),
-                "device": f"{state.functions[address].vendor}:{state.functions[address].device}",
-                "driver": state.functions[address].driver,
-                "wanted": want.targets[address],
-                "iommu_group": state.functions[address].group,
-                "viable": state.viable.get(state.functions[address].group),
-                "functions": sorted(
-                    other for other in want.targets if state.functions[other].group == state.functions[address].group
-                ),
-            }
-            for address in want.cards
-        ],
-    }
 
 
 def work(options: Options, check: bool, system: System, kernel: Kernel, kubelet: KubeletSource) -> JsonObject:

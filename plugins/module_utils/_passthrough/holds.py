@@ -11,7 +11,6 @@ import typing as t
 
 from .._core.errors import BadInput
 from .._core.types import JsonObject
-from .._driver.types import Card
 from .._host import open_devices
 from .._host.cached_reader import names, whole
 from .._host.system import System
@@ -20,7 +19,7 @@ from .._kubelet.root import running_root
 from .._kubelet.source import KubeletSource
 from .._kubelet.types import KubeletDevices
 from .functions import PCI, proc_information
-from .model import Function, Hold
+from .model import Function, Hold, State
 
 DCGM = ("nv-hostengine", "dcgm-exporter", "dcgmi")
 PERSISTENCED = "nvidia-persiste"
@@ -33,30 +32,20 @@ MAPPED = r"/dev/(?:nvidia\d+|dri/\w+)"
 CARD_ID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def holds(
-    system: System,
-    kubelet: KubeletSource,
-    functions: t.Sequence[Function],
-    uuids: t.Mapping[str, str],
-    cards: t.Sequence[Card],
-) -> list[Hold]:
-    """Return all that holds these functions.
-
-    :param functions: those that have a driver are examined.
-    :param uuids: of the cards, by address.
-    :param cards: as nvidia-smi lists them.
-    """
-    bound = [one for one in functions if one.driver]
+def holds(system: System, kubelet: KubeletSource, state: State) -> list[Hold]:
+    """Return all that holds functions that have a driver."""
+    bound = [one for one in state.functions.values() if one.driver]
     if not bound:
         return []
     users = open_devices.users(system, lambda path: path.startswith(WANTED), MAPPED)
     found = [hold for one in bound for user in users for hold in _by_process(system, one, user)]
-    on_nvidia = [one for one in bound if one.card and one.driver == "nvidia"]
+    on_nvidia = [one for one in bound if one.address in state.persistence]
     if on_nvidia:
-        found += _by_pods(system, kubelet, on_nvidia, uuids)
-    found += [hold for one in on_nvidia for hold in _by_persistence(one, cards)]
-    found += [Hold("console", one.address, {}) for one in bound if one.console]
-    return found
+        found += _by_pods(system, kubelet, on_nvidia, state.uuids)
+    for address, mode in state.persistence.items():
+        if mode is not False:
+            found.append(Hold("persistence_mode" if mode else "persistence_unknown", address, {}))
+    return found + [Hold("console", one.address, {}) for one in bound if one.console]
 
 
 def _by_process(system: System, function: Function, user: JsonObject) -> t.Iterator[Hold]:
@@ -101,12 +90,6 @@ def own_paths(system: System, function: Function) -> t.Pattern[str]:
     if function.switch:
         patterns.append(r"/dev/nvidia-nvswitch.*")
     return re.compile("|".join(patterns) or "(?!)")
-
-
-def _by_persistence(function: Function, cards: t.Sequence[Card]) -> t.Iterator[Hold]:
-    mode = next((card["persistence"] for card in cards if card["address"] == function.address), None)
-    if mode is not False:
-        yield Hold("persistence_mode" if mode else "persistence_unknown", function.address, {})
 
 
 def _by_pods(

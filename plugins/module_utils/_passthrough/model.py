@@ -265,6 +265,7 @@ class State:
     :param container: it has its host's devices.
     :param functions: NVIDIA's and all of their groups, by address.
     :param uuids: of cards that the driver has, by address; ``names`` likewise.
+    :param persistence: whether cards that the driver has are in persistence mode, by address; None where unknown.
     :param pending: a run was interrupted while it replaced files.
     :param files: the text of each file that may be written; None where there is none.
     :param tool: of the images; None without one.
@@ -281,6 +282,7 @@ class State:
     functions: t.Mapping[str, Function]
     uuids: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
     names: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    persistence: t.Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
     record: Record = dataclasses.field(default_factory=Record)
     pending: bool = False
     files: t.Mapping[str, str | None] = dataclasses.field(default_factory=dict)

@@ -14,76 +14,63 @@ from .._driver.types import Card
 from .._host.cached_reader import text
 from .._host.facts import distribution, kernel
 from .._host.system import System
-from .._kubelet.source import KubeletSource
 from . import files
 from .functions import DRIVERS, functions, proc_information
-from .holds import holds
-from .kernel import Kernel
-from .model import PENDING, RECORD, Function, Hold, Image, Record, State, module_of, parse_record
+from .model import PENDING, RECORD, Function, Image, Record, State, module_of, parse_record
 
 # Written by the GPU Operator's validator where all cards of the node have a VFIO driver, and removed with it.
 OPERATOR = "/run/nvidia/validations/vfio-pci-ready"
 FABRIC = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 
 
-def observe(system: System, kernel_calls: Kernel, kubelet: KubeletSource | None = None) -> State:
-    """Return the machine's state.
+def observe(system: System, images: bool = True) -> State:
+    """Return the machine's state, without what holds its cards and without VFIO's answers about groups.
 
-    :param kubelet: None: what holds the cards isn't asked.
+    :param images: list the images also where nothing of this role is on the machine.
     :raises ShareError: the record can't be read.
     """
     linux, own = distribution(system), kernel(system)
     seen = functions(system, own["release"])
     record_text = system.read(RECORD)
     record = parse_record(record_text) if record_text is not None else Record()
-    uuids, names, cards = _identities(system, seen)
+    cards = _listed(system, seen)
+    uuids = {address: proc_information(system, address)[0] for address in cards}
+    uuids.update({address: card["uuid"].lower() for address, card in cards.items() if card is not None})
     tool = tool_of(linux["family"], system.exists)
     texts = {path: system.read(path) for path in files.PATHS}
     # Listing an image takes seconds: without our files there is nothing of ours in it.
     ours = record_text is not None or any(content is not None for content in texts.values())
-    images = _images(system, linux["family"], tool, own["installed"], texts[files.RULE] or "", ours)
-    held: list[Hold] = []
-    if kubelet is not None:
-        held = holds(system, kubelet, list(seen.values()), uuids, cards)
-    groups = {one.group for one in seen.values() if one.vfio and one.group}
+    kernels = own["installed"] if ours or images else []
+    listed_images = _images(system, linux["family"], tool, kernels, texts[files.RULE] or "", ours)
     return State(
         family=linux["family"],
         container=not own["installed"],
         functions=seen,
-        uuids=uuids,
-        names=names,
+        uuids={address: uuid for address, uuid in uuids.items() if uuid},
+        names={address: card["name"] for address, card in cards.items() if card is not None},
+        persistence={address: card["persistence"] if card is not None else None for address, card in cards.items()},
         record=record,
         pending=system.exists(PENDING),
         files=texts,
         tool=tool,
-        images=tuple(images),
-        boot_free=system.free_bytes("/boot") if images else None,
-        boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
-        holds=tuple(held),
+        images=tuple(listed_images),
+        boot_free=system.free_bytes("/boot") if listed_images else None,
+        boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if listed_images else False,
         owner=OPERATOR if system.exists(OPERATOR) else "",
         fabric_mode=_fabric_mode(system) if any(one.switch for one in seen.values()) else "",
         loadable=frozenset(one.driver for one in record.functions if _loadable(system, one.driver, one.module)),
-        viable={group: kernel_calls.viable(group) for group in sorted(groups)},
     )
 
 
-def _identities(
-    system: System, seen: t.Mapping[str, Function]
-) -> tuple[dict[str, str], dict[str, str], t.Sequence[Card]]:
-    """Return UUIDs and names of the cards that NVIDIA's driver has, by address, and nvidia-smi's list."""
+def _listed(system: System, seen: t.Mapping[str, Function]) -> dict[str, Card | None]:
+    """Return each card that NVIDIA's driver has, by address, as nvidia-smi lists it; None where it doesn't."""
     on_nvidia = [address for address, one in seen.items() if one.card and one.driver == "nvidia"]
     if not on_nvidia:
-        return {}, {}, []
+        return {}
     provider = nvidia_smi.find(system)
     command = (provider.smi, provider.program) if provider else ((nvidia_smi.SMI,), nvidia_smi.SMI)
-    cards = nvidia_smi.ask(system, *command)["cards"]
-    uuids = {address: proc_information(system, address)[0] for address in on_nvidia}
-    uuids.update({card["address"]: card["uuid"].lower() for card in cards})
-    return (
-        {address: uuid for address, uuid in uuids.items() if uuid and address in on_nvidia},
-        {card["address"]: card["name"] for card in cards},
-        cards,
-    )
+    cards = {card["address"]: card for card in nvidia_smi.ask(system, *command)["cards"]}
+    return {address: cards.get(address) for address in on_nvidia}
 
 
 def _images(

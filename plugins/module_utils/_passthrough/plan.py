@@ -80,7 +80,7 @@ class Wanted:
     busy: tuple[Hold, ...] = ()
 
 
-def _row(code: str, **fields: t.Any) -> JsonObject:
+def row(code: str, **fields: t.Any) -> JsonObject:
     return {"code": code, **fields}
 
 
@@ -90,13 +90,13 @@ def wanted(options: Options, state: State) -> Wanted:
         return _unwanted(options, state)
     refusals: list[JsonObject] = []
     if state.container:
-        return Wanted({}, (), (_row("container"),))
+        return Wanted({}, (), (row("container"),))
     if state.owner and options.state == "present":
-        refusals.append(_row("owned", path=state.owner))
+        refusals.append(row("owned", path=state.owner))
     cards, unknown = _chosen(options, state)
     refusals += unknown
     if not cards and not refusals:
-        refusals.append(_row("no_cards"))
+        refusals.append(row("no_cards"))
     refusals += _switches(options, state, cards)
     if options.with_switches and cards:
         cards += [one for _address, one in sorted(state.functions.items()) if one.switch]
@@ -127,9 +127,9 @@ def wanted(options: Options, state: State) -> Wanted:
 
 def _unique(rows: t.Iterable[JsonObject]) -> tuple[JsonObject, ...]:
     unique: list[JsonObject] = []
-    for row in rows:
-        if row not in unique:
-            unique.append(row)
+    for one in rows:
+        if one not in unique:
+            unique.append(one)
     return tuple(unique)
 
 
@@ -138,7 +138,7 @@ def _unwanted(options: Options, state: State) -> Wanted:
         return Wanted({}, ())
     refusals, busy = _leaving(options, state, {})
     if state.container:
-        refusals.append(_row("container"))
+        refusals.append(row("container"))
     return Wanted({}, (), _unique(refusals), tuple(busy))
 
 
@@ -168,15 +168,15 @@ def _chosen(options: Options, state: State) -> tuple[list[Function], list[JsonOb
         one = state.functions.get(address)
         recorded = state.record.of(address)
         if not address:
-            refusals.append(_row("unknown_uuid", uuid=entry))
+            refusals.append(row("unknown_uuid", uuid=entry))
         elif recorded is not None and (one is None or not _same(recorded, one)):
             refusals.append(_moved(recorded, one))
         elif one is not None and one.physical:
-            refusals.append(_row("virtual_function", address=address, physical=one.physical))
+            refusals.append(row("virtual_function", address=address, physical=one.physical))
         elif one is None or not one.card:
-            refusals.append(_row("unknown_card", address=address))
+            refusals.append(row("unknown_card", address=address))
         elif excluded[address]:
-            refusals.append(_row("excluded", address=address, entry=excluded[address]))
+            refusals.append(row("excluded", address=address, entry=excluded[address]))
         elif one not in cards:
             cards.append(one)
     return cards, refusals
@@ -188,7 +188,7 @@ def _same(before: Before, one: Function) -> bool:
 
 def _moved(before: Before, one: Function | None) -> JsonObject:
     found = f"{one.vendor}:{one.device}" if one is not None else "nothing"
-    return _row("moved", address=before.address, recorded=f"{before.vendor}:{before.device}", found=found)
+    return row("moved", address=before.address, recorded=f"{before.vendor}:{before.device}", found=found)
 
 
 def _elsewhere(state: State) -> t.Iterator[JsonObject]:
@@ -197,7 +197,7 @@ def _elsewhere(state: State) -> t.Iterator[JsonObject]:
     for before in state.record.functions:
         address = by_uuid.get(before.uuid, before.address)
         if address != before.address:
-            yield _row("elsewhere", address=address, uuid=before.uuid, recorded=before.address)
+            yield row("elsewhere", address=address, uuid=before.uuid, recorded=before.address)
 
 
 def _alone(options: Options, state: State, one: Function) -> t.Iterator[JsonObject]:
@@ -206,17 +206,17 @@ def _alone(options: Options, state: State, one: Function) -> t.Iterator[JsonObje
     if recorded is not None and not _same(recorded, one):
         yield _moved(recorded, one)
     if not one.group:
-        yield _row("no_iommu", address=one.address)
+        yield row("no_iommu", address=one.address)
     if (one.boot_display or one.console) and not one.vfio and not options.allow_display:
-        yield _row("display", address=one.address)
+        yield row("display", address=one.address)
     if one.virtual:
-        yield _row("virtual_functions", address=one.address, count=one.virtual)
+        yield row("virtual_functions", address=one.address, count=one.virtual)
     if one.mdevs:
-        yield _row("mdevs", address=one.address, uuids=list(one.mdevs))
+        yield row("mdevs", address=one.address, uuids=list(one.mdevs))
 
 
 def _foreign(one: Function, member: Function) -> JsonObject:
-    return _row(
+    return row(
         "foreign_endpoint",
         address=one.address,
         group=one.group,
@@ -234,9 +234,9 @@ def _switches(options: Options, state: State, cards: t.Sequence[Function]) -> t.
     if options.with_switches:
         for address, one in sorted(state.functions.items()):
             if one.card and address not in chosen:
-                yield _row("nvswitch_partial", address=address)
+                yield row("nvswitch_partial", address=address)
     elif state.fabric_mode != "1":
-        yield _row("nvswitch_mode", address=cards[0].address, mode=state.fabric_mode)
+        yield row("nvswitch_mode", address=cards[0].address, mode=state.fabric_mode)
 
 
 def _to_give_back(state: State, targets: t.Mapping[str, str]) -> list[Before]:
@@ -386,25 +386,3 @@ def reboot_required(options: Options, state: State) -> bool:
     want = wanted(options, state)
     late = any(state.functions[address].driver != driver for address, driver in want.targets.items())
     return late or bool(_to_give_back(state, want.targets))
-
-
-def problems(options: Options, state: State) -> list[JsonObject]:
-    """Return what the proof lacks: of functions that have to be bound now, codes with fields."""
-    want = wanted(options, state)
-    waiting = {state.functions[hold.address].group for hold in want.busy}
-    rows = []
-    for address, driver in sorted(want.targets.items()):
-        one = state.functions[address]
-        late = options.state == "present" and (not options.live or one.group in waiting)
-        if one.driver != driver and late:
-            continue
-        if one.driver != driver and not (options.state == "external" and one.vfio):
-            rows.append(_row("not_bound", address=address, found=one.driver, wanted=driver))
-            continue
-        if options.state == "present" and one.override != driver:
-            rows.append(_row("override", address=address, found=one.override, wanted=driver))
-        if not one.nodes:
-            rows.append(_row("no_node", address=address))
-        if state.viable.get(one.group) is False and one.card:
-            rows.append(_row("not_viable", address=address, group=one.group))
-    return rows

@@ -60,7 +60,10 @@ FAULTS = {
     ("initramfs-tools", "can't be read"): ("/etc/initramfs/post-update.d/zz", 'truncate -s 9000 "$2"\n'),
     ("initramfs-tools", "didn't change "): ("/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n"),
     ("dracut", "failed: "): ("/etc/dracut.conf.d/zz.conf", 'compress="head -c 9000"\n'),
-    ("dracut", "doesn't contain /etc/modprobe.d/blacklist-nouveau.conf"): ("/etc/dracut.conf.d/zz.conf", 'install_items=""\n'),
+    ("dracut", "doesn't contain /etc/modprobe.d/blacklist-nouveau.conf"): (
+        "/etc/dracut.conf.d/zz.conf",
+        'install_items=""\n',
+    ),
 }
 
 

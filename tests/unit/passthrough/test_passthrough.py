@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import json
 import re
+import typing as t
 
 import pytest
+from action_plugins import act
+from ansible_collections.kubegpu.share.plugins.action import pci_binding
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files, messages
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.functions import ALIAS, best_driver
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import Written
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import RECORD, options_of
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from node_fakes import killed_at_every_step
 from pci_machine import (
     ALIASES,
@@ -462,6 +468,37 @@ def test_the_variant_with_the_fewest_wildcards():
 def test_bad_options_are_named(given, said):
     with pytest.raises(BadInput, match=re.escape(said)):
         Machine().bind(**given)
+
+
+def test_the_controller_plans_from_facts_as_the_node_does(monkeypatch):
+    machine = Machine()
+    machine.present(CARD)
+    facts = {
+        "distribution": {"family": "debian"},
+        "kernel": {"installed": ["6.1"]},
+        "passthrough": json.loads(json.dumps(passthrough_facts.facts(machine))),
+    }
+    result, executed = act(pci_binding, {"cards": [CARD], "observed": facts}, monkeypatch)
+    assert (result["changed"], result["reboot_required"], executed) == (False, False, [])
+    assert [card["functions"] for card in result["cards"]] == [[CARD, AUDIO]]
+    assert act(pci_binding, {"cards": [CARD, TWIN], "observed": facts}, monkeypatch)[1] == [{"cards": [CARD, TWIN]}]
+    assert act(pci_binding, {"state": "absent", "observed": facts}, monkeypatch)[1] == [{"state": "absent"}]
+    proven = {"state": "external", "cards": [CARD]}
+    assert act(pci_binding, {**proven, "observed": facts}, monkeypatch)[1] == [proven]
+    machine.files[RECORD] = "{"
+    assert passthrough_facts.facts(machine) is None
+    unread = {**facts, "passthrough": None}
+    assert act(pci_binding, {"cards": [CARD], "observed": unread}, monkeypatch)[1] == [{"cards": [CARD]}]
+    with pytest.raises(ShareError, match=re.escape(RECORD)):
+        machine.present(CARD)
+
+
+def test_the_facts_have_the_promised_types():
+    machine = Machine()
+    machine.present(CARD)
+    node = t.get_type_hints(GpuNode, include_extras=True)["passthrough"]
+    promised = observations._check(node)
+    promised(json.loads(json.dumps(passthrough_facts.facts(machine))), "passthrough", observations._Budget())
 
 
 def test_options_are_written_as_the_kernel_writes_them():
