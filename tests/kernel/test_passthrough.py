@@ -35,6 +35,8 @@ TWIN, TWIN_AUDIO = "0000:02:00.0", "0000:02:00.1"
 RULE = Path("/etc/udev/rules.d/10-kubegpu-vfio.rules")
 RECORD = Path("/var/lib/kubegpu-share/passthrough.json")
 SMI = Path("/usr/bin/nvidia-smi")
+# The address of a card that the simulated driver doesn't give up.
+KEPT = Path("/sys/module/nvidia/parameters/kept")
 # What the role reads of nvidia-smi: whether a card is in persistence mode. Here none says that it is.
 SMI_TEXT = """\
 #!/bin/sh
@@ -57,6 +59,7 @@ def host(machine):
     machine.plug(*with_audio(ALONE[0]), *with_audio(ALONE[1]))
     machine.driver()
     yield machine
+    KEPT.write_text("")
     for address in (CARD, AUDIO, TWIN, TWIN_AUDIO):
         if (DEVICES / address).exists():
             write(DEVICES / address / "driver_override", "\n")
@@ -136,8 +139,7 @@ def test_a_card_that_a_process_has_open_is_refused(host):
 
 
 def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host):
-    kept = Path("/sys/module/nvidia/parameters/kept")
-    kept.write_text(CARD)
+    KEPT.write_text(CARD)
     began = time.monotonic()
     with pytest.raises(Failed) as error:
         module("pci_binding", cards=[CARD], seconds=2)
@@ -146,7 +148,7 @@ def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host
     assert (found["code"], found["address"], found["driver"]) == ("unbind_timeout", CARD, "nvidia")
     assert Path(f"/proc/{found['pid']}").exists()
     assert driver_of(AUDIO) == "snd_hda_intel"
-    kept.write_text("")
+    KEPT.write_text("")
     # Its wait looks again when any card is closed.
     open("/dev/nvidia1", "rb").close()
     for _second in range(30):

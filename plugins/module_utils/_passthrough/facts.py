@@ -96,14 +96,16 @@ def _row(one: Function | Image) -> dict[str, t.Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(one).items()}
 
 
+def _tuples(row: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
 def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
     """Return the machine's state by its facts, without what holds its cards.
 
     :raises ShareError: the record can't be read.
     """
-    functions = [
-        Function(**{**row, "mdevs": tuple(row["mdevs"]), "nodes": tuple(row["nodes"])}) for row in seen["functions"]
-    ]
+    functions = [Function(**_tuples(row)) for row in seen["functions"]]
     return State(
         family=family,
         container=container,
@@ -115,7 +117,7 @@ def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
         pending=seen["pending"],
         files=seen["files"],
         tool=seen["tool"],
-        images=tuple(Image(**{**row, "lacking": tuple(row["lacking"])}) for row in seen["images"]),
+        images=tuple(Image(**_tuples(row)) for row in seen["images"]),
         boot_free=seen["boot_free"],
         boot_read_only=seen["boot_read_only"],
         owner=seen["owner"],
