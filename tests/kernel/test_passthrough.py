@@ -15,6 +15,7 @@ from fakes import (
     DEVICES,
     ETHERNET,
     INTEL,
+    THREE_D,
     TOGETHER,
     Failed,
     Function,
@@ -48,6 +49,11 @@ done
 """
 
 
+def cards() -> list[Function]:
+    """Two cards of one model with audio functions: 3D controllers, since a VGA one would be the guest's display."""
+    return [*with_audio(ALONE[0], kind=THREE_D), *with_audio(ALONE[1], kind=THREE_D)]
+
+
 @pytest.fixture
 def host(machine):
     """The guest with two cards of one model on their drivers, and with a kernel that is installed."""
@@ -56,7 +62,7 @@ def host(machine):
     SMI.write_text(SMI_TEXT)
     SMI.chmod(0o755)
     run("modprobe", "snd_hda_intel")
-    machine.plug(*with_audio(ALONE[0]), *with_audio(ALONE[1]))
+    machine.plug(*cards())
     machine.driver()
     yield machine
     KEPT.write_text("")
@@ -126,6 +132,17 @@ def test_a_group_with_another_makers_function_is_refused(machine):
     [refusal] = refusals(cards=[first])
     assert (refusal["code"], refusal["address"], refusal["foreign"]) == ("foreign_endpoint", first, other)
     kernel.unlink()
+
+
+def test_the_only_vga_card_is_the_display(host):
+    host.clear()
+    host.plug(*with_audio(ALONE[0]))
+    host.driver()
+    assert (DEVICES / CARD / "boot_vga").read_text() == "1\n"
+    assert refusals(cards=[CARD]) == [{"code": "display", "address": CARD}]
+    assert module("pci_binding", cards=[CARD], allow_display=True)["changed"]
+    module("pci_binding", state="absent")
+    assert drivers()[:2] == BEFORE[:2]
 
 
 def test_a_card_that_a_process_has_open_is_refused(host):
@@ -209,7 +226,7 @@ def test_the_rule_binds_a_card_whose_driver_was_loaded_before(udevd):
         run("udevadm", "control", "--reload")
         udevd.driver()
         udevd.vfio()
-        udevd.plug(*with_audio(ALONE[0]), *with_audio(ALONE[1]))
+        udevd.plug(*cards())
         settle()
         return drivers()
 

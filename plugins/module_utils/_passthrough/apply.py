@@ -14,10 +14,11 @@ from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._driver.nouveau_apply import Image
 from .._host.file_transaction import FileTransaction, Replacement
+from .._host.iommu import PCI, override_of
 from .._host.system import System
 from .._kubelet.source import KubeletSource
 from . import files, messages
-from .functions import DRIVERS, PCI, driver_name, override
+from .functions import DRIVERS, driver_name
 from .holds import holds
 from .kernel import Kernel
 from .model import PENDING, RECORD, Before, FileBefore, Options, Record, State, module_of
@@ -180,7 +181,7 @@ class PassthroughReconciler:
             left = driver_name(self._system, address)
             if exact and left != before.driver:
                 raise _error(NotInEffect, code="not_bound", address=address, found=left, wanted=before.driver)
-        if override(self._system, address) != before.override:
+        if override_of(self._system, address) != before.override:
             self._put(address, "driver_override", before.override + "\n")
 
     def _unbind(self, address: str, driver: str) -> None:

@@ -10,19 +10,17 @@ import re
 import typing as t
 
 from .._driver.library import PROC
+from .._host import iommu
 from .._host.cached_reader import names, text, whole
+from .._host.iommu import GROUPS, PCI
 from .._host.system import System, target
 from .model import GENERIC, NVIDIA, Function, driver_of
 
-PCI = "/sys/bus/pci/devices"
-GROUPS = "/sys/kernel/iommu_groups"
 DRIVERS = "/sys/bus/pci/drivers"
 MDEVS = "/sys/bus/mdev/devices"
 GRAPHICS = "/sys/class/graphics"
 CONSOLES = "/sys/class/vtconsole"
 VFIO = "/dev/vfio"
-# What sysfs prints for a function without one.
-NO_OVERRIDE = "(null)"
 ALIAS = re.compile(r"^alias (vfio_pci:\S+) (\S+)$", re.MULTILINE)
 
 
@@ -46,23 +44,18 @@ def functions(system: System, release: str) -> dict[str, Function]:
 
 def group_of(system: System, address: str) -> str:
     """Return the number of a function's IOMMU group; empty without one."""
-    return (system.link(f"{PCI}/{address}/iommu_group") or "").rpartition("/")[2]
+    number = iommu.group_of(system, address)
+    return "" if number is None else str(number)
 
 
 def driver_name(system: System, address: str) -> str:
     """Return the name of a function's driver; empty without one."""
-    return (system.link(f"{PCI}/{address}/driver") or "").rpartition("/")[2]
+    return iommu.driver_of(system, address) or ""
 
 
 def driver_module(system: System, driver: str) -> str:
     """Return the module of a driver on PCI; empty for one that is built in."""
     return (system.link(f"{DRIVERS}/{driver}/module") or "").rpartition("/")[2] if driver else ""
-
-
-def override(system: System, address: str) -> str:
-    """Return the driver that alone may have a function; empty without one."""
-    value = text(system, f"{PCI}/{address}/driver_override")
-    return "" if value == NO_OVERRIDE else value
 
 
 def _function(
@@ -82,7 +75,7 @@ def _function(
         kind=text(system, f"{folder}/class"),
         driver=driver,
         module=driver_module(system, driver),
-        override=override(system, address),
+        override=iommu.override_of(system, address),
         group=group,
         boot_display=text(system, f"{folder}/boot_vga") == "1",
         console=f"/{address}/" in consoles,

@@ -13,12 +13,13 @@ from .._core.errors import BadInput
 from .._core.types import JsonObject
 from .._host import open_devices
 from .._host.cached_reader import names, whole
+from .._host.iommu import PCI
 from .._host.system import System
 from .._kubelet.devices import RESOURCES, collect
 from .._kubelet.root import running_root
 from .._kubelet.source import KubeletSource
 from .._kubelet.types import KubeletDevices
-from .functions import PCI, proc_information
+from .functions import proc_information
 from .model import Function, Hold, State
 
 DCGM = ("nv-hostengine", "dcgm-exporter", "dcgmi")

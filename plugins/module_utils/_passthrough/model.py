@@ -13,13 +13,12 @@ import typing as t
 from .._contracts import card_exclusion
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
+from .._host.iommu import BRIDGES
 
 NVIDIA = "0x10de"
 # VGA and 3D controllers, and NVSwitches.
 DISPLAY = ("0x0300", "0x0302")
 SWITCH = "0x0680"
-# A PCI-to-PCI bridge has no DMA of its own, and a host bridge no driver: the kernel doesn't count them in a group.
-BRIDGES = ("0x0604", "0x0600")
 # The name of the module is vfio_pci; those of its variants are the names of their drivers.
 GENERIC = "vfio-pci"
 DRIVER = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
