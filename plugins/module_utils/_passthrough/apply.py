@@ -21,8 +21,8 @@ from . import files, messages
 from .functions import DRIVERS, driver_name
 from .holds import holds
 from .kernel import Kernel
-from .model import PENDING, RECORD, Before, FileBefore, Options, Record, State, module_of
-from .observe import observe
+from .model import PENDING, RECORD, Before, FileBefore, Options, Record, State, module_of, parse_record
+from .observe import host, observe
 from .plan import Bind, EndTransaction, ForgetRecord, GiveBack, PutRecord, Rebuild, make_plan
 from .report import problems, report
 
@@ -41,15 +41,19 @@ class PassthroughReconciler:
         self._system = system
         self._kernel = kernel
         self._kubelet = kubelet
+        self._host = host(system)
+        # Of the last observation.
+        self.state = State(self._host.family, False, {})
 
     def observe(self) -> State:
-        state = observe(self._system)
+        state = observe(self._system, self._host)
         groups = sorted({one.group for one in state.functions.values() if one.vfio and one.group})
-        return dataclasses.replace(
+        self.state = dataclasses.replace(
             state,
             holds=tuple(holds(self._system, self._kubelet, state)),
             viable={group: self._kernel.viable(group) for group in groups},
         )
+        return self.state
 
     def plan(self, state: State) -> core_plan.Plan:
         return make_plan(self._options, state)
@@ -118,7 +122,7 @@ class PassthroughReconciler:
             self._system.write(RECORD, record.text(), 0o600)
 
     def _forget(self, addresses: t.Sequence[str]) -> None:
-        record = observe(self._system).record
+        record = parse_record(self._system.read(RECORD) or Record().text())
         left = tuple(one for one in record.functions if one.address not in addresses)
         if left:
             self._write_record(dataclasses.replace(record, functions=left))
@@ -228,7 +232,7 @@ def work(options: Options, check: bool, system: System, kernel: Kernel, kubelet:
     """
     reconciler = PassthroughReconciler(options, system, kernel, kubelet)
     result = core_plan.run(reconciler, check)
-    state = reconciler.observe()
+    state = reconciler.state
     result.update(report(options, state))
     lacking = problems(options, state) if not check or options.state == "external" else []
     if lacking:

@@ -11,7 +11,7 @@ import typing as t
 from .._core.errors import ShareError
 from .._host.system import System
 from .model import RECORD, Function, Image, Record, State, parse_record
-from .observe import observe
+from .observe import host, observe
 
 
 class FunctionFacts(t.TypedDict):
@@ -71,7 +71,7 @@ class PassthroughFacts(t.TypedDict):
 def facts(system: System) -> PassthroughFacts | None:
     """Return the section; None where the record can't be read, which the module reports."""
     try:
-        state = observe(system, images=False)
+        state = observe(system, host(system), images=False)
     except ShareError:
         return None
     return {

@@ -11,7 +11,7 @@ import typing as t
 
 from .._driver.library import PROC
 from .._host import iommu
-from .._host.cached_reader import names, text, whole
+from .._host.cached_reader import names, text
 from .._host.iommu import GROUPS, PCI
 from .._host.system import System, target
 from .model import GENERIC, NVIDIA, Function, driver_of
@@ -24,19 +24,18 @@ VFIO = "/dev/vfio"
 ALIAS = re.compile(r"^alias (vfio_pci:\S+) (\S+)$", re.MULTILINE)
 
 
-def functions(system: System, release: str) -> dict[str, Function]:
+def functions(system: System, variants: t.Sequence[tuple[str, str]]) -> dict[str, Function]:
     """Return NVIDIA's functions and all of their IOMMU groups, by address.
 
-    :param release: of the running kernel.
+    :param variants: of VFIO's driver, as ``best_driver`` takes them.
     """
     own = [name for name in names(system, PCI) if text(system, f"{PCI}/{name}/vendor") == NVIDIA]
     groups = {group_of(system, name) for name in own} - {""}
     members = {name for group in groups for name in names(system, f"{GROUPS}/{group}/devices")}
-    aliases = ALIAS.findall(whole(system, f"/lib/modules/{release}/modules.alias") or "") if own else []
     consoles = _consoles(system) if own else ""
     devices = {name: target(system, f"{MDEVS}/{name}") for name in names(system, MDEVS)} if own else {}
     return {
-        name: _function(system, name, aliases, consoles, devices)
+        name: _function(system, name, variants, consoles, devices)
         for name in sorted({*own, *members})
         if system.exists(f"{PCI}/{name}")
     }

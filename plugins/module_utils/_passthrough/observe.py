@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing as t
 
 from .._driver import nvidia_smi
 from .._driver.nouveau import boot_read_only, image_content, listed, tool_of
 from .._driver.types import Card
-from .._host.cached_reader import text
-from .._host.facts import distribution, kernel
+from .._host.cached_reader import text, whole
+from .._host.facts import distribution, installed_kernels, running
 from .._host.system import System
 from . import files
-from .functions import DRIVERS, functions, proc_information
+from .functions import ALIAS, DRIVERS, functions, proc_information
 from .model import PENDING, RECORD, Function, Image, Record, State, module_of, parse_record
 
 # Written by the GPU Operator's validator where all cards of the node have a VFIO driver, and removed with it.
@@ -23,28 +24,46 @@ OPERATOR = "/run/nvidia/validations/vfio-pci-ready"
 FABRIC = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 
 
-def observe(system: System, images: bool = True) -> State:
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What doesn't change during a run.
+
+    :param installed: releases of the kernels that this machine boots; none in a container.
+    :param variants: the modules of VFIO's variants by the functions that they know.
+    """
+
+    family: str
+    installed: tuple[str, ...]
+    variants: tuple[tuple[str, str], ...]
+
+
+def host(system: System) -> Host:
+    """Return what doesn't change during a run."""
+    variants = ALIAS.findall(whole(system, f"/lib/modules/{running(system)}/modules.alias") or "")
+    return Host(distribution(system)["family"], tuple(installed_kernels(system)), tuple(variants))
+
+
+def observe(system: System, about: Host, images: bool = True) -> State:
     """Return the machine's state, without what holds its cards and without VFIO's answers about groups.
 
     :param images: list the images also where nothing of this role is on the machine.
     :raises ShareError: the record can't be read.
     """
-    linux, own = distribution(system), kernel(system)
-    seen = functions(system, own["release"])
+    seen = functions(system, about.variants)
     record_text = system.read(RECORD)
     record = parse_record(record_text) if record_text is not None else Record()
     cards = _listed(system, seen)
     uuids = {address: proc_information(system, address)[0] for address in cards}
     uuids.update({address: card["uuid"].lower() for address, card in cards.items() if card is not None})
-    tool = tool_of(linux["family"], system.exists)
+    tool = tool_of(about.family, system.exists)
     texts = {path: system.read(path) for path in files.PATHS}
     # Listing an image takes seconds: without our files there is nothing of ours in it.
     ours = record_text is not None or any(content is not None for content in texts.values())
-    kernels = own["installed"] if ours or images else []
-    listed_images = _images(system, linux["family"], tool, kernels, texts[files.RULE] or "", ours)
+    kernels = about.installed if ours or images else ()
+    listed_images = _images(system, about.family, tool, kernels, texts[files.RULE] or "", ours)
     return State(
-        family=linux["family"],
-        container=not own["installed"],
+        family=about.family,
+        container=not about.installed,
         functions=seen,
         uuids={address: uuid for address, uuid in uuids.items() if uuid},
         names={address: card["name"] for address, card in cards.items() if card is not None},
