@@ -43,7 +43,8 @@ SMI_TEXT = """\
 #!/bin/sh
 index=0
 for card in /sys/bus/pci/drivers/nvidia/0000:*; do
-  echo "$index, GPU-$index-0000, NVIDIA A10, 23028, 0000${card##*/}, 580.178.04, Disabled, [N/A], [N/A]"
+  address=${card##*/}
+  echo "$index, GPU-$address, NVIDIA A10, 23028, 0000$address, 580.178.04, Disabled, [N/A], [N/A]"
   index=$((index + 1))
 done
 """
@@ -65,7 +66,7 @@ def host(machine):
     machine.plug(*cards())
     machine.driver()
     yield machine
-    KEPT.write_text("")
+    KEPT.write_text("\n")
     for address in (CARD, AUDIO, TWIN, TWIN_AUDIO):
         if (DEVICES / address).exists():
             write(DEVICES / address / "driver_override", "\n")
@@ -147,11 +148,10 @@ def test_the_only_vga_card_is_the_display(host):
 
 def test_a_card_that_a_process_has_open_is_refused(host):
     with open("/dev/nvidia0", "rb"):
-        [refusal] = refusals(cards=[CARD])
-        assert (refusal["code"], refusal["address"], refusal["pid"]) == ("held_by_process", CARD, os.getpid())
-        assert drivers() == BEFORE
-        assert module("pci_binding", cards=[TWIN])["changed"]
-    assert module("pci_binding", state="absent")["changed"]
+        # The simulated driver doesn't tell which file is whose card's: then each is taken for it.
+        for address in (CARD, TWIN):
+            [refusal] = refusals(cards=[address])
+            assert (refusal["code"], refusal["address"], refusal["pid"]) == ("held_by_process", address, os.getpid())
     assert drivers() == BEFORE
 
 
@@ -165,7 +165,7 @@ def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host
     assert (found["code"], found["address"], found["driver"]) == ("unbind_timeout", CARD, "nvidia")
     assert Path(f"/proc/{found['pid']}").exists()
     assert driver_of(AUDIO) == "snd_hda_intel"
-    KEPT.write_text("")
+    KEPT.write_text("\n")
     # Its wait looks again when any card is closed.
     open("/dev/nvidia1", "rb").close()
     for _second in range(30):
