@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import stat
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,18 @@ def host(machine):
     for path in (kernel, SMI, RULE, Path("/etc/modprobe.d/kubegpu-vfio.conf")):
         path.unlink(missing_ok=True)
     shutil.rmtree(RECORD.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def opened(minor: int) -> Iterator[None]:
+    """Have the file of a card open, which the driver's own tools make, not the kernel."""
+    path = f"/dev/nvidia{minor}"
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(195, minor))
+    try:
+        with open(path, "rb"):
+            yield
+    finally:
+        os.unlink(path)
 
 
 def override_of(address: str) -> str:
@@ -147,7 +162,7 @@ def test_the_only_vga_card_is_the_display(host):
 
 
 def test_a_card_that_a_process_has_open_is_refused(host):
-    with open("/dev/nvidia0", "rb"):
+    with opened(0):
         # The simulated driver doesn't tell which file is whose card's: then each is taken for it.
         for address in (CARD, TWIN):
             [refusal] = refusals(cards=[address])
@@ -166,8 +181,6 @@ def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host
     assert Path(f"/proc/{found['pid']}").exists()
     assert driver_of(AUDIO) == "snd_hda_intel"
     KEPT.write_text("\n")
-    # Its wait looks again when any card is closed.
-    open("/dev/nvidia1", "rb").close()
     for _second in range(30):
         if driver_of(CARD) is None:
             break
@@ -215,19 +228,23 @@ def udevd(host):
 
 
 def test_the_rule_binds_a_card_whose_driver_was_loaded_before(udevd):
-    """The kernel binds nothing when a module is loaded that is there already; the rule's last command makes it look."""
+    """As at boot, when udev sees the cards before their drivers are loaded.
+
+    The kernel binds nothing when a module is loaded that is there already; the rule's last command makes it look.
+    """
     module("pci_binding", cards=[CARD], live=False)
     assert drivers() == BEFORE
     rule = RULE.read_text()
 
     def plugged_in_again(text: str) -> list[str | None]:
         udevd.clear()
+        run("modprobe", "-r", "snd_hda_intel")
         RULE.write_text(text)
         run("udevadm", "control", "--reload")
-        udevd.driver()
         udevd.vfio()
         udevd.plug(*cards())
         settle()
+        udevd.driver()
         return drivers()
 
     without = "".join(line.partition(", RUN+=")[0] + "\n" for line in rule.splitlines())
