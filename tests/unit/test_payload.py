@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "image_build": (8, 40),
     "image_import": (14, 108),
     "kernel_arguments": (19, 122),
-    "kernel_driver": (10, 46),
+    "kernel_driver": (10, 47),
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 59),
     "kubelet_devices_info": (14, 97),
