@@ -22,7 +22,7 @@ LEVELS = {
         ("_host", "_nvml", "_kubelet", "_documents"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime", "_mirrors", "_boot"),
-        ("_images", "_allocation", "_kubevirt", "_openshift"),
+        ("_images", "_allocation", "_kubevirt", "_openshift", "_passthrough"),
         ("_node", "_e2e"),
         ("_hami", "_nvidia", "_scheduler", "_vgpu"),
         ("_backends",),
@@ -69,6 +69,7 @@ ADAPTERS = frozenset(
         "module_utils/_nvml/worker",
         "module_utils/_nvml/binding",
         "module_utils/_nvml/host",
+        "module_utils/_passthrough/kernel",
         "module_utils/_report/outcome",
         "module_utils/_vgpu/restore",
     )

@@ -320,6 +320,25 @@ gpu_node:
     integrated:
       description: The model of a Jetson, whose integrated GPU isn't on PCI and has no memory of its own; empty for other machines.
       type: str
+    passthrough:
+      description: >-
+        What M(kubegpu.share.pci_binding) plans from; null where its record can't be read. Its form may change at any time.
+      type: dict
+      contains:
+        functions: {description: NVIDIA's functions on PCI and all of their IOMMU groups., type: list, elements: dict}
+        uuids: {description: UUIDs of the cards that NVIDIA's driver has, by PCI address., type: dict}
+        names: {description: "Their names, by PCI address.", type: dict}
+        persistence: {description: "Whether they are in persistence mode, by PCI address.", type: dict}
+        record: {description: The text of the role's record; null without one., type: str}
+        pending: {description: Whether a run was interrupted while it replaced files., type: bool}
+        files: {description: "The role's files by path, null for those that aren't there.", type: dict}
+        tool: {description: What builds the initramfs., type: str}
+        images: {description: The initramfs images where the role has written something., type: list, elements: dict}
+        boot_free: {description: Bytes free in C(/boot)., type: int}
+        boot_read_only: {description: Whether C(/boot) is mounted read-only., type: bool}
+        owner: {description: The file that shows that the GPU Operator's vfio-manager binds the cards., type: str}
+        fabric_mode: {description: FABRIC_MODE of the fabric manager's configuration., type: str}
+        loadable: {description: Recorded drivers that are still there., type: list, elements: str}
     nouveau:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict

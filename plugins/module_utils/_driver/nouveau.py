@@ -61,11 +61,15 @@ SMALLEST = 4
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What an image contains; ``nouveau``: nouveau or nova."""
+    """What an image contains; ``nouveau``: nouveau or nova, ``blacklist``: the file that was searched.
+
+    :param lacking: of the modules that were searched, those that it doesn't contain.
+    """
 
     init: bool
     nouveau: bool
     blacklist: bool
+    lacking: tuple[str, ...] = ()
 
 
 def tool_of(family: str, exists: t.Callable[[str], bool]) -> str | None:
@@ -88,10 +92,11 @@ def image_of(family: str, release: str) -> str:
     return f"/boot/{'initrd' if family == 'suse' else 'initrd.img'}-{release}"
 
 
-def content(text: str, file: str) -> Content:
+def content(text: str, file: str, modules: t.Sequence[str] = ()) -> Content:
     """Parse the output of lsinitramfs (names only) or lsinitrd (as ls -l).
 
-    :param file: the modprobe.d file to search.
+    :param file: the file to search.
+    :param modules: the kernel modules to search.
     """
 
     def has(name: str) -> bool:
@@ -101,14 +106,20 @@ def content(text: str, file: str) -> Content:
         init=has("init"),
         nouveau=re.search(r"/(?:nouveau|nova[-_]core)\.ko(?:\.\w+)?$", text, re.MULTILINE) is not None,
         blacklist=has(re.escape(file.lstrip("/"))),
+        lacking=tuple(name for name in modules if not re.search(_module_file(name), text, re.MULTILINE)),
     )
 
 
-def image_error(old_bytes: int, new_bytes: int, inside: Content | None, blacklist: bool) -> str:
+def _module_file(name: str) -> str:
+    """Return a regular expression of a module's file; blanks of its name are one or the other."""
+    return "/" + re.sub("[-_]", "[-_]", name) + r"\.ko(?:\.\w+)?$"
+
+
+def image_error(old_bytes: int, new_bytes: int, inside: Content | None, file: str) -> str:
     """Return why a new image can't replace the old one; empty where it can.
 
     :param inside: None where the lister can't read the image.
-    :param blacklist: whether it must contain the file.
+    :param file: the file that it must contain, with the modules that were searched; empty for none.
     """
     if inside is None:
         return "can't be read"
@@ -116,8 +127,10 @@ def image_error(old_bytes: int, new_bytes: int, inside: Content | None, blacklis
         return f"has {new_bytes} bytes where the old one has {old_bytes}"
     if not inside.init:
         return "contains no init"
-    if blacklist and not inside.blacklist:
-        return "doesn't contain the blacklist"
+    if file and not inside.blacklist:
+        return f"doesn't contain {file}"
+    if file and inside.lacking:
+        return f"doesn't contain module {inside.lacking[0]}"
     return ""
 
 
@@ -214,20 +227,35 @@ def _shows_framebuffer(system: System, name: str) -> bool:
     return "frame buffer" in kind and bound.strip() == "1"
 
 
-def image_content(system: System, tool: str, path: str, file: str) -> Content | None:
+def image_content(system: System, tool: str, path: str, file: str, modules: t.Sequence[str] = ()) -> Content | None:
     """Return an image's content; None where the tool's lister can't read it.
 
     :param system: the machine with the image.
     :param tool: of the images.
     :param path: of the image.
-    :param file: the modprobe.d file to search.
+    :param file: the file to search.
+    :param modules: the kernel modules to search.
     """
     done = system.run([LISTERS[tool], path], timeout=120)
-    return content(done.out, file) if done.rc == 0 else None
+    return content(done.out, file, modules) if done.rc == 0 else None
 
 
-def _images(system: System, family: str, tool: str | None, installed: t.Sequence[str]) -> list[InitramfsImage]:
-    """Return each installed kernel's image, and whether it contains the current file."""
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """One kernel's image; ``newer``: it is as new as the files that it is made from."""
+
+    path: str
+    release: str
+    size: int
+    newer: bool
+    kept: bool
+
+
+def listed(system: System, family: str, installed: t.Sequence[str], files: t.Sequence[str]) -> list[Listed]:
+    """Return each installed kernel's image.
+
+    :param files: what it is made from; those that don't exist don't count.
+    """
     if family not in FAMILIES:
         return []
     # A rescue kernel has its modules only in its image, which can't be rebuilt.
@@ -236,25 +264,32 @@ def _images(system: System, family: str, tool: str | None, installed: t.Sequence
     if not paths:
         return []
     # The command reports missing files and continues.
-    done = system.run(["stat", "-c", "%.9Y %s %n", PATH, *paths])
+    done = system.run(["stat", "-c", "%.9Y %s %n", *files, *paths])
     rows = [line.split(" ", 2) for line in done.out.splitlines()]
     written = {path: float(when) for when, _size, path in rows}
     sizes = {path: int(size) for _when, size, path in rows}
-    since = written.get(PATH, 0.0)
+    since = max((written.get(file, 0.0) for file in files), default=0.0)
+    return [
+        Listed(path, release, sizes[path], written[path] >= since, system.exists(KEPT + release))
+        for path, release in paths.items()
+        if path in sizes
+    ]
+
+
+def _images(system: System, family: str, tool: str | None, installed: t.Sequence[str]) -> list[InitramfsImage]:
+    """Return each installed kernel's image, and whether it contains the current file."""
     images: list[InitramfsImage] = []
-    for path, release in paths.items():
-        if path not in sizes:
-            continue
-        inside = image_content(system, tool, path, PATH) if tool is not None else None
+    for image in listed(system, family, installed, [PATH]):
+        inside = image_content(system, tool, image.path, PATH) if tool is not None else None
         images.append(
             {
-                "path": path,
-                "release": release,
-                "bytes": sizes[path],
-                "newer": written[path] >= since,
+                "path": image.path,
+                "release": image.release,
+                "bytes": image.size,
+                "newer": image.newer,
                 "nouveau": inside.nouveau if inside is not None else None,
                 "blacklist": inside.blacklist if inside is not None else None,
-                "kept": system.exists(KEPT + release),
+                "kept": image.kept,
             }
         )
     return images

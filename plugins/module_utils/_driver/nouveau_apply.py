@@ -8,6 +8,8 @@ It reads the sections ``nouveau``, ``kernel`` and ``distribution`` of ``gpu_node
 
 from __future__ import annotations
 
+import typing as t
+
 from .._core import plan as core_plan
 from .._core.errors import ShareError
 from .._core.types import JsonObject
@@ -32,17 +34,28 @@ SECONDS = 1800
 class Image:
     """One kernel's image.
 
-    :param file: the modprobe.d file that is the reason of the rebuild.
+    :param file: the file that is the reason of the rebuild.
     :param inside: whether the new one must contain it.
+    :param modules: the kernel modules that it must contain with it.
     """
 
-    def __init__(self, system: System, tool: str, path: str, release: str, file: str, inside: bool) -> None:
+    def __init__(
+        self,
+        system: System,
+        tool: str,
+        path: str,
+        release: str,
+        file: str,
+        inside: bool,
+        modules: t.Sequence[str] = (),
+    ) -> None:
         self._system = system
         self._tool = tool
         self._path = path
         self._release = release
         self._file = file
         self._inside = inside
+        self._modules = modules
 
     def rebuild(self) -> None:
         """Rebuild the image, or leave the old one in its place.
@@ -108,8 +121,8 @@ class Image:
         (inode, size), (_inode, old_size) = self._stat(new), self._stat(old)
         if inode == before:
             return f"{' '.join(self._command())} didn't change {self._path} ({_last(done)})"
-        content = image_content(self._system, self._tool, new, self._file)
-        reason = image_error(old_size, size, content, self._inside)
+        content = image_content(self._system, self._tool, new, self._file, self._modules)
+        reason = image_error(old_size, size, content, self._file if self._inside else "")
         return reason and f"the new {self._path} {reason}"
 
     def _command(self) -> list[str]:

@@ -98,9 +98,7 @@ def python() -> PythonInterpreter:
 
 def kernel(system: System) -> Kernel:
     """Return the running kernel and the installed ones; a container has none installed."""
-    release = text(system, "/proc/sys/kernel/osrelease")
-    matches = [KERNELS.fullmatch(name) for name in names(system, "/boot")]
-    installed = [match.group(1) for match in matches if match and not NO_KERNEL.match(match.group(1))]
+    release, installed = running(system), installed_kernels(system)
     return {
         "release": release,
         "installed": installed,
@@ -111,6 +109,17 @@ def kernel(system: System) -> Kernel:
         },
         "command_line": text(system, "/proc/cmdline"),
     }
+
+
+def running(system: System) -> str:
+    """Return the release of the running kernel."""
+    return text(system, "/proc/sys/kernel/osrelease")
+
+
+def installed_kernels(system: System) -> list[str]:
+    """Return the releases in /boot; none in a container."""
+    matches = [KERNELS.fullmatch(name) for name in names(system, "/boot")]
+    return [match.group(1) for match in matches if match and not NO_KERNEL.match(match.group(1))]
 
 
 def headers(system: System, release: str) -> bool:

@@ -22,6 +22,7 @@ from .._host.types import MachineOwnerKey, Security
 from .._images import names as images
 from .._packages import installed as packages
 from .._packages import lists
+from .._passthrough import facts as passthrough
 from .._rancher.settings import K3S, RKE2
 from .._runtime import containerd, crio, docker, k3s, kubelet
 from .._runtime.types import Runtimes
@@ -195,6 +196,7 @@ def observe(
         "gpus": gpus,
         "nvswitches": switches,
         "integrated": gpu.integrated(system),
+        "passthrough": passthrough.facts(system),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
         "driver": {**installed, "fabric": driver.fabric(system, every, switches, kernel["release"])},

@@ -27,6 +27,7 @@ from .._host.types import (
     Service,
 )
 from .._packages.types import AptState, InstalledPackage, PackageLists, RpmState
+from .._passthrough.facts import PassthroughFacts
 from .._runtime.types import Kubelet, Runtimes
 from .._toolkit.facts import Cdi, LegacyRecord, StaleSource, Toolkit
 from .._toolkit.memory_limit import MemoryLimit
@@ -196,6 +197,7 @@ class GpuNode(t.TypedDict):
     gpus: list[NodeGpu]
     nvswitches: list[NvSwitch]
     integrated: str
+    passthrough: PassthroughFacts | None
     nouveau: Nouveau
     driver: Driver
     memory_limit: MemoryLimit

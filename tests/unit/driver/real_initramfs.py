@@ -23,7 +23,10 @@ from lab.rootfs import BASE_PACKAGES, rootfs
 from lab.shell import LabError, run
 
 # The modules of a small image, so that both tools are quick.
-MODULES = ("kernel/fs/ext4", "kernel/fs/jbd2", "kernel/fs/mbcache.ko", "kernel/drivers/virtio", "kernel/drivers/block")
+MODULES = (
+    *("kernel/fs/ext4", "kernel/fs/jbd2", "kernel/fs/mbcache.ko", "kernel/drivers/virtio", "kernel/drivers/block"),
+    *("kernel/drivers/vfio", "kernel/virt/lib"),
+)
 UNWANTED = ("usr/share/locale", "usr/share/doc", "usr/lib/python3", "usr/share/python3", "usr/lib/python3.11")
 RECIPE = 4
 

@@ -53,14 +53,17 @@ def test_every_kernels_image_is_rebuilt_then_nothing_and_restored(tool, tmp_path
 # A file and its text that make a tool fail, or report success after a failure.
 FAULTS = {
     ("initramfs-tools", "failed: "): ("/etc/initramfs-tools/hooks/zz", "exit 1\n"),
-    ("initramfs-tools", "doesn't contain the blacklist"): (
+    ("initramfs-tools", "doesn't contain /etc/modprobe.d/blacklist-nouveau.conf"): (
         "/etc/initramfs-tools/hooks/zz",
         f'rm -f "$DESTDIR{nouveau.PATH}"\n',
     ),
     ("initramfs-tools", "can't be read"): ("/etc/initramfs/post-update.d/zz", 'truncate -s 9000 "$2"\n'),
     ("initramfs-tools", "didn't change "): ("/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n"),
     ("dracut", "failed: "): ("/etc/dracut.conf.d/zz.conf", 'compress="head -c 9000"\n'),
-    ("dracut", "doesn't contain the blacklist"): ("/etc/dracut.conf.d/zz.conf", 'install_items=""\n'),
+    ("dracut", "doesn't contain /etc/modprobe.d/blacklist-nouveau.conf"): (
+        "/etc/dracut.conf.d/zz.conf",
+        'install_items=""\n',
+    ),
 }
 
 

@@ -1,0 +1,129 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Observe NVIDIA's functions on PCI with their IOMMU groups, drivers and displays."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import typing as t
+
+from .._driver.library import PROC
+from .._host import iommu
+from .._host.cached_reader import names, text
+from .._host.iommu import GROUPS, PCI
+from .._host.system import System, target
+from .model import GENERIC, NVIDIA, Function, driver_of
+
+DRIVERS = "/sys/bus/pci/drivers"
+MDEVS = "/sys/bus/mdev/devices"
+GRAPHICS = "/sys/class/graphics"
+CONSOLES = "/sys/class/vtconsole"
+VFIO = "/dev/vfio"
+ALIAS = re.compile(r"^alias (vfio_pci:\S+) (\S+)$", re.MULTILINE)
+
+
+def functions(system: System, variants: t.Sequence[tuple[str, str]]) -> dict[str, Function]:
+    """Return NVIDIA's functions and all of their IOMMU groups, by address.
+
+    :param variants: of VFIO's driver, as ``best_driver`` takes them.
+    """
+    own = [name for name in names(system, PCI) if text(system, f"{PCI}/{name}/vendor") == NVIDIA]
+    groups = {group_of(system, name) for name in own} - {""}
+    members = {name for group in groups for name in names(system, f"{GROUPS}/{group}/devices")}
+    consoles = _consoles(system) if own else ""
+    devices = {name: target(system, f"{MDEVS}/{name}") for name in names(system, MDEVS)} if own else {}
+    return {
+        name: _function(system, name, variants, consoles, devices)
+        for name in sorted({*own, *members})
+        if system.exists(f"{PCI}/{name}")
+    }
+
+
+def group_of(system: System, address: str) -> str:
+    """Return the number of a function's IOMMU group; empty without one."""
+    number = iommu.group_of(system, address)
+    return "" if number is None else str(number)
+
+
+def driver_name(system: System, address: str) -> str:
+    """Return the name of a function's driver; empty without one."""
+    return iommu.driver_of(system, address) or ""
+
+
+def driver_module(system: System, driver: str) -> str:
+    """Return the module of a driver on PCI; empty for one that is built in."""
+    return (system.link(f"{DRIVERS}/{driver}/module") or "").rpartition("/")[2] if driver else ""
+
+
+def _function(
+    system: System,
+    address: str,
+    aliases: t.Sequence[tuple[str, str]],
+    consoles: str,
+    mdevs: t.Mapping[str, str],
+) -> Function:
+    folder = f"{PCI}/{address}"
+    driver, group = driver_name(system, address), group_of(system, address)
+    own = names(system, folder)
+    return Function(
+        address=address,
+        vendor=text(system, f"{folder}/vendor"),
+        device=text(system, f"{folder}/device"),
+        kind=text(system, f"{folder}/class"),
+        driver=driver,
+        module=driver_module(system, driver),
+        override=iommu.override_of(system, address),
+        group=group,
+        boot_display=text(system, f"{folder}/boot_vga") == "1",
+        console=f"/{address}/" in consoles,
+        physical=(system.link(f"{folder}/physfn") or "").rpartition("/")[2],
+        virtual=sum(1 for name in own if re.fullmatch(r"virtfn\d+", name)),
+        mdevs=tuple(sorted(name for name, path in mdevs.items() if f"/{address}/" in path)),
+        best=best_driver(text(system, f"{folder}/modalias"), aliases),
+        nodes=tuple(
+            path
+            for path in (
+                f"{VFIO}/{group}",
+                *(f"{VFIO}/devices/{name}" for name in names(system, f"{folder}/vfio-dev")),
+            )
+            if group and system.exists(path)
+        ),
+    )
+
+
+def best_driver(modalias: str, aliases: t.Sequence[tuple[str, str]]) -> str:
+    """Return the VFIO driver with the fewest wildcards that knows a function, as libvirt chooses it.
+
+    :param modalias: of the function, which begins with ``pci:``.
+    :param aliases: of VFIO's variants, and their modules.
+    """
+    name = "vfio_pci:" + modalias.partition(":")[2]
+    known = [(pattern.count("*"), module) for pattern, module in aliases if fnmatch.fnmatchcase(name, pattern)]
+    return driver_of(min(known)[1]) if known else GENERIC
+
+
+def _consoles(system: System) -> str:
+    """Return the paths of the framebuffers that a console uses, one a line."""
+    bound = any(
+        "frame buffer" in text(system, f"{CONSOLES}/{name}/name") and text(system, f"{CONSOLES}/{name}/bind") == "1"
+        for name in names(system, CONSOLES)
+    )
+    shown = [name for name in names(system, GRAPHICS) if re.fullmatch(r"fb\d+", name)] if bound else []
+    return "".join(target(system, f"{GRAPHICS}/{name}") + "/\n" for name in shown)
+
+
+UNKNOWN_UUID = "?"
+
+
+def proc_information(system: System, address: str) -> tuple[str, int | None]:
+    """Return UUID and minor number of a card that NVIDIA's driver has; empty and None where they are unknown.
+
+    The driver knows the UUID only after the card's first use, and writes question marks before.
+    """
+    content = text(system, f"{PROC}/gpus/{address}/information")
+    uuid = re.search(r"^GPU UUID:\s*(GPU-\S+)", content, re.MULTILINE)
+    minor = re.search(r"^Device Minor:\s*(\d+)", content, re.MULTILINE)
+    known = uuid.group(1).lower() if uuid and UNKNOWN_UUID not in uuid.group(1) else ""
+    return known, int(minor.group(1)) if minor else None
