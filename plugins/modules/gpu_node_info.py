@@ -326,7 +326,7 @@ gpu_node:
       type: dict
       contains:
         functions: {description: NVIDIA's functions on PCI and all of their IOMMU groups., type: list, elements: dict}
-        uuids: {description: UUIDs of the cards that NVIDIA's driver has, by PCI address., type: dict}
+        uuids: {description: "UUIDs of the cards that NVIDIA's driver has, by PCI address.", type: dict}
         names: {description: "Their names, by PCI address.", type: dict}
         persistence: {description: "Whether they are in persistence mode, by PCI address.", type: dict}
         record: {description: The text of the role's record; null without one., type: str}
