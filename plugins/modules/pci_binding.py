@@ -24,6 +24,9 @@ description:
     and gives each function the driver back that it had.
 author:
   - The kubegpu.share authors (@kubegpu)
+extends_documentation_fragment:
+  - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   state:
     description: >-
@@ -65,9 +68,6 @@ options:
     description: Seconds that one unbind may take.
     type: int
     default: 30
-  observed:
-    description: The fact C(gpu_node).
-    type: dict
 """
 
 EXAMPLES = r"""

@@ -77,7 +77,7 @@ def options_of(params: JsonObject) -> Options:
     if driver and ("vfio" not in driver or not DRIVER.fullmatch(driver)):
         raise BadInput(f"passthrough_driver: {driver!r} is neither auto nor the name of a VFIO driver, as vfio-pci")
     if params["seconds"] < 1:
-        raise BadInput(f"seconds: {params['seconds']} isn't a time limit in seconds")
+        raise BadInput(f"passthrough_unbind_seconds: {params['seconds']} isn't a time limit: set it to 1 s or more")
     return Options(
         state=params["state"],
         cards=() if cards == ["all"] else tuple(dict.fromkeys(cards)),

@@ -59,12 +59,12 @@ def parse_layouts(document: t.Any, where: str) -> dict[str, tuple[Entry, ...]]:
 def _entry(given: t.Any, where: str) -> Entry:
     if not isinstance(given, dict) or not {"devices", "vgpu-devices"} <= set(given) <= KEYS:
         raise Problem("geometry_entry", where, "it needs devices and vgpu-devices, and may have device-filter")
-    types, where = given["vgpu-devices"], f"{where}.vgpu-devices"
+    types = given["vgpu-devices"]
     if not isinstance(types, dict):
-        raise Problem("geometry_entry", where, "it has the number of vGPUs by type, as A10-4Q: 6")
+        raise Problem("geometry_entry", f"{where}.vgpu-devices", "it has the number of vGPUs by type, as A10-4Q: 6")
     for name, count in types.items():
         if not TYPE.fullmatch(str(name)) or not whole(count):
-            raise Problem("geometry_profile", f"{where}.{name}", "it is a type and a number, as A10-4Q: 6")
+            raise Problem("geometry_profile", f"{where}.vgpu-devices.{name}", "it is a type and a number, as A10-4Q: 6")
     return Entry(parse_cards(given, where), {str(name): count for name, count in types.items() if count})
 
 
@@ -165,7 +165,9 @@ def make_plan(entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, st
             t.cast(Row, {"address": card.address, "device": card.device, "wanted": dict(entry.wanted), **before})
         )
     if entries and not rows:
-        raise BadInput("vgpu: the layout is for none of this node's cards", code="vgpu_no_card")
+        shown = ", ".join(f"{index} is {card.address} ({card.device})" for index, card in enumerate(facts.cards))
+        what = f"for none of this node's cards; {shown}" if shown else "for cards, and this node has none of NVIDIA's"
+        raise BadInput(f"vgpu_layout: its entries are {what}", code="vgpu_no_card")
     cards = {card.address: card for card in facts.cards}
     changes = [_fill(cards[row["address"]], row["wanted"], False, facts) for row in rows]
     # Cards that the layout has left get back what they had.
@@ -369,8 +371,9 @@ def work(system: System, params: JsonObject, python: str, check: bool) -> JsonOb
         layouts = parse_layouts(params["layouts"], "vgpu_layouts")
         if params["state"] == "present":
             if params["layout"] not in layouts:
-                known = ", ".join(layouts) or "no layout"
-                raise Problem("layout_unknown", "vgpu_layout", f"{params['layout'] or 'nothing'} isn't one of {known}")
+                known = ", ".join(layouts) or "none"
+                text = f"vgpu_layouts has no layout {params['layout']!r}: name one of those that it has ({known})"
+                raise Problem("layout_unknown", "vgpu_layout", text)
             entries = layouts[params["layout"]]
     except Problem as problem:
         raise BadInput(str(problem), code=problem.code, where=problem.where) from problem

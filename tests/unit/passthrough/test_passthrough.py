@@ -463,6 +463,7 @@ def test_the_variant_with_the_fewest_wildcards():
         ({"cards": ["all", CARD]}, "all stands alone"),
         ({"cards": [CARD], "driver": "nvidia"}, "passthrough_driver: 'nvidia'"),
         ({"cards": [CARD], "exclude": ["0"]}, "gpu_exclude: '0'"),
+        ({"cards": [CARD], "seconds": 0}, "passthrough_unbind_seconds: 0"),
     ],
 )
 def test_bad_options_are_named(given, said):
@@ -503,7 +504,7 @@ def test_the_facts_have_the_promised_types():
 
 def test_options_are_written_as_the_kernel_writes_them():
     chosen = options_of(
-        {"state": "present", "cards": ["1:00.0", "3B:00.0"][1:], "driver": "nvgrace-gpu-vfio-pci", "exclude": []}
+        {"state": "present", "cards": ["3B:00.0"], "driver": "nvgrace-gpu-vfio-pci", "exclude": []}
         | {"allow_display": False, "nvswitch": "none", "live": True, "seconds": 30}
     )
     assert (chosen.cards, chosen.driver) == (("0000:3b:00.0",), "nvgrace_gpu_vfio_pci")

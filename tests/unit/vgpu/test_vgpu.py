@@ -8,6 +8,7 @@ that shrinks. sriov-manage and nvidia-smi are stand-ins: NVIDIA's vGPU manager i
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -339,6 +340,26 @@ def test_what_cant_be_is_refused_before_anything_changes(damage, entries, code):
         run(node, entries)
     assert error.value.details["code"] == code
     assert (node.files, node.links) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (entry([0, 0], A10_4Q=1), r"vgpu_layouts.vgpu-configs.mine[0].devices: it is all"),
+        ({**entry(A10_4Q=1), "device-filter": 7}, "vgpu_layouts.vgpu-configs.mine[0].device-filter: it has PCI ids"),
+        ({"devices": [0], "vgpu-devices": {"A10": 1}}, "vgpu_layouts.vgpu-configs.mine[0].vgpu-devices.A10: it is"),
+        (entry([3], A10_4Q=1), f"vgpu_layout: its entries are for none of this node's cards; 0 is {FIRST} (0x22"),
+    ],
+)
+def test_a_refused_layout_is_named_by_its_keys(given, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        run(Node("vendor"), given)
+
+
+def test_an_unknown_layout_is_named_with_those_that_there_are():
+    params = {"state": "present", "layout": "yours", "layouts": layout(entry(A10_4Q=1))}
+    with pytest.raises(BadInput, match=r"vgpu_layout: vgpu_layouts has no layout 'yours': .* \(mine\)"):
+        vgpu.work(Node("vendor"), params, "/usr/bin/python3", False)
 
 
 def test_a_card_that_moved_is_refused_by_the_role_and_at_boot():
