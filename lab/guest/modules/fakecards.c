@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * Simulated PCI functions for the lab's guest: SIMULATED, no hardware is behind them.
  *

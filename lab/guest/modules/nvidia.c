@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-or-later
 /*
  * SIMULATED driver "nvidia" for the guest's simulated cards: there is no code of NVIDIA's in it, and it drives nothing.
  *
