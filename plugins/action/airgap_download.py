@@ -31,4 +31,7 @@ class ActionModule(ShareAction):
         wanted = download.asked(items, table.listed(), settings)
         work = download.Download(wanted, settings, lambda text: show(self._display, text))
         work.require()
-        return plan.run(work, bool(self._task.check_mode), lambda _state: download.summary(wanted))
+        result = plan.run(work, bool(self._task.check_mode), work.summary)
+        for text in download.lacking(result["left_out"]):
+            show(self._display, text, stderr=True)
+        return result

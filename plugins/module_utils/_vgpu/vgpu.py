@@ -59,13 +59,14 @@ def parse_layouts(document: t.Any, where: str) -> dict[str, tuple[Entry, ...]]:
 def _entry(given: t.Any, where: str) -> Entry:
     if not isinstance(given, dict) or not {"devices", "vgpu-devices"} <= set(given) <= KEYS:
         raise Problem("geometry_entry", where, "it needs devices and vgpu-devices, and may have device-filter")
-    types = given["vgpu-devices"]
+    cards = parse_cards(given, where)
+    types, where = given["vgpu-devices"], f"{where}.vgpu-devices"
     if not isinstance(types, dict):
-        raise Problem("geometry_entry", f"{where}.vgpu-devices", "it has the number of vGPUs by type, as A10-4Q: 6")
+        raise Problem("geometry_entry", where, "it has the number of vGPUs by type, as A10-4Q: 6")
     for name, count in types.items():
         if not TYPE.fullmatch(str(name)) or not whole(count):
-            raise Problem("geometry_profile", f"{where}.vgpu-devices.{name}", "it is a type and a number, as A10-4Q: 6")
-    return Entry(parse_cards(given, where), {str(name): count for name, count in types.items() if count})
+            raise Problem("geometry_profile", f"{where}.{name}", "it is a type and a number, as A10-4Q: 6")
+    return Entry(cards, {str(name): count for name, count in types.items() if count})
 
 
 class Row(t.TypedDict):

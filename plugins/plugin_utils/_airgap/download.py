@@ -227,6 +227,18 @@ class Download:
             packed = False
         return dataclasses.replace(state, held=held, signed=signed, packed=packed)
 
+    def summary(self, state: State) -> JsonObject:
+        """Return what the task returns beside ``changed`` and ``diff``.
+
+        ``unverified`` are files of which only the server's certificate says that they are the right ones.
+        """
+        things = self._wanted.things
+        unverified = [thing.name for thing in things if isinstance(thing, File) and not thing.verified]
+        fields = ("kind", "name", "version", "reason")
+        rows = self._entries(state.held, state.sums).left_out
+        left_out = [{field: value for field, value in each.items() if field in fields} for each in rows]
+        return {"count": len(things), "unverified": unverified, "left_out": left_out}
+
     # ------------------------------------------------------------------ plan
 
     def plan(self, state: State) -> Plan:
@@ -478,12 +490,24 @@ def settings(params: JsonObject, items: t.Sequence[Item], machine: str) -> Setti
     )
 
 
-def summary(wanted: Asked) -> JsonObject:
-    """Return what the task returns beside ``changed`` and ``diff``.
+# What to do about what an archive lacks, by its reason; None where the user has said so.
+LEFT_OUT: t.Mapping[str, str | None] = {
+    "operator": "bring it by oc mirror",
+    "made_elsewhere": "build it inside, or name an archive or a registry by its variable",
+    "no_address": "name its file by its variable",
+    "not_resolved": "put a host of the GPU nodes' distribution into group airgap_package_hosts, and run it again",
+    "not_asked_for": None,
+}
 
-    ``unverified`` are files of which only the server's certificate says that they are the right ones.
-    """
-    unverified = [thing.name for thing in wanted.things if isinstance(thing, File) and not thing.verified]
-    fields = ("kind", "name", "version", "reason")
-    left_out = [{field: value for field, value in each.items() if field in fields} for each in wanted.left_out]
-    return {"count": len(wanted.things), "unverified": unverified, "left_out": left_out}
+
+def lacking(left_out: t.Iterable[t.Mapping[str, t.Any]]) -> list[str]:
+    """Return a sentence for each reason why something isn't in the archive."""
+    names: dict[str, list[str]] = {}
+    for each in left_out:
+        names.setdefault(each["reason"], []).append(str(line(each["name"], 200)))
+    return [
+        f"{len(found)} needed but not in the archive ({', '.join(found[:MOST_TO_SHOW])}"
+        f"{', ...' if len(found) > MOST_TO_SHOW else ''}): {LEFT_OUT[reason]}"
+        for reason, found in names.items()
+        if LEFT_OUT[reason]
+    ]

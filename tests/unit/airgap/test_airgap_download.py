@@ -195,7 +195,7 @@ class Made:
         self.told = []
         work = download.Download(wanted, self.settings, self.told.append, program)
         work.require()
-        return plan.run(work, check, lambda _state: download.summary(wanted))
+        return plan.run(work, check, work.summary)
 
     def read(self, key_file=""):
         return archive.read(str(self.folder), key_file)
@@ -487,8 +487,10 @@ def test_a_key_without_a_digest_is_held_to_its_fingerprint(tmp_path, keys):  # n
     def made(fingerprint):
         table = {"files": {"key/own": {"fingerprint": fingerprint}}, "wheels": {}}
         wanted = download.asked([key(id="files/key/own", digest="", source=source)], table, settings, fetcher=fetch)
-        assert download.summary(wanted)["unverified"] == []
-        return plan.run(download.Download(wanted, settings, print), False)
+        work = download.Download(wanted, settings, print)
+        result = plan.run(work, False, work.summary)
+        assert result["unverified"] == []
+        return result
 
     with pytest.raises(ShareError, match="it has fingerprint .*, and the list " + "A" * 40):
         made("A" * 40)
@@ -828,7 +830,11 @@ def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archiv
 
     fetched.Repositories([described]).fetch(store, str(tmp_path / "remote"), transfer)
     assert len(moved) == 3
-    make(item("apt", "gcc", source="http://deb.example.org"), item("apt", "make"))
+    result = make(item("apt", "gcc", source="http://deb.example.org"), item("apt", "make"))
+    assert download.lacking(result["left_out"]) == [
+        "1 needed but not in the archive (make): put a host of the GPU nodes' distribution into group "
+        "airgap_package_hosts, and run it again"
+    ]
     found = make.read()
     assert [(each["name"], each["path"]) for each in found.contents.items] == [("gcc", described["path"])]
     assert [(each["name"], each["reason"]) for each in found.contents.left_out] == [("make", "not_resolved")]
