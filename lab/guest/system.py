@@ -136,10 +136,10 @@ def _chroot(root: Path, *words: str) -> None:
     run(["unshare", "--mount", "sh", "-c", inside, str(root), *words], env=environment)
 
 
-def unpack(deb: Path, root: Path) -> None:
-    """Unpack a package; ``dpkg-deb -x`` would put a folder where the system has a link to one."""
-    script = 'dpkg-deb --fsys-tarfile "$1" | tar -C "$2" -x --keep-directory-symlink'
-    run(["sh", "-c", script, "sh", str(deb), str(root)])
+def unpack(deb: Path, root: Path, only: str = ".") -> None:
+    """Unpack a package, or a folder of it; ``dpkg-deb -x`` would put a folder where the system has a link to one."""
+    script = 'dpkg-deb --fsys-tarfile "$1" | tar -C "$2" -x --keep-directory-symlink "$3"'
+    run(["sh", "-c", script, "sh", str(deb), str(root), only])
 
 
 def _tree(kernel: Kernel) -> Path:

@@ -14,15 +14,12 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from limited import without_limit
-from real_initramfs import kernels
+from real_initramfs import from_packages, kernels
 
-from lab.aptsources import read_machine
-from lab.paths import cache_root, made_once
-from lab.rootfs import BASE_PACKAGES, rootfs
-from lab.shell import LabError, run
+from lab.guest.system import unpack
+from lab.shell import run
 
 # Added to the small system; no package scripts are run.
 PACKAGES = ("grub-common", "grub2-common", "gettext-base", "libdevmapper1.02.1", "systemd", "systemd-boot")
@@ -59,21 +56,8 @@ INSIDE = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
 
 @cache
 def tree() -> Path:
-    """The tree in the cache, made on first use from the distribution's packages."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can chroot")
-    if shutil.which("apt-get") is None:
-        pytest.skip("no apt-get, which brings the real tools")
-    try:
-        source = read_machine()
-        recipe = (RECIPE, PACKAGES, LIBRARIES, BIOS, PROBE, source.uri, source.suite)
-        target = cache_root() / "loaders" / f"{source.suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]}"
-        with made_once(target) as fresh:
-            if fresh:
-                _make(fresh, rootfs("base", BASE_PACKAGES, source))
-    except LabError as error:
-        pytest.skip(f"the real tools are unavailable: {error}")
-    return target / "tree"
+    """The tree in the cache."""
+    return from_packages("loaders", (RECIPE, PACKAGES, LIBRARIES, BIOS, PROBE), _make) / "tree"
 
 
 def _make(folder: Path, system: Path) -> None:
@@ -85,8 +69,7 @@ def _make(folder: Path, system: Path) -> None:
     run(["apt-get", "download", "-o", "APT::Sandbox::User=root", *PACKAGES, *LIBRARIES, *BIOS, *images], cwd=str(debs))
     for deb in sorted(debs.iterdir()):
         only = "./boot" if deb.name.startswith("linux-image-") else "."
-        script = 'dpkg-deb --fsys-tarfile "$1" | tar -C "$2" -x --keep-directory-symlink "$3"'
-        run(["sh", "-c", script, "sh", str(deb), str(root), only])
+        unpack(deb, root, only)
     shutil.rmtree(debs)
     for name in ("usr/share/locale", "usr/share/doc", "usr/lib/python3", "usr/share/python3"):
         shutil.rmtree(root / name, ignore_errors=True)

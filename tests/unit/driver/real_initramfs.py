@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -43,24 +43,39 @@ def kernels() -> list[str]:
     return sorted(found, key=lambda release: [int(part) for part in re.findall(r"\d+", release)])[-2:]
 
 
-@cache
-def tree() -> Path:
-    """The tree in the cache, made on first use from the distribution's packages."""
+def from_packages(name: str, recipe: Sequence[object], make: Callable[[Path, Path], None]) -> Path:
+    """A folder of the cache, made on first use from the distribution's packages; skips where these can't be had.
+
+    :param name: of the folder that has it.
+    :param recipe: what it is made of; another one makes another folder.
+    :param make: gets the new folder and a base system.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can chroot")
     if shutil.which("apt-get") is None:
         pytest.skip("no apt-get, which brings the real tools")
     try:
         source = read_machine()
-        key = hashlib.sha256(repr((RECIPE, PACKAGES, MODULES, source.uri, source.suite)).encode()).hexdigest()[:16]
-        target = cache_root() / "initramfs" / f"{source.suite}-{key}"
+        key = hashlib.sha256(repr((*recipe, source.uri, source.suite)).encode()).hexdigest()[:16]
+        target = cache_root() / name / f"{source.suite}-{key}"
         with made_once(target) as fresh:
             if fresh:
-                _make(fresh, rootfs("base", BASE_PACKAGES, source), kernels())
-        _chroot(target / "tree", "lsinitramfs", "-h")
+                make(fresh, rootfs("base", BASE_PACKAGES, source))
     except LabError as error:
         pytest.skip(f"the real tools are unavailable: {error}")
-    return target / "tree"
+    return target
+
+
+@cache
+def tree() -> Path:
+    """The tree in the cache."""
+    recipe = (RECIPE, PACKAGES, MODULES)
+    root = from_packages("initramfs", recipe, lambda fresh, base: _make(fresh, base, kernels())) / "tree"
+    try:
+        _chroot(root, "lsinitramfs", "-h")
+    except LabError as error:
+        pytest.skip(f"the real tools are unavailable: {error}")
+    return root
 
 
 def _chroot(root: Path, *argv: str) -> None:
