@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -346,6 +347,17 @@ def sha256_of(path: str) -> tuple[str, int]:
             digest.update(chunk)
             size += len(chunk)
     return digest.hexdigest(), size
+
+
+def new_file(path: str) -> t.IO[bytes]:
+    """Open a file for writing that is new: a file or a link of this name is removed, so no link is followed.
+
+    :raises OSError: it can't be opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return t.cast("t.IO[bytes]", os.fdopen(os.open(path, flags, 0o644), "wb"))
 
 
 def faults(folder: str, sums: t.Mapping[str, str], contents: t.Collection[str] | None = None) -> list[Fault]:

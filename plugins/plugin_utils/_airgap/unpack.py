@@ -52,10 +52,11 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
                 # What an archive before had, and this one hasn't.
                 for name in foreign:
                     os.unlink(os.path.join(folder, name))
-                for name in missing:
-                    _write(tar, members[name], os.path.join(folder, name), sums[name], path)
+                # They come first: what a killed run leaves is theirs, so the next one may replace it.
                 for name, text in ((SIGNATURE, detached), (SUMS, content)):
                     _place(os.path.join(folder, name), text)
+                for name in missing:
+                    _write(tar, members[name], os.path.join(folder, name), sums[name], path)
     except _DAMAGED as error:
         raise Broken("truncated", f"{path} isn't a whole archive ({line(error, 200)}): copy it again") from error
     except OSError as error:
@@ -109,9 +110,14 @@ def _foreign(folder: str, sums: t.Mapping[str, str]) -> list[str]:
         return []
     there, faults = archive.files_of(folder)
     found = [name for name in there if name not in sums]
-    strange = [fault.path for fault in faults]
-    if strange or (found and not os.path.exists(os.path.join(folder, SUMS))):
-        shown = line((strange or found)[0], 200)
+    before: t.Mapping[str, str] = {}
+    if os.path.lexists(os.path.join(folder, SUMS)):
+        with contextlib.suppress(Broken):
+            before = archive.parse_sums(archive.small(folder, SUMS), os.path.join(folder, SUMS))
+    # Only what an archive has listed is removed: other folders have a SHA256SUMS, too.
+    strange = [fault.path for fault in faults] + [name for name in found if name not in before]
+    if strange:
+        shown = line(strange[0], 200)
         raise BadInput(f"airgap_folder: {folder} has files that aren't an archive's, such as {shown}: name another one")
     return found
 
@@ -131,7 +137,8 @@ def _require_room(path: str, folder: str, size: int) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: str) -> t.Iterator[None]:
-    lock = os.open(os.path.join(folder, f".unpacking{PART}"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(os.path.join(folder, f".unpacking{PART}"), flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -148,7 +155,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, sha256: s
         raise Broken("damaged", f"{path}: {line(member.name, 200)} can't be read")
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
     digest = hashlib.sha256()
-    with open(f"{target}{PART}", "wb") as file:
+    with archive.new_file(f"{target}{PART}") as file:
         for chunk in iter(lambda: source.read(CHUNK), b""):
             digest.update(chunk)
             file.write(chunk)
@@ -163,6 +170,6 @@ def _place(path: str, content: bytes | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return
-    with open(f"{path}{PART}", "wb") as file:
+    with archive.new_file(f"{path}{PART}") as file:
         file.write(content)
     os.replace(f"{path}{PART}", path)

@@ -638,7 +638,43 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     damage(file)
     with pytest.raises(BadInput, match=text):
         unpack.unpack(str(file), str(folder), "")
-    assert not (folder / archive.SUMS).exists() and not (tmp_path / "evil").exists()
+    assert not (tmp_path / "evil").exists()
+    with pytest.raises(BadInput, match="can't be read|isn't as it was made|isn't a complete archive"):
+        archive.read(str(folder), "")
+
+
+def test_no_link_in_the_folder_is_followed(tmp_path, small):
+    """Who writes the stick may prepare the folder beside the archive, and files of other names in the archive."""
+    file, folder, own = packed(small.close(), tmp_path / "a.tar"), tmp_path / "there", tmp_path / "own"
+    folder.mkdir()
+    own.write_text("mine")
+    for name in (archive.CONTENTS, archive.SUMS):
+        (folder / f"{name}.part").symlink_to(own)
+    unpack.unpack(str(file), str(folder), "")
+    assert own.read_text() == "mine" and archive.read(str(folder), "").contents.items
+    (folder / ".unpacking.part").unlink()
+    (folder / ".unpacking.part").symlink_to(tmp_path / "made")
+    with pytest.raises(BadInput, match=r"unpacking\.part"):
+        unpack.unpack(str(file), str(folder), "")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_killed_run_leaves_what_the_next_archive_replaces(tmp_path, small, monkeypatch):
+    file, folder = packed(small.close(), tmp_path / "a.tar"), tmp_path / "there"
+    with monkeypatch.context() as patch:
+        patch.setattr(unpack, "_write", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            unpack.unpack(str(file), str(folder), "")
+    with pytest.raises(archive.Broken, match="is missing"):
+        archive.read(str(folder), "")
+    [chart] = (small.folder / "charts").iterdir()
+    (folder / "charts").mkdir()
+    shutil.copy(chart, folder / "charts")
+    other = archives.Maker(tmp_path / "other")
+    other.file("charts/b.tgz", b"b")
+    unpack.unpack(str(packed(other.close(), tmp_path / "b.tar")), str(folder), "")
+    assert [path.name for path in (folder / "charts").iterdir()] == ["b.tgz"]
+    assert archive.read(str(folder), "").contents.items == ()
 
 
 def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path, small, monkeypatch):
@@ -647,7 +683,12 @@ def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path,
     (folder / "mine").write_text("x")
     with pytest.raises(BadInput, match="has files that aren't an archive's, such as mine"):
         unpack.unpack(str(file), str(folder), "")
-    assert [path.name for path in folder.iterdir()] == ["mine"]
+    # Many folders have a list of this name: it says what is an archive's only if it is one's.
+    for listed in (f"{'0' * 64}  mine\n", f"{'0' * 64}  contents.json\n", "junk"):
+        (folder / archive.SUMS).write_text(listed)
+        with pytest.raises(BadInput, match="has files that aren't an archive's, such as mine"):
+            unpack.unpack(str(file), str(folder), "")
+    assert sorted(path.name for path in folder.iterdir()) == [archive.SUMS, "mine"]
     monkeypatch.setattr(unpack.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
     with pytest.raises(BadInput, match="where 1 MiB are free: make room"):
         unpack.unpack(str(file), str(tmp_path / "other"), "")
