@@ -648,7 +648,11 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     command = functools.partial(
         subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
+    # Somebody has added a wheel that pip likes better; SHA256SUMS doesn't list it.
+    evil = wheel(tmp_path, "ansible-core", GALAXY.replace('"/asked"', '"/evil"'))
+    evil.rename(tmp_path / "a/wheels/ansible_core-1.0-1-py3-none-any.whl")
     done = command(["sh", script, "venv"])
+    assert not (tmp_path / "venv/evil").exists()
     assert done.returncode == 0 and f"Ansible is in {tmp_path}/venv/bin." in done.stdout, done.stderr
     asked = (tmp_path / "venv/asked").read_text().split("\n")
     assert asked[:4] == ["collection", "install", "--offline", "--force"] and asked[5].endswith("/site-packages")

@@ -639,7 +639,7 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     with pytest.raises(BadInput, match=text):
         unpack.unpack(str(file), str(folder), "")
     assert not (tmp_path / "evil").exists()
-    with pytest.raises(BadInput, match="can't be read|isn't as it was made|isn't a complete archive"):
+    with pytest.raises(BadInput, match=r"can't be read|isn't as it was made|isn't a complete archive"):
         archive.read(str(folder), "")
 
 
