@@ -90,6 +90,7 @@ def variables(
     """
     by_host: dict[str, dict[str, str]] = {}
     values: dict[str, t.Any] = {}
+    _check_names(table, entries)
     if places.registry:
         values |= _images(table, entries, found, places.registry)
         values |= {name: list(places.pull_secrets) for name in PULL_SECRETS if places.pull_secrets}
@@ -124,6 +125,21 @@ def variables(
     for name, value in values.items():
         _check(name, value)
     return dict(sorted(values.items()))
+
+
+def _check_names(table: Table, entries: t.Iterable[Entry]) -> None:
+    """Refuse a variable that the list of this version hasn't: an archive doesn't set how Ansible reaches a host.
+
+    :raises BadInput: an entry has one.
+    """
+    known = {name for rows in table.values() for row in rows.values() for name in row["variables"]}
+    for entry in entries:
+        other = next((name for name in entry["variables"] if name not in known), "")
+        if other:
+            raise BadInput(
+                f"the archive's {line(entry['id'], 100)} sets variable {line(other, 100)}, which isn't one of this "
+                "version of the collection's list: use the version that made the archive, or a newer one"
+            )
 
 
 def _by_host(name: str, rows: t.Mapping[str, str]) -> str:

@@ -11,7 +11,9 @@ import http.client
 import http.server
 import io
 import json
+import lzma
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -336,6 +338,7 @@ def test_ansible_reads_no_all_yml_beside_a_folder_all(tmp_path):
 def entry(name, **more):
     return {
         **{"kind": "image", "id": "images/x", "name": name, "digest": f"sha256:{'a' * 64}", "image": name},
+        "variables": [],
         **more,
     }
 
@@ -396,6 +399,8 @@ def test_hosts_and_values_that_would_be_templates_are_refused():
         named.variables(LIST, [{**repository, "hosts": ["{{ x }}"]}], [], places)
     with pytest.raises(BadInput, match="characters that no such value has"):
         named.variables(LIST, [{**repository, "hosts": ["a"], "path": "packages/apt/{{ x }}"}], [], places)
+    with pytest.raises(BadInput, match="packages/x sets variable ansible_shell_executable, which isn't one of this"):
+        named.variables(LIST, [{**repository, "hosts": ["a"], "variables": ["ansible_shell_executable"]}], [], places)
     one = named.variables(LIST, [{**repository, "hosts": ["a", "b"]}], [], places)
     assert one == {"driver_repo_url": "http://f.example.org/packages/apt/x/"}
 
@@ -544,6 +549,19 @@ def test_the_server_of_files_keeps_its_last_files_when_a_part_is_missing(tmp_pat
             Tree(str(folder), {name: "0" * 64})
 
 
+@pytest.mark.parametrize("name", ["../mine", "{folder}/mine", "a/../../mine"])
+def test_the_record_of_the_served_folder_removes_nothing_elsewhere(tmp_path, name):
+    from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import RECORD, Tree
+
+    (tmp_path / "served").mkdir()
+    (tmp_path / "mine").write_text("x")
+    record = {"files": {name.format(folder=tmp_path): "0" * 64}}
+    (tmp_path / "served" / RECORD).write_text(json.dumps(record))
+    with pytest.raises(BadInput, match="names what isn't in the folder"):
+        Tree(str(tmp_path / "served"), {}).remove()
+    assert (tmp_path / "mine").exists()
+
+
 def test_a_file_that_comes_with_another_content_isnt_taken(tmp_path):
     from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import Tree
 
@@ -608,6 +626,16 @@ def changed(file):
     file.write_bytes(content)
 
 
+def compressed(file):
+    with tarfile.open(file, "a") as tar:
+        member = tarfile.TarInfo("charts/large")
+        member.size = 1 << 20
+        tar.addfile(member, io.BytesIO(random.Random(1).randbytes(member.size)))
+    content = bytearray(lzma.compress(file.read_bytes()))
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def linked(file):
     with tarfile.open(file, "a") as tar:
         member = tarfile.TarInfo("charts/link")
@@ -627,6 +655,7 @@ def upwards(file):
     [
         (cut, "isn't a whole archive|isn't as it was made"),
         (changed, "has another content, or isn't complete"),
+        (compressed, "isn't a whole archive"),
         (linked, "charts/link is no file, or is in it twice"),
         (upwards, "isn't listed in SHA256SUMS"),
         (lambda file: file.write_bytes(b""), "isn't a whole archive"),
