@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import lzma
 import os
 import shutil
 import tarfile
@@ -24,7 +25,7 @@ from .programs import Run, run
 FOLDER = ".unpacked"
 # Bytes that stay free.
 SPARE = 64 << 20
-_DAMAGED = (tarfile.TarError, EOFError, zlib.error, RecursionError)
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError, RecursionError)
 
 
 def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
