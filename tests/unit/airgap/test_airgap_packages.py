@@ -24,7 +24,7 @@ from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types, wanted
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, mirrored
@@ -367,6 +367,33 @@ def test_a_description_from_elsewhere_is_held_to_its_form(more: dict[str, Any], 
     assert types.repository(described(), "x")["name"] == "deb-example-org"
     with pytest.raises(BadInput, match=why):
         types.repository(described(**more), "packages/x/repository.json")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://me:tok@deb.example.org/debian/",
+        "https://deb.example.org/debian/?tok",
+        "https://tok@deb.example.org/debian/#",
+    ],
+)
+def test_a_description_has_no_credentials(tmp_path: Path, address: str) -> None:
+    """The folder is carried, and served to everybody."""
+    local = tmp_path / "x"
+    local.write_bytes(b"x")
+    part = wanted.Part("dists/x", local=str(local), digest=hashlib.sha256(b"x").hexdigest())
+    packages = [wanted.Package(part._replace(path="pool/x.deb"), "x", "1", "amd64")]
+    found = wanted.Resolved(address, "distribution", "key", ("metadata",), packages=packages, metadata=[part])
+    # Of the machine only files are used, which are real.
+    store = Store(str(tmp_path / "air"), None)  # type: ignore[arg-type]
+    host = {"id": "debian", "version": "12", "arch": "amd64"}
+    result = mirror._Mirrors(store, "apt", host).put(wanted.Outcome([found], []), False)
+    [row] = result["repositories"]
+    assert row["address"] == "https://deb.example.org/debian/"
+    assert row["path"] == "packages/apt/deb.example.org_debian_debian12-amd64"
+    assert "tok" not in json.dumps(result)
+    assert not [path for path in (tmp_path / "air").rglob("*") if "tok" in path.name]
+    assert "tok" not in (tmp_path / "air" / row["path"] / "repository.json").read_text()
 
 
 def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
