@@ -193,6 +193,12 @@ def parse(content: bytes, where: str) -> Contents:
         raise Broken("contents", f"{where} isn't the list of an archive: {line(error, 200)}") from error
 
 
+# pip and ansible-galaxy take options, addresses and paths where these stand.
+_SPECS: t.Mapping[str, t.Pattern[str]] = {
+    WHEEL: re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII),
+    COLLECTION: re.compile(r"[A-Za-z]\w*\.[A-Za-z]\w*", re.ASCII),
+}
+_VERSIONS = re.compile(r"(?:(?:[=~!]=|[<>]=?)[\w.+*-]+,?)*", re.ASCII)
 _TEXTS = ("kind", "id", "name", "version", "digest", "source", "key", "place", "licence")
 _LISTS = ("architectures", "indexes", "variables", "hosts")
 
@@ -211,6 +217,9 @@ def item_of(row: t.Any) -> Item:
         if not isinstance(row.get(name), str):
             raise ValueError(f"{name} of an item isn't a text")
         found[name] = str(line(row[name]))
+    spec = _SPECS.get(found["kind"])
+    if spec and not (spec.fullmatch(found["name"]) and _VERSIONS.fullmatch(found["version"])):
+        raise ValueError(f"{found['id']} is named {found['name']}{found['version']}, which is no name with versions")
     for name in _LISTS:
         values = row.get(name)
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):

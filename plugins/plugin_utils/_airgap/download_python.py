@@ -161,10 +161,14 @@ def wheels(
     :param rows: of the list's section wheels.
     :param architectures: of the machines on which the image runs.
     :param controller: pip's options for the controller's; empty for the Python that runs this.
+    :raises BadInput: an item is of another version's list.
     """
     own = [item for item in items if item["id"].startswith("wheels/controller/")]
     image = [item for item in items if item not in own]
     found = [Wheels("wheels of the controller", own, controller, {}, program)] if own else []
+    unknown = next((item["id"] for item in image if item["id"].removeprefix("wheels/") not in rows), "")
+    if unknown:
+        raise BadInput(f"airgap_needed: {line(unknown, 100)} isn't in this version's list: use the one that made it")
     hashes = {item["name"]: rows[item["id"].removeprefix("wheels/")]["sha256"] for item in image}
     for python in pythons_of(images) if image else ():
         for architecture in architectures:

@@ -559,6 +559,12 @@ def installed(folder, name="share", version="1.1.0"):
     return folder
 
 
+def test_a_wheel_of_another_versions_list_is_a_sentence():
+    items = [item("wheel", "x", "==1.0", id="wheels/image/x")]
+    with pytest.raises(BadInput, match="wheels/image/x isn't in this version's list"):
+        download_python.wheels(items, {}, [], ["amd64"], [], programs.run)
+
+
 def test_the_installed_collection_is_packed_as_it_was_installed(tmp_path):
     folder = installed(tmp_path / "c")
     made = _packed(folder, str(tmp_path / "one.tar.gz"))
