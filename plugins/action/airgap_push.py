@@ -46,6 +46,7 @@ ARGUMENTS: JsonObject = {
     "folder": {"type": "str", "default": ""},
     "verification_key": {"type": "str", "default": ""},
     "unsigned": {"type": "bool", "default": False},
+    "older": {"type": "bool", "default": False},
     "registry": {"type": "str", "default": ""},
     "auth_file": {"type": "str", "default": ""},
     "authority": {"type": "str", "default": ""},
@@ -87,15 +88,15 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         params = untagged(params)
         step, file = params["step"], _variables_file(params)
-        written = _written(file)
+        written, created = _written(file)
         if step == "remove":
             return self._remove(file, written)
-        taken = self._taken(params, whole=step == "push")
+        taken = self._taken(params, "" if params["older"] else created, whole=step == "push")
         if step == "push":
             return self._push(params, taken)
         return self._variables(params, taken, file, written, (task_vars or {})["hostvars"])
 
-    def _taken(self, params: JsonObject, whole: bool) -> Taken:
+    def _taken(self, params: JsonObject, created: str, whole: bool) -> Taken:
         given = {name: web.own_path(params[name]) for name in ("archive", "folder", "verification_key")}
         if not params["unsigned"] and not given["verification_key"]:
             raise BadInput(
@@ -108,12 +109,14 @@ class ActionModule(ShareAction):
             raise BadInput("airgap_archive: set it to the archive, or airgap_folder to its folder")
         folder = given["folder"] or f"{given['archive']}{unpack.FOLDER}"
         if given["archive"] and whole:
-            unpack.unpack(given["archive"], folder, given["verification_key"])
+            accept = functools.partial(_not_older, created)
+            unpack.unpack(given["archive"], folder, given["verification_key"], accept=accept)
             # That has compared all files.
             whole = False
         if not os.path.isdir(folder):
             raise BadInput(f"airgap_folder: there is no folder {folder} on the controller")
         found = archive.read(folder, given["verification_key"], whole=whole)
+        _not_older(created, found.contents)
         return self._places(params, found)
 
     def _places(self, params: JsonObject, found: archive.Archive) -> Taken:
@@ -181,7 +184,8 @@ class ActionModule(ShareAction):
         self, params: JsonObject, taken: Taken, file: str, written: JsonObject, hostvars: t.Mapping[str, t.Any]
     ) -> JsonObject:
         sets = push.mirror_sets(taken.targets, taken.registry) if taken.registry else []
-        targets = [outcome.Target("airgap_variables_file", file, named.text(taken.values), 0o644)]
+        text = named.text(taken.values, taken.archive.contents.created)
+        targets = [outcome.Target("airgap_variables_file", file, text, 0o644)]
         if params["mirrors_file"] and sets:
             text = yaml.safe_dump_all(sets, sort_keys=False, explicit_start=True)
             targets.append(
@@ -280,8 +284,25 @@ def _variables_file(params: JsonObject) -> str:
     return given
 
 
-def _written(file: str) -> JsonObject:
-    """Return the variables of a file that an earlier run has written; empty where there is none.
+def _not_older(created: str, contents: archive.Contents) -> None:
+    """Refuse an archive that is older than the last one: its signature stays valid, and its packages' faults are known.
+
+    :param created: of the last one; empty for any.
+    :raises BadInput: it is.
+    """
+    own = contents.created if served.TIME.fullmatch(contents.created) else ""
+    if own < created:
+        raise BadInput(
+            f"airgap_archive: it was made {own or 'at no known time'}, and the last one that was pushed {created}; "
+            "where you do go back to an older one, set airgap_older: true; nothing was changed",
+            code="archive_older",
+        )
+
+
+def _written(file: str) -> tuple[JsonObject, str]:
+    """Return the variables of a file that an earlier run has written, and when its archive was made.
+
+    Both are empty where there is none.
 
     :raises BadInput: it is somebody else's.
     """
@@ -289,9 +310,9 @@ def _written(file: str) -> JsonObject:
         with open(file, encoding="utf-8") as opened:
             content = opened.read()
         if named.is_ours(content):
-            return untagged(named.parsed(content))  # type: ignore[no-any-return]
+            return untagged(named.parsed(content)), named.created_of(content)
     except FileNotFoundError:
-        return {}
+        return {}, ""
     except OSError as error:
         raise BadInput(f"airgap_variables_file: {file} can't be read: {error.strerror}") from error
     except ValueError:

@@ -21,7 +21,7 @@ from .archive import Entry
 from .needed import CHART, FILE, IMAGE, REGISTRIES, WHEEL
 from .push import Registry, Target, source_of
 from .repositories import folders, machine_of, sources
-from .served import CHART_INDEX, SIMPLE
+from .served import CHART_INDEX, SIMPLE, TIME
 from .table import Row, Table
 
 # The first line of the file: without it, it is another's.
@@ -31,6 +31,7 @@ HEAD = f"""\
 {MARKER}# What site.yml takes from the registry and the server of files inside. A variable that is set in a later file
 # of this folder, by group, by host or on the command line counts more than one here.
 """
+_MADE = "# Of the archive of {}; an older one is refused.\n"
 # Of playbook airgap_push.yml itself.
 OWN = (
     *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"),
@@ -203,9 +204,19 @@ def _exact(place: str, target: Target) -> str:
 # --------------------------------------------------------------------------- the file
 
 
-def text(values: t.Mapping[str, t.Any]) -> str:
-    """Return the text of group_vars/all/airgap.yml; the same values give the same text."""
-    return HEAD + yaml.safe_dump(dict(values), sort_keys=True, default_flow_style=False, width=1000)
+def text(values: t.Mapping[str, t.Any], created: str) -> str:
+    """Return the text of group_vars/all/airgap.yml; the same values give the same text.
+
+    :param created: of the archive, as contents.json has it.
+    """
+    made = _MADE.format(created) if TIME.fullmatch(created) else ""
+    return HEAD + made + yaml.safe_dump(dict(values), sort_keys=True, default_flow_style=False, width=1000)
+
+
+def created_of(content: str) -> str:
+    """Return when the archive was made whose variables a file has; empty where it doesn't say."""
+    match = re.compile(_MADE.format(f"({TIME.pattern})"), re.ASCII).match(content, len(HEAD))
+    return match.group(1) if match else ""
 
 
 def is_ours(content: str) -> bool:

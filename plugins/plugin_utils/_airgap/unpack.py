@@ -18,20 +18,22 @@ import zlib
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.untrusted import line
 from . import archive
-from .archive import CHUNK, LARGEST, PART, SIGNATURE, SUMS, Broken
+from .archive import CHUNK, CONTENTS, LARGEST, PART, SIGNATURE, SUMS, Broken, Contents
 from .programs import Run, run
 
 # Ends the name of the folder beside an archive's file into which it is unpacked.
 FOLDER = ".unpacked"
 # Bytes that stay free.
 SPARE = 64 << 20
+Accept = t.Callable[[Contents], None]
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError, RecursionError)
 
 
-def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
+def unpack(path: str, folder: str, key_file: str, program: Run = run, accept: Accept = lambda _contents: None) -> None:
     """Unpack an archive's file; a file that is there already, whole, is kept. Afterwards all of it has been compared.
 
     :param key_file: as ``archive.signed``.
+    :param accept: raises ``BadInput`` for contents that aren't to be taken, before a file changes.
     :raises Broken: the file isn't as it was signed, or isn't complete.
     :raises BadInput: it can't be read, there is no room for it, or another run unpacks it.
     """
@@ -45,6 +47,10 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
             sums = archive.parse_sums(content, f"{path}: {SUMS}")
             found = [archive.Fault(archive.UNLISTED, name) for name in members if name not in sums]
             archive.refuse(path, found + [archive.Fault(archive.MISSING, name) for name in sums if name not in members])
+            listed = _small(tar, members[CONTENTS], path) or b""
+            if hashlib.sha256(listed).hexdigest() != sums[CONTENTS]:
+                archive.refuse(path, [archive.Fault(archive.OTHER, CONTENTS)])
+            accept(archive.parse(listed, f"{path}: {CONTENTS}"))
             foreign = _foreign(folder, sums)
             missing = [name for name in sums if not _is(os.path.join(folder, name), sums[name])]
             _require_room(path, folder, sum(members[name].size for name in missing))

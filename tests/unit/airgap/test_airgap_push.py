@@ -203,6 +203,7 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
     )
     assert written["hami_image_pull_secrets"] == ["registry"]
     assert written["airgap_registry_ca"] == registry.authority
+    assert named.created_of((tmp_path / "inventory/group_vars/all/airgap.yml").read_text()) == archives.CREATED
     again = playbook(tmp_path, **given)
     assert again.rc == 0 and again.changed == 0, again.text
     # It knows from the file which folder it has filled.
@@ -307,6 +308,25 @@ def refusals(folder, given):
     with pytest.raises(BadInput) as raised:
         module.ensure(params, {"hostvars": {}})
     return str(raised.value)
+
+
+@pytest.mark.parametrize("way", ["folder", "archive"])
+def test_an_older_archive_is_refused_though_its_signature_is_valid(tmp_path, small, way):
+    (tmp_path / "v").mkdir()
+    given = {way: small.close(), "unsigned": True, "registry": "127.0.0.1:9", "skopeo": "none"}
+    if way == "archive":
+        given[way] = str(packed(small.folder, tmp_path / "a.tar"))
+    older = f"it was made {archives.CREATED}, and the last one that was pushed 2026-11-30T00:00:00Z"
+    for created, more, said in (
+        ("2026-11-30T00:00:00Z", {}, older),
+        ("2026-11-30T00:00:00Z", {"older": True}, "airgap_files_url"),
+        (archives.CREATED, {}, "airgap_files_url"),
+        ("", {}, "airgap_files_url"),
+    ):
+        (tmp_path / "v/airgap.yml").write_text(named.text({"airgap_registry": "x"}, created))
+        assert said in refusals(tmp_path, {**given, **more})
+        # Nothing of an archive that is refused is unpacked.
+        assert said != older or not (tmp_path / "a.tar.unpacked").exists()
 
 
 def test_a_file_of_variables_that_isnt_ours_stays(tmp_path, small):
