@@ -11,10 +11,12 @@ files are there; ``remove`` removes what it has written.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import os
 import re
 import shutil
+import socket
 import typing as t
 
 import yaml
@@ -230,13 +232,22 @@ def _server(params: JsonObject) -> None:
         )
     address = params["address"]
     match = _ADDRESS.fullmatch(address)
-    wildcard = address.rpartition(":")[0] in ("0.0.0.0", "[::]")
+    wildcard = _is_wildcard(address.rpartition(":")[0].strip("[]"))
     # The unit's user may not listen at the ports below.
     if address and (not match or wildcard or not 1024 <= int(match.group(1)) <= 65535):
         raise BadInput(
             f"airgap_files_address: {line(address, 100)!r} isn't one address of the host with a port from 1024 on, "
             "such as 192.0.2.10:8090"
         )
+
+
+def _is_wildcard(host: str) -> bool:
+    """Return whether a server would listen at all addresses: in numbers that has many forms, such as 0 and 0::0."""
+    try:
+        rows = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return any(ipaddress.ip_address(row[4][0]).is_unspecified for row in rows)
 
 
 def _auth_file(path: str) -> None:

@@ -278,6 +278,8 @@ def test_an_image_without_one_of_its_parts_is_refused_before_anything_is_asked(s
         ({"files_url": "ftp://x"}, "airgap_files_url: 'ftp://x' isn't an address"),
         ({"server": "nobody"}, "airgap_files_host: the inventory has no host nobody"),
         ({"address": "0.0.0.0:8090"}, "airgap_files_address: '0.0.0.0:8090' isn't one address of the host"),
+        ({"address": "0:8090"}, "airgap_files_address: '0:8090' isn't one address of the host"),
+        ({"address": "[0::0]:8090"}, "airgap_files_address: '[0::0]:8090' isn't one address of the host"),
         ({"address": "192.0.2.1:80"}, "airgap_files_address: '192.0.2.1:80' isn't one address of the host"),
         ({"address": "192.0.2.1"}, "airgap_files_address: '192.0.2.1' isn't one address of the host"),
         ({"pull_secrets": ["A b"]}, "airgap_pull_secrets: 'A b' isn't the name of a Secret"),
