@@ -432,6 +432,18 @@ def small(folder: str, name: str) -> bytes:
     return content
 
 
+def compared(folder: str, name: str, sums: t.Mapping[str, str]) -> bytes:
+    """Return the content of a small file of the archive, as it was read and compared: not what it was at another time.
+
+    :param sums: SHA-256 of each file by its path; has this one.
+    :raises Broken: it has another content, or as ``small``.
+    """
+    content = small(folder, name)
+    if hashlib.sha256(content).hexdigest() != sums[name]:
+        refuse(folder, [Fault(OTHER, name)])
+    return content
+
+
 def signed(content: bytes, detached: bytes | None, key_file: str, where: str, program: Run = run) -> str:
     """Return the fingerprint of the key that signed SHA256SUMS; empty where no key is given.
 
@@ -466,8 +478,8 @@ def read(folder: str, key_file: str, program: Run = run, whole: bool = True) -> 
     detached = small(folder, SIGNATURE) if key_file and os.path.lexists(os.path.join(folder, SIGNATURE)) else None
     by = signed(content, detached, key_file, folder, program)
     sums = parse_sums(content, os.path.join(folder, SUMS))
-    refuse(folder, faults(folder, sums, None if whole else [CONTENTS]))
-    contents = parse(small(folder, CONTENTS), os.path.join(folder, CONTENTS))
+    refuse(folder, faults(folder, sums, None if whole else []))
+    contents = parse(compared(folder, CONTENTS, sums), os.path.join(folder, CONTENTS))
     folders = {path.rpartition("/")[0] for path in sums}
     for entry in contents.items:
         path = entry["path"]

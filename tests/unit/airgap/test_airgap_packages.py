@@ -400,14 +400,21 @@ def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -
     row = described()
     folder = tmp_path / row["path"]
     folder.mkdir(parents=True)
-    (folder / "repository.json").write_text(json.dumps(row))
+
+    def write(description: dict[str, Any]) -> str:
+        (folder / "repository.json").write_text(json.dumps(description))
+        return hashlib.sha256((folder / "repository.json").read_bytes()).hexdigest()
+
     sums = {f"{row['path']}/{one['path']}": one["sha256"] for one in (row["key"], *row["metadata"], *row["packages"])}
-    sums[f"{row['path']}/repository.json"] = "b" * 64
+    sums[f"{row['path']}/repository.json"] = write(row)
     assert [one["name"] for one in mirrored.repositories(str(tmp_path), sums)] == ["deb-example-org"]
     with pytest.raises(BadInput, match=r"names pool/gcc.deb, which the archive hasn't"):
         mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/pool/gcc.deb": "c" * 64})
-    (folder / "repository.json").write_text(json.dumps(described(path="packages/apt/other")))
+    other = write(described(path="packages/apt/other"))
     with pytest.raises(BadInput, match="describes packages/apt/other"):
+        mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/repository.json": other})
+    # Not even where it was compared before.
+    with pytest.raises(BadInput, match=r"repository\.json has another content"):
         mirrored.repositories(str(tmp_path), sums)
 
 
