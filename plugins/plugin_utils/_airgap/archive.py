@@ -404,7 +404,7 @@ def refuse(where: str, found: t.Sequence[Fault]) -> None:
         "damaged",
         f"{where} isn't as it was made ({len(found)} of its files): {', '.join(shown)}{more}; nothing was changed: "
         "copy it again, or make it again by playbook kubegpu.share.airgap_download",
-        faults=[fault._asdict() for fault in found],
+        faults=[{"code": fault.code, "path": line(fault.path, LONGEST)} for fault in found],
     )
 
 
