@@ -24,7 +24,7 @@ from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types, wanted
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, rpm_lists, types, wanted
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, mirrored
@@ -309,6 +309,26 @@ def test_another_distribution_is_refused_before_anything_is_asked(world: World) 
     with pytest.raises(BadInput, match="the GPU nodes have debian 11 amd64"):
         world.make(row="debian_11")
     assert not (world.base / "air").exists()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ('type="sha256"', 'type="shake_128"', "has the digest 'shake_128', which isn't one of a repository"),
+        ('package="10"', 'package="many"', "a package of 'many' bytes"),
+        ('package="10"', f'package="{"9" * 5000}"', "a package of '9999"),
+    ],
+)
+def test_nonsense_of_a_mirror_is_a_sentence(was: str, now: str, why: str) -> None:
+    """Metadata that nobody signs is what a mirror's owner writes."""
+    text = (
+        '<metadata xmlns="http://linux.duke.edu/metadata/common"><package><name>x</name><arch>noarch</arch>'
+        '<version epoch="0" ver="1" rel="1"/><checksum type="sha256">0</checksum><size package="10"/>'
+        '<location href="x.rpm"/></package></metadata>'
+    )
+    assert [rpm.size for rpm in rpm_lists.rpms(io.BytesIO(text.encode()), "r")] == [10]
+    with pytest.raises(ShareError, match=why):
+        list(rpm_lists.rpms(io.BytesIO(text.replace(was, now).encode()), "r"))
 
 
 def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
