@@ -11,10 +11,12 @@ files are there; ``remove`` removes what it has written.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import os
 import re
 import shutil
+import socket
 import typing as t
 
 import yaml
@@ -46,6 +48,7 @@ ARGUMENTS: JsonObject = {
     "folder": {"type": "str", "default": ""},
     "verification_key": {"type": "str", "default": ""},
     "unsigned": {"type": "bool", "default": False},
+    "older": {"type": "bool", "default": False},
     "registry": {"type": "str", "default": ""},
     "auth_file": {"type": "str", "default": ""},
     "authority": {"type": "str", "default": ""},
@@ -87,15 +90,15 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         params = untagged(params)
         step, file = params["step"], _variables_file(params)
-        written = _written(file)
+        written, created = _written(file)
         if step == "remove":
             return self._remove(file, written)
-        taken = self._taken(params, whole=step == "push")
+        taken = self._taken(params, "" if params["older"] else created, whole=step == "push")
         if step == "push":
             return self._push(params, taken)
         return self._variables(params, taken, file, written, (task_vars or {})["hostvars"])
 
-    def _taken(self, params: JsonObject, whole: bool) -> Taken:
+    def _taken(self, params: JsonObject, created: str, whole: bool) -> Taken:
         given = {name: web.own_path(params[name]) for name in ("archive", "folder", "verification_key")}
         if not params["unsigned"] and not given["verification_key"]:
             raise BadInput(
@@ -108,12 +111,14 @@ class ActionModule(ShareAction):
             raise BadInput("airgap_archive: set it to the archive, or airgap_folder to its folder")
         folder = given["folder"] or f"{given['archive']}{unpack.FOLDER}"
         if given["archive"] and whole:
-            unpack.unpack(given["archive"], folder, given["verification_key"])
+            accept = functools.partial(_not_older, created)
+            unpack.unpack(given["archive"], folder, given["verification_key"], accept=accept)
             # That has compared all files.
             whole = False
         if not os.path.isdir(folder):
             raise BadInput(f"airgap_folder: there is no folder {folder} on the controller")
         found = archive.read(folder, given["verification_key"], whole=whole)
+        _not_older(created, found.contents)
         return self._places(params, found)
 
     def _places(self, params: JsonObject, found: archive.Archive) -> Taken:
@@ -181,7 +186,8 @@ class ActionModule(ShareAction):
         self, params: JsonObject, taken: Taken, file: str, written: JsonObject, hostvars: t.Mapping[str, t.Any]
     ) -> JsonObject:
         sets = push.mirror_sets(taken.targets, taken.registry) if taken.registry else []
-        targets = [outcome.Target("airgap_variables_file", file, named.text(taken.values), 0o644)]
+        text = named.text(taken.values, taken.archive.contents.created)
+        targets = [outcome.Target("airgap_variables_file", file, text, 0o644)]
         if params["mirrors_file"] and sets:
             text = yaml.safe_dump_all(sets, sort_keys=False, explicit_start=True)
             targets.append(
@@ -226,13 +232,22 @@ def _server(params: JsonObject) -> None:
         )
     address = params["address"]
     match = _ADDRESS.fullmatch(address)
-    wildcard = address.rpartition(":")[0] in ("0.0.0.0", "[::]")
+    wildcard = _is_wildcard(address.rpartition(":")[0].strip("[]"))
     # The unit's user may not listen at the ports below.
     if address and (not match or wildcard or not 1024 <= int(match.group(1)) <= 65535):
         raise BadInput(
             f"airgap_files_address: {line(address, 100)!r} isn't one address of the host with a port from 1024 on, "
             "such as 192.0.2.10:8090"
         )
+
+
+def _is_wildcard(host: str) -> bool:
+    """Return whether a server would listen at all addresses: in numbers that has many forms, such as 0 and 0::0."""
+    try:
+        rows = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return any(ipaddress.ip_address(row[4][0]).is_unspecified for row in rows)
 
 
 def _auth_file(path: str) -> None:
@@ -280,8 +295,25 @@ def _variables_file(params: JsonObject) -> str:
     return given
 
 
-def _written(file: str) -> JsonObject:
-    """Return the variables of a file that an earlier run has written; empty where there is none.
+def _not_older(created: str, contents: archive.Contents) -> None:
+    """Refuse an archive that is older than the last one: its signature stays valid, and its packages' faults are known.
+
+    :param created: of the last one; empty for any.
+    :raises BadInput: it is.
+    """
+    own = contents.created if served.TIME.fullmatch(contents.created) else ""
+    if own < created:
+        raise BadInput(
+            f"airgap_archive: it was made {own or 'at no known time'}, and the last one that was pushed {created}; "
+            "where you do go back to an older one, set airgap_older: true; nothing was changed",
+            code="archive_older",
+        )
+
+
+def _written(file: str) -> tuple[JsonObject, str]:
+    """Return the variables of a file that an earlier run has written, and when its archive was made.
+
+    Both are empty where there is none.
 
     :raises BadInput: it is somebody else's.
     """
@@ -289,9 +321,9 @@ def _written(file: str) -> JsonObject:
         with open(file, encoding="utf-8") as opened:
             content = opened.read()
         if named.is_ours(content):
-            return untagged(named.parsed(content))  # type: ignore[no-any-return]
+            return untagged(named.parsed(content)), named.created_of(content)
     except FileNotFoundError:
-        return {}
+        return {}, ""
     except OSError as error:
         raise BadInput(f"airgap_variables_file: {file} can't be read: {error.strerror}") from error
     except ValueError:

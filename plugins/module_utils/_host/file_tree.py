@@ -43,12 +43,7 @@ class Tree:
             raise BadInput(f"airgap_files_folder: {path} isn't an absolute path of a folder")
         self.path = os.path.normpath(path)
         for name in wanted:
-            if (
-                not name
-                or os.path.isabs(name)
-                or os.path.normpath(name) != name
-                or name.split("/")[0] in ("..", INCOMING)
-            ):
+            if not _is_below(name):
                 raise BadInput(f"airgap_files: {name} isn't a path below the folder")
         self.wanted = wanted
 
@@ -63,7 +58,11 @@ class Tree:
         try:
             with open(self._at(RECORD), encoding="utf-8") as file:
                 found = json.load(file)["files"]
-            return {str(name): str(sha256) for name, sha256 in found.items()}
+            known = {str(name): str(sha256) for name, sha256 in found.items()}
+            # Its files are removed by it, with the rights of who runs this.
+            if not all(map(_is_below, known)):
+                raise ValueError("it names what isn't in the folder")
+            return known
         except FileNotFoundError:
             there = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
             if [name for name in there if name != INCOMING] or os.path.lexists(self.path) > os.path.isdir(self.path):
@@ -171,6 +170,11 @@ class Tree:
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
         return True
+
+
+def _is_below(name: str) -> bool:
+    parts = name.split("/")
+    return os.path.normpath(name) == name and not os.path.isabs(name) and parts[0] not in ("", ".", "..", INCOMING)
 
 
 def _rank(name: str) -> tuple[int, str]:

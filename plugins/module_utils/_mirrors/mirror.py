@@ -35,6 +35,7 @@ from .types import (
     MirroredPackage,
     MirroredRepository,
     file_path,
+    public_address,
     repository,
     safe_name,
     word_name,
@@ -91,6 +92,7 @@ class _Mirrors:
         names: dict[str, int] = {}
         folders: list[tuple[Resolved, str, str]] = []
         for resolved in outcome.repositories:
+            resolved.address = public_address(resolved.address)
             number = names[resolved.address] = names.get(resolved.address, 0) + 1
             more = f"-{number}" if number > 1 else ""
             folder = f"{self.top}/{safe_name(resolved.address)}{more}{self._end}"

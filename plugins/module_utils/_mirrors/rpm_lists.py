@@ -17,6 +17,8 @@ _COMMON, _RPM = "{http://linux.duke.edu/metadata/common}", "{http://linux.duke.e
 _REPO = "{http://linux.duke.edu/metadata/repo}"
 # Names of ours for digests that hashlib has under another one.
 _DIGESTS = {"sha": "sha1"}
+# Those that a repository may name; others of hashlib have no length, or aren't known everywhere.
+_KNOWN = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")
 
 
 class Data(t.NamedTuple):
@@ -61,7 +63,7 @@ def data(text: str, where: str) -> list[Data]:
         location, checksum = row.find(f"{_REPO}location"), row.find(f"{_REPO}checksum")
         if location is None or checksum is None:
             raise ShareError(f"{where}: repomd.xml names a file without place or digest")
-        found.append(Data(str(row.get("type")), str(location.get("href")), *_digest(checksum)))
+        found.append(Data(str(row.get("type")), str(location.get("href")), *_digest(checksum, where)))
     if not any(row.type == "primary" for row in found):
         raise ShareError(f"{where}: repomd.xml names no primary list")
     return found
@@ -86,6 +88,9 @@ def _rpm(row: ET.Element, where: str) -> Rpm:
     checksum, size = row.find(f"{_COMMON}checksum"), row.find(f"{_COMMON}size")
     if version is None or location is None or checksum is None or size is None:
         raise ShareError(f"{where}: the primary list has a package without version, place, digest or size")
+    octets = size.get("package") or "0"
+    if not re.fullmatch(r"[0-9]{1,15}", octets):
+        raise ShareError(f"{where}: the primary list has a package of {octets[:40]!r} bytes")
     # Of another server's package the address is in the list, so no mirror can have it: it is refused as a path.
     elsewhere = location.get("{http://www.w3.org/XML/1998/namespace}base")
     built = row.findtext(f"{_COMMON}format/{_RPM}sourcerpm") or ""
@@ -95,8 +100,8 @@ def _rpm(row: ET.Element, where: str) -> Rpm:
         row.findtext(f"{_COMMON}arch") or "",
         source_name(built),
         f"{elsewhere.rstrip('/')}/{location.get('href')}" if elsewhere else str(location.get("href")),
-        *_digest(checksum),
-        int(size.get("package") or 0),
+        *_digest(checksum, where),
+        int(octets),
     )
 
 
@@ -110,9 +115,12 @@ def source_name(file: str) -> str:
     return match.group(1) if match else ""
 
 
-def _digest(checksum: ET.Element) -> tuple[str, str]:
+def _digest(checksum: ET.Element, where: str) -> tuple[str, str]:
     algorithm = str(checksum.get("type")).lower()
-    return _DIGESTS.get(algorithm, algorithm), (checksum.text or "").strip().lower()
+    algorithm = _DIGESTS.get(algorithm, algorithm)
+    if algorithm not in _KNOWN:
+        raise ShareError(f"{where}: its metadata has the digest {algorithm[:40]!r}, which isn't one of a repository")
+    return algorithm, (checksum.text or "").strip().lower()
 
 
 def _no_entities(text: str, where: str) -> None:

@@ -80,6 +80,13 @@ class MirroredRepository(t.TypedDict):
     packages: list[MirroredPackage]
 
 
+def public_address(address: str) -> str:
+    """Return an address without user, password and query: the archive is carried and served, and SUSE's have tokens."""
+    scheme, mark, rest = re.split("[?#]", address, maxsplit=1)[0].partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}"
+
+
 def safe_name(address: str) -> str:
     """Return host and path of an address as one name of a folder: ``https://m.example.org/a/`` as m.example.org_a."""
     return _OTHER.sub("_", address.partition("://")[2] or address.partition(":")[2]).strip("_.")[:150]

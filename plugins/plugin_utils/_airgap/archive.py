@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -192,6 +193,12 @@ def parse(content: bytes, where: str) -> Contents:
         raise Broken("contents", f"{where} isn't the list of an archive: {line(error, 200)}") from error
 
 
+# pip and ansible-galaxy take options, addresses and paths where these stand.
+_SPECS: t.Mapping[str, t.Pattern[str]] = {
+    WHEEL: re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII),
+    COLLECTION: re.compile(r"[A-Za-z]\w*\.[A-Za-z]\w*", re.ASCII),
+}
+_VERSIONS = re.compile(r"(?:(?:[=~!]=|[<>]=?)[\w.+*-]+,?)*", re.ASCII)
 _TEXTS = ("kind", "id", "name", "version", "digest", "source", "key", "place", "licence")
 _LISTS = ("architectures", "indexes", "variables", "hosts")
 
@@ -210,6 +217,9 @@ def item_of(row: t.Any) -> Item:
         if not isinstance(row.get(name), str):
             raise ValueError(f"{name} of an item isn't a text")
         found[name] = str(line(row[name]))
+    spec = _SPECS.get(found["kind"])
+    if spec and not (spec.fullmatch(found["name"]) and _VERSIONS.fullmatch(found["version"])):
+        raise ValueError(f"{found['id']} is named {found['name']}{found['version']}, which is no name with versions")
     for name in _LISTS:
         values = row.get(name)
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -348,6 +358,17 @@ def sha256_of(path: str) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def new_file(path: str) -> t.IO[bytes]:
+    """Open a file for writing that is new: a file or a link of this name is removed, so no link is followed.
+
+    :raises OSError: it can't be opened.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return t.cast("t.IO[bytes]", os.fdopen(os.open(path, flags, 0o644), "wb"))
+
+
 def faults(folder: str, sums: t.Mapping[str, str], contents: t.Collection[str] | None = None) -> list[Fault]:
     """Compare a folder with SHA256SUMS: what is missing, has another content, isn't listed, or is a link.
 
@@ -383,7 +404,7 @@ def refuse(where: str, found: t.Sequence[Fault]) -> None:
         "damaged",
         f"{where} isn't as it was made ({len(found)} of its files): {', '.join(shown)}{more}; nothing was changed: "
         "copy it again, or make it again by playbook kubegpu.share.airgap_download",
-        faults=[fault._asdict() for fault in found],
+        faults=[{"code": fault.code, "path": line(fault.path, LONGEST)} for fault in found],
     )
 
 
@@ -408,6 +429,18 @@ def small(folder: str, name: str) -> bytes:
         raise Broken("unreadable", f"{path} can't be read: {error.strerror}") from error
     if len(content) > LARGEST:
         raise Broken("too_large", f"{path} has more than {LARGEST >> 20} MiB")
+    return content
+
+
+def compared(folder: str, name: str, sums: t.Mapping[str, str]) -> bytes:
+    """Return the content of a small file of the archive, as it was read and compared: not what it was at another time.
+
+    :param sums: SHA-256 of each file by its path; has this one.
+    :raises Broken: it has another content, or as ``small``.
+    """
+    content = small(folder, name)
+    if hashlib.sha256(content).hexdigest() != sums[name]:
+        refuse(folder, [Fault(OTHER, name)])
     return content
 
 
@@ -445,8 +478,8 @@ def read(folder: str, key_file: str, program: Run = run, whole: bool = True) -> 
     detached = small(folder, SIGNATURE) if key_file and os.path.lexists(os.path.join(folder, SIGNATURE)) else None
     by = signed(content, detached, key_file, folder, program)
     sums = parse_sums(content, os.path.join(folder, SUMS))
-    refuse(folder, faults(folder, sums, None if whole else [CONTENTS]))
-    contents = parse(small(folder, CONTENTS), os.path.join(folder, CONTENTS))
+    refuse(folder, faults(folder, sums, None if whole else []))
+    contents = parse(compared(folder, CONTENTS, sums), os.path.join(folder, CONTENTS))
     folders = {path.rpartition("/")[0] for path in sums}
     for entry in contents.items:
         path = entry["path"]

@@ -161,10 +161,14 @@ def wheels(
     :param rows: of the list's section wheels.
     :param architectures: of the machines on which the image runs.
     :param controller: pip's options for the controller's; empty for the Python that runs this.
+    :raises BadInput: an item is of another version's list.
     """
     own = [item for item in items if item["id"].startswith("wheels/controller/")]
     image = [item for item in items if item not in own]
     found = [Wheels("wheels of the controller", own, controller, {}, program)] if own else []
+    unknown = next((item["id"] for item in image if item["id"].removeprefix("wheels/") not in rows), "")
+    if unknown:
+        raise BadInput(f"airgap_needed: {line(unknown, 100)} isn't in this version's list: use the one that made it")
     hashes = {item["name"]: rows[item["id"].removeprefix("wheels/")]["sha256"] for item in image}
     for python in pythons_of(images) if image else ():
         for architecture in architectures:
@@ -359,16 +363,20 @@ SCRIPT = """\
 #!/bin/sh
 # Makes a virtual environment with Ansible and the collections of this archive; nothing is asked of a network.
 #   sh install-controller.sh [folder of the environment]        PYTHON names another python3
-# Who made the archive says its signature: gpg --verify SHA256SUMS.asc SHA256SUMS
+# Who made the archive says its signature. Verify it, and this script by SHA256SUMS, before you run it.
 set -eu
 export LC_ALL=C.UTF-8
 target=${{1:-$HOME/kubegpu-share}}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 cd "$(dirname "$0")"
-sums=$(mktemp)
-trap 'rm -f "$sums"' EXIT
-grep -E '^[0-9a-f]{{64}}  (wheels/|collections/|install-controller[.]sh$)' SHA256SUMS >"$sums"
-sha256sum --check --strict --quiet "$sums" || {{ echo "This archive isn't complete: copy it again." >&2; exit 1; }}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+grep -E '^[0-9a-f]{{64}}  (wheels|collections)/[^/]+$' SHA256SUMS >"$work/sums"
+mkdir "$work/wheels" "$work/collections"
+# Only what is listed is used: pip would take a newer wheel that somebody has put beside the others.
+while read -r _ file; do cp "$file" "$work/$file" || break; done <"$work/sums"
+cd "$work"
+sha256sum --check --strict --quiet sums || {{ echo "This archive isn't complete: copy it again." >&2; exit 1; }}
 python=${{PYTHON:-python3}}
 found="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') on $(uname -m)"
 [ "$found" = "{wanted}" ] || {{

@@ -85,6 +85,9 @@ class Repositories:
             for file in self.missing(store):
                 target = store.at(file.path)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
+                # No link of this name is followed.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{target}{PART}")
                 transfer(f"{source.rstrip('/')}/{file.path}", f"{target}{PART}")
                 if store.sha256(f"{file.path}{PART}") != file.sha256:
                     store.remove(f"{file.path}{PART}")

@@ -14,7 +14,7 @@ import typing as t
 
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
-from .archive import IMAGES, Archive, Broken, small
+from .archive import IMAGES, Archive, Broken, compared
 
 NAME = "org.opencontainers.image.ref.name"
 INDEX, LAYOUT = f"{IMAGES}/index.json", "oci-layout"
@@ -41,7 +41,7 @@ class Layout:
         if path not in self._archive.sums:
             raise Broken("layout", f"{self._archive.folder} has no {path}, which an image of it needs", path=path)
         try:
-            found = json.loads(small(self._archive.folder, path))
+            found = json.loads(compared(self._archive.folder, path, self._archive.sums))
         except (ValueError, RecursionError) as error:
             raise Broken("layout", f"{self._archive.folder}/{path} isn't JSON") from error
         if not isinstance(found, dict):

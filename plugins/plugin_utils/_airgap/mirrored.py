@@ -20,7 +20,8 @@ def repositories(folder: str, sums: t.Mapping[str, str]) -> list[MirroredReposit
     """Return the descriptions of the repositories in an archive's folder, by their paths.
 
     :param sums: SHA-256 of each file of the archive by its path, as ``archive.read`` has compared it.
-    :raises BadInput: a description isn't one, is of another folder, or names a file that the archive hasn't.
+    :raises BadInput: a description isn't one, has another content than its digest says, is of another folder, or names
+        a file that the archive hasn't.
     """
     found = []
     for path in sorted(sums):
@@ -29,7 +30,7 @@ def repositories(folder: str, sums: t.Mapping[str, str]) -> list[MirroredReposit
             continue
         where = f"{folder}/{path}"
         try:
-            content = json.loads(archive.small(folder, path))
+            content = json.loads(archive.compared(folder, path, sums))
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{where} isn't the description of a package repository: {error}") from error
         one = repository(content, where)

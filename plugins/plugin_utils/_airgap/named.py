@@ -21,7 +21,7 @@ from .archive import Entry
 from .needed import CHART, FILE, IMAGE, REGISTRIES, WHEEL
 from .push import Registry, Target, source_of
 from .repositories import folders, machine_of, sources
-from .served import CHART_INDEX, SIMPLE
+from .served import CHART_INDEX, SIMPLE, TIME
 from .table import Row, Table
 
 # The first line of the file: without it, it is another's.
@@ -31,6 +31,7 @@ HEAD = f"""\
 {MARKER}# What site.yml takes from the registry and the server of files inside. A variable that is set in a later file
 # of this folder, by group, by host or on the command line counts more than one here.
 """
+_MADE = "# Of the archive of {}; an older one is refused.\n"
 # Of playbook airgap_push.yml itself.
 OWN = (
     *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"),
@@ -90,6 +91,7 @@ def variables(
     """
     by_host: dict[str, dict[str, str]] = {}
     values: dict[str, t.Any] = {}
+    _check_names(table, entries)
     if places.registry:
         values |= _images(table, entries, found, places.registry)
         values |= {name: list(places.pull_secrets) for name in PULL_SECRETS if places.pull_secrets}
@@ -124,6 +126,21 @@ def variables(
     for name, value in values.items():
         _check(name, value)
     return dict(sorted(values.items()))
+
+
+def _check_names(table: Table, entries: t.Iterable[Entry]) -> None:
+    """Refuse a variable that the list of this version hasn't: an archive doesn't set how Ansible reaches a host.
+
+    :raises BadInput: an entry has one.
+    """
+    known = {name for rows in table.values() for row in rows.values() for name in row["variables"]}
+    for entry in entries:
+        other = next((name for name in entry["variables"] if name not in known), "")
+        if other:
+            raise BadInput(
+                f"the archive's {line(entry['id'], 100)} sets variable {line(other, 100)}, which isn't one of this "
+                "version of the collection's list: use the version that made the archive, or a newer one"
+            )
 
 
 def _by_host(name: str, rows: t.Mapping[str, str]) -> str:
@@ -187,9 +204,19 @@ def _exact(place: str, target: Target) -> str:
 # --------------------------------------------------------------------------- the file
 
 
-def text(values: t.Mapping[str, t.Any]) -> str:
-    """Return the text of group_vars/all/airgap.yml; the same values give the same text."""
-    return HEAD + yaml.safe_dump(dict(values), sort_keys=True, default_flow_style=False, width=1000)
+def text(values: t.Mapping[str, t.Any], created: str) -> str:
+    """Return the text of group_vars/all/airgap.yml; the same values give the same text.
+
+    :param created: of the archive, as contents.json has it.
+    """
+    made = _MADE.format(created) if TIME.fullmatch(created) else ""
+    return HEAD + made + yaml.safe_dump(dict(values), sort_keys=True, default_flow_style=False, width=1000)
+
+
+def created_of(content: str) -> str:
+    """Return when the archive was made whose variables a file has; empty where it doesn't say."""
+    match = re.compile(_MADE.format(f"({TIME.pattern})"), re.ASCII).match(content, len(HEAD))
+    return match.group(1) if match else ""
 
 
 def is_ours(content: str) -> bool:

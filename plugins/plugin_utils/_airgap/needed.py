@@ -31,6 +31,7 @@ LOCAL = "localhost/"
 PINNED = "pinned"
 _RELEASE = re.compile(r"v?([0-9]+\.[0-9]+\.[0-9]+)")
 _WORD = re.compile(r"\{([a-z_]+)\}")
+_USER = re.compile(r"://[^/\s]*@")
 _INDEX_URL = re.compile(r"(?:^|\s)(?:--index-url|-i)[=\s]+(\S+)")
 
 
@@ -403,6 +404,11 @@ class _Needed:
                 source, place = self._filled(row["catalog"], self.known.variables), str(self._set(row["variables"][0]))
                 found = _item(OPERATOR, f"operators/{name}", name, row, row["channel"], source=source)
                 self._add({**found, "place": "" if place in CATALOGS else place})
+
+
+def without_credentials(item: Item) -> Item:
+    """Return an item whose place has no user and password: lists and archives are read by others."""
+    return t.cast(Item, {**item, "place": _USER.sub("://", item["place"])})
 
 
 def _item(kind: str, id: str, name: str, row: Row, version: str = "", **more: str) -> Item:

@@ -23,7 +23,7 @@ from .needed import CHART
 CHART_INDEX, SIMPLE = f"{archive.CHARTS}/index.yaml", f"{archive.WHEELS}/simple"
 FOLDERS = (archive.PACKAGES, archive.CHARTS, archive.FILES, archive.WHEELS)
 _WHEEL = re.compile(r"([A-Za-z0-9](?:[\w.]|-(?![0-9]))*)-[0-9][\w.!+]*(?:-[\w.]+){0,4}\.(?:whl|tar\.gz)", re.ASCII)
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
 
 def files(found: Archive) -> dict[str, str]:
@@ -61,7 +61,7 @@ def _charts(entries: t.Sequence[Entry], created: str) -> dict[str, str]:
     if not rows:
         return {}
     known = {name: [rows[name][version] for version in sorted(rows[name])] for name in sorted(rows)}
-    made = {"generated": created} if _TIME.fullmatch(created) else {}
+    made = {"generated": created} if TIME.fullmatch(created) else {}
     document = {"apiVersion": "v1", **made, "entries": known}
     return {CHART_INDEX: yaml.safe_dump(document, sort_keys=False)}
 

@@ -146,7 +146,7 @@ class Store:
         target = self.at(path)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with open(f"{target}{PART}", "wb") as file:
+            with archive.new_file(f"{target}{PART}") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -176,7 +176,8 @@ class Store:
         target = self.at(path)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copyfile(source, f"{target}{PART}")
+            with open(source, "rb") as opened, archive.new_file(f"{target}{PART}") as file:
+                shutil.copyfileobj(opened, file)
             os.replace(f"{target}{PART}", target)
         except OSError as error:
             with contextlib.suppress(OSError):

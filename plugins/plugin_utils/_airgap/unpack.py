@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import lzma
 import os
 import shutil
 import tarfile
@@ -17,20 +18,22 @@ import zlib
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.untrusted import line
 from . import archive
-from .archive import CHUNK, LARGEST, PART, SIGNATURE, SUMS, Broken
+from .archive import CHUNK, CONTENTS, LARGEST, PART, SIGNATURE, SUMS, Broken, Contents
 from .programs import Run, run
 
 # Ends the name of the folder beside an archive's file into which it is unpacked.
 FOLDER = ".unpacked"
 # Bytes that stay free.
 SPARE = 64 << 20
-_DAMAGED = (tarfile.TarError, EOFError, zlib.error, RecursionError)
+Accept = t.Callable[[Contents], None]
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError, RecursionError)
 
 
-def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
+def unpack(path: str, folder: str, key_file: str, program: Run = run, accept: Accept = lambda _contents: None) -> None:
     """Unpack an archive's file; a file that is there already, whole, is kept. Afterwards all of it has been compared.
 
     :param key_file: as ``archive.signed``.
+    :param accept: raises ``BadInput`` for contents that aren't to be taken, before a file changes.
     :raises Broken: the file isn't as it was signed, or isn't complete.
     :raises BadInput: it can't be read, there is no room for it, or another run unpacks it.
     """
@@ -44,6 +47,10 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
             sums = archive.parse_sums(content, f"{path}: {SUMS}")
             found = [archive.Fault(archive.UNLISTED, name) for name in members if name not in sums]
             archive.refuse(path, found + [archive.Fault(archive.MISSING, name) for name in sums if name not in members])
+            listed = _small(tar, members[CONTENTS], path) or b""
+            if hashlib.sha256(listed).hexdigest() != sums[CONTENTS]:
+                archive.refuse(path, [archive.Fault(archive.OTHER, CONTENTS)])
+            accept(archive.parse(listed, f"{path}: {CONTENTS}"))
             foreign = _foreign(folder, sums)
             missing = [name for name in sums if not _is(os.path.join(folder, name), sums[name])]
             _require_room(path, folder, sum(members[name].size for name in missing))
@@ -52,10 +59,11 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run) -> None:
                 # What an archive before had, and this one hasn't.
                 for name in foreign:
                     os.unlink(os.path.join(folder, name))
-                for name in missing:
-                    _write(tar, members[name], os.path.join(folder, name), sums[name], path)
+                # They come first: what a killed run leaves is theirs, so the next one may replace it.
                 for name, text in ((SIGNATURE, detached), (SUMS, content)):
                     _place(os.path.join(folder, name), text)
+                for name in missing:
+                    _write(tar, members[name], os.path.join(folder, name), sums[name], path)
     except _DAMAGED as error:
         raise Broken("truncated", f"{path} isn't a whole archive ({line(error, 200)}): copy it again") from error
     except OSError as error:
@@ -109,9 +117,14 @@ def _foreign(folder: str, sums: t.Mapping[str, str]) -> list[str]:
         return []
     there, faults = archive.files_of(folder)
     found = [name for name in there if name not in sums]
-    strange = [fault.path for fault in faults]
-    if strange or (found and not os.path.exists(os.path.join(folder, SUMS))):
-        shown = line((strange or found)[0], 200)
+    before: t.Mapping[str, str] = {}
+    if os.path.lexists(os.path.join(folder, SUMS)):
+        with contextlib.suppress(Broken):
+            before = archive.parse_sums(archive.small(folder, SUMS), os.path.join(folder, SUMS))
+    # Only what an archive has listed is removed: other folders have a SHA256SUMS, too.
+    strange = [fault.path for fault in faults] + [name for name in found if name not in before]
+    if strange:
+        shown = line(strange[0], 200)
         raise BadInput(f"airgap_folder: {folder} has files that aren't an archive's, such as {shown}: name another one")
     return found
 
@@ -131,7 +144,8 @@ def _require_room(path: str, folder: str, size: int) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: str) -> t.Iterator[None]:
-    lock = os.open(os.path.join(folder, f".unpacking{PART}"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(os.path.join(folder, f".unpacking{PART}"), flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -148,7 +162,7 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, sha256: s
         raise Broken("damaged", f"{path}: {line(member.name, 200)} can't be read")
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
     digest = hashlib.sha256()
-    with open(f"{target}{PART}", "wb") as file:
+    with archive.new_file(f"{target}{PART}") as file:
         for chunk in iter(lambda: source.read(CHUNK), b""):
             digest.update(chunk)
             file.write(chunk)
@@ -163,6 +177,6 @@ def _place(path: str, content: bytes | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return
-    with open(f"{path}{PART}", "wb") as file:
+    with archive.new_file(f"{path}{PART}") as file:
         file.write(content)
     os.replace(f"{path}{PART}", path)

@@ -63,11 +63,12 @@ class Fetch(t.Protocol):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect without credentials: they are for the server that was named."""
+    """Follows a redirect without credentials: they are for the server that was named; from TLS to TLS only."""
 
     def redirect_request(self, *given: t.Any) -> urllib.request.Request | None:
-        # urllib would follow one to FTP as well; the last of what is given is the new address.
-        if not str(given[-1]).lower().startswith(("http://", "https://")):
+        # urllib would follow one to FTP as well; the first of what is given is the request, the last the new address.
+        encrypted = given[0].full_url.lower().startswith("https://")
+        if not str(given[-1]).lower().startswith(("https://",) if encrypted else ("http://", "https://")):
             return None
         request = super().redirect_request(*given)
         if request:

@@ -14,7 +14,7 @@ from ...module_utils._core.untrusted import line
 from .._actions.base import untagged
 from .._actions.terminal import show
 from .._airgap import inventory, table
-from .._airgap.needed import Inventory, Item, needed
+from .._airgap.needed import Inventory, Item, needed, without_credentials
 from .engine import Planner
 
 ARGUMENTS: JsonObject = {
@@ -45,4 +45,4 @@ def need(action: ActionBase, params: JsonObject, task_vars: JsonObject) -> Need:
     refused = {host: line(" ".join(choice["refusals"])) for host, choice in choices.items() if choice["refusals"]}
     for text in refused.values():
         show(action._display, f"What role driver refuses may be missing from the list: {text}", stderr=True)
-    return Need(needed(table.listed(), known), known, list(refused))
+    return Need([without_credentials(item) for item in needed(table.listed(), known)], known, list(refused))

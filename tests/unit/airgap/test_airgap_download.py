@@ -561,6 +561,12 @@ def installed(folder, name="share", version="1.1.0"):
     return folder
 
 
+def test_a_wheel_of_another_versions_list_is_a_sentence():
+    items = [item("wheel", "x", "==1.0", id="wheels/image/x")]
+    with pytest.raises(BadInput, match="wheels/image/x isn't in this version's list"):
+        download_python.wheels(items, {}, [], ["amd64"], [], programs.run)
+
+
 def test_the_installed_collection_is_packed_as_it_was_installed(tmp_path):
     folder = installed(tmp_path / "c")
     made = _packed(folder, str(tmp_path / "one.tar.gz"))
@@ -650,7 +656,11 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     command = functools.partial(
         subprocess.run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
+    # Somebody has added a wheel that pip likes better; SHA256SUMS doesn't list it.
+    evil = wheel(tmp_path, "ansible-core", GALAXY.replace('"/asked"', '"/evil"'))
+    evil.rename(tmp_path / "a/wheels/ansible_core-1.0-1-py3-none-any.whl")
     done = command(["sh", script, "venv"])
+    assert not (tmp_path / "venv/evil").exists()
     assert done.returncode == 0 and f"Ansible is in {tmp_path}/venv/bin." in done.stdout, done.stderr
     asked = (tmp_path / "venv/asked").read_text().split("\n")
     assert asked[:4] == ["collection", "install", "--offline", "--force"] and asked[5].endswith("/site-packages")

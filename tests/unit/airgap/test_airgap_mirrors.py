@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import http.client
+import io
 import json
 import time
+import urllib.request
 
 import pytest
 import served
@@ -257,6 +260,17 @@ def test_credentials_go_to_their_registry_alone(server, tmp_path):
         server.files["/here"] = (302, {"Location": f"{other.url}/there"}, b"")
         answer = web.fetch(f"{server.url}/here", time.monotonic() + 5, 10, {"Authorization": "Basic x"})
     assert (answer.status, answer.content, seen) == (200, b"x", [None])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "followed"),
+    [("https", "http", False), ("https", "https", True), ("http", "https", True), ("https", "ftp", False)],
+)
+def test_a_redirect_doesnt_lead_out_of_tls(first, then, followed):
+    """A file without a digest in the list is taken by the server's certificate alone."""
+    asked = urllib.request.Request(f"{first}://a.example.org/x")
+    given = (asked, io.BytesIO(), 302, "Found", http.client.HTTPMessage(), f"{then}://b.example.org/x")
+    assert bool(web._Redirects().redirect_request(*given)) == followed
 
 
 def test_an_image_that_only_a_variable_names_is_asked_for_at_the_same_registry():

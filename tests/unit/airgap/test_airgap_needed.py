@@ -8,7 +8,12 @@ import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, table
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.inventory import inventory, variables
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import Inventory, Machine, needed
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import (
+    Inventory,
+    Machine,
+    needed,
+    without_credentials,
+)
 from ansible_runs import ROOT, ansible, write_inventory
 from test_driver_choice import chosen, node
 
@@ -271,3 +276,10 @@ def test_the_playbook_lists_what_a_machine_needs_without_a_cluster(tmp_path):
     kinds = {item["kind"] for item in found["items"]}
     assert kinds >= {"image", "chart", "wheel", "collection", "file"} and kinds & {"apt", "rpm"}
     assert {tuple(item["hosts"]) for item in found["items"] if item["kind"] in ("apt", "rpm")} == {("gpu1",)}
+
+
+def test_the_list_has_no_credentials_of_mirrors():
+    given = {"driver_repo_url": "https://me:tok@m.example.org/cuda"}
+    rows = [without_credentials(item) for item in needed(LIST, of(machine("debian-12", "gpu1", **given)))]
+    places = {item["place"] for item in rows if item["place"]}
+    assert places and all(place.startswith("https://m.example.org/cuda") for place in places)

@@ -24,7 +24,7 @@ from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, rpm_lists, types, wanted
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, mirrored
@@ -311,6 +311,26 @@ def test_another_distribution_is_refused_before_anything_is_asked(world: World) 
     assert not (world.base / "air").exists()
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ('type="sha256"', 'type="shake_128"', "has the digest 'shake_128', which isn't one of a repository"),
+        ('package="10"', 'package="many"', "a package of 'many' bytes"),
+        ('package="10"', f'package="{"9" * 5000}"', "a package of '9999"),
+    ],
+)
+def test_nonsense_of_a_mirror_is_a_sentence(was: str, now: str, why: str) -> None:
+    """Metadata that nobody signs is what a mirror's owner writes."""
+    text = (
+        '<metadata xmlns="http://linux.duke.edu/metadata/common"><package><name>x</name><arch>noarch</arch>'
+        '<version epoch="0" ver="1" rel="1"/><checksum type="sha256">0</checksum><size package="10"/>'
+        '<location href="x.rpm"/></package></metadata>'
+    )
+    assert [rpm.size for rpm in rpm_lists.rpms(io.BytesIO(text.encode()), "r")] == [10]
+    with pytest.raises(ShareError, match=why):
+        list(rpm_lists.rpms(io.BytesIO(text.replace(was, now).encode()), "r"))
+
+
 def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
     class Full(io.BytesIO):
         def read(self, _size: int | None = -1) -> bytes:
@@ -369,18 +389,52 @@ def test_a_description_from_elsewhere_is_held_to_its_form(more: dict[str, Any], 
         types.repository(described(**more), "packages/x/repository.json")
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://me:tok@deb.example.org/debian/",
+        "https://deb.example.org/debian/?tok",
+        "https://tok@deb.example.org/debian/#",
+    ],
+)
+def test_a_description_has_no_credentials(tmp_path: Path, address: str) -> None:
+    """The folder is carried, and served to everybody."""
+    local = tmp_path / "x"
+    local.write_bytes(b"x")
+    part = wanted.Part("dists/x", local=str(local), digest=hashlib.sha256(b"x").hexdigest())
+    packages = [wanted.Package(part._replace(path="pool/x.deb"), "x", "1", "amd64")]
+    found = wanted.Resolved(address, "distribution", "key", ("metadata",), packages=packages, metadata=[part])
+    # Of the machine only files are used, which are real.
+    store = Store(str(tmp_path / "air"), None)  # type: ignore[arg-type]
+    host = {"id": "debian", "version": "12", "arch": "amd64"}
+    result = mirror._Mirrors(store, "apt", host).put(wanted.Outcome([found], []), False)
+    [row] = result["repositories"]
+    assert row["address"] == "https://deb.example.org/debian/"
+    assert row["path"] == "packages/apt/deb.example.org_debian_debian12-amd64"
+    assert "tok" not in json.dumps(result)
+    assert not [path for path in (tmp_path / "air").rglob("*") if "tok" in path.name]
+    assert "tok" not in (tmp_path / "air" / row["path"] / "repository.json").read_text()
+
+
 def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -> None:
     row = described()
     folder = tmp_path / row["path"]
     folder.mkdir(parents=True)
-    (folder / "repository.json").write_text(json.dumps(row))
+
+    def write(description: dict[str, Any]) -> str:
+        (folder / "repository.json").write_text(json.dumps(description))
+        return hashlib.sha256((folder / "repository.json").read_bytes()).hexdigest()
+
     sums = {f"{row['path']}/{one['path']}": one["sha256"] for one in (row["key"], *row["metadata"], *row["packages"])}
-    sums[f"{row['path']}/repository.json"] = "b" * 64
+    sums[f"{row['path']}/repository.json"] = write(row)
     assert [one["name"] for one in mirrored.repositories(str(tmp_path), sums)] == ["deb-example-org"]
     with pytest.raises(BadInput, match=r"names pool/gcc.deb, which the archive hasn't"):
         mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/pool/gcc.deb": "c" * 64})
-    (folder / "repository.json").write_text(json.dumps(described(path="packages/apt/other")))
+    other = write(described(path="packages/apt/other"))
     with pytest.raises(BadInput, match="describes packages/apt/other"):
+        mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/repository.json": other})
+    # Not even where it was compared before.
+    with pytest.raises(BadInput, match=r"repository\.json has another content"):
         mirrored.repositories(str(tmp_path), sums)
 
 

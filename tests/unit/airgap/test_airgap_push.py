@@ -11,7 +11,9 @@ import http.client
 import http.server
 import io
 import json
+import lzma
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -201,6 +203,7 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
     )
     assert written["hami_image_pull_secrets"] == ["registry"]
     assert written["airgap_registry_ca"] == registry.authority
+    assert named.created_of((tmp_path / "inventory/group_vars/all/airgap.yml").read_text()) == archives.CREATED
     again = playbook(tmp_path, **given)
     assert again.rc == 0 and again.changed == 0, again.text
     # It knows from the file which folder it has filled.
@@ -275,6 +278,8 @@ def test_an_image_without_one_of_its_parts_is_refused_before_anything_is_asked(s
         ({"files_url": "ftp://x"}, "airgap_files_url: 'ftp://x' isn't an address"),
         ({"server": "nobody"}, "airgap_files_host: the inventory has no host nobody"),
         ({"address": "0.0.0.0:8090"}, "airgap_files_address: '0.0.0.0:8090' isn't one address of the host"),
+        ({"address": "0:8090"}, "airgap_files_address: '0:8090' isn't one address of the host"),
+        ({"address": "[0::0]:8090"}, "airgap_files_address: '[0::0]:8090' isn't one address of the host"),
         ({"address": "192.0.2.1:80"}, "airgap_files_address: '192.0.2.1:80' isn't one address of the host"),
         ({"address": "192.0.2.1"}, "airgap_files_address: '192.0.2.1' isn't one address of the host"),
         ({"pull_secrets": ["A b"]}, "airgap_pull_secrets: 'A b' isn't the name of a Secret"),
@@ -307,6 +312,25 @@ def refusals(folder, given):
     return str(raised.value)
 
 
+@pytest.mark.parametrize("way", ["folder", "archive"])
+def test_an_older_archive_is_refused_though_its_signature_is_valid(tmp_path, small, way):
+    (tmp_path / "v").mkdir()
+    given = {way: small.close(), "unsigned": True, "registry": "127.0.0.1:9", "skopeo": "none"}
+    if way == "archive":
+        given[way] = str(packed(small.folder, tmp_path / "a.tar"))
+    older = f"it was made {archives.CREATED}, and the last one that was pushed 2026-11-30T00:00:00Z"
+    for created, more, said in (
+        ("2026-11-30T00:00:00Z", {}, older),
+        ("2026-11-30T00:00:00Z", {"older": True}, "airgap_files_url"),
+        (archives.CREATED, {}, "airgap_files_url"),
+        ("", {}, "airgap_files_url"),
+    ):
+        (tmp_path / "v/airgap.yml").write_text(named.text({"airgap_registry": "x"}, created))
+        assert said in refusals(tmp_path, {**given, **more})
+        # Nothing of an archive that is refused is unpacked.
+        assert said != older or not (tmp_path / "a.tar.unpacked").exists()
+
+
 def test_a_file_of_variables_that_isnt_ours_stays(tmp_path, small):
     (tmp_path / "v").mkdir()
     (tmp_path / "v/airgap.yml").write_text("gpu_backend: hami\n")
@@ -336,6 +360,7 @@ def test_ansible_reads_no_all_yml_beside_a_folder_all(tmp_path):
 def entry(name, **more):
     return {
         **{"kind": "image", "id": "images/x", "name": name, "digest": f"sha256:{'a' * 64}", "image": name},
+        "variables": [],
         **more,
     }
 
@@ -396,6 +421,8 @@ def test_hosts_and_values_that_would_be_templates_are_refused():
         named.variables(LIST, [{**repository, "hosts": ["{{ x }}"]}], [], places)
     with pytest.raises(BadInput, match="characters that no such value has"):
         named.variables(LIST, [{**repository, "hosts": ["a"], "path": "packages/apt/{{ x }}"}], [], places)
+    with pytest.raises(BadInput, match="packages/x sets variable ansible_shell_executable, which isn't one of this"):
+        named.variables(LIST, [{**repository, "hosts": ["a"], "variables": ["ansible_shell_executable"]}], [], places)
     one = named.variables(LIST, [{**repository, "hosts": ["a", "b"]}], [], places)
     assert one == {"driver_repo_url": "http://f.example.org/packages/apt/x/"}
 
@@ -544,6 +571,19 @@ def test_the_server_of_files_keeps_its_last_files_when_a_part_is_missing(tmp_pat
             Tree(str(folder), {name: "0" * 64})
 
 
+@pytest.mark.parametrize("name", ["../mine", "{folder}/mine", "a/../../mine"])
+def test_the_record_of_the_served_folder_removes_nothing_elsewhere(tmp_path, name):
+    from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import RECORD, Tree
+
+    (tmp_path / "served").mkdir()
+    (tmp_path / "mine").write_text("x")
+    record = {"files": {name.format(folder=tmp_path): "0" * 64}}
+    (tmp_path / "served" / RECORD).write_text(json.dumps(record))
+    with pytest.raises(BadInput, match="names what isn't in the folder"):
+        Tree(str(tmp_path / "served"), {}).remove()
+    assert (tmp_path / "mine").exists()
+
+
 def test_a_file_that_comes_with_another_content_isnt_taken(tmp_path):
     from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import Tree
 
@@ -608,6 +648,16 @@ def changed(file):
     file.write_bytes(content)
 
 
+def compressed(file):
+    with tarfile.open(file, "a") as tar:
+        member = tarfile.TarInfo("charts/large")
+        member.size = 1 << 20
+        tar.addfile(member, io.BytesIO(random.Random(1).randbytes(member.size)))
+    content = bytearray(lzma.compress(file.read_bytes()))
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def linked(file):
     with tarfile.open(file, "a") as tar:
         member = tarfile.TarInfo("charts/link")
@@ -627,6 +677,7 @@ def upwards(file):
     [
         (cut, "isn't a whole archive|isn't as it was made"),
         (changed, "has another content, or isn't complete"),
+        (compressed, "isn't a whole archive"),
         (linked, "charts/link is no file, or is in it twice"),
         (upwards, "isn't listed in SHA256SUMS"),
         (lambda file: file.write_bytes(b""), "isn't a whole archive"),
@@ -638,7 +689,43 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     damage(file)
     with pytest.raises(BadInput, match=text):
         unpack.unpack(str(file), str(folder), "")
-    assert not (folder / archive.SUMS).exists() and not (tmp_path / "evil").exists()
+    assert not (tmp_path / "evil").exists()
+    with pytest.raises(BadInput, match=r"can't be read|isn't as it was made|isn't a complete archive"):
+        archive.read(str(folder), "")
+
+
+def test_no_link_in_the_folder_is_followed(tmp_path, small):
+    """Who writes the stick may prepare the folder beside the archive, and files of other names in the archive."""
+    file, folder, own = packed(small.close(), tmp_path / "a.tar"), tmp_path / "there", tmp_path / "own"
+    folder.mkdir()
+    own.write_text("mine")
+    for name in (archive.CONTENTS, archive.SUMS):
+        (folder / f"{name}.part").symlink_to(own)
+    unpack.unpack(str(file), str(folder), "")
+    assert own.read_text() == "mine" and archive.read(str(folder), "").contents.items
+    (folder / ".unpacking.part").unlink()
+    (folder / ".unpacking.part").symlink_to(tmp_path / "made")
+    with pytest.raises(BadInput, match=r"unpacking\.part"):
+        unpack.unpack(str(file), str(folder), "")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_killed_run_leaves_what_the_next_archive_replaces(tmp_path, small, monkeypatch):
+    file, folder = packed(small.close(), tmp_path / "a.tar"), tmp_path / "there"
+    with monkeypatch.context() as patch:
+        patch.setattr(unpack, "_write", lambda *_given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            unpack.unpack(str(file), str(folder), "")
+    with pytest.raises(archive.Broken, match="is missing"):
+        archive.read(str(folder), "")
+    [chart] = (small.folder / "charts").iterdir()
+    (folder / "charts").mkdir()
+    shutil.copy(chart, folder / "charts")
+    other = archives.Maker(tmp_path / "other")
+    other.file("charts/b.tgz", b"b")
+    unpack.unpack(str(packed(other.close(), tmp_path / "b.tar")), str(folder), "")
+    assert [path.name for path in (folder / "charts").iterdir()] == ["b.tgz"]
+    assert archive.read(str(folder), "").contents.items == ()
 
 
 def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path, small, monkeypatch):
@@ -647,7 +734,12 @@ def test_a_folder_of_somebody_else_stays_and_a_full_disk_is_a_sentence(tmp_path,
     (folder / "mine").write_text("x")
     with pytest.raises(BadInput, match="has files that aren't an archive's, such as mine"):
         unpack.unpack(str(file), str(folder), "")
-    assert [path.name for path in folder.iterdir()] == ["mine"]
+    # Many folders have a list of this name: it says what is an archive's only if it is one's.
+    for listed in (f"{'0' * 64}  mine\n", f"{'0' * 64}  contents.json\n", "junk"):
+        (folder / archive.SUMS).write_text(listed)
+        with pytest.raises(BadInput, match="has files that aren't an archive's, such as mine"):
+            unpack.unpack(str(file), str(folder), "")
+    assert sorted(path.name for path in folder.iterdir()) == [archive.SUMS, "mine"]
     monkeypatch.setattr(unpack.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
     with pytest.raises(BadInput, match="where 1 MiB are free: make room"):
         unpack.unpack(str(file), str(tmp_path / "other"), "")
