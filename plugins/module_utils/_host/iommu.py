@@ -21,6 +21,8 @@ GROUPS = "/sys/kernel/iommu_groups"
 TABLES = "/sys/firmware/acpi/tables"
 # The firmware's descriptions of an IOMMU: Intel's, AMD's, Arm's, and a virtual one's.
 KNOWN_TABLES = ("DMAR", "IVRS", "IORT", "VIOT")
+# Intel's is on without an argument; with the second all but that of the processor's own graphics.
+DEFAULT_ON = ("CONFIG_INTEL_IOMMU_DEFAULT_ON", "CONFIG_INTEL_IOMMU_DEFAULT_ON_INTGPU_OFF")
 ARGUMENT = re.compile(r"(?:intel_|amd_)?iommu(?:\.\w+)?=\S+")
 # PCI to PCI bridges, and those to the processor; no driver of theirs moves data by itself.
 BRIDGES = ("0x0604", "0x0600")
@@ -31,12 +33,14 @@ NO_OVERRIDE = "(null)"
 class Iommu(t.TypedDict):
     """``groups`` is their number, 0 where it is off; ``table`` the firmware's (DMAR, IVRS, IORT, VIOT or empty).
 
-    ``arguments`` are those of the running kernel's command line that are about it.
+    ``arguments`` are those of the running kernel's command line that are about it. ``default_on``: whether this kernel
+    turns Intel's IOMMU on by itself; None where that isn't known.
     """
 
     groups: int
     table: str
     arguments: list[str]
+    default_on: bool | None
 
 
 # Another function of a card's IOMMU group. "class" is a keyword of Python, so the class syntax can't have it.
@@ -53,13 +57,18 @@ GroupMember = t.TypedDict(
 )
 
 
-def observe(system: System) -> Iommu:
-    """Return whether the kernel has groups, and why not."""
+def observe(system: System, release: str) -> Iommu:
+    """Return whether the kernel has groups, and why not.
+
+    :param release: the running kernel's.
+    """
     tables = names(system, TABLES)
+    config = text(system, f"/boot/config-{release}") or text(system, f"/lib/modules/{release}/config")
     return {
         "groups": len(names(system, GROUPS)),
         "table": next((table for table in KNOWN_TABLES if table in tables), ""),
         "arguments": [word for word in text(system, "/proc/cmdline").split() if ARGUMENT.fullmatch(word)],
+        "default_on": any(f"\n{name}=y" in config for name in DEFAULT_ON) if config else None,
     }
 
 
