@@ -532,7 +532,18 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"added": ["a"], "files": {}}', '{"added": "a", "files": {}, "kernelopts": null}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"added": ["a"], "files": {}}',
+        '{"added": "a", "files": {}, "kernelopts": null}',
+        '{"added": ["quiet --reboot"], "files": {}, "kernelopts": null}',
+        # The undo would write it, or remove it.
+        '{"added": ["a"], "files": {"/etc/passwd": {"before": null, "after": ""}}, "kernelopts": null}',
+        '{"added": ["a"], "files": {"/loader/entries/../a.conf": {"before": null, "after": ""}}, "kernelopts": null}',
+    ],
 )
 def test_a_record_that_is_none_is_not_guessed_at(text: str) -> None:
     machine = with_file(debian(), RECORD, text)
