@@ -176,14 +176,22 @@ def card(machine: Machine, address: str) -> Card:
     vendor, device = (_text(machine, f"{folder}/{name}").removeprefix("0x") for name in ("vendor", "device"))
     known = _known(machine)
     found = [_function(machine, each, known) for each in (address, *virtual) if _ADDRESS.fullmatch(each)]
+    functions = [function for function in found if function is not None]
+    # A virtual function that is a vGPU may not list its own type; one that isn't yet may.
+    names = {_unknown(number): name for function in functions for number, name in function.types.items()}
     return Card(
         address,
         f"0x{device}{vendor}".upper().replace("0X", "0x"),
         posixpath.basename(driver) if driver else None,
         int(_text(machine, f"{folder}/sriov_totalvfs") or 0),
         tuple(virtual),
-        tuple(function for function in found if function is not None),
+        tuple(_named_vgpus(function, names) for function in functions),
     )
+
+
+def _named_vgpus(function: Function, names: t.Mapping[str, str]) -> Function:
+    vgpus = tuple(dataclasses.replace(vgpu, name=names.get(vgpu.name, vgpu.name)) for vgpu in function.vgpus)
+    return dataclasses.replace(function, vgpus=vgpus)
 
 
 def _function(machine: Machine, address: str, known: t.Mapping[str, str]) -> Function | None:
@@ -247,6 +255,19 @@ def missing(have: Card, wanted: t.Mapping[str, int]) -> list[str]:
     return [name for name, count in wanted.items() for _each in range(count - counts.get(name, 0))]
 
 
+def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
+    """Return how many vGPUs of each type, by the types' names: a type that had none when it was recorded may have one.
+
+    A card that is full lists nothing that it can still become, and so no names of what others have made on it.
+    """
+    names = {_unknown(number): name for function in have.functions for number, name in function.types.items()}
+    names.update({_unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
+    found: collections.Counter[str] = collections.Counter()
+    for name, count in wanted.items():
+        found[names.get(name, name)] += count
+    return dict(found)
+
+
 def sizes(wanted: t.Mapping[str, int]) -> set[str]:
     """Return the sizes of these types' frame buffers, in GB as in their names."""
     found = (_FRAMEBUFFER.search(name) for name, count in wanted.items() if count)
@@ -260,10 +281,11 @@ def create(machine: Machine, address: str, wanted: t.Mapping[str, int]) -> None:
     :raises Failed: the card doesn't take it.
     """
     have = card(machine, address)
-    if not missing(have, wanted):
+    if not missing(have, named(have, wanted)):
         return
     if not have.functions:
         have = _with_functions(machine, have)
+    wanted = named(have, wanted)
     _remember(machine, have)
     if len(sizes(wanted)) > 1 and not have.vgpus:
         _must(machine, address, ("nvidia-smi", "vgpu", "-shm", "1", "-i", address))

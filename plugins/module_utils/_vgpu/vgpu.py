@@ -220,7 +220,7 @@ def surplus(card: Card, wanted: Counts) -> list[VGpu]:
 
 
 def _fill(card: Card, wanted: Counts, disable: bool, facts: Facts) -> Change | None:
-    disable = disable and bool(card.virtual)
+    disable, wanted = disable and bool(card.virtual), restore.named(card, wanted)
     gone = surplus(card, wanted)
     lacking = restore.missing(card, wanted)
     if not (gone or lacking or disable):
@@ -337,7 +337,7 @@ class Reconciler:
 
     def _fill(self, step: Fill) -> None:
         card = restore.card(self._system, step.address)
-        for vgpu in surplus(card, step.wanted):
+        for vgpu in surplus(card, restore.named(card, step.wanted)):
             restore.remove(self._system, card, vgpu)
         restore.create(self._system, step.address, step.wanted)
         if step.disable:

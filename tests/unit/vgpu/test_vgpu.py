@@ -286,6 +286,31 @@ def test_vgpus_of_others_count_and_come_back(framework):
     assert counts(node) == {"A10-8Q": 2} and restore.RECORD not in node.files
 
 
+def test_vgpus_of_others_come_back_where_the_full_card_doesnt_tell_their_types_name():
+    node = Node("vendor")
+    restore.create(node, FIRST, {"A10-24C": 1})
+    # Nobody of this collection has seen the list before it was full.
+    del node.files[restore.NAMES]
+    assert counts(node) == {"type 3": 1}
+    run(node, entry(A10_8Q=2))
+    assert counts(node) == {"A10-8Q": 2} and json.loads(node.files[restore.RECORD])["cards"][0]["before"] == {
+        "type 3": 1
+    }
+    run(node)
+    assert node.used(FIRST) == [24] and restore.RECORD not in node.files
+    assert not run(node)["changed"]
+
+
+def test_a_vgpu_of_others_has_the_name_that_a_free_function_of_the_card_lists():
+    node = Node("vendor")
+    restore.create(node, FIRST, {"A10-8Q": 1})
+    del node.files[restore.NAMES]
+    node.files[f"{PCI}/0000:41:00.4/nvidia/creatable_vgpu_types"] = "ID    : vGPU Name\n"
+    node.hold("/dev/vfio/50")
+    run(node, entry(A10_8Q=1))
+    assert counts(node) == {"A10-8Q": 1}
+
+
 def test_a_card_that_leaves_the_layout_gets_back_what_it_had():
     node = Node("vendor", (FIRST, SECOND))
     run(node, entry(A10_4Q=1))
