@@ -20,7 +20,7 @@ from .._core.types import JsonObject
 from .._host import open_devices
 from .._host.system import System
 from . import restore
-from .restore import FORMAT, NAMES, RECORD, Card, Failed, VGpu
+from .restore import FORMAT, NAMES, RECORD, Card, Failed, Row, VGpu
 
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -63,24 +63,9 @@ def _entry(given: t.Any, where: str) -> Entry:
     if not isinstance(types, dict):
         raise Problem("geometry_entry", where, "it has the number of vGPUs by type, as A10-4Q: 6")
     for name, count in types.items():
-        if not TYPE.fullmatch(str(name)) or not whole(count):
+        if not TYPE.fullmatch(str(name)) or not whole(count) or count > restore.MOST:
             raise Problem("geometry_profile", f"{where}.{name}", "it is a type and a number, as A10-4Q: 6")
     return Entry(parse_cards(given, where), {str(name): count for name, count in types.items() if count})
-
-
-class Row(t.TypedDict):
-    """A recorded card.
-
-    :ivar device: its PCI ids, by which a card that moved is noticed.
-    :ivar wanted: how many vGPUs of each type it is to have.
-    :ivar before: how many it had; ``functions`` says whether it had virtual functions.
-    """
-
-    address: str
-    device: str
-    wanted: dict[str, int]
-    before: dict[str, int]
-    functions: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +92,11 @@ class Facts:
         if text is None:
             return []
         try:
-            record = json.loads(text)
-            if record["format"] == FORMAT:
-                return t.cast("list[Row]", record["cards"])
-        except (ValueError, KeyError, TypeError):
-            pass
-        raise ShareError(f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand")
+            return restore.recorded(text)
+        except ValueError as error:
+            raise ShareError(
+                f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand"
+            ) from error
 
     def holders(self, key: str) -> list[JsonObject]:
         """Return the processes that have a vGPU or a card open.
@@ -265,7 +249,8 @@ Description=Restore this machine's vGPUs after a boot (kubegpu.share)
 Documentation=https://docs.nvidia.com/vgpu/
 # MIG comes before the virtual functions, and virtual machines after the vGPUs.
 After=nvidia-vgpud.service nvidia-vgpu-mgr.service nvidia-mig-manager.service
-Before=kubelet.service libvirtd.service virtqemud.service
+Before=kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service
+Before=libvirtd.service virtqemud.service
 ConditionPathExists={RECORD}
 
 [Service]

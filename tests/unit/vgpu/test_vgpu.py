@@ -197,6 +197,11 @@ def run(node, *entries, check=False):
     return vgpu.work(node, params, "/usr/bin/python3", check)
 
 
+def restored(node):
+    """What the program at boot couldn't do."""
+    return restore.restore(node, restore.recorded(node.files[restore.RECORD]))
+
+
 def counts(node, card=FIRST):
     return restore.card(node, card).counts()
 
@@ -230,11 +235,10 @@ def test_a_boot_restores_the_same_vgpus_and_touches_nothing_that_is_there(framew
     before = [restore.card(node, card).vgpus for card in (FIRST, SECOND)]
     node.boot()
     assert counts(node) == {}
-    record = json.loads(node.files[restore.RECORD])
-    assert restore.restore(node, record) == []
+    assert restored(node) == []
     assert [restore.card(node, card).vgpus for card in (FIRST, SECOND)] == before
     ran = len(node.ran)
-    assert restore.restore(node, record) == [] and len(node.ran) == ran
+    assert restored(node) == [] and len(node.ran) == ran
 
 
 def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
@@ -244,7 +248,7 @@ def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
     order = [line.split()[0].rpartition("/")[2] for line in node.ran if "systemctl" not in line]
     assert order == ["sriov-manage", "nvidia-smi", "tee", "tee"]
     node.boot()
-    assert restore.restore(node, json.loads(node.files[restore.RECORD])) == []
+    assert restored(node) == []
     assert counts(node) == {"A10-4Q": 1, "A10-8Q": 1}
 
 
@@ -351,6 +355,7 @@ def test_a_run_that_was_killed_is_completed_and_can_be_undone(framework):
         (lambda node: None, entry([3], A10_4Q=1), "vgpu_no_card"),
         (lambda node: None, {**entry(A10_4Q=1), "device-filter": "0x20B010DE"}, "vgpu_no_card"),
         (lambda node: None, entry(A10_4Q=-1), "geometry_profile"),
+        (lambda node: None, entry(A10_4Q=10**9), "geometry_profile"),
         (lambda node: None, {"devices": "all", "vgpu-devices": {"A10": 1}}, "geometry_profile"),
         (lambda node: None, {"devices": "all"}, "geometry_entry"),
         (lambda node: None, {"devices": [0, 0], "vgpu-devices": {}}, "geometry_entry"),
@@ -371,7 +376,7 @@ def test_a_card_that_moved_is_refused_by_the_role_and_at_boot():
     run(node, entry(A10_4Q=1))
     node.boot()
     node.files[f"{PCI}/{FIRST}/device"] = "0x20b5\n"
-    [error] = restore.restore(node, json.loads(node.files[restore.RECORD]))
+    [error] = restored(node)
     assert error.code == "vgpu_moved"
     with pytest.raises(BadInput) as refused:
         run(node, entry(A10_4Q=1))
@@ -399,6 +404,78 @@ def test_a_card_takes_no_more_than_it_has_room_for():
     with pytest.raises(ShareError, match="can't have another A10-8Q") as error:
         run(node, entry(A10_8Q=4))
     assert error.value.details["code"] == "vgpu_unavailable" and counts(node) == {"A10-8Q": 3}
+
+
+RECORDED = {"address": FIRST, "device": "0x223610DE", "wanted": {}, "before": {}, "functions": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"format": 2, "cards": []}',
+        '{"format": 1}',
+        '{"format": 1, "cards": 5}',
+        *(
+            json.dumps({"format": 1, "cards": [{**RECORDED, **damage}]})
+            for damage in (
+                {"address": "0000:41:00.0/../../../etc"},
+                {"address": 7},
+                {"wanted": {"A10-4Q": "2"}},
+                {"wanted": {"A10-4Q": 10**9}},
+                {"before": None},
+                {"functions": "no"},
+                {"more": 1},
+            )
+        ),
+    ],
+)
+def test_a_record_that_somebody_has_edited_is_refused_by_the_role_and_at_boot(text, monkeypatch, capsys):
+    node = Node("vendor")
+    node.files[restore.RECORD] = text
+    for entries in ((entry(A10_4Q=1),), ()):
+        with pytest.raises(ShareError, match="isn't a record of format 1"):
+            run(node, *entries)
+    monkeypatch.setattr(restore, "Local", lambda: node)
+    assert restore.main() == 1 and "has no vGPUs of format 1" in capsys.readouterr().err
+
+
+def test_at_boot_all_cards_wait_for_the_driver_once_and_one_card_doesnt_keep_the_others_from_theirs(monkeypatch):
+    node = Node("vendor", (FIRST, SECOND))
+    run(node, entry(A10_4Q=1))
+    node.boot()
+    now = [0.0]
+    monkeypatch.setattr(restore.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(restore.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    drivers = {card: node.links.pop(f"{PCI}/{card}/driver") for card in (FIRST, SECOND)}
+    assert [error.code for error in restored(node)] == ["vgpu_no_driver", "vgpu_no_driver"]
+    # The kubelet is started after this program.
+    assert now[0] < 1.1 * restore.DRIVER_SECONDS
+    node.links.update({f"{PCI}/{card}/driver": driver for card, driver in drivers.items()})
+    full = iter([OSError(28, "No space left on device")])
+
+    def write(path, text, mode=0o644):
+        for error in full:
+            raise error
+        node.files[path] = text
+
+    monkeypatch.setattr(node, "write", write)
+    [error] = restored(node)
+    assert error.code == "vgpu_system" and error.fields["address"] == FIRST
+    assert counts(node, SECOND) == {"A10-4Q": 1}
+
+
+def test_numbers_of_sysfs_that_are_none_are_no_vgpus():
+    node = Node("card")
+    for path in node.files:
+        if path.endswith("/available_instances"):
+            node.files[path] = "Input/output error\n"
+    node.files[f"{PCI}/{FIRST}/sriov_totalvfs"] = "many\n"
+    with pytest.raises(BadInput) as error:
+        run(node, entry(A10_4Q=1))
+    assert error.value.details["code"] == "vgpu_type_unknown"
 
 
 def test_the_program_at_boot_is_this_code_and_needs_nothing_else(tmp_path: Path):
