@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import posixpath
 import re
 import typing as t
 
@@ -219,9 +220,13 @@ def _fill(card: Card, wanted: Counts, disable: bool, facts: Facts) -> Change | N
     if unknown:
         known = ", ".join(sorted(card.names())) or "none"
         raise _error("vgpu_type_unknown", card, f"has no type {', '.join(unknown)}; it has {known}", types=unknown)
-    held = [(vgpu.key, user) for vgpu in gone for user in facts.holders(vgpu.key)]
+    keys = [vgpu.key for vgpu in gone]
     if disable or (lacking and not card.functions):
-        held += [(card.address, user) for user in facts.holders(card.address)]
+        keys.append(card.address)
+    if disable:
+        # One may be a virtual machine's without being a vGPU of ours; the kernel would wait for it.
+        keys += [each for each in card.virtual if each not in keys]
+    held = [(key, user) for key in keys for user in facts.holders(key)]
     if held:
         users = sorted({f"{user['command']} (process {user['pid']})" for _key, user in held})
         text = f"is held by {', '.join(users)}: stop the virtual machine or program first"
@@ -286,7 +291,8 @@ class Reconciler:
         system = self._system
         cards = tuple(restore.card(system, address) for address in restore.cards(system))
         devices = {card.address: self._files_of_card(card.address) for card in cards}
-        devices |= {vgpu.key: self._files_of_vgpu(vgpu) for card in cards for vgpu in card.vgpus}
+        devices |= {vgpu.key: self._files_of(vgpu.key, vgpu.function) for card in cards for vgpu in card.vgpus}
+        devices |= {each: self._files_of(each, each) for card in cards for each in card.virtual}
         paths = {path for each in devices.values() for path in each}
         users = open_devices.users(system, lambda path: path in paths) if paths else []
         files = {path: system.read(path) for path in (RECORD, PROGRAM, UNIT, NAMES)}
@@ -297,9 +303,9 @@ class Reconciler:
         minor = re.search(r"^Device Minor:\s*([0-9]+)\s*$", text, re.MULTILINE)
         return (f"/dev/nvidia{minor.group(1)}",) if minor else ()
 
-    def _files_of_vgpu(self, vgpu: VGpu) -> tuple[str, ...]:
-        own = vgpu.key == vgpu.function
-        folder = f"{restore.PCI}/{vgpu.function}" if own else f"{restore.INSTANCES}/{vgpu.key}"
+    def _files_of(self, key: str, function: str) -> tuple[str, ...]:
+        """Return VFIO's files of a vGPU, or of a virtual function that a machine may have as it is."""
+        folder = f"{restore.PCI}/{function}" if key == function else f"{restore.INSTANCES}/{key}"
         group = (self._system.link(f"{folder}/iommu_group") or "").rpartition("/")[2]
         single = [f"/dev/vfio/devices/{name}" for name in self._system.names(f"{folder}/vfio-dev")]
         return (*([f"/dev/vfio/{group}"] if group else []), *single)
@@ -331,6 +337,9 @@ class Reconciler:
     def _put(self, file: PutFile) -> None:
         if file.text is None:
             self._system.remove(file.path)
+            if file.path in (RECORD, PROGRAM):
+                # Fails while other parts of this collection have files there.
+                self._system.run(["rmdir", posixpath.dirname(file.path)])
         else:
             self._system.write(file.path, file.text)
         if file.path == UNIT:

@@ -278,6 +278,29 @@ def test_virtual_functions_of_a_card_in_use_arent_enabled():
     assert error.value.details["code"] == "vgpu_held" and not counts(node) and restore.SRIOV_MANAGE not in str(node.ran)
 
 
+def test_virtual_functions_that_a_machine_has_arent_disabled():
+    node = Node("vendor")
+    run(node, entry(A10_4Q=1))
+    # Somebody has given the last one to a machine by himself.
+    node.hold("/dev/vfio/53")
+    before = (dict(node.files), dict(node.links))
+    with pytest.raises(BadInput, match=r"qemu-kvm \(process 4242\)") as error:
+        run(node)
+    assert [row["vgpu"] for row in error.value.details["held"]] == ["0000:41:00.7"]
+    assert (node.files, node.links) == before
+    # A layout with none of the card's vGPUs leaves the functions.
+    run(node, entry(A10_4Q=0))
+    assert counts(node) == {} and len(restore.card(node, FIRST).virtual) == 4
+
+
+def test_nothing_is_left_of_the_folders():
+    node = Node("vendor")
+    run(node, entry(A10_4Q=1))
+    run(node)
+    for path in (restore.RECORD, vgpu.PROGRAM):
+        assert f"rmdir {path.rpartition('/')[0]}" in node.ran
+
+
 @FRAMEWORKS
 def test_vgpus_of_others_count_and_come_back(framework):
     node = Node(framework)
