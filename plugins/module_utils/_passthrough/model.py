@@ -222,6 +222,20 @@ class Record:
         return next((one for one in self.functions if one.address == address), None)
 
 
+Recorded = t.TypeVar("Recorded", Before, FileBefore)
+
+
+def _checked(one: Recorded, types: t.Mapping[str, tuple[type, ...]]) -> Recorded:
+    """Return a part of a record whose fields have their types: texts, or what is given.
+
+    :raises ValueError: one hasn't, or what is no address or driver would be a part of a path of sysfs.
+    """
+    for name, value in dataclasses.asdict(one).items():
+        if not isinstance(value, types.get(name, (str,))) or (name != "path" and name != "text" and "/" in str(value)):
+            raise ValueError(name)
+    return one
+
+
 def parse_record(text: str) -> Record:
     """Parse the file.
 
@@ -230,11 +244,11 @@ def parse_record(text: str) -> Record:
     try:
         fields = json.loads(text)
         if fields["schema"] == SCHEMA:
-            return Record(
-                tuple(Before(**row) for row in fields["functions"]), tuple(FileBefore(**row) for row in fields["files"])
-            )
+            functions = [_checked(Before(**row), {}) for row in fields["functions"]]
+            kept = [_checked(FileBefore(**row), {"text": (str, type(None)), "mode": (int,)}) for row in fields["files"]]
+            return Record(tuple(functions), tuple(kept))
         reason = f"it has schema {fields['schema']!r}, and this version of the collection supports {SCHEMA}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         reason = "it is no record of this collection"
     raise ShareError(f"{RECORD} can't be read: {reason}; the cards' state before is in it, so that nothing is changed")
 
