@@ -12,7 +12,7 @@ from .._core.errors import ShareError
 from .._host.cached_reader import names, text, whole
 from .._host.facts import os_release
 from .._host.system import System, target
-from . import entries, layout, words
+from . import entries, layout
 from .types import BootFacts, Entry, Record
 
 RECORD = "/var/lib/kubegpu-share/kernel-arguments.json"
@@ -123,7 +123,7 @@ def record(system: System) -> Record | None:
         kernelopts = _recorded(fields["kernelopts"]) if fields["kernelopts"] else None
         added = fields["added"]
         known = all(layout.is_place(path) for path in files)
-        if known and isinstance(added, list) and all(words.ARGUMENT.fullmatch(one) for one in added):
+        if known and isinstance(added, list) and all(one.split() == [one] for one in added):
             return {"added": added, "files": files, "kernelopts": kernelopts}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
@@ -279,8 +279,8 @@ class _Detector:
         if not self._take(layout.CMDLINE):
             self._refuse("unreadable", [f"{layout.CMDLINE} doesn't exist"])
             return
-        line = " ".join(layout.command_lines(self._boot["files"][layout.CMDLINE])).split()
-        entry: Entry = {**_NEXT, "id": "all", "path": layout.CMDLINE, "arguments": " ".join(line), "proven": False}
+        words = " ".join(layout.command_lines(self._boot["files"][layout.CMDLINE])).split()
+        entry: Entry = {**_NEXT, "id": "all", "path": layout.CMDLINE, "arguments": " ".join(words), "proven": False}
         self._found("proxmox", entry)
 
     # ----------------------------------------------------------------- GRUB

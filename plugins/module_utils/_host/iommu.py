@@ -24,6 +24,11 @@ KNOWN_TABLES = ("DMAR", "IVRS", "IORT", "VIOT")
 # Intel's is on without an argument; with the second all but that of the processor's own graphics.
 DEFAULT_ON = ("CONFIG_INTEL_IOMMU_DEFAULT_ON", "CONFIG_INTEL_IOMMU_DEFAULT_ON_INTGPU_OFF")
 ARGUMENT = re.compile(r"(?:intel_|amd_)?iommu(?:\.\w+)?=\S+")
+NVIDIA = "0x10de"
+# Classes of VGA and 3D controllers (audio functions have another), and of NVSwitches.
+DISPLAY = ("0x0300", "0x0302")
+NVSWITCH = "0x0680"
+VIRTUAL = re.compile(r"virtfn(\d+)")
 # PCI to PCI bridges, and those to the processor; no driver of theirs moves data by itself.
 BRIDGES = ("0x0604", "0x0600")
 # What sysfs prints for a function without one.
@@ -104,6 +109,14 @@ def member(system: System, address: str) -> GroupMember:
 def driver_of(system: System, address: str) -> str | None:
     """Return the name of the driver that a function is bound to, as sysfs has it."""
     return (system.link(f"{PCI}/{address}/driver") or "").rpartition("/")[2] or None
+
+
+def virtual_of(system: System, address: str) -> list[str]:
+    """Return the addresses of a function's virtual functions, in the order of their numbers."""
+    folder = f"{PCI}/{address}"
+    numbers = sorted(int(found.group(1)) for found in map(VIRTUAL.fullmatch, names(system, folder)) if found)
+    links = [(system.link(f"{folder}/virtfn{number}") or "").rpartition("/")[2] for number in numbers]
+    return [each for each in links if each]
 
 
 def override_of(system: System, address: str) -> str:

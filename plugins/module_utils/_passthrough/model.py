@@ -13,12 +13,8 @@ import typing as t
 from .._contracts import card_exclusion
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
-from .._host.iommu import BRIDGES
+from .._host.iommu import BRIDGES, DISPLAY, NVIDIA, NVSWITCH
 
-NVIDIA = "0x10de"
-# VGA and 3D controllers, and NVSwitches.
-DISPLAY = ("0x0300", "0x0302")
-SWITCH = "0x0680"
 # The name of the module is vfio_pci; those of its variants are the names of their drivers.
 GENERIC = "vfio-pci"
 DRIVER = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -139,7 +135,7 @@ class Function:
     @property
     def switch(self) -> bool:
         """Whether it is an NVSwitch."""
-        return self.vendor == NVIDIA and self.kind.startswith(SWITCH)
+        return self.vendor == NVIDIA and self.kind.startswith(NVSWITCH)
 
     @property
     def bridge(self) -> bool:

@@ -37,6 +37,8 @@ SRIOV_MANAGE = "/usr/lib/nvidia/sriov-manage"
 MDEV, VENDOR = "mdev", "vendor"
 DRIVER = "nvidia"
 NO_TYPE = "0"
+# As in _host/iommu.py, which isn't there at boot.
+DISPLAY = ("0x0300", "0x0302")
 # No card has more vGPUs.
 MOST = 1024
 # Seconds: for the driver at boot, for the virtual functions of a card, and for a command.
@@ -201,7 +203,7 @@ def cards(machine: Machine) -> list[str]:
         for address in machine.names(PCI)
         if _ADDRESS.fullmatch(address)
         and _text(machine, f"{PCI}/{address}/vendor") == "0x10de"
-        and _text(machine, f"{PCI}/{address}/class").startswith("0x03")
+        and _text(machine, f"{PCI}/{address}/class").startswith(DISPLAY)
         and not machine.exists(f"{PCI}/{address}/physfn")
     ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus
 from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import restore, vgpu
 from node_fakes import FakeSystem, killed_at_every_step
 
@@ -488,6 +489,14 @@ def test_at_boot_all_cards_wait_for_the_driver_once_and_one_card_doesnt_keep_the
     [error] = restored(node)
     assert error.code == "vgpu_system" and error.fields["address"] == FIRST
     assert counts(node, SECOND) == {"A10-4Q": 1}
+
+
+def test_indices_of_a_layout_are_those_of_the_facts():
+    node = Node("vendor", (FIRST, SECOND))
+    node._manage(["", "-e", FIRST])
+    other = f"{PCI}/0000:05:00.0"
+    node.files.update({f"{other}/vendor": "0x10de\n", f"{other}/device": "0x2236\n", f"{other}/class": "0x038000\n"})
+    assert restore.cards(node) == [card["address"] for card in gpus.pci(node)[0]] == [FIRST, SECOND]
 
 
 def test_numbers_of_sysfs_that_are_none_are_no_vgpus():
