@@ -41,7 +41,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "helm_chart": (6, 28),
     "image_build": (8, 40),
     "image_import": (14, 108),
-    "kernel_arguments": (20, 122),
+    "kernel_arguments": (20, 127),
     "kernel_driver": (10, 47),
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 59),
