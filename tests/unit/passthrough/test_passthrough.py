@@ -17,9 +17,15 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files, messages
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.apply import PassthroughReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.functions import ALIAS, best_driver
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import Written
-from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import RECORD, Function, options_of
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import (
+    ARGUMENTS,
+    RECORD,
+    Function,
+    options_of,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from node_fakes import killed_at_every_step
 from pci_machine import (
@@ -482,6 +488,22 @@ def test_a_record_that_somebody_has_edited_is_refused(damage):
     for work in (machine.absent, lambda: machine.present(CARD)):
         with pytest.raises(ShareError, match="it is no record of this collection"):
             work()
+    assert (machine.own(), machine.bound()) == before
+
+
+@pytest.mark.parametrize("path", [RECORD, files.RULE])
+def test_of_two_runs_at_once_the_later_one_ends_before_it_changes_anything(path):
+    machine = Machine()
+    params = {name: option.get("default") for name, option in ARGUMENTS.items()}
+    late = PassthroughReconciler(options_of({**params, "cards": [TWIN]}), machine, machine, machine.kubelet)
+    state = late.observe()
+    plan = late.plan(state)
+    other = Machine()
+    other.present(CARD)
+    machine.files[path] = other.files[path]
+    before = (machine.own(), machine.bound())
+    with pytest.raises(ShareError, match=f"{path} was changed by another process during this run; run again"):
+        late.apply(state, plan)
     assert (machine.own(), machine.bound()) == before
 
 
