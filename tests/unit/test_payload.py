@@ -30,7 +30,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (33, 255),
     "cluster_objects": (17, 132),
     "container_runtime": (23, 177),
-    "control_plane_info": (57, 419),
+    "control_plane_info": (57, 420),
     "driver_runfile": (8, 29),
     "gpu_acceptance": (37, 305),
     "gpu_allocation_check": (61, 577),
