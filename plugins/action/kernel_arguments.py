@@ -17,10 +17,14 @@ class ActionModule(PlannedAction):
     """Executes the module ``kernel_arguments`` only where there is something to do."""
 
     arguments = boot_plan.ARGUMENTS
-    sections = ("boot",)
+    sections = ("boot", "iommu")
 
     def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
-        return boot_plan.make_plan(boot_plan.options(params), t.cast(Boot, observed["boot"]))
+        return boot_plan.make_plan(boot_plan.options(params), _boot(observed))
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
-        return boot_plan.outcome(boot_plan.options(params), t.cast(Boot, observed["boot"]))
+        return boot_plan.outcome(boot_plan.options(params), _boot(observed))
+
+
+def _boot(observed: JsonObject) -> Boot:
+    return t.cast(Boot, {**observed["boot"], "iommu": observed["iommu"]})

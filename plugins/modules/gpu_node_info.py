@@ -211,11 +211,6 @@ gpu_node:
         pending:
           description: Whether a run was interrupted.
           type: bool
-        iommu:
-          description: >-
-            Number of IOMMU C(groups), the firmware's C(table) (V(DMAR), V(IVRS), V(IORT), V(VIOT) or empty), and whether the kernel turns Intel's
-            IOMMU on by itself (C(default_on), null where its configuration isn't known).
-          type: dict
     secure_boot:
       description: Whether firmware checks signatures; null without UEFI.
       type: bool
@@ -249,6 +244,9 @@ gpu_node:
           description: Arguments about it on the running kernel's command line.
           type: list
           elements: str
+        default_on:
+          description: Whether the running kernel turns Intel's on without an argument; null where its configuration isn't known.
+          type: bool
     gpus:
       description: NVIDIA's cards on PCI. Virtual functions of a card are no cards, but part of it.
       type: list

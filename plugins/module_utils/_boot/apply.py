@@ -11,8 +11,8 @@ from .._core import plan as core_plan
 from .._core.digest import digest
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.types import JsonObject
-from .._host.cached_reader import text
-from .._host.facts import distribution
+from .._host import iommu
+from .._host.facts import distribution, running
 from .._host.file_transaction import FileTransaction, Replacement, check_unchanged
 from .._host.system import Done, System, target
 from . import layout, places, words
@@ -46,8 +46,8 @@ class BootReconciler:
         self._given = given
 
     def observe(self) -> Boot:
-        release = text(self._system, "/proc/sys/kernel/osrelease")
-        return observe(self._system, dict(distribution(self._system)), release)
+        boots = observe(self._system, dict(distribution(self._system)))
+        return {**boots, "iommu": iommu.observe(self._system, running(self._system))}
 
     def plan(self, boot: Boot) -> core_plan.Plan:
         return make_plan(self._given, boot)

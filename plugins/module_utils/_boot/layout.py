@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import re
 import typing as t
 
@@ -48,6 +49,14 @@ def entry_fields(text: str) -> dict[str, str]:
 def is_entry(path: str) -> bool:
     """Return whether a path is that of an entry of the Boot Loader Specification."""
     return path.endswith(".conf")
+
+
+def is_place(path: str) -> bool:
+    """Return whether this collection may have written a file: a record that names another one isn't its own."""
+    if path in (DEFAULT, DROP_IN, CMDLINE, KERNELSTUB):
+        return True
+    folder, _slash, name = path.rpartition("/")
+    return is_entry(name) and folder.endswith("/loader/entries") and posixpath.normpath(path) == path
 
 
 def own_entries(files: t.Mapping[str, str], machine_id: str) -> list[str]:

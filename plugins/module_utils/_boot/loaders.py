@@ -13,7 +13,7 @@ from .._host.cached_reader import names, text, whole
 from .._host.facts import os_release
 from .._host.system import System, target
 from . import entries, layout
-from .types import Boot, Entry, Iommu, Record
+from .types import BootFacts, Entry, Record
 
 RECORD = "/var/lib/kubegpu-share/kernel-arguments.json"
 PENDING = "/var/lib/kubegpu-share/kernel-arguments-pending.json"
@@ -48,7 +48,6 @@ REFUSALS: t.Mapping[str, str] = {
 }
 # Systems whose loader a package of the image brings.
 IMAGES = frozenset(("talos", "bottlerocket", "cos", "flatcar", "nixos", "ubuntu-core"))
-DEFAULT_ON = ("CONFIG_INTEL_IOMMU_DEFAULT_ON", "CONFIG_INTEL_IOMMU_DEFAULT_ON_INTGPU_OFF")
 EFIVARS = "/sys/firmware/efi/efivars"
 LOADER_GUID = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 GRUB_CONFIGS = ("/boot/grub2/grub.cfg", "/boot/grub/grub.cfg", "/etc/grub2-efi.cfg", "/etc/grub2.cfg")
@@ -59,7 +58,6 @@ EXTLINUX = ("/boot/extlinux/extlinux.conf", "/boot/firmware/cmdline.txt", "/boot
 TOOLS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 UPDATE_GRUB = "update-grub"
 MKCONFIGS = ("grub2-mkconfig", "grub-mkconfig")
-TABLES = ("DMAR", "IVRS", "IORT", "VIOT")
 # Entries beyond these belong to no machine.
 MOST_ENTRIES = 64
 MOST_CHARACTERS = 64 << 10
@@ -76,13 +74,12 @@ def efi_variable(system: System, name: str) -> str:
     return content[4:].replace("\0", "").strip()
 
 
-def observe(system: System, distribution: t.Mapping[str, t.Any], release: str) -> Boot:
+def observe(system: System, distribution: t.Mapping[str, t.Any]) -> BootFacts:
     """Return the section ``boot``.
 
     :param distribution: the section of ``gpu_node``.
-    :param release: the running kernel's.
     """
-    boot: Boot = {
+    boot: BootFacts = {
         "loader": "",
         "refused": "",
         "found": [],
@@ -96,7 +93,6 @@ def observe(system: System, distribution: t.Mapping[str, t.Any], release: str) -
         "record": None,
         "record_error": "",
         "pending": system.exists(PENDING),
-        "iommu": iommu(system, release),
     }
     try:
         boot["record"] = record(system)
@@ -113,21 +109,6 @@ def _is_pc(distribution: t.Mapping[str, t.Any]) -> bool:
     return distribution.get("arch") == "amd64"
 
 
-def iommu(system: System, release: str) -> Iommu:
-    """Return whether the machine's IOMMU is on, and what it would take."""
-    tables = names(system, "/sys/firmware/acpi/tables")
-    config = text(system, f"/boot/config-{release}") or text(system, f"/lib/modules/{release}/config")
-    default = None
-    if config:
-        # The second value leaves out the processor's own graphics only.
-        default = any(f"\n{name}=y" in config for name in DEFAULT_ON)
-    return {
-        "groups": len(names(system, "/sys/kernel/iommu_groups")),
-        "table": next((name for name in TABLES if name in tables), ""),
-        "default_on": default,
-    }
-
-
 def record(system: System) -> Record | None:
     """Read the record; None where nothing was added.
 
@@ -141,9 +122,10 @@ def record(system: System) -> Record | None:
         files = {str(path): _recorded(row) for path, row in fields["files"].items()}
         kernelopts = _recorded(fields["kernelopts"]) if fields["kernelopts"] else None
         added = fields["added"]
-        if isinstance(added, list) and all(isinstance(one, str) for one in added):
+        known = all(layout.is_place(path) for path in files)
+        if known and isinstance(added, list) and all(one.split() == [one] for one in added):
             return {"added": added, "files": files, "kernelopts": kernelopts}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ShareError(
         f"{RECORD} isn't a record of this collection; move it away, and remove the arguments that it had added by hand"
@@ -160,7 +142,7 @@ def _recorded(row: t.Any) -> t.Any:
 class _Detector:
     """Finds the loader and fills the section."""
 
-    def __init__(self, system: System, distribution: t.Mapping[str, t.Any], boot: Boot) -> None:
+    def __init__(self, system: System, distribution: t.Mapping[str, t.Any], boot: BootFacts) -> None:
         self._system = system
         self._distribution = distribution
         self._boot = boot

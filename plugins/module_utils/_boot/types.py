@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import typing as t
 
+from .._host.iommu import Iommu
+
 
 class Entry(t.TypedDict):
     """The entry that the loader boots next: where it stands, and the arguments that the kernel gets from it.
@@ -20,17 +22,6 @@ class Entry(t.TypedDict):
     arguments: str
     once: bool
     proven: bool
-
-
-class Iommu(t.TypedDict):
-    """``groups`` is their number now, ``table`` the firmware's (DMAR, IVRS, IORT, VIOT or empty).
-
-    ``default_on``: whether the running kernel turns Intel's IOMMU on by itself; None where that isn't known.
-    """
-
-    groups: int
-    table: str
-    default_on: bool | None
 
 
 class RecordedText(t.TypedDict):
@@ -48,8 +39,8 @@ class Record(t.TypedDict):
     kernelopts: RecordedText | None
 
 
-class Boot(t.TypedDict):
-    """How a machine boots.
+class BootFacts(t.TypedDict):
+    """How a machine boots: the section ``boot``.
 
     ``loader`` is one of ``loaders.LOADERS``, or empty; then ``refused`` is one of ``loaders.REFUSALS``, and ``found``
     what it is about. ``now`` is /proc/cmdline. ``files`` are those that decide arguments, by path; ``config`` is the
@@ -69,4 +60,9 @@ class Boot(t.TypedDict):
     record: Record | None
     record_error: str
     pending: bool
+
+
+class Boot(BootFacts):
+    """What the plan reads: how a machine boots, and its IOMMU, which is a section of its own."""
+
     iommu: Iommu

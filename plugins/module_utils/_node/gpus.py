@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 
-from .._driver.facts import PCI
 from .._driver.nouveau import module_of
 from .._host import iommu
 from .._host.cached_reader import names, text, whole
+from .._host.iommu import DISPLAY, NVIDIA, NVSWITCH, PCI
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch
 from .types import Display, NodeGpu, Vgpu, VgpuHost, VgpuType, VirtualFunctions
@@ -65,15 +65,10 @@ def generation(device: str) -> str:
     return next((name for first, last, name in BLOCKS if first <= number <= last), UNKNOWN)
 
 
-NVIDIA = "0x10de"
-# VGA and 3D controllers; audio functions have another class.
-DISPLAY = ("0x0300", "0x0302")
-BRIDGE = "0x0680"
 # In the configuration space of a vGPU: a capability that its maker defines (9), the next one's place, its length, and
 # these letters. Bytes that are no text are read as one character.
 VGPU_CAPABILITY = re.compile("\t.{1,2}VF", re.DOTALL)
-# How the kernel names the links to virtual functions, mediated devices, and what a vGPU manager lists.
-VIRTUAL = re.compile(r"virtfn(\d+)")
+# How the kernel names mediated devices, and what a vGPU manager lists.
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 CREATABLE = re.compile(r"^\s*(\d+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 FRAMEBUFFER = re.compile(r"fb\d+")
@@ -92,12 +87,12 @@ def pci(system: System) -> tuple[list[NodeGpu], list[NvSwitch]]:
     for address in names(system, PCI):
         folder = f"{PCI}/{address}"
         vendor, kind = text(system, f"{folder}/vendor"), text(system, f"{folder}/class")
-        if vendor != NVIDIA or not kind.startswith((*DISPLAY, BRIDGE)) or system.link(f"{folder}/physfn"):
+        if vendor != NVIDIA or not kind.startswith((*DISPLAY, NVSWITCH)) or system.link(f"{folder}/physfn"):
             continue
         device = text(system, f"{folder}/device")
         link = system.link(f"{folder}/driver")
         driver = module_of(link.rpartition("/")[2]) if link else None
-        if kind.startswith(BRIDGE):
+        if kind.startswith(NVSWITCH):
             switches.append({"address": address, "device": device, "driver": driver})
             continue
         group, functions = iommu.group_of(system, address), virtual_functions(system, address)
@@ -153,18 +148,14 @@ def display(system: System, folder: str) -> Display:
 
 def virtual_functions(system: System, address: str) -> VirtualFunctions:
     """Return a card's virtual functions in the order of their numbers."""
-    folder = f"{PCI}/{address}"
-    total = text(system, f"{folder}/sriov_totalvfs")
+    total = text(system, f"{PCI}/{address}/sriov_totalvfs")
     if not total.isdecimal():
         return {"total": 0, "enabled": []}
-    numbers = sorted(int(found.group(1)) for found in map(VIRTUAL.fullmatch, names(system, folder)) if found)
-    links = [(system.link(f"{folder}/virtfn{number}") or "").rpartition("/")[2] for number in numbers]
     return {
         "total": int(total),
         "enabled": [
             {"address": each, "driver": iommu.driver_of(system, each), "iommu_group": iommu.group_of(system, each)}
-            for each in links
-            if each
+            for each in iommu.virtual_of(system, address)
         ],
     }
 

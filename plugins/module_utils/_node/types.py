@@ -9,7 +9,7 @@ import dataclasses
 import json
 import typing as t
 
-from .._boot.types import Boot
+from .._boot.types import BootFacts
 from .._core.errors import ShareError
 from .._driver.types import DkmsModule, Driver, KernelLog, Maintenance, Nouveau
 from .._host.iommu import GroupMember, Iommu
@@ -187,7 +187,7 @@ class GpuNode(t.TypedDict):
     distribution: Distribution
     python: PythonInterpreter
     kernel: Kernel
-    boot: Boot
+    boot: BootFacts
     secure_boot: bool | None
     security: Security
     mok: MachineOwnerKey

@@ -13,7 +13,7 @@ from .._core import plan as core_plan
 from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._driver.nouveau_apply import Image
-from .._host.file_transaction import FileTransaction, Replacement
+from .._host.file_transaction import FileTransaction, Replacement, check_unchanged
 from .._host.iommu import PCI, override_of
 from .._host.system import System
 from .._kubelet.source import KubeletSource
@@ -61,6 +61,7 @@ class PassthroughReconciler:
     def apply(self, state: State, plan: core_plan.Plan) -> None:
         steps = [change.step for change in plan.changes]
         replacements = [step for step in steps if isinstance(step, Replacement)]
+        self._check_unchanged(state, replacements)
         record = state.record
         for step in steps:
             if isinstance(step, PutRecord):
@@ -85,6 +86,15 @@ class PassthroughReconciler:
                 self._forget(step.addresses)
             elif isinstance(step, EndTransaction):
                 FileTransaction(self._system, PENDING).commit()
+
+    def _check_unchanged(self, state: State, replacements: t.Sequence[Replacement]) -> None:
+        """Refuse to go on from a state that another run has changed: its record of the cards before would be lost.
+
+        :raises ShareError: a file or the record is another one.
+        """
+        if parse_record(self._system.read(RECORD) or Record().text()) != state.record:
+            raise ShareError(f"{RECORD} was changed by another process during this run; run again")
+        check_unchanged(replacements, {one.path: self._system.read(one.path) for one in replacements})
 
     def _inside(self, step: Rebuild) -> tuple[str, ...]:
         """Return the modules that the image must contain: not those that its kernel has built in."""

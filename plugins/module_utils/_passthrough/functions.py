@@ -12,9 +12,9 @@ import typing as t
 from .._driver.library import PROC
 from .._host import iommu
 from .._host.cached_reader import names, text
-from .._host.iommu import GROUPS, PCI
+from .._host.iommu import GROUPS, NVIDIA, PCI
 from .._host.system import System, target
-from .model import GENERIC, NVIDIA, Function, driver_of
+from .model import GENERIC, Function, driver_of
 
 DRIVERS = "/sys/bus/pci/drivers"
 MDEVS = "/sys/bus/mdev/devices"
@@ -66,7 +66,6 @@ def _function(
 ) -> Function:
     folder = f"{PCI}/{address}"
     driver, group = driver_name(system, address), group_of(system, address)
-    own = names(system, folder)
     return Function(
         address=address,
         vendor=text(system, f"{folder}/vendor"),
@@ -79,7 +78,7 @@ def _function(
         boot_display=text(system, f"{folder}/boot_vga") == "1",
         console=f"/{address}/" in consoles,
         physical=(system.link(f"{folder}/physfn") or "").rpartition("/")[2],
-        virtual=sum(1 for name in own if re.fullmatch(r"virtfn\d+", name)),
+        virtual=len(iommu.virtual_of(system, address)),
         mdevs=tuple(sorted(name for name, path in mdevs.items() if f"/{address}/" in path)),
         best=best_driver(text(system, f"{folder}/modalias"), aliases),
         nodes=tuple(

@@ -13,12 +13,8 @@ import typing as t
 from .._contracts import card_exclusion
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
-from .._host.iommu import BRIDGES
+from .._host.iommu import BRIDGES, DISPLAY, NVIDIA, NVSWITCH
 
-NVIDIA = "0x10de"
-# VGA and 3D controllers, and NVSwitches.
-DISPLAY = ("0x0300", "0x0302")
-SWITCH = "0x0680"
 # The name of the module is vfio_pci; those of its variants are the names of their drivers.
 GENERIC = "vfio-pci"
 DRIVER = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -139,7 +135,7 @@ class Function:
     @property
     def switch(self) -> bool:
         """Whether it is an NVSwitch."""
-        return self.vendor == NVIDIA and self.kind.startswith(SWITCH)
+        return self.vendor == NVIDIA and self.kind.startswith(NVSWITCH)
 
     @property
     def bridge(self) -> bool:
@@ -222,6 +218,20 @@ class Record:
         return next((one for one in self.functions if one.address == address), None)
 
 
+Recorded = t.TypeVar("Recorded", Before, FileBefore)
+
+
+def _checked(one: Recorded, types: t.Mapping[str, tuple[type, ...]]) -> Recorded:
+    """Return a part of a record whose fields have their types: texts, or what is given.
+
+    :raises ValueError: one hasn't, or what is no address or driver would be a part of a path of sysfs.
+    """
+    for name, value in dataclasses.asdict(one).items():
+        if not isinstance(value, types.get(name, (str,))) or (name != "path" and name != "text" and "/" in str(value)):
+            raise ValueError(name)
+    return one
+
+
 def parse_record(text: str) -> Record:
     """Parse the file.
 
@@ -230,11 +240,11 @@ def parse_record(text: str) -> Record:
     try:
         fields = json.loads(text)
         if fields["schema"] == SCHEMA:
-            return Record(
-                tuple(Before(**row) for row in fields["functions"]), tuple(FileBefore(**row) for row in fields["files"])
-            )
+            functions = [_checked(Before(**row), {}) for row in fields["functions"]]
+            kept = [_checked(FileBefore(**row), {"text": (str, type(None)), "mode": (int,)}) for row in fields["files"]]
+            return Record(tuple(functions), tuple(kept))
         reason = f"it has schema {fields['schema']!r}, and this version of the collection supports {SCHEMA}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         reason = "it is no record of this collection"
     raise ShareError(f"{RECORD} can't be read: {reason}; the cards' state before is in it, so that nothing is changed")
 

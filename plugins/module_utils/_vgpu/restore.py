@@ -37,6 +37,10 @@ SRIOV_MANAGE = "/usr/lib/nvidia/sriov-manage"
 MDEV, VENDOR = "mdev", "vendor"
 DRIVER = "nvidia"
 NO_TYPE = "0"
+# As in _host/iommu.py, which isn't there at boot.
+DISPLAY = ("0x0300", "0x0302")
+# No card has more vGPUs.
+MOST = 1024
 # Seconds: for the driver at boot, for the virtual functions of a card, and for a command.
 DRIVER_SECONDS, FUNCTIONS_SECONDS, COMMAND_SECONDS = 120.0, 30.0, 120.0
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -148,6 +152,44 @@ class Card:
         return dict(collections.Counter(vgpu.name for vgpu in self.vgpus))
 
 
+class Row(t.TypedDict):
+    """A recorded card.
+
+    :ivar device: its PCI ids, by which a card that moved is noticed.
+    :ivar wanted: how many vGPUs of each type it is to have.
+    :ivar before: how many it had; ``functions`` says whether it had virtual functions.
+    """
+
+    address: str
+    device: str
+    wanted: dict[str, int]
+    before: dict[str, int]
+    functions: bool
+
+
+def recorded(text: str) -> list[Row]:
+    """Parse the record.
+
+    :raises ValueError: another version or program has written it.
+    """
+    try:
+        record = json.loads(text)
+        if record["format"] == FORMAT:
+            return [_row(**row) for row in record["cards"]]
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError("it has another form") from error
+    raise ValueError("it has another format")
+
+
+def _row(address: str, device: str, wanted: t.Any, before: t.Any, functions: bool) -> Row:
+    for counts in (wanted, before):
+        if not all(type(count) is int and 0 <= count <= MOST for count in dict(counts).values()):
+            raise ValueError("no numbers of vGPUs")
+    if not (_ADDRESS.fullmatch(address) and isinstance(device, str) and isinstance(functions, bool)):
+        raise ValueError("no card")
+    return {"address": address, "device": device, "wanted": wanted, "before": before, "functions": functions}
+
+
 def short(name: str) -> str:
     """Return a type's name as NVIDIA's tools take it: ``NVIDIA A10-4Q`` and ``GRID T4-1Q`` by the last word."""
     words = name.split()
@@ -161,7 +203,7 @@ def cards(machine: Machine) -> list[str]:
         for address in machine.names(PCI)
         if _ADDRESS.fullmatch(address)
         and _text(machine, f"{PCI}/{address}/vendor") == "0x10de"
-        and _text(machine, f"{PCI}/{address}/class").startswith("0x03")
+        and _text(machine, f"{PCI}/{address}/class").startswith(DISPLAY)
         and not machine.exists(f"{PCI}/{address}/physfn")
     ]
 
@@ -176,14 +218,22 @@ def card(machine: Machine, address: str) -> Card:
     vendor, device = (_text(machine, f"{folder}/{name}").removeprefix("0x") for name in ("vendor", "device"))
     known = _known(machine)
     found = [_function(machine, each, known) for each in (address, *virtual) if _ADDRESS.fullmatch(each)]
+    functions = [function for function in found if function is not None]
+    # A virtual function that is a vGPU may not list its own type; one that isn't yet may.
+    names = {_unknown(number): name for function in functions for number, name in function.types.items()}
     return Card(
         address,
         f"0x{device}{vendor}".upper().replace("0X", "0x"),
         posixpath.basename(driver) if driver else None,
-        int(_text(machine, f"{folder}/sriov_totalvfs") or 0),
+        _count(machine, f"{folder}/sriov_totalvfs"),
         tuple(virtual),
-        tuple(function for function in found if function is not None),
+        tuple(_named_vgpus(function, names) for function in functions),
     )
+
+
+def _named_vgpus(function: Function, names: t.Mapping[str, str]) -> Function:
+    vgpus = tuple(dataclasses.replace(vgpu, name=names.get(vgpu.name, vgpu.name)) for vgpu in function.vgpus)
+    return dataclasses.replace(function, vgpus=vgpus)
 
 
 def _function(machine: Machine, address: str, known: t.Mapping[str, str]) -> Function | None:
@@ -193,7 +243,7 @@ def _function(machine: Machine, address: str, known: t.Mapping[str, str]) -> Fun
         names = {}
         for each in machine.names(folder):
             names[each] = short(_text(machine, f"{folder}/{each}/name"))
-            if int(_text(machine, f"{folder}/{each}/available_instances") or 0) > 0:
+            if _count(machine, f"{folder}/{each}/available_instances"):
                 types[each] = names[each]
         return Function(address, MDEV, types, tuple(_instances(machine, address, names)))
     current = machine.read(f"{PCI}/{address}/nvidia/current_vgpu_type")
@@ -234,6 +284,11 @@ def _text(machine: Machine, path: str) -> str:
     return (machine.read(path) or "").strip()
 
 
+def _count(machine: Machine, path: str) -> int:
+    content = _text(machine, path)
+    return int(content) if content.isdecimal() else 0
+
+
 def _number(name: str) -> int:
     return int(name[len("virtfn") :])
 
@@ -245,6 +300,19 @@ def missing(have: Card, wanted: t.Mapping[str, int]) -> list[str]:
     """Return the names of the types of which a card lacks vGPUs, each as often as it lacks it."""
     counts = have.counts()
     return [name for name, count in wanted.items() for _each in range(count - counts.get(name, 0))]
+
+
+def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
+    """Return how many vGPUs of each type, by the types' names: a type that had none when it was recorded may have one.
+
+    A card that is full lists nothing that it can still become, and so no names of what others have made on it.
+    """
+    names = {_unknown(number): name for function in have.functions for number, name in function.types.items()}
+    names.update({_unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
+    found: collections.Counter[str] = collections.Counter()
+    for name, count in wanted.items():
+        found[names.get(name, name)] += count
+    return dict(found)
 
 
 def sizes(wanted: t.Mapping[str, int]) -> set[str]:
@@ -260,10 +328,11 @@ def create(machine: Machine, address: str, wanted: t.Mapping[str, int]) -> None:
     :raises Failed: the card doesn't take it.
     """
     have = card(machine, address)
-    if not missing(have, wanted):
+    if not missing(have, named(have, wanted)):
         return
     if not have.functions:
         have = _with_functions(machine, have)
+    wanted = named(have, wanted)
     _remember(machine, have)
     if len(sizes(wanted)) > 1 and not have.vgpus:
         _must(machine, address, ("nvidia-smi", "vgpu", "-shm", "1", "-i", address))
@@ -453,20 +522,25 @@ class _Ended(t.NamedTuple):
     err: str
 
 
-def restore(machine: Machine, record: t.Mapping[str, t.Any]) -> list[Failed]:
+def restore(machine: Machine, rows: t.Iterable[Row]) -> list[Failed]:
     """Create what each recorded card lacks; a card that fails doesn't keep the others from theirs."""
     failed = []
-    for row in record["cards"]:
+    # For all of them: where the driver wasn't loaded, the kubelet waits for this program.
+    until = time.monotonic() + DRIVER_SECONDS
+    for row in rows:
+        address = row["address"]
         try:
-            _await_driver(machine, row)
-            create(machine, row["address"], row["wanted"])
+            _await_driver(machine, row, until)
+            create(machine, address, row["wanted"])
         except Failed as error:
             failed.append(error)
+        except OSError as error:
+            failed.append(Failed("vgpu_system", f"card {address}: {error}", address=address))
     return failed
 
 
-def _await_driver(machine: Machine, row: t.Mapping[str, t.Any]) -> None:
-    address, until = row["address"], time.monotonic() + DRIVER_SECONDS
+def _await_driver(machine: Machine, row: Row, until: float) -> None:
+    address = row["address"]
     while True:
         have = card(machine, address)
         if have.device != row["device"]:
@@ -491,12 +565,12 @@ def _await_driver(machine: Machine, row: t.Mapping[str, t.Any]) -> None:
 
 def main() -> int:
     machine = Local()
-    text = machine.read(RECORD)
-    record = json.loads(text) if text else {}
-    if record.get("format") != FORMAT:
+    try:
+        rows = recorded(machine.read(RECORD) or "")
+    except ValueError:
         print(f"{RECORD} has no vGPUs of format {FORMAT}: run the playbook again", file=sys.stderr)
         return 1
-    failed = restore(machine, record)
+    failed = restore(machine, rows)
     for error in failed:
         print(f"{error.code}: {error}", file=sys.stderr)
     return 1 if failed else 0

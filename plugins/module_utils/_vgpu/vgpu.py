@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import posixpath
 import re
 import typing as t
 
@@ -20,7 +21,7 @@ from .._core.types import JsonObject
 from .._host import open_devices
 from .._host.system import System
 from . import restore
-from .restore import FORMAT, NAMES, RECORD, Card, Failed, VGpu
+from .restore import FORMAT, NAMES, RECORD, Card, Failed, Row, VGpu
 
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -64,24 +65,9 @@ def _entry(given: t.Any, where: str) -> Entry:
     if not isinstance(types, dict):
         raise Problem("geometry_entry", where, "it has the number of vGPUs by type, as A10-4Q: 6")
     for name, count in types.items():
-        if not TYPE.fullmatch(str(name)) or not whole(count):
+        if not TYPE.fullmatch(str(name)) or not whole(count) or count > restore.MOST:
             raise Problem("geometry_profile", f"{where}.{name}", "it is a type and a number, as A10-4Q: 6")
     return Entry(cards, {str(name): count for name, count in types.items() if count})
-
-
-class Row(t.TypedDict):
-    """A recorded card.
-
-    :ivar device: its PCI ids, by which a card that moved is noticed.
-    :ivar wanted: how many vGPUs of each type it is to have.
-    :ivar before: how many it had; ``functions`` says whether it had virtual functions.
-    """
-
-    address: str
-    device: str
-    wanted: dict[str, int]
-    before: dict[str, int]
-    functions: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +94,11 @@ class Facts:
         if text is None:
             return []
         try:
-            record = json.loads(text)
-            if record["format"] == FORMAT:
-                return t.cast("list[Row]", record["cards"])
-        except (ValueError, KeyError, TypeError):
-            pass
-        raise ShareError(f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand")
+            return restore.recorded(text)
+        except ValueError as error:
+            raise ShareError(
+                f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand"
+            ) from error
 
     def holders(self, key: str) -> list[JsonObject]:
         """Return the processes that have a vGPU or a card open.
@@ -223,7 +208,7 @@ def surplus(card: Card, wanted: Counts) -> list[VGpu]:
 
 
 def _fill(card: Card, wanted: Counts, disable: bool, facts: Facts) -> Change | None:
-    disable = disable and bool(card.virtual)
+    disable, wanted = disable and bool(card.virtual), restore.named(card, wanted)
     gone = surplus(card, wanted)
     lacking = restore.missing(card, wanted)
     if not (gone or lacking or disable):
@@ -238,9 +223,13 @@ def _fill(card: Card, wanted: Counts, disable: bool, facts: Facts) -> Change | N
     if unknown:
         known = ", ".join(sorted(card.names())) or "none"
         raise _error("vgpu_type_unknown", card, f"has no type {', '.join(unknown)}; it has {known}", types=unknown)
-    held = [(vgpu.key, user) for vgpu in gone for user in facts.holders(vgpu.key)]
+    keys = [vgpu.key for vgpu in gone]
     if disable or (lacking and not card.functions):
-        held += [(card.address, user) for user in facts.holders(card.address)]
+        keys.append(card.address)
+    if disable:
+        # One may be a virtual machine's without being a vGPU of ours; the kernel would wait for it.
+        keys += [each for each in card.virtual if each not in keys]
+    held = [(key, user) for key in keys for user in facts.holders(key)]
     if held:
         users = sorted({f"{user['command']} (process {user['pid']})" for _key, user in held})
         text = f"is held by {', '.join(users)}: stop the virtual machine or program first"
@@ -268,7 +257,8 @@ Description=Restore this machine's vGPUs after a boot (kubegpu.share)
 Documentation=https://docs.nvidia.com/vgpu/
 # MIG comes before the virtual functions, and virtual machines after the vGPUs.
 After=nvidia-vgpud.service nvidia-vgpu-mgr.service nvidia-mig-manager.service
-Before=kubelet.service libvirtd.service virtqemud.service
+Before=kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service
+Before=libvirtd.service virtqemud.service
 ConditionPathExists={RECORD}
 
 [Service]
@@ -304,7 +294,8 @@ class Reconciler:
         system = self._system
         cards = tuple(restore.card(system, address) for address in restore.cards(system))
         devices = {card.address: self._files_of_card(card.address) for card in cards}
-        devices |= {vgpu.key: self._files_of_vgpu(vgpu) for card in cards for vgpu in card.vgpus}
+        devices |= {vgpu.key: self._files_of(vgpu.key, vgpu.function) for card in cards for vgpu in card.vgpus}
+        devices |= {each: self._files_of(each, each) for card in cards for each in card.virtual}
         paths = {path for each in devices.values() for path in each}
         users = open_devices.users(system, lambda path: path in paths) if paths else []
         files = {path: system.read(path) for path in (RECORD, PROGRAM, UNIT, NAMES)}
@@ -315,9 +306,9 @@ class Reconciler:
         minor = re.search(r"^Device Minor:\s*([0-9]+)\s*$", text, re.MULTILINE)
         return (f"/dev/nvidia{minor.group(1)}",) if minor else ()
 
-    def _files_of_vgpu(self, vgpu: VGpu) -> tuple[str, ...]:
-        own = vgpu.key == vgpu.function
-        folder = f"{restore.PCI}/{vgpu.function}" if own else f"{restore.INSTANCES}/{vgpu.key}"
+    def _files_of(self, key: str, function: str) -> tuple[str, ...]:
+        """Return VFIO's files of a vGPU, or of a virtual function that a machine may have as it is."""
+        folder = f"{restore.PCI}/{function}" if key == function else f"{restore.INSTANCES}/{key}"
         group = (self._system.link(f"{folder}/iommu_group") or "").rpartition("/")[2]
         single = [f"/dev/vfio/devices/{name}" for name in self._system.names(f"{folder}/vfio-dev")]
         return (*([f"/dev/vfio/{group}"] if group else []), *single)
@@ -340,7 +331,7 @@ class Reconciler:
 
     def _fill(self, step: Fill) -> None:
         card = restore.card(self._system, step.address)
-        for vgpu in surplus(card, step.wanted):
+        for vgpu in surplus(card, restore.named(card, step.wanted)):
             restore.remove(self._system, card, vgpu)
         restore.create(self._system, step.address, step.wanted)
         if step.disable:
@@ -349,6 +340,9 @@ class Reconciler:
     def _put(self, file: PutFile) -> None:
         if file.text is None:
             self._system.remove(file.path)
+            if file.path in (RECORD, PROGRAM):
+                # Fails while other parts of this collection have files there.
+                self._system.run(["rmdir", posixpath.dirname(file.path)])
         else:
             self._system.write(file.path, file.text)
         if file.path == UNIT:

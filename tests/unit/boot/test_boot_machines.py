@@ -14,7 +14,7 @@ from ansible_collections.kubegpu.share.plugins.action import kernel_arguments
 from ansible_collections.kubegpu.share.plugins.module_utils._boot import layout, places, plan, words
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler, work
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.loaders import PENDING, RECORD, REFUSALS, observe
-from ansible_collections.kubegpu.share.plugins.module_utils._boot.types import Boot
+from ansible_collections.kubegpu.share.plugins.module_utils._boot.types import BootFacts
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from boot_machines import (
@@ -54,6 +54,12 @@ ABSENT = params(state="absent")
 
 def boot(machine: Machine) -> Any:
     return BootReconciler(machine, plan.Options(False)).observe()
+
+
+def observed(machine: Machine) -> dict[str, Any]:
+    """The sections of ``gpu_node`` that the action reads."""
+    section = boot(machine)
+    return {"iommu": section.pop("iommu"), "boot": section}
 
 
 def next_words(machine: Machine) -> list[str]:
@@ -526,7 +532,18 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"added": ["a"], "files": {}}', '{"added": "a", "files": {}, "kernelopts": null}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"added": ["a"], "files": {}}',
+        '{"added": "a", "files": {}, "kernelopts": null}',
+        '{"added": ["quiet --reboot"], "files": {}, "kernelopts": null}',
+        # The undo would write it, or remove it.
+        '{"added": ["a"], "files": {"/etc/passwd": {"before": null, "after": ""}}, "kernelopts": null}',
+        '{"added": ["a"], "files": {"/loader/entries/../a.conf": {"before": null, "after": ""}}, "kernelopts": null}',
+    ],
 )
 def test_a_record_that_is_none_is_not_guessed_at(text: str) -> None:
     machine = with_file(debian(), RECORD, text)
@@ -586,7 +603,7 @@ def test_any_text_has_what_was_added_and_is_the_same_bytes_when_undone(lines, op
 
 def test_facts_are_there_where_the_boot_configuration_cannot_be_read() -> None:
     machine = with_file(debian(), DEFAULT, 'GRUB_CMDLINE_LINUX="ro')
-    found = observe(machine, {"id": "debian", "family": "debian", "arch": "amd64"}, "6.1.0-50-amd64")
+    found = observe(machine, {"id": "debian", "family": "debian", "arch": "amd64"})
     assert (found["loader"], found["now"][:10]) == ("grub-drop-in", "BOOT_IMAGE")
     with pytest.raises(BadInput, match="a quote that line 1 opens isn't closed"):
         work(params("iommu=pt"), False, machine)
@@ -610,19 +627,19 @@ def test_kernelstub_and_its_entries_are_changed_together() -> None:
 def test_the_facts_have_the_types_that_the_controller_holds_them_to(make: Callable[[], Machine]) -> None:
     machine = make()
     work(params("iommu=pt"), False, machine)
-    found = json.loads(json.dumps(boot(machine)))
-    observations._check(Boot)(found, "boot", observations._Budget())
+    found = json.loads(json.dumps(observed(machine)["boot"]))
+    observations._check(BootFacts)(found, "boot", observations._Budget())
     assert found["record"]["added"] == ["iommu=pt"]
 
 
 def test_the_action_executes_the_module_only_for_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = iommu()
-    asked = {"iommu": True, "observed": {"boot": boot(machine)}}
+    asked = {"iommu": True, "observed": observed(machine)}
     assert act(kernel_arguments, asked, monkeypatch)[1] == [{"iommu": True}]
     work(params(iommu=True), False, machine)
-    result, executed = act(kernel_arguments, {**asked, "observed": {"boot": boot(machine)}}, monkeypatch)
+    result, executed = act(kernel_arguments, {**asked, "observed": observed(machine)}, monkeypatch)
     assert (executed, result["changed"], result["reboot_required"]) == ([], False, True)
-    asked = {"arguments": BOTH, "observed": {"boot": boot(REFUSED["image"]())}}
+    asked = {"arguments": BOTH, "observed": observed(REFUSED["image"]())}
     refused, executed = act(kernel_arguments, asked, monkeypatch)
     assert (executed, refused["failed"], refused["arguments"]) == ([], True, BOTH)
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import typing as t
 
 import pytest
@@ -15,9 +17,15 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files, messages
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.apply import PassthroughReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.functions import ALIAS, best_driver
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import Written
-from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import RECORD, options_of
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import (
+    ARGUMENTS,
+    RECORD,
+    Function,
+    options_of,
+)
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from node_fakes import killed_at_every_step
 from pci_machine import (
@@ -434,6 +442,69 @@ def test_an_undo_that_is_killed_anywhere_is_completed():
         assert (machine.own(), machine.bound()) == (clean, bound)
         machine.boot()
         assert machine.bound() == bound
+
+
+def test_an_image_is_built_without_the_files_that_somebody_has_removed_by_hand(tmp_path):
+    text = files.texts({CARD: "vfio-pci"}, {CARD: Function(CARD, "0x10de", "0x2236", "0x030000")}, "initramfs-tools")
+    functions, image = tmp_path / "hook-functions", tmp_path / "image"
+    functions.write_text("manual_add_modules() { echo $*; }\n")
+    hook = (text[files.HOOK] or "").replace("/usr/share/initramfs-tools/hook-functions", str(functions))
+    for path in (files.RULE, files.MODPROBE):
+        hook = hook.replace(f" {path}", f" {tmp_path}{path}")
+
+    def build() -> subprocess.CompletedProcess[str]:
+        environment = {"DESTDIR": str(image), "PATH": os.environ["PATH"]}
+        return subprocess.run(["sh", "-c", hook], env=environment, capture_output=True, text=True, check=False)
+
+    # A failing hook would fail the installation of each kernel to come.
+    assert (build().returncode, image.exists()) == (0, False)
+    for path in (files.RULE, files.MODPROBE):
+        (tmp_path / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path[1:]).write_text(text[path] or "")
+    done = build()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "vfio vfio_iommu_type1 vfio_pci\n", "")
+    assert all((image / path[1:]).read_text() == text[path] for path in (files.RULE, files.MODPROBE))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record["functions"][0].update(address=["0000:01:00.0"]),
+        lambda record: record["functions"][0].update(address="0000:01:00.0/../0000:02:00.0"),
+        lambda record: record["functions"][0].update(driver=None),
+        lambda record: record["files"][0].update(mode="0644"),
+        lambda record: record["files"][0].update(text=5),
+        lambda record: record.update(functions=7),
+        lambda record: record["functions"].append("0000:01:00.0"),
+    ],
+)
+def test_a_record_that_somebody_has_edited_is_refused(damage):
+    machine = Machine()
+    machine.present(CARD)
+    record = json.loads(machine.files[RECORD])
+    damage(record)
+    machine.files[RECORD] = json.dumps(record)
+    before = (machine.own(), machine.bound())
+    for work in (machine.absent, lambda: machine.present(CARD)):
+        with pytest.raises(ShareError, match="it is no record of this collection"):
+            work()
+    assert (machine.own(), machine.bound()) == before
+
+
+@pytest.mark.parametrize("path", [RECORD, files.RULE])
+def test_of_two_runs_at_once_the_later_one_ends_before_it_changes_anything(path):
+    machine = Machine()
+    params = {name: option.get("default") for name, option in ARGUMENTS.items()}
+    late = PassthroughReconciler(options_of({**params, "cards": [TWIN]}), machine, machine, machine.kubelet)
+    state = late.observe()
+    plan = late.plan(state)
+    other = Machine()
+    other.present(CARD)
+    machine.files[path] = other.files[path]
+    before = (machine.own(), machine.bound())
+    with pytest.raises(ShareError, match=f"{path} was changed by another process during this run; run again"):
+        late.apply(state, plan)
+    assert (machine.own(), machine.bound()) == before
 
 
 def test_a_failed_image_leaves_the_card_with_its_driver():

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus
 from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import restore, vgpu
 from node_fakes import FakeSystem, killed_at_every_step
 
@@ -198,6 +199,11 @@ def run(node, *entries, check=False):
     return vgpu.work(node, params, "/usr/bin/python3", check)
 
 
+def restored(node):
+    """What the program at boot couldn't do."""
+    return restore.restore(node, restore.recorded(node.files[restore.RECORD]))
+
+
 def counts(node, card=FIRST):
     return restore.card(node, card).counts()
 
@@ -231,11 +237,10 @@ def test_a_boot_restores_the_same_vgpus_and_touches_nothing_that_is_there(framew
     before = [restore.card(node, card).vgpus for card in (FIRST, SECOND)]
     node.boot()
     assert counts(node) == {}
-    record = json.loads(node.files[restore.RECORD])
-    assert restore.restore(node, record) == []
+    assert restored(node) == []
     assert [restore.card(node, card).vgpus for card in (FIRST, SECOND)] == before
     ran = len(node.ran)
-    assert restore.restore(node, record) == [] and len(node.ran) == ran
+    assert restored(node) == [] and len(node.ran) == ran
 
 
 def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
@@ -245,7 +250,7 @@ def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
     order = [line.split()[0].rpartition("/")[2] for line in node.ran if "systemctl" not in line]
     assert order == ["sriov-manage", "nvidia-smi", "tee", "tee"]
     node.boot()
-    assert restore.restore(node, json.loads(node.files[restore.RECORD])) == []
+    assert restored(node) == []
     assert counts(node) == {"A10-4Q": 1, "A10-8Q": 1}
 
 
@@ -275,6 +280,29 @@ def test_virtual_functions_of_a_card_in_use_arent_enabled():
     assert error.value.details["code"] == "vgpu_held" and not counts(node) and restore.SRIOV_MANAGE not in str(node.ran)
 
 
+def test_virtual_functions_that_a_machine_has_arent_disabled():
+    node = Node("vendor")
+    run(node, entry(A10_4Q=1))
+    # Somebody has given the last one to a machine by himself.
+    node.hold("/dev/vfio/53")
+    before = (dict(node.files), dict(node.links))
+    with pytest.raises(BadInput, match=r"qemu-kvm \(process 4242\)") as error:
+        run(node)
+    assert [row["vgpu"] for row in error.value.details["held"]] == ["0000:41:00.7"]
+    assert (node.files, node.links) == before
+    # A layout with none of the card's vGPUs leaves the functions.
+    run(node, entry(A10_4Q=0))
+    assert counts(node) == {} and len(restore.card(node, FIRST).virtual) == 4
+
+
+def test_nothing_is_left_of_the_folders():
+    node = Node("vendor")
+    run(node, entry(A10_4Q=1))
+    run(node)
+    for path in (restore.RECORD, vgpu.PROGRAM):
+        assert f"rmdir {path.rpartition('/')[0]}" in node.ran
+
+
 @FRAMEWORKS
 def test_vgpus_of_others_count_and_come_back(framework):
     node = Node(framework)
@@ -285,6 +313,31 @@ def test_vgpus_of_others_count_and_come_back(framework):
     assert counts(node) == {"A10-24C": 1}
     run(node)
     assert counts(node) == {"A10-8Q": 2} and restore.RECORD not in node.files
+
+
+def test_vgpus_of_others_come_back_where_the_full_card_doesnt_tell_their_types_name():
+    node = Node("vendor")
+    restore.create(node, FIRST, {"A10-24C": 1})
+    # Nobody of this collection has seen the list before it was full.
+    del node.files[restore.NAMES]
+    assert counts(node) == {"type 3": 1}
+    run(node, entry(A10_8Q=2))
+    assert counts(node) == {"A10-8Q": 2} and json.loads(node.files[restore.RECORD])["cards"][0]["before"] == {
+        "type 3": 1
+    }
+    run(node)
+    assert node.used(FIRST) == [24] and restore.RECORD not in node.files
+    assert not run(node)["changed"]
+
+
+def test_a_vgpu_of_others_has_the_name_that_a_free_function_of_the_card_lists():
+    node = Node("vendor")
+    restore.create(node, FIRST, {"A10-8Q": 1})
+    del node.files[restore.NAMES]
+    node.files[f"{PCI}/0000:41:00.4/nvidia/creatable_vgpu_types"] = "ID    : vGPU Name\n"
+    node.hold("/dev/vfio/50")
+    run(node, entry(A10_8Q=1))
+    assert counts(node) == {"A10-8Q": 1}
 
 
 def test_a_card_that_leaves_the_layout_gets_back_what_it_had():
@@ -327,6 +380,7 @@ def test_a_run_that_was_killed_is_completed_and_can_be_undone(framework):
         (lambda node: None, entry([3], A10_4Q=1), "vgpu_no_card"),
         (lambda node: None, {**entry(A10_4Q=1), "device-filter": "0x20B010DE"}, "vgpu_no_card"),
         (lambda node: None, entry(A10_4Q=-1), "geometry_profile"),
+        (lambda node: None, entry(A10_4Q=10**9), "geometry_profile"),
         (lambda node: None, {"devices": "all", "vgpu-devices": {"A10": 1}}, "geometry_profile"),
         (lambda node: None, {"devices": "all"}, "geometry_entry"),
         (lambda node: None, {"devices": [0, 0], "vgpu-devices": {}}, "geometry_entry"),
@@ -367,7 +421,7 @@ def test_a_card_that_moved_is_refused_by_the_role_and_at_boot():
     run(node, entry(A10_4Q=1))
     node.boot()
     node.files[f"{PCI}/{FIRST}/device"] = "0x20b5\n"
-    [error] = restore.restore(node, json.loads(node.files[restore.RECORD]))
+    [error] = restored(node)
     assert error.code == "vgpu_moved"
     with pytest.raises(BadInput) as refused:
         run(node, entry(A10_4Q=1))
@@ -395,6 +449,86 @@ def test_a_card_takes_no_more_than_it_has_room_for():
     with pytest.raises(ShareError, match="can't have another A10-8Q") as error:
         run(node, entry(A10_8Q=4))
     assert error.value.details["code"] == "vgpu_unavailable" and counts(node) == {"A10-8Q": 3}
+
+
+RECORDED = {"address": FIRST, "device": "0x223610DE", "wanted": {}, "before": {}, "functions": False}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"format": 2, "cards": []}',
+        '{"format": 1}',
+        '{"format": 1, "cards": 5}',
+        *(
+            json.dumps({"format": 1, "cards": [{**RECORDED, **damage}]})
+            for damage in (
+                {"address": "0000:41:00.0/../../../etc"},
+                {"address": 7},
+                {"wanted": {"A10-4Q": "2"}},
+                {"wanted": {"A10-4Q": 10**9}},
+                {"before": None},
+                {"functions": "no"},
+                {"more": 1},
+            )
+        ),
+    ],
+)
+def test_a_record_that_somebody_has_edited_is_refused_by_the_role_and_at_boot(text, monkeypatch, capsys):
+    node = Node("vendor")
+    node.files[restore.RECORD] = text
+    for entries in ((entry(A10_4Q=1),), ()):
+        with pytest.raises(ShareError, match="isn't a record of format 1"):
+            run(node, *entries)
+    monkeypatch.setattr(restore, "Local", lambda: node)
+    assert restore.main() == 1 and "has no vGPUs of format 1" in capsys.readouterr().err
+
+
+def test_at_boot_all_cards_wait_for_the_driver_once_and_one_card_doesnt_keep_the_others_from_theirs(monkeypatch):
+    node = Node("vendor", (FIRST, SECOND))
+    run(node, entry(A10_4Q=1))
+    node.boot()
+    now = [0.0]
+    monkeypatch.setattr(restore.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(restore.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    drivers = {card: node.links.pop(f"{PCI}/{card}/driver") for card in (FIRST, SECOND)}
+    assert [error.code for error in restored(node)] == ["vgpu_no_driver", "vgpu_no_driver"]
+    # The kubelet is started after this program.
+    assert now[0] < 1.1 * restore.DRIVER_SECONDS
+    node.links.update({f"{PCI}/{card}/driver": driver for card, driver in drivers.items()})
+    full = iter([OSError(28, "No space left on device")])
+
+    def write(path, text, mode=0o644):
+        for error in full:
+            raise error
+        node.files[path] = text
+
+    monkeypatch.setattr(node, "write", write)
+    [error] = restored(node)
+    assert error.code == "vgpu_system" and error.fields["address"] == FIRST
+    assert counts(node, SECOND) == {"A10-4Q": 1}
+
+
+def test_indices_of_a_layout_are_those_of_the_facts():
+    node = Node("vendor", (FIRST, SECOND))
+    node._manage(["", "-e", FIRST])
+    other = f"{PCI}/0000:05:00.0"
+    node.files.update({f"{other}/vendor": "0x10de\n", f"{other}/device": "0x2236\n", f"{other}/class": "0x038000\n"})
+    assert restore.cards(node) == [card["address"] for card in gpus.pci(node)[0]] == [FIRST, SECOND]
+
+
+def test_numbers_of_sysfs_that_are_none_are_no_vgpus():
+    node = Node("card")
+    for path in node.files:
+        if path.endswith("/available_instances"):
+            node.files[path] = "Input/output error\n"
+    node.files[f"{PCI}/{FIRST}/sriov_totalvfs"] = "many\n"
+    with pytest.raises(BadInput) as error:
+        run(node, entry(A10_4Q=1))
+    assert error.value.details["code"] == "vgpu_type_unknown"
 
 
 def test_the_program_at_boot_is_this_code_and_needs_nothing_else(tmp_path: Path):
