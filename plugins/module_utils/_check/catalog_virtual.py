@@ -8,6 +8,7 @@ from __future__ import annotations
 from .invariant import Invariant
 
 AGAIN = "run passthrough.yml again for the node"
+BACK = {"unreadable": "put the file back from a backup: it has the cards' state before, and the roles refuse it, too"}
 UNREADABLE = {"unreadable": "what virtual machines are to have is unknown: {why}"}
 VIRTUAL_CHECKS = {
     "V1": Invariant(
@@ -23,6 +24,7 @@ VIRTUAL_CHECKS = {
             "not_viable": "IOMMU group {number} of {address} isn't viable: {foreign} have drivers of the host",
         },
         {
+            **BACK,
             "gone": "put the card back, or run passthrough.yml with passthrough_state: absent, which forgets it",
             "not_bound": "run passthrough.yml again, which says what has it; where it waits for a reboot, drain and "
             "reboot the node",
@@ -39,6 +41,7 @@ VIRTUAL_CHECKS = {
             "file_missing": "{path} isn't there, and another driver may have the cards at the next boot",
             "not_ruled": "the udev rule lacks {address}, and another driver may have it at the next boot",
         },
+        BACK,
     ),
     "V3": Invariant(
         "Nobody gives pods a card for virtual machines",
@@ -51,7 +54,7 @@ VIRTUAL_CHECKS = {
             "announced": "{source} has {uuid} for pods, and a virtual machine is to have it",
             "nothing_left": "VFIO has all cards of this node, and {resources} are allocatable",
         },
-        {"nothing_left": "take the node's back end away (switch.yml to none), or the cards back"},
+        {**BACK, "nothing_left": "leave the node out of gpushare_nodes and gpu_backend, or take the cards back"},
     ),
     "V4": Invariant(
         "Each card has as many vGPUs as role vgpu recorded",
@@ -59,5 +62,6 @@ VIRTUAL_CHECKS = {
         "FAIL; UNKNOWN where the record can't be read",
         "run role vgpu again for the node",
         {**UNREADABLE, "count_differs": "{address} has {found} vGPUs, and {wanted} are recorded"},
+        BACK,
     ),
 }
