@@ -238,6 +238,32 @@ nvml:
     seconds:
       description: Duration.
       type: float
+virtual_machines:
+  description:
+    - What NVML doesn't see, the cards that virtual machines are to have, by the records of roles passthrough and vgpu; null where there are none.
+  returned: success
+  type: dict
+  contains:
+    problem:
+      description: Why a record can't be read, or empty.
+      type: str
+    functions:
+      description: >-
+        Each recorded function, with its C(address), C(uuid) or empty, whether PCI has it (C(present)), its C(driver), its IOMMU C(group), the other
+        functions of the group that keep a virtual machine from it (C(foreign), with their drivers), and whether the udev rule has it (C(ruled)).
+      type: list
+      elements: dict
+    missing:
+      description: The files that bind them at boot and aren't there.
+      type: list
+      elements: str
+    others:
+      description: How many of NVIDIA's cards no VFIO driver has.
+      type: int
+    vgpus:
+      description: For each recorded card its C(address), and the number of its vGPUs as recorded (C(wanted)) and as they are (C(found)).
+      type: list
+      elements: dict
 """
 
 import time
@@ -257,6 +283,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import (
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.evidence import evidence
 
 
 def main() -> None:
@@ -268,7 +295,8 @@ def main() -> None:
 
     def collect() -> JsonObject:
         timeout, exclude = valid_timeout(module.params["timeout"]), parse(module.params["exclude"])
-        return {"changed": False, "nvml": facts(ForkedWorker(work), time.monotonic, timeout, exclude)}
+        nvml = facts(ForkedWorker(work), time.monotonic, timeout, exclude)
+        return {"changed": False, "nvml": nvml, "virtual_machines": evidence()}
 
     run_module(module, collect)
 

@@ -27,6 +27,9 @@ from .model import (
     Record,
     Share,
     Specification,
+    VfioFunction,
+    Vgpus,
+    Virtual,
 )
 from .parse import MAX_NUMBER, shorten
 
@@ -137,11 +140,14 @@ def describe(value: t.Any) -> str:
     return "a list" if isinstance(value, (list, tuple)) else "an object" if isinstance(value, dict) else "no JSON"
 
 
-def evidence_of(given: t.Any, observed: bool, reader: Reader) -> tuple[Nvml, Kubelet, tuple[str, ...], str]:
-    """Parse a machine's evidence: NVML's answer, kubelet's, the UUIDs of its GPUs where only these are known, and whose
-    answer it is; empty for the machine's own.
+def evidence_of(
+    given: t.Any, observed: bool, reader: Reader
+) -> tuple[Nvml, Kubelet, tuple[str, ...], str, Virtual | None]:
+    """Parse a machine's evidence: NVML's answer, kubelet's, the UUIDs of its GPUs where only these are known, whose
+    answer it is (empty for the machine's own), and its cards for virtual machines.
 
-    :param given: an object with ``nvml``, ``kubelet`` and ``problem``, its JSON text, or a list of UUIDs.
+    :param given: an object with ``nvml``, ``kubelet``, ``virtual_machines`` and ``problem``, its JSON text, or a
+        list of UUIDs.
     :param observed: whether there is evidence of this machine.
     """
     uuids = given if isinstance(given, list) else None
@@ -157,7 +163,30 @@ def evidence_of(given: t.Any, observed: bool, reader: Reader) -> tuple[Nvml, Kub
     nvml = nvml_of(evidence.get("nvml"), reader, absent)
     kubelet = kubelet_of(evidence.get("kubelet"), reader, absent)
     source = shorten(reader.text(evidence.get("source"), "its evidence's source"), 400)
-    return nvml, kubelet, tuple(reader.texts(uuids, "its evidence")), source
+    virtual = virtual_of(evidence.get("virtual_machines"), reader)
+    if virtual is not None and virtual.has_all and nvml.problem and not absent:
+        # NVIDIA's driver has no card, and isn't there where it finds none.
+        nvml = Nvml("")
+    return nvml, kubelet, tuple(reader.texts(uuids, "its evidence")), source, virtual
+
+
+def virtual_of(raw: t.Any, reader: Reader) -> Virtual | None:
+    """Parse a machine's cards for virtual machines.
+
+    :param raw: ``virtual_machines`` as ``nvml_info`` returns it, or anything else.
+    """
+    if raw is None:
+        return None
+    where = "virtual_machines in its evidence"
+    given = reader.mapping(raw, where)
+    functions = reader.mappings(given.get("functions"), f"{where} functions")
+    vgpus = reader.mappings(given.get("vgpus"), f"{where} vgpus")
+    problem = "" if isinstance(raw, dict) else f"{where} is {describe(raw)}"
+    return Virtual(
+        **{**reader.fields(Virtual, given, where), **({"problem": problem} if problem else {})},
+        functions=tuple(VfioFunction(**reader.fields(VfioFunction, row, f"{where} functions")) for row in functions),
+        vgpus=tuple(Vgpus(**reader.fields(Vgpus, row, f"{where} vgpus")) for row in vgpus),
+    )
 
 
 def nvml_of(raw: t.Any, reader: Reader, absent: str) -> Nvml:

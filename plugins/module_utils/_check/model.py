@@ -245,6 +245,57 @@ class Prepared:
     specifications: t.Mapping[str, Specification] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class VfioFunction:
+    """A PCI function that a virtual machine is to have.
+
+    :param uuid: its card's; empty where it is unknown.
+    :param present: PCI has it, with the recorded ids.
+    :param driver: empty without one.
+    :param group: its IOMMU group; empty without one.
+    :param foreign: functions of its group that keep a virtual machine from it, with their drivers.
+    :param ruled: the udev rule has it.
+    """
+
+    address: str
+    uuid: str
+    present: bool | None
+    driver: str
+    group: str
+    foreign: tuple[str, ...]
+    ruled: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Vgpus:
+    """How many vGPUs a card is to have, and has."""
+
+    address: str
+    wanted: int | None
+    found: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Virtual:
+    """A machine's cards for virtual machines, by the records of roles passthrough and vgpu.
+
+    :param problem: why a record can't be read; empty where they can.
+    :param missing: files that bind the functions at boot and aren't there.
+    :param others: number of cards that no VFIO driver has.
+    """
+
+    problem: str
+    missing: tuple[str, ...]
+    others: int | None
+    functions: tuple[VfioFunction, ...] = ()
+    vgpus: tuple[Vgpus, ...] = ()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether VFIO has all cards of the machine, so that NVIDIA's driver has none."""
+        return self.others == 0 and bool(self.functions)
+
+
 # A claim (namespace/name), and of a card the pool, the device and the share's ID.
 ListedClaim = tuple[str, str, str, str]
 
@@ -285,6 +336,7 @@ class Node(model.Node):
     :param uuids: of the machine's GPUs, where the evidence has only these.
     :param unreadable: what couldn't be read of it.
     :param slices: this collection's ResourceSlices of the newest generation.
+    :param virtual: its cards for virtual machines; None where there are none, or they are unknown.
     """
 
     backends: tuple[str, ...] = ()
@@ -297,6 +349,7 @@ class Node(model.Node):
     kubelet: Kubelet = Kubelet("kubelet wasn't observed")
     unreadable: tuple[str, ...] = ()
     slices: tuple[dra.Slice, ...] = ()
+    virtual: Virtual | None = None
 
     @property
     def devices(self) -> tuple[dra.Device, ...]:

@@ -10,7 +10,7 @@ import functools
 import typing as t
 
 from .._core.natural import natural
-from . import claims, common, gpushare, gpushare_pods, hami, nvidia, servers, servers_scheduler
+from . import claims, common, gpushare, gpushare_pods, hami, nvidia, servers, servers_scheduler, virtual
 from .catalog import CATALOG
 from .invariant import BACKENDS, UNEXPECTED_ERROR, Invariant
 from .model import DRA, HAMI, NVIDIA, Node, Snapshot
@@ -68,6 +68,10 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "N5": nvidia.shares_are_fair,
     "N6": nvidia.mps_is_used,
     "N7": nvidia.mig_matches_request,
+    "V1": virtual.functions_are_bound,
+    "V2": virtual.binding_survives_a_boot,
+    "V3": virtual.nobody_shares_them,
+    "V4": virtual.vgpus_are_as_recorded,
 }
 # Run once.
 CLUSTER_CHECKS: dict[str, ClusterFunction] = {
@@ -101,7 +105,7 @@ class Check:
 
     @property
     def backend(self) -> str:
-        """common, dra, gpushare, hami, nvidia or servers. A check covers the nodes of its backend only."""
+        """common, dra, gpushare, hami, nvidia, servers or virtual. A check covers the nodes of its backend only."""
         return BACKENDS[self.id[0]]
 
     @property
@@ -119,6 +123,7 @@ class Check:
             "gpushare": node.sharing,
             "hami": HAMI in node.backends,
             "nvidia": NVIDIA in node.backends,
+            "virtual": node.virtual is not None,
         }.get(self.backend, False)
 
 

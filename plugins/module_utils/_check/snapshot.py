@@ -138,7 +138,7 @@ def _node(
     if known.problem:
         reader.add(known.problem)
     observed = known.name in evidence_by_node
-    nvml, kubelet, uuids, source = evidence_of(evidence_by_node.get(known.name), observed, reader)
+    nvml, kubelet, uuids, source, virtual = evidence_of(evidence_by_node.get(known.name), observed, reader)
     cards, cards_problem = _cards(known, nvml)
     mine = tuple(slices.get(known.name, ()))
     return Node(
@@ -153,6 +153,7 @@ def _node(
         kubelet=kubelet,
         unreadable=tuple(reader.unreadable),
         slices=mine,
+        virtual=virtual,
     )
 
 

@@ -59,6 +59,7 @@ CLUSTER = {
     "taint-servers": "A node has a taint that its device plugin, or DRA driver, doesn't tolerate.",
     "taint-pods": "A node has a taint that users' pods need a toleration for.",
     "foreign-plugin": "Another device plugin announces the same cards.",
+    "cards-given-away": "VFIO has all cards of a node that is to share them, for virtual machines.",
     "no-helm": "The controller lacks helm, by which HAMi's and NVIDIA's charts are deployed.",
     "driver-container-absent": "The GPU Operator gives the node its driver by a container, which doesn't run now.",
     "unit-change": "The memory unit differs from the present one, and pods hold memory in that one.",
@@ -309,6 +310,8 @@ def _cluster(
             yield _unknown_node(host, nodes)
         else:
             yield from _node(options, host, node, host.node in shared, cluster.plugins)
+            if host.node in shared:
+                yield from _given_away(options, host)
             if options.claims.installed_by_roles(host.node):
                 yield from _driver_container(host, node, cluster.operators)
     yield from _taints(options, cluster, shared)
@@ -372,6 +375,26 @@ def _driver_container(host: Host, node: Node, operators: t.Sequence[foreign_plug
             {"label": label, "value": value, "policy": names[0]},
             machines.SUBJECT,
         )
+
+
+def _given_away(options: Options, host: Host) -> t.Iterator[Finding]:
+    """Report a node without a card for pods, which a device plugin or driver would find no card on."""
+    cards = host.facts["gpus"] if host.is_gpu_host and host.facts is not None else []
+    if not cards or not all("vfio" in (card["driver"] or "") for card in cards):
+        return
+    claims = options.claims.backends
+    given = {row["node"]: row["backend"] for row in claims["nodes"]} if claims else {}
+    yield Finding(
+        "cards-given-away",
+        PROBLEM,
+        "is to share its cards by {backend}, and VFIO has all of them for virtual machines: {cards}",
+        "take them back (passthrough.yml -e passthrough_state=absent, and remove passthrough_cards), or leave the node "
+        "out: name the nodes that share in gpushare_nodes, and set no gpu_backend for this host",
+        host.host,
+        "gpu_backend",
+        {"backend": given.get(host.node, backends.GPUSHARE), "cards": [card["address"] for card in cards]},
+        machines.SUBJECT,
+    )
 
 
 def _node(

@@ -18,13 +18,14 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._kubelet.types import KubeletDevices
 from ...module_utils._node.types import GpuNode
 from ...module_utils._nvml.types import NvmlFacts
+from ...module_utils._passthrough.evidence import Evidence
 from ...module_utils._scheduler.control_plane import ControlPlane
 
 # By module, its results' keys.
 OBSERVATIONS: t.Mapping[str, t.Mapping[str, t.Any]] = {
     "gpu_node_info": {"gpu_node": GpuNode},
     "control_plane_info": {"control_plane": ControlPlane, "gpu_node": GpuNode},
-    "nvml_info": {"nvml": NvmlFacts},
+    "nvml_info": {"nvml": NvmlFacts, "virtual_machines": Evidence},
     "kubelet_devices_info": {"kubelet": KubeletDevices},
 }
 # In one observation; that of a machine with eight cards and a thousand packages has some 300,000 characters.

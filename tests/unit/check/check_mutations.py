@@ -1070,3 +1070,56 @@ OLD_DRIVER = "NVIDIA's driver is 580.95, and limits need 615 or newer"
 breaks("S5", "ours_envvar", "the driver enforces no limits", "not_enforced", level="WARN")(
     lambda w: node_notes(w).update({contract.NODE_LIMIT: contract.LIMIT_UNENFORCED + OLD_DRIVER})
 )
+
+
+# --------------------------------------------------------------------------- cards for virtual machines
+
+
+def vfio(world: JsonObject, at: int = 0) -> JsonObject:
+    """A function that a virtual machine is to have."""
+    return world["evidence"][NODE]["virtual_machines"]["functions"][at]
+
+
+@breaks("V1", "virtual_beside_shares", "NVIDIA's driver has a virtual machine's card again", "not_bound")
+def _(world: JsonObject) -> None:
+    vfio(world)["driver"] = "nvidia"
+
+
+@breaks("V1", "virtual_beside_shares", "the audio function of a card has its own driver", "not_viable")
+def _(world: JsonObject) -> None:
+    vfio(world)["foreign"] = ["0000:02:00.1 (snd_hda_intel)"]
+
+
+@breaks("V1", "virtual_beside_shares", "a card was pulled", "gone")
+def _(world: JsonObject) -> None:
+    vfio(world).update(present=False, driver="", group="")
+
+
+@breaks("V1", "virtual_beside_shares", "the IOMMU is off since the last boot", "no_group")
+def _(world: JsonObject) -> None:
+    vfio(world).update(driver="", group="")
+
+
+@breaks("V1", "virtual_beside_shares", "a record is no record", "unreadable", "UNKNOWN")
+def _(world: JsonObject) -> None:
+    world["evidence"][NODE]["virtual_machines"]["problem"] = "the record can't be read"
+
+
+@breaks("V2", "virtual_beside_shares", "somebody removed the udev rule", "file_missing")
+def _(world: JsonObject) -> None:
+    world["evidence"][NODE]["virtual_machines"]["missing"] = ["/etc/udev/rules.d/10-kubegpu-vfio.rules"]
+
+
+@breaks("V2", "virtual_beside_shares", "the udev rule lacks a card", "not_ruled")
+def _(world: JsonObject) -> None:
+    vfio(world)["ruled"] = False
+
+
+@breaks("V3", "virtual_beside_shares", "kubelet still has a virtual machine's card", "announced")
+def _(world: JsonObject) -> None:
+    checkpoint(world)["registered"][GPU].append(uuid(2))
+
+
+@breaks("V4", "virtual_beside_shares", "vGPUs are gone after a boot", "count_differs")
+def _(world: JsonObject) -> None:
+    world["evidence"][NODE]["virtual_machines"]["vgpus"][0]["found"] = 0

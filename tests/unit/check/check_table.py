@@ -29,6 +29,7 @@ BACKENDS = {
     "hami": "HAMi",
     "nvidia": "NVIDIA's device plugin",
     "servers": "This collection's gpushare servers",
+    "virtual": "Cards for virtual machines",
 }
 INTRODUCTION = """# What verify.yml checks
 

@@ -718,6 +718,24 @@ def nvidia_mig_shared() -> JsonObject:
     return nvidia(shared, labels, held, [gpu(0, 40960, one, mig=mig)], {shared: 6, GPU: 0})
 
 
+def virtual_beside_shares() -> JsonObject:
+    """A pod's GPU beside one that a virtual machine has with its audio function, and one with vGPUs."""
+    labels = {"gpu.count": "1", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "mig.strategy": "none"}
+    made = nvidia(GPU, labels, {1: [uuid(1)]}, [gpu(0, 16384, [process(1, 101, 9000)])], {GPU: 1}, cdi=True)
+    function = {"present": True, "driver": "vfio-pci", "group": "14", "foreign": [], "ruled": True}
+    made["evidence"][NODE]["virtual_machines"] = {
+        "problem": "",
+        "functions": [
+            {**function, "address": "0000:02:00.0", "uuid": uuid(2)},
+            {**function, "address": "0000:02:00.1", "uuid": ""},
+        ],
+        "missing": [],
+        "others": 2,
+        "vgpus": [{"address": "0000:03:00.0", "wanted": 4, "found": 4}],
+    }
+    return made
+
+
 OURS = (ours_envvar, ours_cdi, ours_several)
 UPSTREAMS = (upstream_head, upstream_single, upstream_2019)
 OTHERS = (
@@ -729,6 +747,7 @@ OTHERS = (
     nvidia_mps,
     nvidia_mig_mixed,
     nvidia_mig_shared,
+    virtual_beside_shares,
 )
 CLAIMS = (claims_enforced, claims_mib, claims_beside_extender)
 WORLDS = {one.__name__: one for one in (*OURS, *CLAIMS, *UPSTREAMS, *OTHERS)}

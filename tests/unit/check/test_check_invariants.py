@@ -12,9 +12,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.registry impo
 from check_kit import checked, failing, found, recorded
 from check_mutations import MUTATIONS, Mutation
 from check_table import PAGE, page
-from check_worlds import NODE, WORLDS
+from check_worlds import GPU, NODE, WORLDS
 
-NUMBERS = {"C": 9, "D": 11, "G": 12, "H": 11, "N": 7, "S": 5}
+NUMBERS = {"C": 9, "D": 11, "G": 12, "H": 11, "N": 7, "S": 5, "V": 4}
 EVERY = [f"{letter}{n}" for letter, number in NUMBERS.items() for n in range(1, number + 1)]
 
 
@@ -28,13 +28,33 @@ def test_a_healthy_cluster_passes(name: str) -> None:
     assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
     assert report["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": len(EVERY)}
     # A check without anything to compare would pass, too.
-    own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "nvid": "N"}[name[:4]]
+    own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "nvid": "N", "virt": "V"}[name[:4]]
     compared = {check["id"] for check in report["checks"] if check["n"]}
     # Claims aren't a device plugin's, which has resources and allocations.
     common = {"C1", "C2", "C3", "C7", "C8", "C9"} | (set() if name.startswith("claims") else {"C4", "C5", "C6"})
     assert {*common, f"{own}1", f"{own}2", f"{own}3"} <= compared
     if own == "D":
         assert {f"D{number}" for number in (*range(1, 10), 11)} <= compared
+
+
+def test_a_node_without_a_card_of_its_own_passes_and_may_announce_none() -> None:
+    """NVIDIA's driver isn't there, and nothing of NVML's is unknown."""
+    world = recorded("virtual_beside_shares")
+    evidence, node = world["evidence"][NODE], world["nodes"][0]
+    world["pods"] = []
+    evidence["nvml"] = {"available": False, "problem": "there is no library", "cards": []}
+    evidence["kubelet"]["checkpoint"].update(entries=[], registered={})
+    evidence["kubelet"]["pod_resources"]["pods"] = []
+    evidence["virtual_machines"]["others"] = 0
+    node["metadata"]["labels"] = {}
+    allocatable = dict(node["status"]["allocatable"])
+    for field in ("capacity", "allocatable"):
+        del node["status"][field][GPU]
+    report = checked(world)
+    assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
+    node["status"]["allocatable"] = allocatable
+    causes = [one["cause"] for one in checked(world)["findings"] if one["check"] == "V3"]
+    assert causes == ["nothing_left"]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.id)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from verify_kit import KUBELET, NVML, UUID, Stage, chosen, evidence, extender, finding, report, stats
+from verify_kit import KUBELET, NVML, UUID, VIRTUAL, Stage, chosen, evidence, extender, finding, report, stats
 
 # Nothing listens on port 1.
 UNREACHABLE = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
@@ -67,6 +67,7 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
         assert sorted(nodes) == ["cp1", "gpu2", "gpu3", "node-one"]
         assert nodes["node-one"]["nvml"] == NVML and nodes["node-one"]["problem"] == ""
         assert nodes["node-one"]["kubelet"] == KUBELET
+        assert nodes["node-one"]["virtual_machines"] == VIRTUAL
         assert nodes["gpu2"]["nvml"] is None and nodes["gpu2"]["kubelet"] is None
         assert nodes["gpu2"]["problem"].startswith("its machine is unreachable: "), nodes["gpu2"]
         assert nodes["gpu3"]["nvml"] is None and nodes["gpu3"]["kubelet"] is not None

@@ -98,6 +98,7 @@ def run_playbook(
 NVML = {"available": True, "problem": "", "driver": "", "nvml": "", "cuda": "", "cards": [], "pods_limited": None}
 NVML |= {"seconds": 0.1, "excluded": []}
 MISSING = {"state": "missing", "problem": ""}
+VIRTUAL = {"problem": "", "functions": [], "missing": [], "others": 1, "vgpus": []}
 KUBELET = {
     "root": "/var/lib/kubelet",
     "checkpoint": {**MISSING, "entries": [], "registered": {}},
@@ -139,7 +140,7 @@ class Stage:
     def reset(self) -> None:
         """Let the modules answer as those of a healthy cluster without cards."""
         self.returns("cluster_info", chosen())
-        self.returns("nvml_info", {"nvml": NVML})
+        self.returns("nvml_info", {"nvml": NVML, "virtual_machines": VIRTUAL})
         self.returns("kubelet_devices_info", {"kubelet": KUBELET})
         self.returns("control_plane_info", {"fail": "it can't be read"})
         self.returns("gpu_allocation_check", {"report": report()})

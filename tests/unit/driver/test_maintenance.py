@@ -100,6 +100,14 @@ HOSTS = {
     "broken": ({"driver_breaks": True}, {}),
     "rebooted": ({"maintenance_allowed": "reboot"}, {UNLOAD: [HELD], LOAD: [HELD]}),
     "nouveau": ({"gpu_node": node(None, "", True), "after": node(None, "", True)}, {}),
+    "machines": (
+        {
+            "maintenance_allowed": "reboot",
+            "passthrough_reboot_required": True,
+            "passthrough_reboot_reason": "it has no IOMMU groups",
+        },
+        {},
+    ),
     "unchanged": ({"after": node()}, {}),
     "alone": ({"maintenance_cluster": False}, {}),
 }
@@ -224,6 +232,8 @@ def test_node_is_uncordoned_unless_another_cordoned_it(played):
         ("broken", "apt-get failed: no space left (at: Install)", LOAD),
         ("rebooted", "would reboot the control node", LOAD),
         ("nouveau", "has to be rebooted, since nouveau is in use: set gpu_maintenance to reboot", DRAIN),
+        # Its cards for virtual machines wait for a reboot.
+        ("machines", "would reboot the control node", DRAIN),
         ("unchanged", f"has kernel module {OLD} loaded and libraries of version {NEW}", LOAD),
     ],
 )

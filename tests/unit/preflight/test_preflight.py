@@ -62,6 +62,12 @@ def facts(memory=16384, count=2, gpus=2, family="debian", arch="amd64"):
     )
 
 
+def given_away(*drivers):
+    """A machine without NVIDIA's driver, whose cards have these."""
+    known = facts(count=0)
+    return {**known, "gpus": [{**card, "driver": one} for card, one in zip(known["gpus"], drivers, strict=True)]}
+
+
 def gpu_pod(name="p", on="gpu1"):
     return {
         "apiVersion": "v1",
@@ -108,6 +114,8 @@ OLD_PLUGIN = "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2-1.11-
         ({"objects": [node("cp1")]}, "gpu_nodes", "gpu1 isn't a node of the cluster, whose nodes are cp1"),
         ({"objects": [node("gpu1")]}, "control_plane", "cp1 isn't a node of the cluster"),
         ({"hosts": with_gpu1(facts=facts(gpus=0))}, "gpu_nodes", "gpu1 has no NVIDIA GPU on its PCI bus"),
+        ({"hosts": with_gpu1(facts=given_away("vfio-pci", "nvgrace_gpu_vfio_pci"))}, "gpu_backend",
+         "gpu1 is to share its cards by gpushare, and VFIO has all of them for virtual machines: 0000:00:00.0, "),
         ({"hosts": with_gpu1(facts=facts(family="arch"))}, "gpu_nodes", "only the families debian or redhat or suse"),
         ({"hosts": with_gpu1(facts=COREOS)}, "gpu_nodes", "gpu1 runs Red Hat Enterprise Linux CoreOS 4.20, whose"),
         ({"hosts": with_gpu1(facts=facts(arch="riscv64"))}, "gpu_nodes", "has the architecture riscv64"),
@@ -149,6 +157,8 @@ def test_one_problem_has_one_text_that_names_the_variable(arguments, variable, m
         {"options": Options(memory_unit="MiB")},
         {"hosts": with_gpu1(facts=None)},
         {"hosts": (HOSTS[0],)},
+        {"hosts": with_gpu1(facts=given_away("vfio-pci", "nvidia"))},
+        {"options": Options(nodes=["cp1"]), "hosts": with_gpu1(facts=given_away("vfio-pci", "vfio-pci"))},
     ],
 )
 def test_no_problem(arguments):
