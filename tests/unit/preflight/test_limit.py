@@ -26,6 +26,10 @@ REFUSED = {
     "airgap_push": ("gpu1", LOCALHOST.format("which pushes the images and writes the variables")),
     "inspect": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "nodes": ("cp1", "--limit cp1 leaves out gpu_nodes, whose machines it prepares: add it (--limit 'gpu_nodes,cp1')"),
+    "passthrough": (
+        "cp1",
+        "--limit cp1 leaves out gpu_nodes, whose cards it gives away: add it (--limit 'gpu_nodes,cp1')",
+    ),
     "plan": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "preflight": ("gpu1", LOCALHOST.format("which reads the cluster")),
     "readonly_access": ("gpu1", LOCALHOST.format("which creates the account")),
