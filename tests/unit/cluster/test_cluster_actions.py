@@ -21,6 +21,7 @@ CLUSTER = {
     "sharing_pods": None,
     "claiming_pods": None,
     "slices": None,
+    "operators_refused": [],
     "plugins": [],
     "operators": [],
 }

@@ -43,6 +43,7 @@ def test_every_block_of_commands_is_typed_by_a_test():
         # These run the tests.
         "make test",
         "make test-all",
+        "make kernel",
     }
 
 

@@ -149,10 +149,11 @@ def snapshot(node: Debian) -> tuple[dict[str, tuple[int, int, bytes]], str, str]
 
 
 def uninstall() -> list[object]:
-    """Return the roles of uninstall.yml that apply to this node."""
-    plays = yaml.safe_load((ROOT / "playbooks/uninstall.yml").read_text())
+    """Return the roles of uninstall.yml that apply to this node, those that a task includes as roles, too."""
+    [*_others, play] = yaml.safe_load((ROOT / "playbooks/uninstall.yml").read_text())
     wanted = ("kubegpu.share.node_baseline", "kubegpu.share.toolkit")
-    return [role for role in plays[-1]["roles"] if role["role"] in wanted]
+    last = [{"role": task["ansible.builtin.include_role"]["name"], **task["vars"]} for task in play["post_tasks"]]
+    return [role for role in (*play["roles"], *last) if role["role"] in wanted]
 
 
 def test_a_node_with_replaced_tools_is_migrated_and_restored(node: Debian, tmp_path: Path) -> None:
