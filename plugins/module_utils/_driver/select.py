@@ -70,7 +70,7 @@ def _problems(gpu_node: NodeFacts, options: JsonObject, host: str) -> list[tuple
     """Return id and message of each problem; the ids are those of preflight's findings."""
     driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
     module, version, error = driver.get("module_version"), driver.get("version"), driver.get("error")
-    cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
+    cards = [card for card in gpu_node.get("gpus") or [] if "vfio" not in (card.get("driver") or "")]
     problems: list[tuple[str, str]] = []
     for module_name, shown in IN_KERNEL.items():
         if any(card.get("driver") == module_name for card in cards):
@@ -135,7 +135,7 @@ class _Chooser:
         self.driver: t.Mapping[str, t.Any] = gpu_node.get("driver") or {}
         self.provider = nvidia_smi.of(self.driver.get("others") or [])
         # The host's driver doesn't serve cards that a virtual machine owns.
-        cards = [card for card in gpu_node.get("gpus") or [] if card.get("driver") != "vfio-pci"]
+        cards = [card for card in gpu_node.get("gpus") or [] if "vfio" not in (card.get("driver") or "")]
         self.generations = tuple(sorted({str(card.get("generation") or flavours.UNKNOWN) for card in cards}))
 
     # ------------------------------------------------------------------ the result

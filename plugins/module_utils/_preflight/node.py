@@ -82,7 +82,7 @@ class Machine:
     @property
     def gpus(self) -> list[PciGpu]:
         """Cards on PCI that are this node's own; a virtual machine may have others."""
-        return [gpu for gpu in self.node["gpus"] if gpu["driver"] != "vfio-pci"]
+        return [gpu for gpu in self.node["gpus"] if "vfio" not in (gpu["driver"] or "")]
 
     @property
     def driver_facts(self) -> NodeFacts:

@@ -198,7 +198,7 @@ def test_an_unknown_card_or_branch_warns_and_a_card_of_a_virtual_machine_is_igno
     assert "unknown architecture" in chosen(node("debian-12", "unknown"))["notes"][0]
     assert chosen(node("ubuntu-22.04", "turing"))["notes"] == []
     observed = node("debian-12", "turing", "volta")
-    observed["gpus"][1]["driver"] = "vfio-pci"
+    observed["gpus"][1]["driver"] = "nvgrace_gpu_vfio_pci"
     assert chosen(observed)["flavour"] == "open"
 
 

@@ -240,6 +240,7 @@ def test_every_check_has_a_case_and_a_meaning() -> None:
         (DEFAULT, {"nouveau__boot_free": 60 << 20}),
         # Cards of a virtual machine.
         (DEFAULT, {"gpus": [CARD, {**CARD, "address": "0000:09:00.0", "driver": "vfio-pci"}]}),
+        (DEFAULT, {"gpus": [CARD, {**CARD, "address": "0000:09:00.0", "driver": "nvgrace_gpu_vfio_pci"}]}),
         (EXTERNAL, {"toolkit__operator": True}),
         # Mode auto is jit-cdi from 1.18 on; the role installs such a one; and cgroupfs isn't systemd's.
         (EXTERNAL, {"toolkit__version": "1.18.0"}),
