@@ -54,7 +54,7 @@ def test_the_answer_is_evidence_of_a_machine(driver: Driver, tmp_path: Path) -> 
     answer = told(driver, "--host-pid", kubelet=tmp_path)
     assert (answer["version"], answer["node"]) == (VERSION, NODE)
     reader = Reader()
-    nvml, kubelet, _uuids, _source = evidence_of(answer, True, reader)
+    nvml, kubelet, *_others = evidence_of(answer, True, reader)
     assert (nvml.problem, kubelet.problem, reader.unreadable) == ("", "", [])
     assert [gpu.uuid for gpu in nvml.gpus] == [FIRST, SECOND]
     assert [process.pid for process in nvml.gpus[0].processes or ()] == [os.getpid()]
