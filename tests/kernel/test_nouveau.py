@@ -48,6 +48,8 @@ def test_udev_loads_no_nouveau_behind_the_blacklist(machine, installed, without_
         assert (is_loaded("nvidia"), is_loaded("nouveau")) == (True, False)
         machine.unload("fakecards")
         module("nouveau", state="absent")
+        # udevd looks for changed blacklists at an event, but at most once in three seconds.
+        run("udevadm", "control", "--reload")
         machine.plug(card(ALONE[0]))
         settled()
         assert is_loaded("nouveau")
