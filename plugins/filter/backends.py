@@ -12,6 +12,8 @@ if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Options as SandboxOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Result as SandboxResult
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Result
     from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import Found, Planned
@@ -50,6 +52,12 @@ def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     return plan(options)
 
 
+def sandbox_plugin_plan(options: SandboxOptions) -> SandboxResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import plan
+
+    return plan(options)
+
+
 class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
@@ -58,4 +66,5 @@ class FilterModule:
             "hami_release": hami_release,
             "helm_release": helm_release,
             "nvidia_plugin_plan": nvidia_plugin_plan,
+            "sandbox_plugin_plan": sandbox_plugin_plan,
         }
