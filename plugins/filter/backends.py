@@ -12,6 +12,8 @@ if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Options as KataOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Result as KataResult
     from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Options as SandboxOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Result as SandboxResult
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
@@ -46,6 +48,12 @@ def helm_release(secrets: list[JsonObject]) -> JsonObject:
     return dict(release(secrets) or {})
 
 
+def kata_plan(options: KataOptions) -> KataResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import plan
+
+    return plan(options)
+
+
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
 
@@ -65,6 +73,7 @@ class FilterModule:
             "hami_plan": hami_plan,
             "hami_release": hami_release,
             "helm_release": helm_release,
+            "kata_plan": kata_plan,
             "nvidia_plugin_plan": nvidia_plugin_plan,
             "sandbox_plugin_plan": sandbox_plugin_plan,
         }
