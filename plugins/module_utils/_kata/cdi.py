@@ -18,6 +18,8 @@ from .._host.system import System
 
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 VENDOR, DEVICES = "nvidia.com/", "/dev/vfio/"
+# With IOMMUFD.
+CDEVS = "/dev/vfio/devices/"
 _KIND = re.compile(r"^kind:\s*[\"']?([^\s\"']+)", re.MULTILINE)
 _NAME = re.compile(r"^(?:- |  )\s*(?:- )?name:\s*[\"']?([^\s\"']+)", re.MULTILINE)
 _PATH = re.compile(r"^\s*(?:- )?path:\s*[\"']?([^\s\"']+)", re.MULTILINE)

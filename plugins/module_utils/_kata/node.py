@@ -34,20 +34,14 @@ ARGUMENTS: JsonObject = {
 }
 
 
-class Device(t.TypedDict):
-    """One device of a CDI specification, by its kind and name."""
-
-    kind: str
-    name: str
-
-
 class KataNode(t.TypedDict):
     """What was observed.
 
     ``handler_loaded``: the running containerd has the runtime: its files have it, and it was started after them.
     ``runtime`` is the one that kubelet uses, ``type`` the runtime's type. ``hypervisor``, ``cold_plug``, ``root_ports``
     and ``socket`` are the shim's configuration. ``timeout`` is kubelet's, in its own words; ``gate`` is None where its
-    release decides. Of k3s and RKE2, whose kubelet is a part of them, ``timeout`` is None.
+    release decides. Of k3s and RKE2, whose kubelet is a part of them, ``timeout`` is None. ``devices`` are those of the
+    CDI specifications, each as ``kind=name``; with ``iommufd`` they are named by their device files.
     """
 
     kvm: bool
@@ -70,7 +64,8 @@ class KataNode(t.TypedDict):
     kubelet: str
     timeout: str | None
     gate: bool | None
-    devices: list[Device]
+    devices: list[str]
+    iommufd: bool
 
 
 def observe(system: System, params: JsonObject) -> KataNode:
@@ -109,7 +104,8 @@ def observe(system: System, params: JsonObject) -> KataNode:
         "kubelet": serving["version"] if serving else "",
         "timeout": settings.runtime_request_timeout if settings else None,
         "gate": settings.gate(GATE) if settings else None,
-        "devices": [{"kind": spec.kind, "name": name} for spec in specs for name in spec.devices],
+        "devices": [f"{spec.kind}={name}" for spec in specs for name in spec.devices],
+        "iommufd": any(node.startswith(cdi.CDEVS) for spec in specs for node in spec.nodes),
     }
 
 

@@ -6,8 +6,6 @@ kubelets and NVIDIA's plugins are simulated: the images aren't pulled, and no ca
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 from kata_facts import facts, function
