@@ -51,7 +51,7 @@ class PassthroughReconciler:
         self.state = dataclasses.replace(
             state,
             holds=tuple(holds(self._system, self._kubelet, state)),
-            viable={group: self._kernel.viable(group) for group in groups},
+            groups={group: self._kernel.group_state(group) for group in groups},
         )
         return self.state
 

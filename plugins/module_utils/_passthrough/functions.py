@@ -9,7 +9,6 @@ import fnmatch
 import re
 import typing as t
 
-from .._driver.library import PROC
 from .._host import iommu
 from .._host.cached_reader import names, text
 from .._host.iommu import GROUPS, NVIDIA, PCI
@@ -111,18 +110,3 @@ def _consoles(system: System) -> str:
     )
     shown = [name for name in names(system, GRAPHICS) if re.fullmatch(r"fb\d+", name)] if bound else []
     return "".join(target(system, f"{GRAPHICS}/{name}") + "/\n" for name in shown)
-
-
-UNKNOWN_UUID = "?"
-
-
-def proc_information(system: System, address: str) -> tuple[str, int | None]:
-    """Return UUID and minor number of a card that NVIDIA's driver has; empty and None where they are unknown.
-
-    The driver knows the UUID only after the card's first use, and writes question marks before.
-    """
-    content = text(system, f"{PROC}/gpus/{address}/information")
-    uuid = re.search(r"^GPU UUID:\s*(GPU-\S+)", content, re.MULTILINE)
-    minor = re.search(r"^Device Minor:\s*(\d+)", content, re.MULTILINE)
-    known = uuid.group(1).lower() if uuid and UNKNOWN_UUID not in uuid.group(1) else ""
-    return known, int(minor.group(1)) if minor else None

@@ -11,6 +11,7 @@ import typing as t
 
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._driver.library import card_information
 from .._host import open_devices
 from .._host.cached_reader import names, whole
 from .._host.iommu import PCI
@@ -19,7 +20,6 @@ from .._kubelet.devices import RESOURCES, collect
 from .._kubelet.root import running_root
 from .._kubelet.source import KubeletSource
 from .._kubelet.types import KubeletDevices
-from .functions import proc_information
 from .model import Function, Hold, State
 
 DCGM = ("nv-hostengine", "dcgm-exporter", "dcgmi")
@@ -85,7 +85,7 @@ def own_paths(system: System, function: Function) -> t.Pattern[str]:
     paths += list(function.nodes)
     patterns = [re.escape(path) for path in paths] + [rf"/dev/snd/\w+C{number}(?:D\d+\w)?" for number in sound]
     if function.driver == "nvidia" and function.card:
-        number = proc_information(system, function.address)[1]
+        number = card_information(system, function.address).minor
         # Where the driver doesn't tell which file is the card's, each may be.
         patterns.append(rf"/dev/nvidia{number}" if number is not None else r"/dev/nvidia\d+")
     if function.switch:
@@ -111,7 +111,7 @@ def _by_pods(
         if problem:
             yield Hold("pods_unknown", one.address, {"problem": problem})
             continue
-        number = proc_information(system, one.address)[1]
+        number = card_information(system, one.address).minor
         pods = {*_listed(seen, uuids.get(one.address, "")), *_with_node(seen, number)}
         yield from (Hold("held_by_pod", one.address, {"pod": pod}) for pod in sorted(pods))
 

@@ -71,6 +71,7 @@ TEXTS: t.Mapping[str, str] = {
     "override": "{address} may be taken by another driver: its driver_override is {found} and not {wanted}",
     "no_node": "there is no device file of VFIO for {address}",
     "not_viable": "IOMMU group {group} of {address} isn't viable: another driver uses a part of it",
+    "viable_unknown": "the kernel doesn't tell whether IOMMU group {group} of {address} is viable",
 }
 
 

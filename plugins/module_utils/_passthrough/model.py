@@ -283,7 +283,7 @@ class State:
     :param owner: the file that shows that the GPU Operator's vfio-manager binds this node's cards; empty without it.
     :param fabric_mode: FABRIC_MODE of the fabric manager's configuration; empty without one.
     :param loadable: the recorded drivers that are loaded, or whose module is there.
-    :param viable: the kernel's answer by group: None where a virtual machine has it, or there is no such file.
+    :param groups: the kernel's answer about each IOMMU group of which VFIO has a function; see ``kernel.GroupState``.
     """
 
     family: str
@@ -303,7 +303,7 @@ class State:
     owner: str = ""
     fabric_mode: str = ""
     loadable: frozenset[str] = frozenset()
-    viable: t.Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
+    groups: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def members(self, group: str) -> list[Function]:
         """Return the functions of an IOMMU group that count, by address."""

@@ -10,6 +10,9 @@ from . import messages
 from .model import Options, State
 from .plan import reboot_required, row, wanted
 
+# By the kernel's answer about a group. A virtual machine that has it is proof enough.
+VIABLE = {"viable": True, "not_viable": False}
+
 
 def report(options: Options, state: State) -> JsonObject:
     """Return the module's result beside ``changed`` and ``diff``."""
@@ -25,7 +28,7 @@ def report(options: Options, state: State) -> JsonObject:
                 "driver": state.functions[address].driver,
                 "wanted": want.targets[address],
                 "iommu_group": state.functions[address].group,
-                "viable": state.viable.get(state.functions[address].group),
+                "viable": VIABLE.get(state.groups.get(state.functions[address].group, "")),
                 "functions": sorted(
                     other for other in want.targets if state.functions[other].group == state.functions[address].group
                 ),
@@ -52,6 +55,8 @@ def problems(options: Options, state: State) -> list[JsonObject]:
             rows.append(row("override", address=address, found=one.override, wanted=driver))
         if not one.nodes:
             rows.append(row("no_node", address=address))
-        if state.viable.get(one.group) is False and one.card:
-            rows.append(row("not_viable", address=address, group=one.group))
+        answer = state.groups.get(one.group, "")
+        if answer in ("not_viable", "unknown") and one.card:
+            code = "not_viable" if answer == "not_viable" else "viable_unknown"
+            rows.append(row(code, address=address, group=one.group))
     return rows

@@ -21,7 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import Missing
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import Written
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import GroupState, Written
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import ARGUMENTS, options_of
 from node_fakes import FakeSystem
 
@@ -88,6 +88,8 @@ class Machine(FakeSystem):
             }
         )
         self.held: set[str] = set()
+        # The kernel's answer about each group; none: by the drivers.
+        self.says: GroupState | None = None
         self.persistence: set[str] = set()
         self.unbindable: set[str] = set()
         self.kubelet = NoPods()
@@ -193,11 +195,14 @@ class Machine(FakeSystem):
         self.step()
         return Written(0)
 
-    def viable(self, group: str) -> bool | None:
+    def group_state(self, group: str) -> GroupState:
         if f"/dev/vfio/{group}" not in self.files:
-            return None
+            return "absent"
+        if f"/dev/vfio/{group}" in self.links.values():
+            return "held"
         members = self.names(f"{GROUPS}/{group}/devices")
-        return all("vfio" in self.driver(one) or not self.driver(one) for one in members)
+        viable = all("vfio" in self.driver(address) or not self.driver(address) for address in members)
+        return self.says or ("viable" if viable else "not_viable")
 
     def open(self, pid: int, command: str, *paths: str, group: str = "") -> None:
         """Have a process with these files open."""
