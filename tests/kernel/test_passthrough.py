@@ -9,12 +9,17 @@ import shutil
 import stat
 import subprocess
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check import virtual
+from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence import Reader, virtual_of
+from ansible_collections.kubegpu.share.plugins.module_utils._check.result import CheckResult
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.library import card_information
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from fakes import (
     ALONE,
     DEVICES,
@@ -43,8 +48,8 @@ RECORD = Path("/var/lib/kubegpu-share/passthrough.json")
 SMI = Path("/usr/bin/nvidia-smi")
 # The address of a card that the simulated driver doesn't give up.
 KEPT = Path("/sys/module/nvidia/parameters/kept")
-# What the role reads of nvidia-smi: whether a card is in persistence mode. Here none says that it is. Asking is a use of
-# a card, after which the driver knows its UUID.
+# What the role reads of nvidia-smi: whether a card is in persistence mode. Here none says that it is. Asking is a use
+# of a card, after which the driver knows its UUID.
 SMI_TEXT = """\
 #!/bin/sh
 index=0
@@ -128,6 +133,38 @@ def test_one_of_two_identical_cards_goes_with_its_audio_and_comes_back(host):
     assert {override_of(address) for address in (CARD, AUDIO, TWIN, TWIN_AUDIO)} == {"(null)"}
     assert not RULE.exists() and not RECORD.exists()
     assert not module("pci_binding", state="absent")["changed"]
+
+
+def verified() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return the kernel's answer by function, as verify gets it, and what its check V1 reports of it."""
+    evidence = module("virtual_machines_info")["virtual_machines"]
+    assert observations.problem("virtual_machines_info", {"virtual_machines": evidence}) == ""
+    node = types.SimpleNamespace(virtual=virtual_of(evidence, Reader()))
+    result = CheckResult("V1")
+    virtual.functions_are_bound(node, None, result)
+    assert result.checked == len(evidence["functions"])
+    states = {row["address"]: row["state"] for row in evidence["functions"]}
+    return states, [(finding.level, finding.cause) for finding in result.findings]
+
+
+def test_verify_asks_the_kernel_about_groups_and_disturbs_no_virtual_machine(host):
+    assert module("virtual_machines_info")["virtual_machines"] is None
+    module("pci_binding", cards=[CARD])
+    assert verified() == ({CARD: "viable", AUDIO: "viable"}, [])
+    with held(CARD):
+        assert verified() == ({CARD: "held", AUDIO: "held"}, [])
+    assert verified()[0][CARD] == "viable"
+    # The faults: another driver has a function of the group, or the card itself.
+    bind(AUDIO, "snd_hda_intel")
+    assert verified() == ({CARD: "not_viable", AUDIO: ""}, [("FAIL", "not_viable"), ("FAIL", "not_bound")])
+    bind(AUDIO, None)
+    assert verified() == ({CARD: "viable", AUDIO: ""}, [("FAIL", "not_bound")])
+    bind(AUDIO, "vfio-pci")
+    bind(CARD, "nvidia")
+    assert verified()[0] == {CARD: "", AUDIO: "not_viable"}
+    bind(CARD, "vfio-pci")
+    module("pci_binding", state="absent")
+    assert drivers() == BEFORE
 
 
 def test_a_check_run_changes_nothing(host):

@@ -78,14 +78,16 @@ def observe(system: System, about: Host, images: bool = True) -> State:
         boot_free=system.free_bytes("/boot") if listed_images else None,
         boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if listed_images else False,
         owner=OPERATOR if system.exists(OPERATOR) else "",
-        fabric_mode=_fabric_mode(system) if any(one.switch for one in seen.values()) else "",
-        loadable=frozenset(one.driver for one in record.functions if _loadable(system, one.driver, one.module)),
+        fabric_mode=_fabric_mode(system) if any(function.switch for function in seen.values()) else "",
+        loadable=frozenset(
+            before.driver for before in record.functions if _loadable(system, before.driver, before.module)
+        ),
     )
 
 
 def _listed(system: System, seen: t.Mapping[str, Function]) -> dict[str, Card | None]:
     """Return each card that NVIDIA's driver has, by address, as nvidia-smi lists it; None where it doesn't."""
-    on_nvidia = [address for address, one in seen.items() if one.card and one.driver == "nvidia"]
+    on_nvidia = [address for address, function in seen.items() if function.card and function.driver == "nvidia"]
     if not on_nvidia:
         return {}
     provider = nvidia_smi.find(system)

@@ -44,19 +44,19 @@ def problems(options: Options, state: State) -> list[JsonObject]:
     waiting = {state.functions[hold.address].group for hold in want.busy}
     rows = []
     for address, driver in sorted(want.targets.items()):
-        one = state.functions[address]
-        late = options.state == "present" and (not options.live or one.group in waiting)
-        if one.driver != driver and late:
+        function = state.functions[address]
+        late = options.state == "present" and (not options.live or function.group in waiting)
+        if function.driver != driver and late:
             continue
-        if one.driver != driver and not (options.state == "external" and one.vfio):
-            rows.append(row("not_bound", address=address, found=one.driver, wanted=driver))
+        if function.driver != driver and not (options.state == "external" and function.vfio):
+            rows.append(row("not_bound", address=address, found=function.driver, wanted=driver))
             continue
-        if options.state == "present" and one.override != driver:
-            rows.append(row("override", address=address, found=one.override, wanted=driver))
-        if not one.nodes:
+        if options.state == "present" and function.override != driver:
+            rows.append(row("override", address=address, found=function.override, wanted=driver))
+        if not function.nodes:
             rows.append(row("no_node", address=address))
-        answer = state.groups.get(one.group, "")
-        if answer in ("not_viable", "unknown") and one.card:
+        answer = state.groups.get(function.group, "")
+        if answer in ("not_viable", "unknown") and function.card:
             code = "not_viable" if answer == "not_viable" else "viable_unknown"
-            rows.append(row(code, address=address, group=one.group))
+            rows.append(row(code, address=address, group=function.group))
     return rows

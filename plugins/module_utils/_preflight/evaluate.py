@@ -12,7 +12,7 @@ import typing as t
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import Cluster
-from .._allocation.foreign_bindings import ForeignBinding
+from .._allocation.foreign_bindings import Bindings, none
 from .._allocation.node_backends import EVERY_TAINT
 from .._contracts import backends
 from .._contracts import gpushare as contract
@@ -137,7 +137,7 @@ class Options:
     owner: str = setup_record.PLAYBOOK
     take_over: str = ""
     record: setup_record.Record | None = None
-    bindings: t.Sequence[ForeignBinding] = ()
+    bindings: Bindings = dataclasses.field(default_factory=none)
 
 
 @dataclasses.dataclass(frozen=True)

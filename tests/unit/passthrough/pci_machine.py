@@ -32,6 +32,7 @@ CARD, AUDIO, TWIN, TWIN_AUDIO = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0", 
 UUIDS = {CARD: "GPU-11111111-1111-1111-1111-111111111111", TWIN: "GPU-22222222-2222-2222-2222-222222222222"}
 # The beginning of the class that a driver takes.
 TABLES = {"nvidia": ("0x10de", "0x03"), "snd_hda_intel": ("0x10de", "0x0403"), "e1000e": ("0x8086", "0x0200")}
+TABLES["xhci_hcd"] = ("0x10de", "0x0c03")
 MODULES = {"nvidia": "nvidia", "snd_hda_intel": "snd_hda_intel", "vfio-pci": "vfio_pci", "e1000e": "e1000e"}
 MODULES["nvgrace_gpu_vfio_pci"] = "nvgrace_gpu_vfio_pci"
 ALIASES = """\
