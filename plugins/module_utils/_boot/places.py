@@ -52,9 +52,9 @@ class LoaderEntry:
             line = "\r\n" if "\r\n" in text else "\n"
             return f"{text}{'' if text.endswith(chr(10)) or not text else line}options {' '.join(arguments)}{line}"
         # In the one with init's words, if any, else in the last.
-        ending = [line for line in options if words.END in words.split(text[line.start : line.end])]
-        line = (ending or options[-1:])[0]
-        return text[: line.start] + words.add(text[line.start : line.end], arguments) + text[line.end :]
+        ending = [option for option in options if words.END in words.split(text[option.start : option.end])]
+        option = (ending or options[-1:])[0]
+        return text[: option.start] + words.add(text[option.start : option.end], arguments) + text[option.end :]
 
     def remove(self, path: str, text: str, arguments: t.Collection[str]) -> str:
         for line in reversed(entry_lines(text)):

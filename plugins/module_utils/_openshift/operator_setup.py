@@ -16,6 +16,7 @@ import functools
 import json
 import typing as t
 
+from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -343,12 +344,10 @@ def not_ready(kube: Kube, nodes: t.Sequence[str]) -> str:
     if observed.policy is None:
         return "there is no ClusterPolicy"
     labels = {name: observed.labels(name) for name in nodes}
-    unseen = sorted(name for name, found in labels.items() if (found or {}).get(gpu_operator.PRESENT) != "true")
+    unseen = sorted(name for name, found in labels.items() if (found or {}).get(LABEL_PRESENT) != "true")
     if unseen:
         more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
-        return (
-            f"node feature discovery has found no card on {', '.join(unseen[:3])}{more} (label {gpu_operator.PRESENT})"
-        )
+        return f"node feature discovery has found no card on {', '.join(unseen[:3])}{more} (label {LABEL_PRESENT})"
     status = observed.policy.get("status") or {}
     state = str(status.get("state") or "unknown")
     if state == "ready":

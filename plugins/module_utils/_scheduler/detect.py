@@ -343,7 +343,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
-    nothing = {"backends": None, "given": {}, "releases": {}, "bindings": foreign_bindings.none()}
+    nothing: JsonObject = {"backends": None, "given": {}, "releases": {}, "bindings": foreign_bindings.none()}
     result = {**state.result(), "capacity": capacity, **nothing}
     if params.get("nodes") == TEXT:
         result["all_nodes"] = cluster.packed(result["nodes"])
