@@ -56,9 +56,9 @@ index=0
 for card in /sys/bus/pci/drivers/nvidia/0000:*; do
   address=${card##*/}
   file=/proc/driver/nvidia/gpus/$address/information
-  mknod /tmp/nvidia$$ c 195 "$(sed -n 's/^Device Minor:[[:space:]]*//p' $file)"
-  : < /tmp/nvidia$$
-  rm /tmp/nvidia$$
+  mknod /dev/smi$$ c 195 "$(sed -n 's/^Device Minor:[[:space:]]*//p' $file)"
+  : < /dev/smi$$
+  rm /dev/smi$$
   uuid=$(sed -n 's/^GPU UUID:[[:space:]]*//p' $file)
   echo "$index, $uuid, NVIDIA A10, 23028, 0000$address, 580.178.04, Disabled, [N/A], [N/A]"
   index=$((index + 1))
