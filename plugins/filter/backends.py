@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import Permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
@@ -54,6 +55,16 @@ def kata_plan(options: KataOptions) -> KataResult:
     return plan(options)
 
 
+def permitted_cards(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]], hosts: t.Sequence[str], nodes: t.Collection[str]
+) -> Permitted:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
+
+    names = zip(hosts, node_names(hosts, hostvars), strict=True)
+    return permitted({host: hostvars[host] for host, node in names if node in nodes})
+
+
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
 
@@ -75,5 +86,6 @@ class FilterModule:
             "helm_release": helm_release,
             "kata_plan": kata_plan,
             "nvidia_plugin_plan": nvidia_plugin_plan,
+            "permitted_cards": permitted_cards,
             "sandbox_plugin_plan": sandbox_plugin_plan,
         }
