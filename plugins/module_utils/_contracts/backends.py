@@ -11,6 +11,9 @@ from .gpushare import NODE_LABEL, NODE_LABEL_VALUES, RESOURCE_COUNT, RESOURCE_ME
 
 # Values of gpu_backend, a node's variable.
 GPUSHARE, HAMI, NVIDIA = "gpushare", "hami", "nvidia"
+# Those that give a node's cards to virtual machines, and none to containers: whole, divided, or to Kata's.
+PASSTHROUGH, VGPU, KATA = "passthrough", "vgpu", "kata"
+VIRTUAL = (PASSTHROUGH, VGPU, KATA)
 # On a node that role hami or nvidia_device_plugin has given to its back end, and on the namespace of that: the value of
 # gpu_backend. A node has one value, so that it never has both; their own labels may be set by others.
 LABEL = "kubegpu.share/backend"
