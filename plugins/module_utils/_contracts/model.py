@@ -348,6 +348,7 @@ class Node:
     :param cards: those of its annotation, or else as upstream divides its units; none for other back ends.
     :param cards_problem: why its annotation can't be read; empty where it can.
     :param runtime: its container runtime with the version, as ``containerd://2.1.4``.
+    :param kernel: the running kernel's release.
     :param hostnames: its addresses of type Hostname.
     :param problem: why nothing else is known of it; empty where it is known.
     """
@@ -367,6 +368,7 @@ class Node:
     kubelet_version: str = ""
     os: str = ""
     arch: str = ""
+    kernel: str = ""
     hostnames: tuple[str, ...] = ()
     problem: str = ""
 
@@ -420,6 +422,7 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
         kubelet_version=line(info.get("kubeletVersion")),
         os=line(info.get("osImage")),
         arch=line(info.get("architecture")),
+        kernel=line(info.get("kernelVersion")),
         hostnames=tuple(address for kind, address in addresses if kind == "Hostname" and address),
     )
 
