@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Take an archive inside: verify it, push its images, and write the variables by which site.yml finds its things.
+"""Take an archive inside: verify it, push its images, and write the variables by which site.yml finds its items.
 
 Step ``push`` verifies all of it and all variables before anything changes. Step ``variables`` comes when the images and
 files are there; ``remove`` removes what it has written.
@@ -72,7 +72,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 class Taken(t.NamedTuple):
     """An archive that was read, and what follows from it.
 
-    :param values: the variables that name its things.
+    :param values: the variables that name its items.
     """
 
     archive: archive.Archive

@@ -27,7 +27,7 @@ from .programs import Run, run
 FORMAT = 1
 CONTENTS, SUMS, SIGNATURE, INSTALLER = "contents.json", "SHA256SUMS", "SHA256SUMS.asc", "install-controller.sh"
 IMAGES, PACKAGES, CHARTS, FILES, WHEELS, COLLECTIONS = "images", "packages", "charts", "files", "wheels", "collections"
-# Where the things of a kind are; an operator's come with the catalogue's own program.
+# Where the artifacts of a kind are; an operator's come with the catalogue's own program.
 FOLDERS: t.Mapping[str, str] = {
     IMAGE: IMAGES,
     CHART: CHARTS,
@@ -70,20 +70,20 @@ class Entry(Item):
     :ivar bytes: of the file; of an image, all that its index names.
     :ivar sha256: of the file; empty for a folder.
     :ivar image: the image's name in the layout's index; empty for other kinds. ``digest`` is that of its index.
-    :ivar asked: SHA-256 of what was asked for; where that is the same, nothing has to be fetched again.
+    :ivar request_sha256: of the request that brought it; where that is the same, nothing has to be fetched again.
     """
 
     path: str
     bytes: int
     sha256: str
     image: str
-    asked: str
+    request_sha256: str
 
 
 class LeftOut(Item):
     """An item that is needed, and that the archive hasn't.
 
-    :ivar reason: ``operator``, ``made_elsewhere``, ``no_address``, ``not_resolved`` or ``not_asked_for``.
+    :ivar reason: ``operator``, ``made_elsewhere``, ``no_address``, ``not_resolved`` or ``not_selected``.
     """
 
     reason: str
@@ -261,9 +261,11 @@ def _entry(row: t.Any) -> Entry:
         raise ValueError(f"digest of {where} isn't an image's")
     if not sha256 and kind in (CHART, FILE, WHEEL, COLLECTION):
         raise ValueError(f"{where} has no SHA-256")
-    asked = str(line(row.get("asked", ""), 64))
+    request_sha256 = row.get("request_sha256", "")
+    if request_sha256 != "" and not (isinstance(request_sha256, str) and _SHA256.fullmatch(request_sha256)):
+        raise ValueError(f"request_sha256 of {where} isn't a SHA-256")
     # The types of TypedDict's fields can't be told of a mapping that is unpacked.
-    known = {"path": path, "bytes": row["bytes"], "sha256": sha256, "image": image, "asked": asked}
+    known = {"path": path, "bytes": row["bytes"], "sha256": sha256, "image": image, "request_sha256": request_sha256}
     return t.cast(Entry, {**item, **known})
 
 

@@ -17,10 +17,10 @@ from ...module_utils._core.untrusted import line
 from ...module_utils._packages.options import fingerprint
 from .._pins import index
 from .archive import Entry, safe_name
+from .artifacts import Artifact, download, entry, path_of
 from .download_images import Registry
 from .needed import CHART, FILE, Item
 from .store import Failed, Store, descriptor
-from .things import Thing, download, entry, path_of
 from .web import LARGEST, Fetch
 
 # Bytes of a list of charts, of which a tree is made.
@@ -30,7 +30,7 @@ OCI_SCHEME = "oci://"
 _WORD = re.compile(r"[\w.+-]+", re.ASCII)
 
 
-class File(Thing):
+class File(Artifact):
     """A file of an address: a key, a program, a package.
 
     :param architecture: what ``{architecture}`` in the address means: amd64 or arm64.
@@ -44,7 +44,7 @@ class File(Thing):
         self._fetch = fetch
         self._key = key
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         [item] = self.items
         return [self.url, item["digest"], self._key, item["name"], item["place"]]
 
@@ -72,7 +72,7 @@ class File(Thing):
         return [entry(self, item, path, len(content), sha256)]
 
 
-class Local(Thing):
+class Local(Artifact):
     """A file of this machine that a variable names: NVIDIA's .run file, an archive of the servers' image."""
 
     def __init__(self, item: Item, path: str) -> None:
@@ -80,10 +80,10 @@ class Local(Thing):
         self.path = os.path.abspath(os.path.expanduser(path))
         self.name = f"file {item['name']}"
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         try:
             state = os.stat(self.path)
-            # Another file of the same name is another question.
+            # Another file of the same name is another request.
             return [self.path, self.items[0]["digest"], str(state.st_size), str(state.st_mtime_ns)]
         except OSError:
             return [self.path, self.items[0]["digest"]]
@@ -104,7 +104,7 @@ class Local(Thing):
         return [entry(self, item, path, store.size(path), sha256)]
 
 
-class Chart(Thing):
+class Chart(Artifact):
     """A chart of a repository of charts, or of a registry."""
 
     def __init__(self, fetch: Fetch, registry: Registry, item: Item) -> None:
@@ -113,7 +113,7 @@ class Chart(Thing):
         self._fetch = fetch
         self._registry = registry
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         [item] = self.items
         return [item["source"], item["name"], item["version"], item["digest"], item["place"]]
 

@@ -15,10 +15,10 @@ import typing as t
 
 from ...module_utils._host.system import Done
 from .archive import IMAGES, Entry
+from .artifacts import Artifact, Held, entry, sorted_files
 from .needed import Item
 from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words
 from .store import BLOBS, MANIFESTS, OCI, SPARE, Descriptor, Failed, Store, media_of, named_by
-from .things import Held, Thing, entry, sorted_files
 
 # Seconds: a manifest, and a whole image.
 MANIFEST_SECONDS, IMAGE_SECONDS = 300.0, 6 * 3600.0
@@ -80,7 +80,7 @@ def unpinned(reference: str) -> tuple[str, str]:
     return name, digest
 
 
-class Image(Thing):
+class Image(Artifact):
     """An image of the list; items of the same source are one.
 
     :param architectures: those that it has to have.
@@ -95,12 +95,12 @@ class Image(Thing):
         self.architectures = sorted({each for item in items for each in item["architectures"]})
         self._registry = registry
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         return [self.source, *self.pinned]
 
     def held(self, store: Store, state: Held) -> list[Entry]:
         image = store.images().get(self.source)
-        if not image or not any(entry["asked"] == self.asked for entry in state.contents.items):
+        if not image or not any(entry["request_sha256"] == self.request_sha256 for entry in state.contents.items):
             return []
         try:
             parts = store.parts(image.digest)

@@ -36,7 +36,7 @@ _INDEX_URL = re.compile(r"(?:^|\s)(?:--index-url|-i)[=\s]+(\S+)")
 
 
 class Item(t.TypedDict):
-    """One thing that is needed.
+    """One image, file, package or the like that is needed.
 
     :ivar kind: one of ``KINDS``.
     :ivar id: its section and row of the list.

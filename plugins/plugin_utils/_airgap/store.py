@@ -40,7 +40,7 @@ DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 class Failed(Exception):
-    """A thing can't be fetched; the message continues a sentence that names it.
+    """An artifact can't be fetched; the message continues a sentence that names it.
 
     :ivar code: such as ``unreachable``, ``other_digest``.
     :ivar stop: nothing else is worth trying: a program is missing, or the disk is full.

@@ -93,8 +93,8 @@ def fetch(
         return Answer(0, failure="timeout")
     opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=authorities))
     try:
-        asked = urllib.request.Request(url, headers=dict(headers or {}))
-        with opener.open(asked, timeout=min(PATIENCE, until - time.monotonic())) as answer:
+        request = urllib.request.Request(url, headers=dict(headers or {}))
+        with opener.open(request, timeout=min(PATIENCE, until - time.monotonic())) as answer:
             return _read(answer, until, largest)
     except urllib.error.HTTPError as error:
         with error:

@@ -18,7 +18,7 @@ CHART = {
     **{name: [] for name in ("architectures", "indexes", "variables", "hosts")},
     **{"kind": "chart", "name": "hami", "version": "2.10.0", "platforms": {}},
     **{"path": "charts/hami-2.10.0.tgz", "bytes": 5, "sha256": hashlib.sha256(b"chart").hexdigest()},
-    **{"image": "", "asked": ""},
+    **{"image": "", "request_sha256": ""},
 }
 
 

@@ -191,7 +191,7 @@ class Made:
 
     def __call__(self, *items, check=False, program=None):
         program = program or self.program
-        wanted = download.asked(items, TABLE, self.settings, program, fetch)
+        wanted = download.requested(items, TABLE, self.settings, program, fetch)
         self.told = []
         work = download.Download(wanted, self.settings, self.told.append, program)
         work.require()
@@ -452,7 +452,7 @@ def test_what_would_fail_in_the_end_is_refused_before_anything_changes(tmp_path,
     assert (foreign / "letter.txt").read_text() == "dear"
     make = Made(tmp_path / "b", none)
     with (
-        download.Download(download.Asked([], [], []), make.settings, print).store.alone(),
+        download.Download(download.Requested([], [], []), make.settings, print).store.alone(),
         pytest.raises(BadInput, match="another run writes into"),
     ):
         make(chart())
@@ -486,7 +486,7 @@ def test_a_key_without_a_digest_is_held_to_its_fingerprint(tmp_path, keys):  # n
 
     def made(fingerprint):
         table = {"files": {"key/own": {"fingerprint": fingerprint}}, "wheels": {}}
-        wanted = download.asked([key(id="files/key/own", digest="", source=source)], table, settings, fetcher=fetch)
+        wanted = download.requested([key(id="files/key/own", digest="", source=source)], table, settings, fetcher=fetch)
         work = download.Download(wanted, settings, print)
         result = plan.run(work, False, work.summary)
         assert result["unverified"] == []
@@ -517,7 +517,7 @@ def test_a_server_that_sends_less_than_it_announces(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cut)
     url = f"http://127.0.0.1:{server.server_port}/file"
     settings = download.Settings(str(tmp_path / "a"))
-    wanted = download.asked([key(source=url)], TABLE, settings)
+    wanted = download.requested([key(source=url)], TABLE, settings)
     with ports.serving(server), pytest.raises(ShareError, match=r"/file sent 4 of 1000 bytes"):
         plan.run(download.Download(wanted, settings, print), False)
 
@@ -619,7 +619,7 @@ def test_the_controllers_wheels_and_collections_and_its_script(tmp_path, monkeyp
     settings = download.Settings(str(tmp_path / "a"), collection=own)
 
     def made(rows):
-        wanted = download.asked(items, rows, settings, program, fetch)
+        wanted = download.requested(items, rows, settings, program, fetch)
         return plan.run(download.Download(wanted, settings, print, program), False)
 
     assert made(table)["changed"] and made(table)["changed"] is False
@@ -766,7 +766,7 @@ def test_the_playbook_takes_a_list_where_neither_nodes_nor_cluster_can_be_reache
     assert done.rc == 0 and "1 of 1: file NVIDIA-Linux-580" in done.text, done.text
     found = archive.read(str(tmp_path / "a"), "").contents
     assert [each["path"] for each in found.items] == ["files/driver.run"]
-    assert [each["reason"] for each in found.left_out] == ["not_asked_for"] and (tmp_path / "a.tar").is_file()
+    assert [each["reason"] for each in found.left_out] == ["not_selected"] and (tmp_path / "a.tar").is_file()
 
 
 @pytest.mark.parametrize(
@@ -789,7 +789,7 @@ def test_bad_variables_are_named(tmp_path, given, said):
         params["archive"] = given["archive"].replace("{folder}", folder)
     wheels = [item("wheel", "orjson", ">=3", id="wheels/controller/orjson")]
     with pytest.raises(BadInput, match=said):
-        download.asked(wheels, TABLE, download.settings(params, wheels, "x86_64"))
+        download.requested(wheels, TABLE, download.settings(params, wheels, "x86_64"))
     assert not os.path.exists(folder)
 
 

@@ -110,7 +110,7 @@ def test_what_is_missing_is_counted_and_named(server):
     server.files["/v2/hami/manifests/v2.10.0"] = manifest("arm64")
     server.files["/cuda/3bf863cc.pub"] = KEY + b"another"
     found = run(server)["mirror-missing"]
-    assert found.severity == "problem" and found.fields["count"] == 5 and found.fields["asked"] == 11
+    assert found.severity == "problem" and found.fields["count"] == 5 and found.fields["checked"] == 11
     assert found.text.startswith("5 of 11 missing: ")
     reasons = {row["name"]: row["reason"] for row in found.fields["missing"]}
     assert reasons == {
@@ -144,7 +144,7 @@ def test_a_mirror_that_sends_a_byte_at_a_time_ends_in_time(server):
     began = time.monotonic()
     found = run(server, seconds=2)
     assert time.monotonic() - began < 5.5
-    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {"it doesn't answer in time"}
+    assert {row["reason"] for row in found["mirror-not-checked"].fields["not_checked"]} == {"it doesn't answer in time"}
     assert [row["name"] for row in found["mirror-missing"].fields["missing"]] == ["hami"]
 
 
@@ -166,13 +166,13 @@ def test_an_answer_that_says_nothing_is_neither_there_nor_missing(server, path, 
     fill(server)
     server.files[path] = content
     found = run(server)
-    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {reason}
-    assert "mirror-missing" not in found and found["mirror-unasked"].severity == "warning"
+    assert {row["reason"] for row in found["mirror-not-checked"].fields["not_checked"]} == {reason}
+    assert "mirror-missing" not in found and found["mirror-not-checked"].severity == "warning"
 
 
 def test_a_list_that_grows_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(mirrors, "LARGEST_LIST", 1000)
-    with pytest.raises(mirrors._Unasked, match="more than 0 MiB"):
+    with pytest.raises(mirrors._Unknown, match="more than 0 MiB"):
         mirrors._decompressed(gzip.compress(b"\0" * 2000))
 
 
@@ -189,7 +189,7 @@ def test_a_hostile_list_takes_time_and_memory_by_its_size_alone(server, monkeypa
     monkeypatch.setattr(mirrors, "MOST_VERSIONS", 2)
     many = "".join(f"Package: {DEBS[0]}\nVersion: {number}\n\n" for number in range(3))
     server.files["/cuda/Packages.gz"] = gzip.compress(many.encode())
-    [reason] = {row["reason"] for row in run(server)["mirror-unasked"].fields["unasked"]}
+    [reason] = {row["reason"] for row in run(server)["mirror-not-checked"].fields["not_checked"]}
     assert reason == "its list of packages has more than 2 versions of one"
 
 

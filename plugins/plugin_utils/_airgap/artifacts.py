@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is fetched as one: an image, a file, a chart, a set of wheels, collections; and whether the archive has it."""
+"""What is fetched as one artifact: an image, a file, a chart, wheels, collections; and whether the archive has it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Held(t.Protocol):
     def sums(self) -> t.Mapping[str, str]: ...
 
 
-class Thing(abc.ABC):
-    """Something that is asked for at once.
+class Artifact(abc.ABC):
+    """What is requested and fetched at once: one image, one file, a set of wheels.
 
     :ivar name: for the user.
     :ivar items: those of the list that it brings.
@@ -51,8 +51,8 @@ class Thing(abc.ABC):
     items: tuple[Item, ...]
 
     @abc.abstractmethod
-    def question(self) -> t.Sequence[str]:
-        """Return all that decides on what is fetched."""
+    def request(self) -> t.Sequence[str]:
+        """Return all that decides on what is fetched, as texts."""
 
     @abc.abstractmethod
     def fetch(self, store: Store, work: str) -> list[Entry]:
@@ -63,13 +63,13 @@ class Thing(abc.ABC):
         """
 
     @functools.cached_property
-    def asked(self) -> str:
-        """SHA-256 of the question."""
-        return hashlib.sha256(json.dumps([type(self).__name__, *self.question()]).encode()).hexdigest()
+    def request_sha256(self) -> str:
+        """SHA-256 of the request: what it brought is kept while that is the same."""
+        return hashlib.sha256(json.dumps([type(self).__name__, *self.request()]).encode()).hexdigest()
 
     def held(self, store: Store, state: Held) -> list[Entry]:
-        """Return what a former run has fetched for the same question, if all of it is there; else nothing."""
-        found = [entry for entry in state.contents.items if entry["asked"] == self.asked]
+        """Return what a former run has fetched for the same request, if all of it is there; else nothing."""
+        found = [entry for entry in state.contents.items if entry["request_sha256"] == self.request_sha256]
         whole = all(state.sums.get(entry["path"]) == entry["sha256"] for entry in found)
         return [self._renewed(entry) for entry in found] if whole else []
 
@@ -81,8 +81,8 @@ class Thing(abc.ABC):
         return entry
 
 
-def entry(thing: Thing, item: Item, path: str, size: int, sha256: str, image: str = "") -> Entry:
-    more = {"path": path, "bytes": size, "sha256": sha256, "image": image, "asked": thing.asked}
+def entry(artifact: Artifact, item: Item, path: str, size: int, sha256: str, image: str = "") -> Entry:
+    more = {"path": path, "bytes": size, "sha256": sha256, "image": image, "request_sha256": artifact.request_sha256}
     return t.cast(Entry, {**item, **more})
 
 
