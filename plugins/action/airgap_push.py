@@ -176,7 +176,7 @@ class ActionModule(ShareAction):
         if not shutil.which(params["skopeo"]):
             raise BadInput(f"airgap_skopeo: there is no {params['skopeo']} on the controller: install skopeo")
         tell = functools.partial(show, self._display)
-        layout = Layout(taken.archive)
+        layout = Layout(taken.archive.folder, taken.archive.sums.get)
         pusher = Pusher(taken.registry, taken.targets, layout, access, params["skopeo"], tell)
         return {**result, **plan.run(pusher, bool(self._task.check_mode))}
 

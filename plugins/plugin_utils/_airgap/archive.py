@@ -413,9 +413,10 @@ def refuse(where: str, found: t.Sequence[Fault]) -> None:
 # --------------------------------------------------------------------------- the whole
 
 
-def small(folder: str, name: str) -> bytes:
-    """Return the content of contents.json, SHA256SUMS or the signature.
+def small(folder: str, name: str, largest: int = LARGEST) -> bytes:
+    """Return the content of a small file of the archive, such as contents.json or SHA256SUMS.
 
+    :param largest: bytes.
     :raises Broken: it isn't there, is a link, or is too large.
     """
     path = os.path.join(folder, name)
@@ -424,13 +425,13 @@ def small(folder: str, name: str) -> bytes:
         with open(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise Broken("no_file", f"{path} is no file")
-            content = file.read(LARGEST + 1)
+            content = file.read(largest + 1)
     except FileNotFoundError as error:
         raise Broken("incomplete", f"{folder} has no {name}, so it isn't a complete archive") from error
     except OSError as error:
         raise Broken("unreadable", f"{path} can't be read: {error.strerror}") from error
-    if len(content) > LARGEST:
-        raise Broken("too_large", f"{path} has more than {LARGEST >> 20} MiB")
+    if len(content) > largest:
+        raise Broken("too_large", f"{path} has more than {largest >> 20} MiB")
     return content
 
 

@@ -28,9 +28,10 @@ from .artifacts import Artifact, entry
 from .download_files import Chart, File, Local
 from .download_images import UNFINISHED, Registry, images
 from .download_python import MACHINES, OWN, Collections, Own, script, target, wheels
+from .layout import BLOBS, INDEX, LAYOUT, blob_path
 from .needed import CHART, COLLECTION, FILE, IMAGE, OPERATOR, WHEEL, Item
 from .programs import Run, run
-from .store import BLOBS, INDEX, LAYOUT, Failed, Store
+from .store import Failed, Store
 from .table import Table
 from .web import Fetch, fetch
 
@@ -304,7 +305,7 @@ class Download:
         kept |= {each["path"] for each in entries if each["sha256"]}
         digests = {each["digest"] for each in entries if each["image"]}
         for digest in digests:
-            kept |= {f"{BLOBS}/{part.removeprefix('sha256:')}" for part in self.store.parts(digest)}
+            kept |= {blob_path(part) for part in self.store.layout.parts(digest)}
         return kept | ({INDEX, LAYOUT} if digests else set()) | ({INSTALLER} if self._script(entries) else set())
 
     def _superfluous(self, state: State) -> list[str]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import typing as t
@@ -19,8 +18,9 @@ from .._pins import index
 from .archive import Entry, safe_name
 from .artifacts import Artifact, download, entry, path_of
 from .download_images import Registry
+from .manifests import document
 from .needed import CHART, FILE, Item
-from .store import Failed, Store, descriptor
+from .store import Failed, Store
 from .web import LARGEST, Fetch
 
 # Bytes of a list of charts, of which a tree is made.
@@ -155,9 +155,8 @@ class Chart(Artifact):
         name = item["source"].removeprefix(OCI_SCHEME).rstrip("/")
         reference = f"{name}:{item['version'].replace('+', '_')}"
         try:
-            layers = json.loads(self._registry.manifest(reference))["layers"]
-            [layer] = [row for row in map(descriptor, layers) if row and row.media == CHART_LAYER]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            [layer] = [row for row in document(self._registry.manifest(reference)).layers if row.media == CHART_LAYER]
+        except ValueError as error:
             raise Failed("type", f"{line(reference, 300)} is no chart") from error
         if layer.size > LARGEST:
             raise Failed("type", f"{line(reference, 300)} has more than {LARGEST >> 20} MiB, so it is no chart")

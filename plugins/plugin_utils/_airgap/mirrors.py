@@ -10,7 +10,6 @@ import fnmatch
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import os
 import queue
@@ -25,6 +24,7 @@ from ...module_utils._core.untrusted import line
 from ...module_utils._images.names import full_reference, repository_and_tag
 from .._pins import index
 from . import needed, web
+from .manifests import document
 from .needed import Item
 from .web import Answer, Fetch, Registries
 
@@ -207,9 +207,8 @@ class _Asker:
         if not _is_there(answer):
             return Found(item, MISSING, "it isn't there")
         try:
-            rows = json.loads(answer.content).get("manifests") or []
-            platforms = {(row.get("platform") or {}).get("architecture") for row in rows}
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            platforms = {row.architecture for row in document(answer.content).manifests}
+        except ValueError as error:
             raise _Unknown("it sends no manifest") from error
         lacking = sorted(set(item["architectures"]) - platforms) if platforms else []
         return Found(item, MISSING, f"it has none for {' and '.join(lacking)}") if lacking else Found(item, PRESENT)

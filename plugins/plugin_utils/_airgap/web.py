@@ -20,6 +20,7 @@ import urllib.parse
 import urllib.request
 
 from ...module_utils._core.errors import BadInput
+from .manifests import INDEXES, LARGEST_MANIFEST, MANIFESTS
 
 # Seconds in which a server has to take a connection, or to send its next bytes.
 PATIENCE = 5.0
@@ -27,17 +28,6 @@ PATIENCE = 5.0
 CHUNK = 64 * 1024
 # Bytes of the largest list of packages or charts; NVIDIA's have some MiB.
 LARGEST = 64 << 20
-# Bytes of the largest manifest; registries take none that is larger.
-LARGEST_MANIFEST = 4 << 20
-INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS = (
-    *INDEXES,
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 
 
 class Answer(t.NamedTuple):
@@ -257,4 +247,4 @@ class Registries:
 
 
 def _accept(authorization: str = "") -> dict[str, str]:
-    return {"Accept": ", ".join(MANIFESTS), **({"Authorization": authorization} if authorization else {})}
+    return {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **({"Authorization": authorization} if authorization else {})}

@@ -39,7 +39,8 @@ def server():
 
 
 def manifest(*architectures):
-    rows = [{"digest": "sha256:0", "platform": {"architecture": name, "os": "linux"}} for name in architectures]
+    row = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": f"sha256:{'0' * 64}", "size": 1}
+    rows = [{**row, "platform": {"architecture": name, "os": "linux"}} for name in architectures]
     return 200, {"Content-Type": INDEX}, json.dumps({"mediaType": INDEX, "manifests": rows}).encode()
 
 

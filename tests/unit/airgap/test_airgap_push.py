@@ -258,10 +258,10 @@ def test_an_image_without_one_of_its_parts_is_refused_before_anything_is_asked(s
     del sums[f"images/blobs/sha256/{layer.name}"]
     (folder / archive.SUMS).write_text(archive.render_sums(sums))
     found = archive.read(str(folder), "")
-    with pytest.raises(archive.Broken, match=f"lacks sha256:{layer.name}, a part of image"):
-        Layout(found).require(target.image, target.digest)
+    with pytest.raises(archive.Broken, match=f"isn't complete: sha256:{layer.name} isn't there"):
+        Layout(found.folder, found.sums.get).require(target.image, target.digest)
     with pytest.raises(archive.Broken, match="under this name"):
-        Layout(found).require(target.image, "sha256:" + "0" * 64)
+        Layout(found.folder, found.sums.get).require(target.image, "sha256:" + "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,17 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
         return web.Answer(404)
 
     told = []
-    pusher = Pusher(where, targets, Layout(found), Access("auth.json"), "skopeo", told.append, program, fetch, {})
+    pusher = Pusher(
+        where,
+        targets,
+        Layout(found.folder, found.sums.get),
+        Access("auth.json"),
+        "skopeo",
+        told.append,
+        program,
+        fetch,
+        {},
+    )
     with pytest.raises(ShareError) as raised:
         plan.run(pusher, False)
     text = str(raised.value)
@@ -599,7 +609,7 @@ def test_skopeo_finds_an_image_by_the_name_in_the_layout_as_by_ours(tmp_path, sm
     """An older one wrote no names with --preserve-digests; a view of one image needs none."""
     found = archive.read(small.close(), "")
     [target] = push.targets(found.contents.items, push.registry("r.example.org"))
-    with Layout(found).view(target.image) as view:
+    with Layout(found.folder, found.sums.get).view(target.image) as view:
         raw = subprocess.run([skopeo, "inspect", "--raw", f"oci:{view}"], capture_output=True, check=True).stdout
     assert f"sha256:{hashlib.sha256(raw).hexdigest()}" == target.digest
 
