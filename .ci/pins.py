@@ -42,7 +42,7 @@ sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line as printable  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import web  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import manifests, web  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import index, table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402
@@ -284,7 +284,7 @@ def image(pin: dict[str, t.Any], scheme: str = "https") -> dict[str, t.Any]:
         raise NotUpdated(f"{pin['url']} isn't an image's name with registry and tag")
     folder = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests"
     digest, listed = _manifest(f"{folder}/{tag}")
-    if listed["mediaType"] not in web.INDEXES:
+    if listed["mediaType"] not in manifests.INDEXES:
         kind = listed["mediaType"] or "of no known type"
         raise NotUpdated(f"{folder}/{tag} is {kind}, and not an index of several platforms")
     platforms = {}
@@ -307,7 +307,7 @@ def _manifest(url: str, expected: str = "") -> tuple[str, dict[str, t.Any]]:
 
     :param expected: the digest; empty for the one that the registry names.
     """
-    answer = _with_token(url, {"Accept": ", ".join(web.MANIFESTS)})
+    answer = _with_token(url, {"Accept": ", ".join((*manifests.INDEXES, *manifests.MANIFESTS))})
     headers = {name.lower(): value for name, value in answer.headers.items()}
     try:
         found = json.loads(answer.content)

@@ -18,6 +18,7 @@ import stat
 import typing as t
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import LONGEST, file_path
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
 from . import signature
@@ -42,8 +43,6 @@ PART = ".part"
 # Bytes of contents.json and of SHA256SUMS, and how many files an archive has at most.
 LARGEST = 64 << 20
 MOST_FILES = 500_000
-# Characters of a path in the archive.
-LONGEST = 1000
 CHUNK = 1 << 20
 # Paths in an error; all are in its details.
 MOST_TO_SHOW = 5
@@ -55,10 +54,8 @@ _FAULTS = {
     UNLISTED: f"isn't listed in {SUMS}",
     IRREGULAR: "is a link or a device, and no file",
 }
-_COMPONENT = re.compile(r"[\w.+~:@=%,^()!-][\w.+~:@=%,^()! -]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUM = re.compile(r"([0-9a-f]{64})  (.+)")
-_UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _BLOB = re.compile(rf"{IMAGES}/blobs/sha256/([^/]*)")
 
 
@@ -130,33 +127,6 @@ class Broken(BadInput):
 
     def __init__(self, code: str, message: str, **details: t.Any) -> None:
         super().__init__(message, code=f"archive_{code}", **details)
-
-
-# --------------------------------------------------------------------------- paths
-
-
-def relative(value: t.Any) -> str:
-    """Return a path below the archive's folder.
-
-    :raises ValueError: it is absolute, has a step up or an empty one, or characters that SHA256SUMS can't have.
-    """
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
-        raise ValueError("isn't a path")
-    for part in value.split("/"):
-        if part in (".", "..") or not _COMPONENT.fullmatch(part):
-            raise ValueError("isn't a path below the archive's folder")
-    return value
-
-
-def safe_name(url: str) -> str:
-    """Return host and path of an address as one name of a folder: ``https://m.example.org/a/b/`` as m.example.org_a_b.
-
-    :raises ValueError: nothing is left of it.
-    """
-    name = _UNSAFE.sub("_", url.partition("://")[2] or url).strip("_.-")
-    if not name:
-        raise ValueError("has neither a host nor a path")
-    return name
 
 
 # --------------------------------------------------------------------------- contents.json
@@ -248,7 +218,7 @@ def _entry(row: t.Any) -> Entry:
     where, kind = item["id"], item["kind"]
     if kind == OPERATOR:
         raise ValueError(f"{where} is an operator, of which an archive has none")
-    path, sha256, image = relative(row.get("path")), row.get("sha256"), row.get("image")
+    path, sha256, image = file_path(row.get("path")), row.get("sha256"), row.get("image")
     if path != FOLDERS[kind] if kind == IMAGE else not path.startswith(f"{FOLDERS[kind]}/"):
         raise ValueError(f"{where} isn't in folder {FOLDERS[kind]}")
     if type(row.get("bytes")) is not int or row["bytes"] < 0:
@@ -298,7 +268,7 @@ def parse_sums(content: bytes, where: str) -> dict[str, str]:
             match = _SUM.fullmatch(row)
             if not match or match.group(2) in sums or match.group(2) in (SUMS, SIGNATURE):
                 raise ValueError(f"line {len(sums) + 1}")
-            sums[relative(match.group(2))] = match.group(1)
+            sums[file_path(match.group(2))] = match.group(1)
         if CONTENTS not in sums:
             raise ValueError(f"it doesn't list {CONTENTS}")
     except ValueError as error:
@@ -307,7 +277,7 @@ def parse_sums(content: bytes, where: str) -> dict[str, str]:
 
 
 def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
-    """Return the bytes of each file below a folder by its path, and what is neither file nor folder; follows no link.
+    """Return the bytes of each file below a folder by its path, and what no archive has there; follows no link.
 
     Unfinished files (``.part``), SHA256SUMS and its signature aren't among them.
 
@@ -326,10 +296,12 @@ def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
                         continue
                     if row.is_dir(follow_symlinks=False):
                         waiting.append(path)
-                    elif row.is_file(follow_symlinks=False) and _is_relative(path):
+                    elif not row.is_file(follow_symlinks=False):
+                        faults.append(Fault(IRREGULAR, path))
+                    elif _is_path(path):
                         found[path] = row.stat(follow_symlinks=False).st_size
                     else:
-                        faults.append(Fault(IRREGULAR, path))
+                        faults.append(Fault(UNLISTED, path))
                     if len(found) + len(waiting) > MOST_FILES:
                         raise BadInput(f"{folder} has more than {MOST_FILES} files, so it is no archive")
     except OSError as error:
@@ -337,9 +309,9 @@ def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
     return found, faults
 
 
-def _is_relative(path: str) -> bool:
+def _is_path(path: str) -> bool:
     try:
-        return bool(relative(path))
+        return bool(file_path(path))
     except ValueError:
         return False
 

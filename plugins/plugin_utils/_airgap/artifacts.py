@@ -13,8 +13,9 @@ import os
 import time
 import typing as t
 
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.untrusted import line
-from .archive import FOLDERS, Contents, Entry, relative
+from .archive import FOLDERS, Contents, Entry
 from .needed import Item
 from .store import Failed, Store
 from .web import LARGEST, Fetch
@@ -110,7 +111,7 @@ def path_of(kind: str, name: str) -> str:
     :raises Failed: a list, a server or a program gave it a name that isn't one.
     """
     try:
-        return relative(f"{FOLDERS[kind]}/{name}")
+        return file_path(f"{FOLDERS[kind]}/{name}")
     except ValueError as error:
         raise Failed("name", f"{line(name, 200)} {error}") from error
 

@@ -12,10 +12,11 @@ import typing as t
 import urllib.parse
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import safe_name
 from ...module_utils._core.untrusted import line
 from ...module_utils._packages.options import fingerprint
 from .._pins import index
-from .archive import Entry, safe_name
+from .archive import Entry
 from .artifacts import Artifact, download, entry, path_of
 from .download_images import Registry
 from .manifests import document

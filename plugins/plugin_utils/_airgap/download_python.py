@@ -19,9 +19,10 @@ import typing as t
 from pathlib import Path
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
-from .archive import COLLECTIONS, Entry, relative
+from .archive import COLLECTIONS, Entry
 from .artifacts import Artifact, entry, path_of, sorted_files
 from .needed import COLLECTION, WHEEL, Item
 from .programs import NOT_INSTALLED, Run, last_words
@@ -304,7 +305,7 @@ def _sha256(content: bytes) -> str:
 
 def _member(tar: tarfile.TarFile, root: Path, row: JsonObject) -> None:
     try:
-        name = relative(row["name"])
+        name = file_path(row["name"], hidden=True)
     except (ValueError, KeyError) as error:
         raise Failed("changed", f"FILES.json of {root} has a path that isn't one") from error
     member = tarfile.TarInfo(name)

@@ -12,9 +12,10 @@ import re
 import typing as t
 
 from ...module_utils._core.errors import ShareError
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
-from .archive import PACKAGES, PART, relative
+from .archive import PACKAGES, PART
 from .download import DESCRIPTION
 from .store import Failed, Store
 
@@ -54,7 +55,7 @@ class Repositories:
         if not isinstance(folder, str) or not _REPOSITORY.fullmatch(folder) or folder in self.descriptions:
             raise ValueError(f"{folder!r} isn't the path of one")
         for file in (row["key"], *row["metadata"], *row["packages"]):
-            path, sha256 = relative(f"{folder}/{file['path']}"), file["sha256"]
+            path, sha256 = file_path(f"{folder}/{file['path']}"), file["sha256"]
             if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
                 raise ValueError(f"{path} has no SHA-256")
             self.files.append(Remote(path, sha256))
