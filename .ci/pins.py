@@ -67,6 +67,8 @@ VERSIONS = {
 }
 
 
+# By name, what has the version of a program.
+PROGRAMS = {"helm": build.HELM}
 # Of any chart: it isn't an entry of the table, since its tag is the cluster's version.
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
 # By chart, the values by which it names all images that a node may pull, as its role gives them (test_airgap.py).
@@ -339,6 +341,26 @@ def _with_token(url: str, headers: dict[str, str]) -> Answer:
     return fetch(url, {**headers, "Authorization": f"Bearer {token}"})
 
 
+def build_version(name: str) -> str:
+    """Return the version of a program that the collection is tested with: the lab's."""
+    return PROGRAMS[name].version
+
+
+def program(pin: dict[str, str], version: str, mirrors: t.Mapping[str, str]) -> dict[str, str]:
+    """Return address and digests of a program's release, as its project publishes them beside the files.
+
+    :raises NotUpdated: a digest can't be had, or a release has another one than before.
+    """
+    url = pin["url"].replace(pin["version"], version)
+    new = {"url": url, "version": version}
+    for architecture in table.ARCHITECTURES:
+        place = mirrored(url.replace("{architecture}", architecture), mirrors)
+        new[architecture] = published(f"{place}.sha256sum", place.rpartition("/")[2])
+        if version == pin["version"] and pin[architecture] not in ("", new[architecture]):
+            raise NotUpdated(f"{place} has SHA-256 {new[architecture]}, which was {pin[architecture]}")
+    return new
+
+
 def version_of(root: Path, name: str, pin: dict[str, str]) -> str:
     """Return the version of a chart that its role deploys by default."""
     role, variable = VERSIONS.get(name, ("", ""))
@@ -370,6 +392,8 @@ def update(
             try:
                 if section == "keys":
                     new = key(source)
+                elif section == "programs":
+                    new = program(pin, build_version(name), mirrors)
                 elif section == "charts":
                     new, content = chart(name, source, version_of(root, name, pin))
                     # The images come after the charts.

@@ -198,8 +198,10 @@ def item_of(row: t.Any) -> Item:
     platforms = row.get("platforms")
     if not isinstance(platforms, dict) or not all(map(_platform, platforms.values())):
         raise ValueError(f"platforms of {found['id']} aren't digests and bytes")
+    fields = ("digest", "bytes")
     found["platforms"] = {
-        str(line(name)): {"digest": value["digest"], "bytes": value["bytes"]} for name, value in platforms.items()
+        str(line(name)): {field: value[field] for field in fields if field in value}
+        for name, value in platforms.items()
     }
     return t.cast(Item, found)
 
@@ -209,7 +211,7 @@ def _platform(value: t.Any) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("digest"), str)
         and bool(_SHA256.fullmatch(value["digest"].removeprefix("sha256:")))
-        and type(value.get("bytes")) is int
+        and type(value.get("bytes", 0)) is int
     )
 
 

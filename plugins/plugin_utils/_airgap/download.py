@@ -59,6 +59,7 @@ class Settings:
     :param kinds: of items that are fetched.
     :param repositories: folders of package repositories that this run has fetched; None to keep those that are there.
     :param gpg_home: gpg's folder; empty for the user's.
+    :param unverified: files and charts are taken of which neither a digest nor TLS says that they are the right ones.
     """
 
     folder: str
@@ -74,6 +75,7 @@ class Settings:
     skopeo: str = "skopeo"
     repositories: tuple[str, ...] | None = None
     gpg_home: str = ""
+    unverified: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +125,13 @@ def requested(
             by_kind.setdefault(item["kind"], []).append(item)
     own_images = by_kind.get(IMAGE, [])
     artifacts: list[Artifact] = [*images(registry, own_images)]
-    artifacts += [Chart(fetcher, registry, item) for item in by_kind.get(CHART, [])]
+    artifacts += [Chart(fetcher, registry, item, settings.unverified) for item in by_kind.get(CHART, [])]
     for item in by_kind.get(FILE, []):
         key = str(table["files"].get(item["id"].removeprefix("files/"), {}).get("fingerprint") or "")
         remote = "://" in item["source"]
         architecture = settings.controller_architecture
-        artifacts.append(File(fetcher, item, architecture, key) if remote else Local(item, item["place"]))
+        file = File(fetcher, item, architecture, key, settings.unverified)
+        artifacts.append(file if remote else Local(item, item["place"]))
     _refuse_same_names([artifact for artifact in artifacts if isinstance(artifact, Local)])
     python, architecture = settings.controller_python, settings.controller_architecture
     own = RUNNING if not python and architecture != settings.own_architecture else python
@@ -231,10 +234,13 @@ class Download:
     def summary(self, state: State) -> JsonObject:
         """Return what the task returns beside ``changed`` and ``diff``.
 
-        ``unverified`` are files of which only the server's certificate says that they are the right ones.
+        ``unverified`` are files of which only the server's certificate, or nothing, says that they are the right ones,
+        and charts of which that may be so.
         """
         artifacts = self._wanted.artifacts
-        unverified = [artifact.name for artifact in artifacts if isinstance(artifact, File) and not artifact.verified]
+        unverified = [
+            artifact.name for artifact in artifacts if isinstance(artifact, (File, Chart)) and not artifact.verified
+        ]
         fields = ("kind", "name", "version", "reason")
         rows = self._entries(state.held, state.sums).left_out
         left_out = [{field: value for field, value in each.items() if field in fields} for each in rows]
@@ -442,6 +448,7 @@ ARGUMENTS: JsonObject = {
     "collection": {"type": "path"},
     "controller_python": {"type": "str", "default": ""},
     "controller_architecture": {"type": "str", "default": ""},
+    "unverified": {"type": "bool", "default": False},
     "kinds": {"type": "list", "elements": "str", "default": list(archive.FOLDERS)},
 }
 
@@ -488,6 +495,7 @@ def settings(params: JsonObject, items: t.Sequence[Item], machine: str) -> Setti
         tuple(params["kinds"]),
         params["skopeo"],
         None if params["repositories"] is None else tuple(params["repositories"]),
+        unverified=params["unverified"],
     )
 
 

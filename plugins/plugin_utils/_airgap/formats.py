@@ -41,7 +41,8 @@ def size(item: Item) -> int | None:
     wanted = item["architectures"] or list(item["platforms"])
     if not wanted or not set(wanted) <= set(item["platforms"]):
         return None
-    return sum(int(item["platforms"][name]["bytes"]) for name in wanted)
+    sizes = [item["platforms"][name].get("bytes") for name in wanted]
+    return None if None in sizes else sum(map(int, sizes))
 
 
 def totals(items: t.Sequence[Item]) -> list[JsonObject]:

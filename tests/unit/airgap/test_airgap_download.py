@@ -39,6 +39,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.download_python import _packed, manifest_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import Store
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.table import listed
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.web import Answer
 from ansible_runs import ROOT, ansible, write_inventory
 from test_airgap_archive import keys  # noqa: F401
@@ -159,7 +160,12 @@ FILES = {
     "https://charts.example.org/hami/hami-2.10.0.tgz": CHART,
     "https://keys.example.org/cuda/debian12/3bf863cc.pub": KEY,
     "http://plain.example.org/file": b"x",
+    "https://get.example.org/helm-linux-arm64.tar.gz": b"helm of arm64",
 }
+for _place in ("http://plain.example.org", "https://listed.example.org"):
+    _row = f"version: 2.10.0, urls: [hami-2.10.0.tgz], digest: {hashlib.sha256(CHART).hexdigest()}"
+    FILES[f"{_place}/hami-2.10.0.tgz"] = CHART
+    FILES[f"{_place}/index.yaml"] = f"entries: {{hami: [{{{_row}}}]}}".encode()
 
 
 def fetch(url, until, largest=0, headers=None):
@@ -477,6 +483,44 @@ def test_files_and_charts_that_arent_the_right_ones(tmp_path, wanted, said):
     with pytest.raises(ShareError, match=said):
         make(wanted)
     assert set(archive.files_of(str(make.folder))[0]) <= {"contents.json"}
+
+
+def test_a_chart_without_a_pin_is_held_to_its_index_by_tls_or_refused_or_named(tmp_path):
+    make = Made(tmp_path / "a", programs.run)
+    variables = ["hami_chart_repo_url", "hami_chart_ref"]
+    listed = chart(source="https://listed.example.org", digest="", variables=variables)
+    plain = chart(source="http://plain.example.org", digest="", variables=variables)
+    unlisted = chart(digest="", variables=variables)
+    assert make(listed)["unverified"] == [] and make.read().contents.items[0]["name"] == "hami"
+    for wanted, why in ((plain, "comes without TLS"), (unlisted, "has no digest of it")):
+        with pytest.raises(ShareError, match=f"{why}, .* set hami_chart_sha256 to .*, or airgap_unverified: true"):
+            make(wanted)
+    # A digest of the list says enough, whoever sends the archive.
+    assert make(chart(source="http://plain.example.org"))["unverified"] == []
+    make.settings = dataclasses.replace(make.settings, unverified=True)
+    for wanted in (plain, unlisted):
+        assert make(wanted)["unverified"] == ["chart hami 2.10.0"]
+    assert make(key(source="http://plain.example.org/file", digest=""))["unverified"] == ["file debian12/3bf863cc.pub"]
+    assert make(plain)["changed"] and not make(plain)["changed"]
+    make.settings = dataclasses.replace(make.settings, unverified=False)
+    with pytest.raises(ShareError, match="comes without TLS"):
+        make(plain)
+
+
+def test_a_program_is_held_to_the_digest_of_its_architecture(tmp_path):
+    make = Made(tmp_path / "a", programs.run, controller_architecture="arm64")
+    digests = {"amd64": hashlib.sha256(b"other").hexdigest(), "arm64": hashlib.sha256(b"helm of arm64").hexdigest()}
+    source = "https://get.example.org/helm-linux-{architecture}.tar.gz"
+    more = {name: {"digest": f"sha256:{digest}"} for name, digest in digests.items()}
+    helm = item("file", "helm", source=source, platforms=more)
+    assert make(helm)["unverified"] == [] and make.read().contents.items[0]["sha256"] == digests["arm64"]
+    with pytest.raises(ShareError, match="it has SHA-256 [0-9a-f]{64}, and the list " + digests["amd64"]):
+        make({**helm, "platforms": {"arm64": more["amd64"]}})
+
+
+def test_the_lists_own_program_has_a_digest_for_each_architecture():
+    row = listed()["files"]["program/helm"]
+    assert set(row["digests"]) == {"amd64", "arm64"} and "{architecture}" in row["url"]
 
 
 def test_a_key_without_a_digest_is_held_to_its_fingerprint(tmp_path, keys):  # noqa: F811

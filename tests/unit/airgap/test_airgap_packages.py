@@ -376,7 +376,7 @@ def described(**more: Any) -> dict[str, Any]:
     [
         ({"path": "packages/apt/../../etc"}, "path is"),
         ({"packages": []}, "no packages"),
-        ({"metadata": [{"path": "../x", "bytes": 1, "sha256": "a" * 64}]}, "isn't a path below a repository"),
+        ({"metadata": [{"path": "../x", "bytes": 1, "sha256": "a" * 64}]}, "isn't a path below a folder"),
         ({"suites": ["a\nSigned-By: /x"]}, "suites is"),
         ({"signed": []}, "signed says neither"),
         ({"key": {"path": "k", "bytes": True, "sha256": "a" * 64}}, "no number of bytes"),
