@@ -35,6 +35,7 @@ from .types import (
     MirroredFile,
     MirroredPackage,
     MirroredRepository,
+    folder_end,
     public_address,
     repository,
 )
@@ -121,7 +122,7 @@ class _Mirrors:
     @property
     def _end(self) -> str:
         """What the folders of this distribution end with: others may have the same repository."""
-        return "_" + safe_name(f"://{self.host['id']}{self.host['version']}-{self.host['arch']}")
+        return folder_end(str(self.host["id"]), str(self.host["version"]), str(self.host["arch"]))
 
     def _repository(
         self, resolved: Resolved, folder: str, name: str, parts_of_packages: t.Sequence[Part]

@@ -12,7 +12,7 @@ import re
 import typing as t
 
 from .._core.errors import BadInput
-from .._core.paths import LONGEST, file_path
+from .._core.paths import LONGEST, file_path, safe_name
 from .._core.types import JsonObject
 
 APT, RPM = "apt", "rpm"
@@ -84,6 +84,11 @@ def public_address(address: str) -> str:
     return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}"
 
 
+def folder_end(distribution: str, release: str, architecture: str) -> str:
+    """Return what the name of a mirror's folder ends with: distributions may have parts of the same repository."""
+    return "_" + safe_name(f"://{distribution}{release}-{architecture}")
+
+
 def repository(value: t.Any, where: str) -> MirroredRepository:
     """Return the description of a mirror that came from a file or a machine.
 
@@ -109,15 +114,18 @@ def _repository(value: t.Any) -> MirroredRepository:
     signed = _words(value, "signed")
     if not signed or not set(signed) <= {"metadata", "packages"}:
         raise ValueError("signed says neither metadata nor packages")
+    machine = [_text(value, field, _WORD) for field in ("distribution", "release", "architecture")]
+    if not path.endswith(folder_end(*machine)):
+        raise ValueError(f"its folder {path} isn't one of {'-'.join(machine)}, which it is for")
     return {
         "manager": manager,
         "name": _text(value, "name", _NAME),
         "role": _one_of(value, "role", ROLES),
         "path": path,
         "address": _text(value, "address", _ADDRESS),
-        "distribution": _text(value, "distribution", _WORD),
-        "release": _text(value, "release", _WORD),
-        "architecture": _text(value, "architecture", _WORD),
+        "distribution": machine[0],
+        "release": machine[1],
+        "architecture": machine[2],
         "suites": _words(value, "suites"),
         "components": _words(value, "components"),
         "signed": signed,

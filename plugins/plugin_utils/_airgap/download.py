@@ -22,6 +22,7 @@ from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
+from ...module_utils._mirrors.types import DESCRIPTION
 from . import archive, pack, signature
 from .archive import CONTENTS, INSTALLER, PACKAGES, PART, SIGNATURE, SUMS, Contents, Entry, LeftOut
 from .artifacts import Artifact, entry
@@ -35,8 +36,6 @@ from .store import Failed, Store
 from .table import Table
 from .web import Fetch, fetch
 
-# Beside a partial repository's files, what it has.
-DESCRIPTION = "repository.json"
 # Names of architectures that are downloaded for, as dpkg has them.
 ARCHITECTURES = ("amd64", "arm64")
 MOST_TO_SHOW = 5

@@ -859,13 +859,15 @@ def repository(content=b"a package", **more):
         {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files.items()
     ]
     about = {
-        "manager": "apt",
-        "path": "packages/apt/deb.example.org",
+        **{"manager": "apt", "name": "deb-example-org", "role": "distribution", "signed": ["metadata"]},
+        **{"distribution": "debian", "release": "12", "architecture": "amd64", "suites": ["x"], "components": ["main"]},
+        "path": "packages/apt/deb.example.org_debian12-amd64",
         "address": "http://deb.example.org/",
         "key": rows[0],
         "metadata": rows[1:2],
     }
-    return files, {**about, "packages": [{**rows[2], "name": "gcc"}], **more}
+    package = {**rows[2], "name": "gcc", "version": "12", "architecture": "amd64"}
+    return files, {**about, "packages": [package], **more}
 
 
 def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archive(tmp_path):
@@ -907,16 +909,36 @@ def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archiv
     assert make()["changed"] and set(make.read().sums) == {"contents.json"}
 
 
+END = "_debian12-amd64"
+ROCKY = {"distribution": "rocky", "release": "9.6", "path": "packages/apt/x_rocky9.6-amd64"}
+
+
 @pytest.mark.parametrize(
     "more",
     [
-        {"path": "packages/apt/../../x"},
-        {"path": "files/x"},
-        {"packages": [{"path": "../x", "sha256": "0" * 64}]},
-        {"key": {"path": "k", "sha256": "x"}},
+        {"path": f"packages/apt/../../x{END}"},
+        {"path": f"packages/rpm/x{END}"},
+        {"path": f"files/x{END}"},
+        # Another machine's folder.
+        {"path": "packages/apt/deb.example.org_rocky9.6-amd64"},
+        {"release": "13"},
+        {"packages": [{"path": "../x", "bytes": 1, "sha256": "0" * 64}]},
+        {"packages": []},
+        {"key": {"path": "k", "bytes": 1, "sha256": "x"}},
         {"metadata": None},
     ],
 )
 def test_what_a_machine_returns_stays_in_its_folder(more):
     with pytest.raises(ShareError, match="airgap_packages doesn't return repositories"):
         fetched.Repositories([repository(**more)[1]])
+
+
+def test_a_machine_describes_no_repositories_of_another_one(tmp_path):
+    own, foreign = repository()[1], repository(**ROCKY)[1]
+    assert fetched.Repositories([own], [foreign, {"path": "nonsense"}]).descriptions.keys() == {own["path"]}
+    with pytest.raises(ShareError, match=r"for debian-12-amd64 and rocky-9\.6-amd64, and a host is one of them"):
+        fetched.Repositories([own, foreign])
+    with pytest.raises(ShareError, match=r"two hosts of group airgap_package_hosts describe .* for rocky-9\.6-amd64"):
+        fetched.Repositories([foreign], [repository(**{**ROCKY, "address": "http://rocky.example.org/"})[1]])
+    with pytest.raises(ShareError, match=r"returned packages/apt/deb\.example\.org_debian12-amd64 twice"):
+        fetched.Repositories([own, own])

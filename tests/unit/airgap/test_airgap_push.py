@@ -101,8 +101,8 @@ def made(tmp_path):
     """An archive of all that the inventory needs."""
     maker = archives.Maker(tmp_path / "archive")
     maker.take(needed(LIST, inventory()))
-    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
-    described(maker, "packages/rpm/rocky", "distribution", "http://dl.rockylinux.org/BaseOS", "rocky", "9.5")
+    described(maker, "packages/apt/d_debian12-amd64", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    described(maker, "packages/rpm/r_rocky9.5-amd64", "distribution", "http://dl.rockylinux.org/BaseOS", "rocky", "9.5")
     return maker.close()
 
 
@@ -197,7 +197,7 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
             assert f"sha256:{hashlib.sha256(content).hexdigest()}" == entry["digest"]
     assert found["gpu1"]["driver_repo_url"] != found["gpu2"]["driver_repo_url"]
     [source] = found["gpu1"]["airgap_distribution_sources"]
-    assert source["url"].endswith("/packages/apt/debian/") and source["key_url"].endswith("/repository.asc")
+    assert source["url"].endswith("/packages/apt/d_debian12-amd64/") and source["key_url"].endswith("/repository.asc")
     assert (
         found["gpu2"]["airgap_distribution_sources"] == [] and found["gpu1"]["driver_manage_prerequisites"] == "report"
     )
@@ -821,10 +821,10 @@ def described(maker, path, role, address, distribution, release):
 def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path):
     toolkit = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/"
     maker = archives.Maker(tmp_path / "a")
-    described(maker, "packages/apt/toolkit_u24", "toolkit", toolkit, "ubuntu", "24.04")
-    described(maker, "packages/apt/toolkit_d12", "toolkit", toolkit, "debian", "12")
-    described(maker, "packages/rpm/rocky", "driver", "https://cuda/", "rocky", "9.5")
-    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    described(maker, "packages/apt/t_ubuntu24.04-amd64", "toolkit", toolkit, "ubuntu", "24.04")
+    described(maker, "packages/apt/t_debian12-amd64", "toolkit", toolkit, "debian", "12")
+    described(maker, "packages/rpm/r_rocky9.5-amd64", "driver", "https://cuda/", "rocky", "9.5")
+    described(maker, "packages/apt/d_debian12-amd64", "distribution", "http://deb.debian.org/debian", "debian", "12")
     whole = archive.read(maker.close(), "")
     found = mirrored.repositories(whole.folder, whole.sums)
     assert len(found) == 4
@@ -840,9 +840,9 @@ def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path
         package("rpm", "driver/redhat_9/repository", ["gpu3"], "https://cuda", ["driver_repo_url"]),
     ]
     assert repositories.folders(entries, found) == {
-        ("gpu1", "toolkit_repo_url"): "packages/apt/toolkit_d12/",
-        ("gpu2", "toolkit_repo_url"): "packages/apt/toolkit_u24/",
-        ("gpu3", "driver_repo_url"): "packages/rpm/rocky/",
+        ("gpu1", "toolkit_repo_url"): "packages/apt/t_debian12-amd64/",
+        ("gpu2", "toolkit_repo_url"): "packages/apt/t_ubuntu24.04-amd64/",
+        ("gpu3", "driver_repo_url"): "packages/rpm/r_rocky9.5-amd64/",
     }
     [(machines, [source])] = repositories.sources(found, "http://f.example.org").items()
     assert machines == "debian-12-amd64"
@@ -851,4 +851,4 @@ def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path
         {**{name: option.get("default") for name, option in ARGUMENTS.items()}, "name": "airgap"}
         | {"repositories": [{"signed": ["packages"], **source}]}
     ).repositories
-    assert row.url == "http://f.example.org/packages/apt/debian/" and row.targets == ("Packages",)
+    assert row.url == "http://f.example.org/packages/apt/d_debian12-amd64/" and row.targets == ("Packages",)
