@@ -52,6 +52,7 @@ ARGUMENTS: JsonObject = {
     "registry": {"type": "str", "default": ""},
     "auth_file": {"type": "str", "default": ""},
     "authority": {"type": "str", "default": ""},
+    "insecure": {"type": "bool", "default": False},
     "skopeo": {"type": "str", "default": "skopeo"},
     "url": {"type": "str", "default": ""},
     "address": {"type": "str", "default": ""},
@@ -147,7 +148,8 @@ class ActionModule(ShareAction):
         served.indexes(found)
         registry = push.registry(params["registry"]) if images else None
         targets = push.targets(images, registry) if registry else []
-        own = {"airgap_registry": params["registry"] if images else ""}
+        own: JsonObject = {"airgap_registry": params["registry"] if images else ""}
+        own["airgap_registry_insecure"] = params["insecure"] and bool(images)
         own |= {name: str(value) for name, value in params["remembered"].items() if name in named.OWN and files}
         for name, option in (("airgap_registry_ca", "authority"), ("airgap_registry_auth_file", "auth_file")):
             own[name] = web.own_path(params[option])
@@ -171,7 +173,7 @@ class ActionModule(ShareAction):
         result["images"] = len(taken.targets)
         if not taken.registry or not taken.targets:
             return result
-        access = Access(web.own_path(params["auth_file"]), web.own_path(params["authority"]))
+        access = Access(web.own_path(params["auth_file"]), web.own_path(params["authority"]), params["insecure"])
         _auth_file(access.auth_file)
         if not shutil.which(params["skopeo"]):
             raise BadInput(f"airgap_skopeo: there is no {params['skopeo']} on the controller: install skopeo")

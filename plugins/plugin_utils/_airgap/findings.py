@@ -9,6 +9,8 @@ import dataclasses
 import typing as t
 import urllib.parse
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from . import mirrors, table, web
@@ -20,6 +22,7 @@ from .needed import IMAGE, Item, needed
 MOST = 6
 Ask = t.Callable[..., list[Found]]
 # The variables of playbook airgap_push.yml that say how its registry is reached.
+REGISTRY, INSECURE = "airgap_registry", "airgap_registry_insecure"
 AUTHORITY, AUTH_FILE = "airgap_registry_ca", "airgap_registry_auth_file"
 
 
@@ -44,11 +47,24 @@ def examine(
     if not checked:
         return []
     authority, auth_file = (web.own_path(str(known.variables(name) or "")) for name in (AUTHORITY, AUTH_FILE))
-    found = ask(checked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file)
-    return list(_findings(found, mirrors.elsewhere(items)))
+    named = str(known.variables(REGISTRY) or "").partition("/")[0]
+    insecure = {named} - {""} if boolean(known.variables(INSECURE) or False) else set()
+    found = ask(checked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file, insecure=insecure)
+    return list(_findings(found, mirrors.elsewhere(items), insecure))
 
 
-def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterator[Finding]:
+def _findings(
+    found: t.Sequence[Found], elsewhere: t.Sequence[Item], insecure: t.Collection[str]
+) -> t.Iterator[Finding]:
+    plain = sorted({host(each.item) for each in found if each.plain} - set(insecure))
+    if plain:
+        yield Finding(
+            "registry-without-tls",
+            WARNING,
+            "no TLS at {registries}: a container runtime pulls nothing from there unless its configuration says so",
+            "give them certificates, or tell each node's runtime, which no role does (docs/howto/air-gap.md)",
+            fields={"registries": plain},
+        )
     missing = [each for each in found if each.state == MISSING]
     if missing:
         # The variable that names the place, and not one that takes another kind of place.

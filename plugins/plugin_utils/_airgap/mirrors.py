@@ -58,11 +58,13 @@ class Found(t.NamedTuple):
 
     :param state: ``present``, ``missing``, or ``unknown`` where that couldn't be learnt.
     :param reason: why, for people.
+    :param plain: a registry said it without TLS.
     """
 
     item: Item
     state: str
     reason: str = ""
+    plain: bool = False
 
 
 # Answers for the items of one place together.
@@ -117,15 +119,17 @@ def ask(
     fetch: Fetch = web.fetch,
     environment: t.Mapping[str, str] | None = None,
     auth_file: str = "",
+    insecure: t.Collection[str] = (),
 ) -> list[Found]:
     """Return what the mirrors have of these items, as ``at_mirrors`` returns them.
 
     :param seconds: for all of them; what nobody has said then is unknown.
     :param auth_file: with credentials, beside those of the environment.
+    :param insecure: registries that get credentials without TLS, too.
     """
     until = time.monotonic() + seconds
     known = web.credentials(os.environ if environment is None else environment, auth_file)
-    asker = _Asker(fetch, Registries(fetch, known))
+    asker = _Asker(fetch, Registries(fetch, known, insecure))
     jobs: queue.SimpleQueue[tuple[Job, list[Item]]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[list[Item], list[Found] | Exception]] = queue.SimpleQueue()
     left: dict[int, list[Item]] = {}
@@ -205,13 +209,14 @@ class _Asker:
         repository, tag = repository_and_tag(rest.partition("@")[0])
         answer = self._registries.manifest(HUB.get(registry, registry), repository, digest or tag, until)
         if not _is_there(answer):
-            return Found(item, MISSING, "it isn't there")
+            return Found(item, MISSING, "it isn't there", answer.plain)
         try:
             platforms = {row.architecture for row in document(answer.content).manifests}
         except ValueError as error:
             raise _Unknown("it sends no manifest") from error
         lacking = sorted(set(item["architectures"]) - platforms) if platforms else []
-        return Found(item, MISSING, f"it has none for {' and '.join(lacking)}") if lacking else Found(item, PRESENT)
+        reason = f"it has none for {' and '.join(lacking)}" if lacking else ""
+        return Found(item, MISSING if lacking else PRESENT, reason, answer.plain)
 
     def _file(self, own: list[Item], until: float) -> list[Found]:
         [item] = own

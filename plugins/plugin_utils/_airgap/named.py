@@ -34,7 +34,7 @@ HEAD = f"""\
 _MADE = "# Of the archive of {}; an older one is refused.\n"
 # Of playbook airgap_push.yml itself.
 OWN = (
-    *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"),
+    *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file", "airgap_registry_insecure"),
     *("airgap_files_host", "airgap_files_folder", "airgap_files_address"),
 )
 # Which repositories of its distribution a machine takes; it is empty while nobody has its facts.
@@ -73,7 +73,7 @@ class Places:
     url: str
     folder: str = ""
     pull_secrets: tuple[str, ...] = ()
-    own: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    own: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
 
 
 def variables(

@@ -36,12 +36,14 @@ class Answer(t.NamedTuple):
     :param status: the HTTP status; 0 without an answer.
     :param content: at most as many bytes as were asked for.
     :param failure: why there is none: ``timeout``, ``tls``, ``unreachable`` or ``too_large``; empty with an answer.
+    :param plain: a registry gave it without TLS.
     """
 
     status: int
     content: bytes = b""
     failure: str = ""
     headers: t.Mapping[str, str] = {}
+    plain: bool = False
 
 
 class Fetch(t.Protocol):
@@ -208,11 +210,13 @@ class Registries:
     """Reads manifests by the registries' protocol.
 
     :param known: as ``credentials`` returns it.
+    :param insecure: those that get credentials without TLS, too.
     """
 
-    def __init__(self, fetch_: Fetch, known: t.Mapping[str, str]) -> None:
+    def __init__(self, fetch_: Fetch, known: t.Mapping[str, str], insecure: t.Collection[str] = ()) -> None:
         self._fetch = fetch_
         self._known = known
+        self._insecure = insecure
 
     def manifest(self, registry: str, repository: str, reference: str, until: float) -> Answer:
         """Return the answer for a manifest or an index.
@@ -220,11 +224,13 @@ class Registries:
         :param reference: a tag, or a digest.
         """
         path = f"{registry}/v2/{repository}/manifests/{reference}"
-        answer = self._asked(f"https://{path}", self._own(f"{registry}/{repository}"), until)
-        # A registry without TLS gets no credentials.
-        return (
-            self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept()) if answer.failure == "no_tls" else answer
-        )
+        own = self._own(f"{registry}/{repository}")
+        answer = self._asked(f"https://{path}", own, until)
+        if answer.failure != "no_tls":
+            return answer
+        if registry in self._insecure:
+            return self._asked(f"http://{path}", own, until, ("http://", "https://"))._replace(plain=True)
+        return self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept())._replace(plain=True)
 
     def _own(self, place: str) -> str:
         """Return the credentials for a repository: those of the longest part of its path that has some."""
@@ -232,10 +238,10 @@ class Registries:
             place = place.rpartition("/")[0]
         return self._known.get(place, "")
 
-    def _asked(self, url: str, own: str, until: float) -> Answer:
+    def _asked(self, url: str, own: str, until: float, schemes: tuple[str, ...] = ("https://",)) -> Answer:
         first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
-        address = token_address(wanted) if first.status == 401 else ""
+        address = token_address(wanted, schemes) if first.status == 401 else ""
         if not address:
             return first
         granted = self._fetch(address, until, CHUNK, {"Authorization": own} if own else {})

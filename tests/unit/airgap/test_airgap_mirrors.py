@@ -74,6 +74,9 @@ def given(server):
         "hami_image": f"{server.address}/hami:v2.10.0",
         "hami_kube_scheduler_image": f"{server.address}/kube-scheduler",
         "hami_chart_repo_url": f"{server.url}/charts",
+        # The nodes' runtimes know that it has no TLS.
+        "airgap_registry": f"{server.address}/gpu",
+        "airgap_registry_insecure": True,
     }
 
 
@@ -101,6 +104,15 @@ def test_mirrors_that_have_everything_are_no_finding_but_the_rest_is_named(serve
     assert found["mirror-not-named"].fields["variables"] == ["toolkit_repo_key_url"]
     # A list is read once, whatever is looked for in it.
     assert [path for _method, path in server.asked].count("/cuda/Packages.gz") == 1
+
+
+def test_a_registry_without_tls_is_a_warning_unless_the_nodes_know_it(server):
+    fill(server)
+    for more in ({"airgap_registry_insecure": "false"}, {"airgap_registry": "other.example.org/gpu"}):
+        found = run(server, **more)
+        assert set(found) == {"mirror-not-named", "registry-without-tls"}
+        assert found["registry-without-tls"].severity == "warning"
+        assert found["registry-without-tls"].fields["registries"] == [server.address]
 
 
 def test_what_is_missing_is_counted_and_named(server):
@@ -254,6 +266,17 @@ def test_credentials_go_to_their_registry_alone(server, tmp_path):
         ("https://r.example.org/token?service=s", f"Basic {auth}"),
         (manifest_url, "Bearer t"),
     ]
+    # Without TLS they go to none but those that the user has named.
+    for insecure, sent in (((), ""), (("r.example.org",), f"Basic {auth}")):
+        asked.clear()
+
+        def plain(url, _until, _largest=0, headers=None):
+            asked.append((url, (headers or {}).get("Authorization", "")))
+            return web.Answer(404) if url.startswith("http://") else web.Answer(0, failure="no_tls")
+
+        answer = web.Registries(plain, known, insecure).manifest("r.example.org", "a/b", "1", 0)
+        assert answer.status == 404 and answer.plain
+        assert asked[-1] == (manifest_url.replace("https", "http"), sent)
     # A redirect leads elsewhere without them.
     with served.Server().running() as other:
         seen = []

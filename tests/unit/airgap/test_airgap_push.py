@@ -26,6 +26,7 @@ from types import SimpleNamespace
 
 import archives
 import jinja2
+import local_registry
 import pytest
 import real_skopeo
 import served as fake
@@ -483,6 +484,28 @@ def test_credentials_of_a_part_of_a_registry_count_more_than_those_of_all(tmp_pa
         asking.manifest("r.org", repository, "1", 0)
     asking.manifest("s.org", "gpu/cuda", "1", 0)
     assert sent == [known["r.org/gpu"], known["r.org"], known["r.org"], None]
+
+
+def test_a_registry_without_tls_is_refused_with_the_steps_or_taken_where_the_user_says_so(tmp_path, small, skopeo):
+    try:
+        running = local_registry.running(tmp_path / "plain")
+        with running as plain:
+            given = {"folder": small.close(), "unsigned": True, "skopeo": skopeo, "registry": f"{plain.host}/gpu"}
+            given |= {"files_folder": str(tmp_path / "served"), "files_url": "http://127.0.0.1:9"}
+            refused = playbook(tmp_path, **given)
+            assert refused.rc != 0 and refused.changed == 0
+            words = " ".join(refused.text.split())
+            assert f"airgap_registry: {plain.host} doesn't speak TLS" in words
+            for step in (f"/etc/containerd/certs.d/{plain.host}/hosts.toml", "insecure = true", "insecure-registries"):
+                assert step in words
+            done = playbook(tmp_path, **given, registry_insecure=True)
+            assert done.rc == 0, done.text
+            written = yaml.safe_load((tmp_path / "inventory/group_vars/all/airgap.yml").read_text())
+            assert written["airgap_registry_insecure"] is True
+            # What it has is there, and nothing is pushed again.
+            assert playbook(tmp_path, **given, registry_insecure=True).changed == 0
+    except LookupError as reason:
+        pytest.skip(str(reason))
 
 
 def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, registry, skopeo):
