@@ -51,6 +51,11 @@ class Artifact(abc.ABC):
     name: str
     items: tuple[Item, ...]
 
+    @property
+    def size(self) -> int | None:
+        """Bytes, as far as the list has them; None where it hasn't."""
+        return None
+
     @abc.abstractmethod
     def request(self) -> t.Sequence[str]:
         """Return all that decides on what is fetched, as texts."""

@@ -32,6 +32,7 @@ from .download_python import MACHINES, OWN, Collections, Own, script, target, wh
 from .layout import BLOBS, INDEX, LAYOUT, blob_path
 from .needed import CHART, COLLECTION, FILE, IMAGE, OPERATOR, WHEEL, Item
 from .programs import Run, run
+from .progress import Progress, Tell
 from .store import Failed, Store
 from .table import Table
 from .web import Fetch, fetch
@@ -40,7 +41,6 @@ from .web import Fetch, fetch
 ARCHITECTURES = ("amd64", "arm64")
 MOST_TO_SHOW = 5
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
-Tell = t.Callable[[str], t.Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,13 +364,18 @@ class Download:
 
     def _fetch(self, state: State, artifacts: t.Sequence[Artifact]) -> None:
         held, failed = dict(state.held), []
-        for number, artifact in enumerate(artifacts, 1):
-            self._tell(f"{number} of {len(artifacts)}: {artifact.name}")
+        progress = Progress(self._tell, [artifact.size for artifact in artifacts])
+        for artifact in artifacts:
+            progress.begin(artifact.name)
             try:
                 with self.store.work() as work:
-                    held[artifact.request_sha256] = artifact.fetch(self.store, work)
+                    brought = artifact.fetch(self.store, work)
+                # Items of the same image have the same path and bytes.
+                progress.end(sum({(each["path"], each["image"]): each["bytes"] for each in brought}.values()))
+                held[artifact.request_sha256] = brought
                 self._save(held)
             except Failed as error:
+                progress.end(0)
                 full = not error.stop and self.store.is_full()
                 reason = f"the disk of {self.store.folder} is full" if full else str(error)
                 failed.append({"name": artifact.name, "code": "full" if full else error.code, "reason": reason})

@@ -97,6 +97,13 @@ class Image(Artifact):
         self.architectures = sorted({each for item in items for each in item["architectures"]})
         self._registry = registry
 
+    @property
+    def size(self) -> int | None:
+        """Bytes of all platforms that the list knows: all are copied."""
+        sizes = {name: row.get("bytes") for item in self.items for name, row in item["platforms"].items()}
+        known = [int(size) for size in sizes.values() if size is not None]
+        return sum(known) if known else None
+
     def request(self) -> t.Sequence[str]:
         return [self.source, *self.pinned]
 

@@ -20,6 +20,7 @@ from . import web
 from .layout import Layout
 from .mirrors import WORDS
 from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words, run
+from .progress import Progress, Tell
 from .push import Registry, Target
 
 # Seconds for a registry's answers about all images, and for one image to be copied.
@@ -71,7 +72,7 @@ class Pusher:
         layout: Layout,
         access: Access,
         skopeo: str,
-        tell: t.Callable[[str], None],
+        tell: Tell,
         program: Run = run,
         fetch: web.Fetch | None = None,
         environment: t.Mapping[str, str] | None = None,
@@ -139,11 +140,11 @@ class Pusher:
         :raises ShareError: one wasn't copied; those before it are there, and the next run goes on.
         """
         with self._certificates() as options:
+            progress = Progress(self._tell, [self._bytes[change.step] for change in plan.changes])
             for number, change in enumerate(plan.changes, 1):
-                self._tell(
-                    f"{number} of {len(plan.changes)}: {change.header} ({self._bytes[change.step] / 1e6:.0f} MB)"
-                )
+                progress.begin(change.header)
                 self._copy(change.step, options, len(plan.changes) - number)
+                progress.end(self._bytes[change.step])
 
     @contextlib.contextmanager
     def _certificates(self) -> t.Iterator[list[str]]:

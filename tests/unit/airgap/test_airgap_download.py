@@ -36,6 +36,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     fetched,
     pack,
     programs,
+    progress,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.download_python import _packed, manifest_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import Store
@@ -218,7 +219,7 @@ def test_an_archive_of_a_real_registry_there_and_back(tmp_path, registry, keys):
     make = Made(tmp_path / "a", registry.run, tar=str(tar), signing_key="own@example.org", gpg_home=keys["home"])
     assert make(*items, check=True)["changed"] and not make.folder.exists()
     result = make(*items)
-    assert result["changed"] and make.told[0] == f"1 of 5: image {registry.host}/there/oci:1"
+    assert result["changed"] and make.told[0].startswith(f"1 of 5: image {registry.host}/there/oci:1 (")
     found = make.read(keys["own"])
     assert len(found.signed_by) == 40
     by_name = {entry["name"]: entry for entry in found.contents.items}
@@ -405,7 +406,8 @@ def test_a_killed_run_is_taken_up_where_it_was(tmp_path, registry):
         make.read()
     with registry.requests() as asked:
         make(*items)
-    assert [line.partition(": ")[2] for line in make.told] == [f"image {each['source']}" for each in items[1:]]
+    names = [line.partition(": ")[2].partition(" (")[0] for line in make.told]
+    assert names == [f"image {each['source']}" for each in items[1:]]
     assert len(asked["blobs"]) == 8 and len(make.read().contents.items) == 3
     assert not list(make.folder.glob("**/oci-put*")) and not (make.folder / "work.part").exists()
 
@@ -428,7 +430,10 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(tmp_path, registry
         assert e.value.details["failed"][0]["code"] == "full" and not (make.folder / "work.part").exists()
         subprocess.run(["mount", "-o", "remount,size=200M", place], check=True)
         make(*items)
-        assert make.told == [f"1 of 1: image {items[1]['source']}"] and len(make.read().contents.items) == 2
+        assert (
+            make.told == [f"1 of 1: image {items[1]['source']} (size unknown; 0 of at least 0 MB done)"]
+            and len(make.read().contents.items) == 2
+        )
         subprocess.run(["mount", "-o", "remount,size=30M", place], check=True)
         packing = Made(place / "a", registry.run, tar=str(place / "a.tar"))
         with pytest.raises(BadInput, match=r"a\.tar can't be written: it needs .*; the folder .* is complete"):
@@ -942,3 +947,16 @@ def test_a_machine_describes_no_repositories_of_another_one(tmp_path):
         fetched.Repositories([foreign], [repository(**{**ROCKY, "address": "http://rocky.example.org/"})[1]])
     with pytest.raises(ShareError, match=r"returned packages/apt/deb\.example\.org_debian12-amd64 twice"):
         fetched.Repositories([own, own])
+
+
+def test_each_line_says_how_far_all_of_it_is():
+    told = []
+    count = progress.Progress(told.append, [2_000_000, None, 500_000_000])
+    for name, size in (("a", 3_000_000), ("b", 40_000_000), ("c", 500_000_000)):
+        count.begin(name)
+        count.end(size)
+    assert told == [
+        "1 of 3: a (2 MB; 0 of at least 502 MB done)",
+        "2 of 3: b (size unknown; 3 of at least 503 MB done)",
+        "3 of 3: c (500 MB; 43 of 543 MB done)",
+    ]
