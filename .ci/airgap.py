@@ -27,8 +27,6 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.table import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 from pins import Plain  # noqa: E402
 
-from lab import build  # noqa: E402
-
 LIST = "meta/airgap.yml"
 HEAD = """\
 ---
@@ -298,9 +296,10 @@ def files(root: Path) -> dict[str, Row]:
                 when = {"driver_source": ["repository"], "driver_manage_prerequisites": ["install"]}
                 more = {"when": when, "variables": ["driver_manage_prerequisites"], "licence": DISTRIBUTION}
                 rows[f"package/{stem}/{url.rpartition('/')[2]}"] = {"url": url, "sha256": "", "fingerprint": "", **more}
-    url = f"https://get.helm.sh/helm-v{build.HELM.version}-linux-{{architecture}}.tar.gz"
+    helm = table.section("programs")["helm"]
     rows["program/helm"] = {
-        **{"url": url, "sha256": "", "fingerprint": ""},
+        **{"url": helm["url"], "sha256": "", "fingerprint": ""},
+        "digests": {name: helm[name] for name in table.ARCHITECTURES if helm[name]},
         "when": {"helm": [True]},
         "variables": [
             f"{role}_helm"
@@ -315,7 +314,7 @@ def files(root: Path) -> dict[str, Row]:
         "variables": ["driver_runfile", "driver_runfile_sha256"],
         "licence": NVIDIA,
     }
-    return rows
+    return {name: {"digests": {}, **row} for name, row in rows.items()}
 
 
 def wheels(root: Path) -> dict[str, Row]:

@@ -49,12 +49,6 @@ def helm_release(secrets: list[JsonObject]) -> JsonObject:
     return dict(release(secrets) or {})
 
 
-def kata_plan(options: KataOptions) -> KataResult:
-    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import plan
-
-    return plan(options)
-
-
 def permitted_cards(
     hostvars: t.Mapping[str, t.Mapping[str, t.Any]], hosts: t.Sequence[str], nodes: t.Collection[str]
 ) -> Permitted:
@@ -63,6 +57,12 @@ def permitted_cards(
 
     names = zip(hosts, node_names(hosts, hostvars), strict=True)
     return permitted({host: hostvars[host] for host, node in names if node in nodes})
+
+
+def kata_plan(options: KataOptions) -> KataResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import plan
+
+    return plan(options)
 
 
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:

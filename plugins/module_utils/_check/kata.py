@@ -69,13 +69,14 @@ def devices_are_announced(node: Node, snapshot: Snapshot, result: CheckResult) -
 
 
 def _are_bound(node: Node, kind: str, names: list[str], result: CheckResult) -> None:
-    groups = {one.group for one in node.virtual.functions if "vfio" in one.driver} if node.virtual else None
+    functions = node.virtual.functions if node.virtual else []
+    groups = {function.group for function in functions if "vfio" in function.driver}
     # Where the GPU Operator binds the cards, nothing is recorded.
     for name in sorted(set(names)) if groups else []:
-        if name not in (groups or ()):
+        if name not in groups:
             device = shorten(f"{kind}={name}")
             result.fail(
-                "not_bound", key=device, device=device, group=shorten(name), proc=f"groups {join(sorted(groups or ()))}"
+                "not_bound", key=device, device=device, group=shorten(name), proc=f"groups {join(sorted(groups))}"
             )
 
 

@@ -116,7 +116,7 @@ def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
     return State(
         family=family,
         container=container,
-        functions={one.address: one for one in functions_of(seen)},
+        functions={function.address: function for function in functions_of(seen)},
         uuids=seen["uuids"],
         names=seen["names"],
         persistence=seen["persistence"],
