@@ -97,8 +97,11 @@ def observe(system: System, params: JsonObject) -> KataNode:
         "socket_there": bool(socket) and system.exists(socket),
         "runtime": serving["runtime"] if serving else "",
         "handlers": names,
-        "handler_loaded": params["handler"] in names and bool(state) and state["service_active"] and not state["stale"],
-        "handler_stale": bool(state) and state["stale"],
+        "handler_loaded": params["handler"] in names
+        and state is not None
+        and state["service_active"]
+        and not state["stale"],
+        "handler_stale": state is not None and state["stale"],
         "type": str(runtime.get(("runtime_type",)) or ""),
         "default_runtime": seen.default_runtime,
         "kubelet": serving["version"] if serving else "",
