@@ -46,6 +46,7 @@ HEAD = """\
 APACHE, BSD, GPL = "Apache-2.0", "BSD-3-Clause", "GPL-3.0-or-later"
 DISTRIBUTION = "those of the distribution"
 NVIDIA = "NVIDIA's driver licence, which limits passing it on; open kernel modules: MIT or GPL-2.0"
+NVIDIA_IMAGE = "NVIDIA's licences, as the image has them"
 BUILT = {"backend": ["gpushare"], "built": [True]}
 GFD, EXPORTER = "nvidia_device_plugin_gfd", "nvidia_device_plugin_dcgm_exporter"
 NFD_IMAGE, EXPORTER_IMAGE = "nvidia_device_plugin_nfd_image", "nvidia_device_plugin_dcgm_exporter_image"
@@ -91,11 +92,18 @@ PINNED: dict[str, tuple[Row, tuple[str, ...], str, str]] = {
         APACHE,
         "image",
     ),
+    "sandbox-device-plugin": ({"backend": ["kata"]}, ("sandbox_device_plugin_kata_image",), NVIDIA_IMAGE, ""),
+    "kubevirt-gpu-device-plugin": (
+        {"sandbox_device_plugin_kind": ["kubevirt"]},
+        ("sandbox_device_plugin_kubevirt_image",),
+        NVIDIA_IMAGE,
+        "",
+    ),
 }
 OPERATED = {"software": ["gpu_operator"], "openshift": [False]}
 # Of the GPU Operator, by its chart; on OpenShift its catalogue names them.
 PINNED |= {
-    name: (OPERATED, ("gpu_operator_registry",), "NVIDIA's licences, as the image has them", "")
+    name: (OPERATED, ("gpu_operator_registry",), NVIDIA_IMAGE, "")
     for name, pin in table.section("images").items()
     if pin["chart"] == "gpu-operator"
 }
@@ -351,7 +359,7 @@ def operators(root: Path) -> dict[str, Row]:
             "channel": f"{{{prefix}_channel}}",
             "when": when[name],
             "variables": [f"{prefix}_source", f"{space}_source_namespace"],
-            "licence": "Red Hat's subscription" if catalog == "redhat" else "NVIDIA's licences, as the image has them",
+            "licence": "Red Hat's subscription" if catalog == "redhat" else NVIDIA_IMAGE,
         }
         for name, (catalog, prefix, space) in rows.items()
     }
