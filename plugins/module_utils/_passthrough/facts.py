@@ -11,7 +11,7 @@ import typing as t
 from .._core.errors import ShareError
 from .._host.system import System
 from .model import RECORD, Function, Image, Record, State, parse_record
-from .observe import host, observe
+from .observe import boot_code, host, observe
 
 
 class FunctionFacts(t.TypedDict):
@@ -100,8 +100,10 @@ def _tuples(row: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
+def state_of(seen: PassthroughFacts, family: str, container: bool, boot: t.Mapping[str, t.Any]) -> State:
     """Return the machine's state by its facts, without what holds its cards.
+
+    :param boot: the section of ``gpu_node``.
 
     :raises ShareError: the record can't be read.
     """
@@ -123,4 +125,5 @@ def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
         owner=seen["owner"],
         fabric_mode=seen["fabric_mode"],
         loadable=frozenset(seen["loadable"]),
+        boot=boot_code(boot),
     )

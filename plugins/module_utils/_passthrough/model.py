@@ -283,6 +283,7 @@ class State:
     :param owner: the file that shows that the GPU Operator's vfio-manager binds this node's cards; empty without it.
     :param fabric_mode: FABRIC_MODE of the fabric manager's configuration; empty without one.
     :param loadable: the recorded drivers that are loaded, or whose module is there.
+    :param boot: code of ``messages.TEXTS`` where no file of this role gets into what the machine boots; else empty.
     :param viable: the kernel's answer by group: None where a virtual machine has it, or there is no such file.
     """
 
@@ -304,6 +305,7 @@ class State:
     fabric_mode: str = ""
     loadable: frozenset[str] = frozenset()
     viable: t.Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
+    boot: str = ""
 
     def members(self, group: str) -> list[Function]:
         """Return the functions of an IOMMU group that count, by address."""

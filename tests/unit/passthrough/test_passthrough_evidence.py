@@ -68,7 +68,7 @@ def test_vgpus_are_counted_by_either_framework(tmp_path):
     machine.files[f"{PCI}/{first}/nvidia/current_vgpu_type"] = "558\n"
     machine.files[f"{PCI}/{second}/nvidia/current_vgpu_type"] = "0\n"
     mdev = "c73f1fa6-489e-4834-9476-d70dabd98c40"
-    machine.links[f"{restore.INSTANCES}/{mdev}"] = f"../../../devices/pci0000:00/{TWIN}/{mdev}"
+    machine.links[f"/sys/bus/mdev/devices/{mdev}"] = f"../../../devices/pci0000:00/{TWIN}/{mdev}"
     rows = [
         {"address": address, "device": "0x223610DE", "wanted": wanted, "before": {}, "functions": False}
         for address, wanted in ((CARD, {"A10-4Q": 1, "A10-8Q": 1}), (TWIN, {"A10-4Q": 1}))
