@@ -250,8 +250,8 @@ def _refuse_boot(facts: Facts) -> None:
     if facts.read_only:
         raise BadInput(
             f"vgpu: {', '.join(facts.read_only)} is on a read-only file system, so that what restores vGPUs at boot "
-            "can't be written: mount a writable volume there, or put vGPUs into the system's image and set vgpu_state to "
-            "external",
+            "can't be written: mount a writable volume there, or put vGPUs into the system's image and set "
+            "vgpu_state to external",
             code="vgpu_read_only",
             folders=list(facts.read_only),
         )
@@ -451,7 +451,7 @@ class Reconciler:
 
     def observe(self) -> Facts:
         machine = self._machine
-        cards = self.cards = tuple(restore.card(machine, address) for address in sysfs.cards(machine))
+        cards = self.cards = tuple(sysfs.card(machine, address) for address in sysfs.cards(machine))
         devices = {card.address: self._files_of_card(card.address) for card in cards}
         devices |= {vgpu.key: self._files_of(vgpu.folder) for card in cards for vgpu in card.vgpus}
         devices |= {each: self._files_of(f"{sysfs.PCI}/{each}") for card in cards for each in card.virtual}
@@ -520,7 +520,7 @@ class Reconciler:
 
     def _fill(self, step: Fill) -> None:
         machine, address = self._machine, step.address
-        card = restore.card(machine, address)
+        card = sysfs.card(machine, address)
         for vgpu in surplus(card, restore.named(card, step.wanted)):
             restore.remove(machine, card, vgpu)
         if step.disable:
