@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernel")]
 # The file name of the program of each boot, and what it is asked for.
 STEPS = ("apply", "again_and_undo", "look")
+# Two images are built in a boot, by an emulated processor: two minutes of its time.
+SECONDS = 3600
 
 
 def functions() -> list[str]:
@@ -41,10 +43,13 @@ def boots(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     system = System(folder, kernel(), request.param, functions(), in_image=["nouveau", "nvidia"], vgpu="vendor")
     program = f"/machine{CHECKOUT / 'tests/boot/inside.py'}"
+    reports = []
     try:
-        yield [
-            json.loads((system.boot(f"python3 {program} {step} >/run/guest/seen.json") / "seen.json").read_text())
-            for step in STEPS
-        ]
+        for step in STEPS:
+            seen = system.boot(f"python3 {program} {step} >/run/guest/seen.json", SECONDS) / "seen.json"
+            reports.append(json.loads(seen.read_text()))
+            # For whoever reads why a test failed.
+            seen.rename(folder / f"{step}.json")
+        yield reports
     finally:
         (folder / "disk").unlink(missing_ok=True)

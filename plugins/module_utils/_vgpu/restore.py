@@ -351,11 +351,19 @@ def add_instances(machine: Machine, address: str, wanted: Instances) -> None:
     if not now.on:
         _must(machine, address, (SMI, "-i", address, "-mig", "1"))
         now = mig(machine, address)
+        if not now.on:
+            # nvidia-smi ends without an error where an Ampere card would need a reset that somebody's use prevents.
+            raise Failed(
+                "vgpu_mig_pending",
+                f"card {address} has MIG only after a reset: run nvidia-smi --gpu-reset -i {address} while nothing "
+                "uses it, or reboot",
+                address=address,
+            )
     more = lacking(now.counts(), wanted)
     if more:
         _must(machine, address, (SMI, "mig", "-i", address, "-cgi", ",".join(more), "-C"))
         now = mig(machine, address)
-    if not now.on or lacking(now.counts(), wanted):
+    if lacking(now.counts(), wanted):
         raise Failed(
             "vgpu_no_instances",
             f"card {address} has the GPU instances {now.counts() or 'none'} after nvidia-smi was to make "

@@ -703,13 +703,16 @@ def test_a_run_with_gpu_instances_that_was_killed_is_completed_and_can_be_undone
         assert [*node.instances[FIRST].values()] == ["1g.6gb+me"] and restore.RECORD not in node.files
 
 
-def test_instances_that_the_card_doesnt_make_are_said():
+@pytest.mark.parametrize(
+    ("mode", "code"), [("Disabled", "vgpu_mig_pending"), ("Enabled", "vgpu_no_instances"), ("", "vgpu_command")]
+)
+def test_instances_that_the_card_doesnt_make_are_said(mode, code):
     node = Node("vendor")
-    node.commands["nvidia-smi -i"] = Done(0, "Disabled\n", "")
+    node.commands["nvidia-smi -i"] = Done(0 if mode else 9, f"{mode}\n", "")
     node.commands["nvidia-smi mig -i"] = Done(0, "", "")
     with pytest.raises(ShareError) as error:
         run(node, entry(A10_1_6C=1))
-    assert error.value.details["code"] == "vgpu_no_instances" and error.value.details["wanted"] == {"1g.6gb": 1}
+    assert error.value.details["code"] == code and error.value.details["address"] == FIRST
 
 
 @pytest.mark.parametrize("framework", ["card", "vendor"])
