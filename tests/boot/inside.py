@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,21 @@ def modules(path: str) -> list[str]:
     return [line.split()[0] for line in Path(path).read_text().splitlines()]
 
 
+def run(name: str, **given: Any) -> dict[str, Any]:
+    """Run a module, and say on the console how long it took."""
+    began = time.monotonic()
+    result = module(name, **given)
+    print(f"{name} {given.get('state', 'present')}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return result
+
+
 def main(step: str) -> None:
     report: dict[str, Any] = {"seen": look()}
     if step != "look":
-        report["present"] = {name: module(name, **given) for name, given in PRESENT.items()}
+        report["present"] = {name: run(name, **given) for name, given in PRESENT.items()}
         report["now"] = look()
     if step == "again_and_undo":
-        report["absent"] = {name: module(name, state="absent") for name in PRESENT}
+        report["absent"] = {name: run(name, state="absent") for name in PRESENT}
     print(json.dumps(report))
 
 
