@@ -170,7 +170,7 @@ class System:
         ]
         arguments = ("root=/dev/vda", "rw", "rootfstype=ext4", "fsck.mode=skip")
         arguments += ("init=/lib/systemd/systemd", "systemd.unit=guest.target", "systemd.show_status=false")
-        words = machine.command_line(self._kernel.image, initrd, arguments, devices)
+        words = machine.command_line(self._kernel.image, initrd, arguments, devices, counted=True)
         ended = machine.boot(words, results, seconds, show)
         if ended.code:
             raise LabError(f"the script ended with {ended.code}:\n    " + "\n    ".join(ended.console))
