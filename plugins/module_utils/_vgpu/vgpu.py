@@ -549,7 +549,7 @@ class Reconciler:
             self._remove_folders(posixpath.dirname(folder))
 
     def _must(self, argv: t.Sequence[str]) -> None:
-        done = self._machine.run(argv)
+        done = self._machine.run(argv, restore.COMMAND_SECONDS)
         if done.rc:
             raise ShareError(f"{' '.join(argv)} failed: {(done.err or done.out).strip()}")
 
