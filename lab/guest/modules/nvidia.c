@@ -6,7 +6,8 @@
  * or on its virtual functions (vgpu=mdev), or a type that is written into a virtual function (vgpu=vendor). Its device
  * files are those of NVIDIA's driver. MIG and vGPUs of several sizes are set in the folder "simulated" of a card, and are
  * forgotten when its virtual functions are enabled. While a device file is open, unbinding the card waits, for ever, as
- * NVIDIA's does.
+ * NVIDIA's does. In /proc a card has the lines of the real driver's file "information"; its UUID, made of its bus, is
+ * there after its first use.
  */
 #include <linux/device.h>
 #include <linux/fs.h>
@@ -50,6 +51,8 @@ static const struct {
 struct card {
 	struct pci_dev *pci;
 	int minor;
+	/* Its UUID is known. */
+	bool used_before;
 	atomic_t users;
 	struct mutex lock;
 	/* Unless they may be mixed, all vGPUs of a card are of one type. */
@@ -391,6 +394,47 @@ static int probe_place(struct pci_dev *pci, struct card *card, struct place **ma
 	return error;
 }
 
+static int show_information(struct seq_file *file, void *unused)
+{
+	struct card *card = file->private;
+
+	seq_puts(file, "Model: \t\t NVIDIA A10 (SIMULATED)\n");
+	seq_printf(file, "IRQ:   \t\t %u\n", card->pci->irq);
+	if (card->used_before)
+		seq_printf(file, "GPU UUID: \t GPU-51d00000-0000-4000-8000-%08x%04x\n", pci_domain_nr(card->pci->bus),
+			   pci_dev_id(card->pci));
+	else
+		seq_puts(file, "GPU UUID: \t GPU-????????-????-????-????-????????????\n");
+	seq_puts(file, "Video BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 47 bits\n");
+	seq_puts(file, "DMA Mask: \t 0x7fffffffffff\n");
+	seq_printf(file, "Bus Location: \t %s\nDevice Minor: \t %d\n", pci_name(card->pci), card->minor);
+	seq_puts(file, "GPU Firmware: \t " VERSION "\nGPU Excluded:\t No\n");
+	return 0;
+}
+
+static void folder_of(struct card *card, char *path, size_t size)
+{
+	snprintf(path, size, "driver/nvidia/gpus/%s", pci_name(card->pci));
+}
+
+static int show(struct card *card)
+{
+	char path[64];
+	struct proc_dir_entry *folder;
+
+	folder_of(card, path, sizeof(path));
+	folder = proc_mkdir(path, NULL);
+	return folder && proc_create_single_data("information", 0444, folder, show_information, card) ? 0 : -ENOMEM;
+}
+
+static void hide(struct card *card)
+{
+	char path[64];
+
+	folder_of(card, path, sizeof(path));
+	remove_proc_subtree(path, NULL);
+}
+
 static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 {
 	struct place *place;
@@ -416,12 +460,15 @@ static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 	error = sysfs_create_group(&pci->dev.kobj, &set_group);
 	if (error)
 		goto no_group;
-	error = probe_place(pci, card, &place);
+	error = show(card);
+	if (!error)
+		error = probe_place(pci, card, &place);
 	if (error)
 		goto no_place;
 	cards[minor] = card;
 	return 0;
 no_place:
+	hide(card);
 	sysfs_remove_group(&pci->dev.kobj, &set_group);
 no_group:
 	kfree(card);
@@ -455,6 +502,7 @@ static void removed(struct pci_dev *pci)
 		mdev_unregister_parent(&place->parent);
 	sysfs_remove_group(&pci->dev.kobj, &set_group);
 	cards[card->minor] = NULL;
+	hide(card);
 	kfree(place);
 	kfree(card);
 }
@@ -504,6 +552,7 @@ static int open_card(struct inode *inode, struct file *file)
 	if (minor >= MOST || !cards[minor])
 		return -ENODEV;
 	file->private_data = cards[minor];
+	cards[minor]->used_before = true;
 	atomic_inc(&cards[minor]->users);
 	return 0;
 }
@@ -543,13 +592,15 @@ static int __init begin(void)
 	error = mdev_register_driver(&mdev_driver);
 	if (error)
 		goto no_mdev;
+	proc_mkdir("driver/nvidia", NULL);
+	proc_mkdir("driver/nvidia/gpus", NULL);
+	proc_create_single("driver/nvidia/version", 0444, NULL, show_version);
 	error = pci_register_driver(&driver);
 	if (error)
 		goto no_pci;
-	proc_mkdir("driver/nvidia", NULL);
-	proc_create_single("driver/nvidia/version", 0444, NULL, show_version);
 	return 0;
 no_pci:
+	remove_proc_subtree("driver/nvidia", NULL);
 	mdev_unregister_driver(&mdev_driver);
 no_mdev:
 	unregister_chrdev(MAJOR_NUMBER, "nvidia");
@@ -558,8 +609,8 @@ no_mdev:
 
 static void __exit end(void)
 {
-	remove_proc_subtree("driver/nvidia", NULL);
 	pci_unregister_driver(&driver);
+	remove_proc_subtree("driver/nvidia", NULL);
 	mdev_unregister_driver(&mdev_driver);
 	unregister_chrdev(MAJOR_NUMBER, "nvidia");
 }

@@ -61,6 +61,11 @@ class VGpu:
     name: str
 
     @property
+    def named(self) -> bool:
+        """Whether the name of its type is known."""
+        return self.name != unknown(self.id)
+
+    @property
     def folder(self) -> str:
         """Its folder in sysfs."""
         return f"{PCI}/{self.function}" + ("" if self.key == self.function else f"/{self.key}")

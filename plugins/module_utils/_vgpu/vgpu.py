@@ -20,6 +20,7 @@ from .._core.digest import digest
 from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._driver.library import card_information
 from .._host import kernel_write, open_devices
 from . import facts as vgpu_facts
 from . import restore, sysfs
@@ -485,9 +486,8 @@ class Reconciler:
                 continue
 
     def _files_of_card(self, address: str) -> tuple[str, ...]:
-        text = self._machine.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-        minor = re.search(r"^Device Minor:\s*([0-9]+)\s*$", text, re.MULTILINE)
-        return (f"/dev/nvidia{minor.group(1)}",) if minor else ()
+        minor = card_information(self._machine, address).minor
+        return (f"/dev/nvidia{minor}",) if minor is not None else ()
 
     def _files_of(self, folder: str) -> tuple[str, ...]:
         """Return VFIO's files of a vGPU, or of a virtual function that a machine may have as it is."""
