@@ -20,6 +20,7 @@ NAMESPACE = "kubevirt"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KUBEVIRT = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/kubevirts"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterrole"
+HANDLER = "lab-virt-handler"
 UNIT = "kubegpu-lab-pci"
 RELEASE = os.uname().release
 # A kernel as its package leaves it, with VFIO built in and an initramfs of the real tool: a node without one is taken
@@ -88,10 +89,10 @@ def definition() -> JsonObject:
     return {"metadata": {"name": "kubevirts.kubevirt.io"}, "spec": spec}
 
 
-def _handler(lab: Lab, image: str, node: str) -> JsonObject:
-    """Return the stand-in's pod on a node."""
-    paths = {"socket": "/var/lib/kubelet/device-plugins", "pci": "/sys/bus/pci"}
-    inside = {**paths, "pci": "/host/pci", "program": "/program"}
+def _handler(image: str) -> JsonObject:
+    """Return the stand-in's DaemonSet, on the nodes of cards."""
+    paths = {"socket": "/var/lib/kubelet/device-plugins", "pci": "/sys/bus/pci", "dev": "/dev"}
+    inside = {**paths, "pci": "/host/pci", "dev": "/host/dev", "program": "/program"}
     one = {
         "name": "virt-handler",
         "image": image,
@@ -102,51 +103,60 @@ def _handler(lab: Lab, image: str, node: str) -> JsonObject:
     }
     volumes: list[JsonObject] = [{"name": name, "hostPath": {"path": path}} for name, path in paths.items()]
     volumes.append({"name": "program", "configMap": {"name": "program"}})
+    labels = {"kubevirt.io": "virt-handler"}
     spec = {
-        "nodeName": node,
         "containers": [one],
         "volumes": volumes,
         "terminationGracePeriodSeconds": 1,
-        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": _NO_CONTROL_PLANE},
     }
-    return {"metadata": {"name": f"virt-handler-{node}", "labels": {"kubevirt.io": "virt-handler"}}, "spec": spec}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"name": "virt-handler"}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+
+
+_NO_CONTROL_PLANE: JsonObject = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "node-role.kubernetes.io/control-plane", "operator": "DoesNotExist"}]}
+        ]
+    }
+}
 
 
 @contextlib.contextmanager
-def kubevirt(lab: Lab, image: str, node: str) -> Iterator[None]:
-    """Have KubeVirt's object in the cluster, and its stand-in on a node.
+def kubevirt(lab: Lab, image: str) -> Iterator[None]:
+    """Have KubeVirt's object in the cluster, and its stand-in on the nodes of cards.
 
-    :param image: of the servers, which is on the node.
+    :param image: of the servers, which is on these nodes.
     """
+    sets = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
     try:
         lab.api.call("POST", DEFINITIONS, definition())
         with lab.api.namespace(NAMESPACE):
-            until(lambda: lab.api.items(KUBEVIRT) == [], "KubeVirt's objects are served", 30)
-            lab.api.call(
-                "POST",
-                KUBEVIRT,
-                {
-                    "apiVersion": "kubevirt.io/v1",
-                    "kind": "KubeVirt",
-                    "metadata": {"name": "kubevirt"},
-                    "spec": {"configuration": {}},
-                },
-            )
+            until(lambda: lab.api.call("GET", KUBEVIRT)["items"] == [], "KubeVirt's objects are served", 30)
+            wanted = {"metadata": {"name": "kubevirt"}, "spec": {"configuration": {}}}
+            lab.api.call("POST", KUBEVIRT, {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", **wanted})
             rules = [{"apiGroups": ["kubevirt.io"], "resources": ["kubevirts"], "verbs": ["get", "list"]}]
-            lab.api.call("POST", f"{ROLE}s", {"metadata": {"name": "lab-virt-handler"}, "rules": rules})
+            lab.api.call("POST", f"{ROLE}s", {"metadata": {"name": HANDLER}, "rules": rules})
             subject = {"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}
-            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "lab-virt-handler"}
-            binding = {"metadata": {"name": "lab-virt-handler"}, "subjects": [subject], "roleRef": reference}
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": HANDLER}
+            binding = {"metadata": {"name": HANDLER}, "subjects": [subject], "roleRef": reference}
             lab.api.call("POST", f"{ROLE}bindings", binding)
             program = {"metadata": {"name": "program"}, "data": {PROGRAM.name: PROGRAM.read_text()}}
             lab.api.call("POST", f"/api/v1/namespaces/{NAMESPACE}/configmaps", program)
-            pod = _handler(lab, image, node)
-            lab.api.call("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
-            lab.api.wait_running(NAMESPACE, [pod["metadata"]["name"]], 90)
+            lab.api.call("POST", sets, _handler(image))
+
+            def ready() -> bool:
+                status = lab.api.call("GET", f"{sets}/virt-handler")["status"]
+                return bool(status.get("numberReady", 0) == len(lab.gpu_nodes))
+
+            until(ready, "virt-handler's stand-in runs on each node of cards", 90)
             yield
+            lab.api.delete(f"{KUBEVIRT}/kubevirt")
+            lab.api.delete(f"{sets}/virt-handler")
     finally:
         for kind in ("roles", "rolebindings"):
-            lab.api.delete(f"{ROLE.removesuffix('role')}{kind}/lab-virt-handler")
+            lab.api.delete(f"{ROLE.removesuffix('role')}{kind}/{HANDLER}")
         lab.api.delete(f"{DEFINITIONS}/kubevirts.kubevirt.io")
 
 

@@ -101,7 +101,7 @@ def nodes(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]
     made = Nodes(lab, tmp_path_factory.mktemp("virtual"))
     node = lab.gpu_nodes[1]
     image = lab.image()
-    with changeable_cards(lab, node), kubevirt(lab, image, node), lab.api.namespace(SPACE):
+    with changeable_cards(lab, node), kubevirt(lab, image), lab.api.namespace(SPACE):
         try:
             # The node has a kernel now: nouveau's blacklist, and what else roles do for a machine that boots.
             made.run("site")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """STAND-IN for KubeVirt's virt-handler, for tests: how it announces PCI cards to kubelet, and nothing of machines.
 
-It runs in the servers' image, whose messages and gRPC it uses. As virt-handler's (pkg/virt-handler/device-manager,
-KubeVirt 1.8): one device plugin for each resource of permittedHostDevices that nobody else provides, a device for each
+It runs in the servers' image, whose messages and gRPC it uses. As virt-handler's (pkg/virt-handler/device-manager at
+d923fdb815): one device plugin for each resource of permittedHostDevices that nobody else provides, a device for each
 card with that vendor and device that vfio-pci has, named after its IOMMU group, VFIO's device files and the card's
-address for who gets it. The list is read again each second.
+address for who gets it. It looks for cards when it starts and when KubeVirt's object is changed, and a resource that
+has a plugin keeps the cards of its start; each is healthy while its group's device file is there.
 """
 
 from __future__ import annotations
@@ -24,28 +25,25 @@ import grpc
 from gpushare.kubelet import wire
 
 FOLDER = Path("/var/lib/kubelet/device-plugins")
-# Of the node: a container's own sysfs is the machine's.
-DEVICES = Path("/host/pci/devices")
+# Of the node: a container's own are the machine's, or those of its start.
+DEVICES, VFIO = Path("/host/pci/devices"), Path("/host/dev/vfio")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 KUBEVIRTS = "/apis/kubevirt.io/v1/kubevirts"
-DRIVERS = ("vfio-pci", "nvgrace_gpu_vfio_pci")
+DRIVER = "vfio-pci"
 
 
-def permitted() -> dict[str, str]:
-    """Return the resource of each vendor and device, as KubeVirt's object has it now."""
+def permitted() -> tuple[str, dict[str, str]]:
+    """Return the version of KubeVirt's object, and the resource of each vendor and device that it permits."""
     server = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}"
     request = urllib.request.Request(
         server + KUBEVIRTS, headers={"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
     )
     with urllib.request.urlopen(request, context=ssl.create_default_context(cafile=ACCOUNT / "ca.crt")) as answer:
-        items = json.load(answer)["items"]
-    found = {}
-    for item in items:
-        devices = item.get("spec", {}).get("configuration", {}).get("permittedHostDevices", {})
-        for row in devices.get("pciHostDevices") or []:
-            if not row.get("externalResourceProvider"):
-                found[row["pciVendorSelector"].upper()] = row["resourceName"]
-    return found
+        [item] = json.load(answer)["items"]
+    devices = item["spec"].get("configuration", {}).get("permittedHostDevices", {})
+    rows = [row for row in devices.get("pciHostDevices") or [] if not row.get("externalResourceProvider")]
+    resources = {row["pciVendorSelector"].upper(): row["resourceName"] for row in rows}
+    return item["metadata"]["resourceVersion"], resources
 
 
 def cards() -> Iterator[tuple[str, str, str]]:
@@ -56,7 +54,7 @@ def cards() -> Iterator[tuple[str, str, str]]:
             group = os.readlink(folder / "iommu_group").rpartition("/")[2]
         except OSError:
             continue
-        if driver in DRIVERS:
+        if driver == DRIVER:
             words = [(folder / name).read_text().strip().removeprefix("0x").upper() for name in ("vendor", "device")]
             yield ":".join(words), group, folder.name
 
@@ -64,10 +62,10 @@ def cards() -> Iterator[tuple[str, str, str]]:
 class Plugin:
     """The device plugin of one resource."""
 
-    def __init__(self, resource: str) -> None:
+    def __init__(self, resource: str, cards: dict[str, str]) -> None:
         self.resource = resource
         # Addresses by IOMMU group.
-        self.cards: dict[str, str] = {}
+        self.cards = cards
         self.socket = FOLDER / f"kubevirt-{resource.replace('/', '-')}.sock"
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -95,11 +93,11 @@ class Plugin:
     def devices(self, request: Any, context: grpc.ServicerContext) -> Any:
         sent = None
         while context.is_active():
-            now = sorted(self.cards)
+            now = {group: (VFIO / group).exists() for group in sorted(self.cards)}
             if now != sent:
                 answer = wire.message(wire.LIST_AND_WATCH.response)()
-                for group in now:
-                    answer.devices.add(ID=group, health="Healthy")
+                for group, healthy in now.items():
+                    answer.devices.add(ID=group, health="Healthy" if healthy else "Unhealthy")
                 yield answer
                 sent = now
             time.sleep(0.2)
@@ -119,22 +117,21 @@ class Plugin:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(0))
     running: dict[str, Plugin] = {}
+    seen = ""
     while True:
-        allowed = permitted()
-        found: dict[str, dict[str, str]] = {resource: {} for resource in allowed.values()}
-        for selector, group, address in cards():
-            if selector in allowed:
-                found[allowed[selector]][group] = address
-        for resource in [name for name in running if name not in found]:
-            running.pop(resource).stop()
-        for resource, own in found.items():
-            # virt-handler starts none without a device.
-            if resource not in running and own:
-                running[resource] = Plugin(resource)
-                running[resource].cards = own
-                running[resource].start()
-            elif resource in running:
-                running[resource].cards = own
+        version, allowed = permitted()
+        if version != seen:
+            seen = version
+            found: dict[str, dict[str, str]] = {}
+            for selector, group, address in cards():
+                if selector in allowed:
+                    found.setdefault(allowed[selector], {})[group] = address
+            for resource in [name for name in running if name not in found]:
+                running.pop(resource).stop()
+            for resource, own in found.items():
+                if resource not in running:
+                    running[resource] = Plugin(resource, own)
+                    running[resource].start()
         time.sleep(1)
 
 
