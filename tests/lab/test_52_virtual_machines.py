@@ -7,6 +7,7 @@ API server and scheduler are real. The module restores the first state at its en
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from _pods import body, container
 from _switching import Load
 from _virtual import KUBEVIRT, changeable_cards, drivers, kubevirt, machine
 
-SPACE = "lab-virtual"
+from lab import hardware
+
+SPACE, PERMIT = "lab-virtual", "tests/lab/permit.yml"
 # What KubeVirt announces of the lab's cards: vendor and device.
 MACHINE = "nvidia.com/10DE_1EB8"
 LABEL = "kubegpu.share/backend"
@@ -37,10 +40,12 @@ class Nodes:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         self.of = dict.fromkeys(lab.gpu_nodes, "gpushare")
+        # Further variables by node.
+        self.variables: dict[str, JsonObject] = {}
         self._inventory = folder / "virtual.yml"
 
     def arguments(self) -> list[str]:
-        hosts = {name: {"gpu_backend": backend} for name, backend in self.of.items()}
+        hosts = {name: {"gpu_backend": backend, **self.variables.get(name, {})} for name, backend in self.of.items()}
         given = {"maintenance_force": True, "maintenance_delete_emptydir_data": True}
         self._inventory.write_text(
             yaml.safe_dump({"all": {"children": {"lab_virtual": {"hosts": hosts, "vars": given}}}})
@@ -110,12 +115,61 @@ def nodes(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]
             for pod in made.there():
                 made.delete(pod)
             made.of = dict.fromkeys(lab.gpu_nodes, "gpushare")
+            made.variables = {}
+            made.run("passthrough", "-e", "passthrough_state=absent", "--limit", node)
             made.run("site")
             made.run("switch")
             made.run("site")
             assert set(drivers(lab, node).values()) == {"nvidia", "snd_hda_intel"}
     made.run("site")
     made.verified()
+
+
+def test_one_card_of_a_node_is_for_machines_and_the_other_is_shared(nodes: Nodes, lab: Lab) -> None:
+    node = lab.gpu_nodes[1]
+    # The second card, and its audio function.
+    card, audio = hardware.bus_address(1), "0000:02:00.1"
+    before = drivers(lab, node)
+    nodes.variables[node] = {"gpu_exclude": [card], "passthrough_cards": [card]}
+    nodes.run("site")
+    until(lambda: len(lab.cards(node)) == 1, f"{node} shares a card", 90)
+    # Persistence mode has the card: it would go at the next boot.
+    lab.ssh(node, "systemctl stop nvidia-persistenced")
+    nodes.run("passthrough", "--limit", node)
+    assert drivers(lab, node) == {**before, card: "vfio-pci", audio: "vfio-pci"}
+    assert RULE.lstrip("/") in lab.ssh(node, "lsinitramfs /boot/initrd.img-*")
+    lab.ssh(node, "systemctl start nvidia-persistenced")
+    permitted = [{"selector": "10DE:1EB8", "resource": MACHINE, "external_provider": False}]
+    lab_wide = ("-e", json.dumps({"kubevirt_devices_pci": permitted}))
+    assert lab.playbook(PERMIT, *nodes.arguments(), *lab_wide).rc == 0
+    assert nodes.permitted() == [MACHINE]
+    until(lambda: nodes.allocatable(node, MACHINE) == 1, f"{node} announces a card for machines", 60)
+
+    vm = nodes.create(machine(lab, "vm", node, MACHINE))
+    pod = nodes.create(body("shares", container(lab, 3), node=node))
+    group = re.search(r"/dev/vfio/(\d+)", lab.inside(SPACE, vm, "c0", "sh", "-c", "ls -l /proc/1/fd"))
+    assert group is not None and group[1] == "2"
+    assert lab.devices(node, lab.api.pod(SPACE, pod)) == [["nvidia0"]]
+    nodes.verified()
+    assert "vm" in nodes.run("inspect").out
+
+    # The machine has it.
+    refused = nodes.play("passthrough", "-e", "passthrough_state=absent", "--limit", node)
+    assert refused.rc != 0 and "held_by_vm" in refused.out, refused.out[-6000:]
+    assert drivers(lab, node)[card] == "vfio-pci"
+    nodes.delete(vm)
+    nodes.run("passthrough", "-e", "passthrough_state=absent", "--limit", node)
+    assert drivers(lab, node) == before
+    until(lambda: nodes.allocatable(node, MACHINE) == 0, f"{node} announces no card for machines", 60)
+    assert lab.playbook(PERMIT, *nodes.arguments(), "-e", "kubevirt_devices_state=absent").rc == 0
+    assert nodes.permitted() == []
+    assert lab.ssh(node, f"ls {RULE} {RECORD} 2>/dev/null; true") == ""
+    nodes.variables = {}
+    nodes.run("site")
+    until(lambda: len(lab.cards(node)) == 2, f"{node} shares both cards", 90)
+    assert pod in nodes.there()
+    nodes.delete(pod)
+    nodes.verified()
 
 
 def test_there_and_back_under_load(nodes: Nodes, lab: Lab) -> None:
