@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing as t
 
 if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import Permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
@@ -44,6 +45,16 @@ def helm_release(secrets: list[JsonObject]) -> JsonObject:
     return dict(release(secrets) or {})
 
 
+def permitted_cards(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]], hosts: t.Sequence[str], nodes: t.Collection[str]
+) -> Permitted:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
+
+    names = zip(hosts, node_names(hosts, hostvars), strict=True)
+    return permitted({host: hostvars[host] for host, node in names if node in nodes})
+
+
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
 
@@ -58,4 +69,5 @@ class FilterModule:
             "hami_release": hami_release,
             "helm_release": helm_release,
             "nvidia_plugin_plan": nvidia_plugin_plan,
+            "permitted_cards": permitted_cards,
         }

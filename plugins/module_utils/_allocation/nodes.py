@@ -145,7 +145,8 @@ def _hami_or_nvidia(read: NodeShares) -> None:
         _hami(register, counts, left, read)
         return
     if any(left.values()) or (
-        any(counts.values()) and backends.given(node.labels) not in (backends.GPUSHARE, backends.HAMI)
+        any(counts.values())
+        and backends.given(node.labels) not in (backends.GPUSHARE, backends.HAMI, *backends.VIRTUAL)
     ):
         _nvidia(counts, left, read)
 
