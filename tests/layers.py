@@ -69,7 +69,6 @@ ADAPTERS = frozenset(
         "module_utils/_nvml/worker",
         "module_utils/_nvml/binding",
         "module_utils/_nvml/host",
-        "module_utils/_passthrough/evidence",
         "module_utils/_passthrough/kernel",
         "module_utils/_report/outcome",
         "module_utils/_vgpu/restore",

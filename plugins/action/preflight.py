@@ -15,6 +15,7 @@ import os
 import shutil
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import foreign_bindings
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of, unpacked
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
@@ -104,7 +105,7 @@ class ActionModule(ShareAction):
             frozenset(params["nodes"]) - {node_name(name, hostvars[name]) for name in params["gpu_nodes"]},
         )
         given = {name: params[name] for name in OPTIONS}
-        read = {"record": known.get("owner"), "bindings": known.get("bindings") or ()}
+        read = {"record": known.get("owner"), "bindings": known.get("bindings") or foreign_bindings.none()}
         options = Options(**{**given, "memory_limit": limit, "claims": claims, **read})
         cluster = cluster_of(known) if known else None
         findings = examine(options, cluster, hosts, params["ignore"])

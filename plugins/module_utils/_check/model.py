@@ -253,7 +253,8 @@ class VfioFunction:
     :param present: PCI has it, with the recorded ids.
     :param driver: empty without one.
     :param group: its IOMMU group; empty without one.
-    :param foreign: functions of its group that keep a virtual machine from it, with their drivers.
+    :param state: the kernel's answer about that group: viable, not_viable, held, absent, unknown; empty if not asked.
+    :param others: functions of its group that other drivers have, with these.
     :param ruled: the udev rule has it.
     """
 
@@ -262,33 +263,85 @@ class VfioFunction:
     present: bool | None
     driver: str
     group: str
-    foreign: tuple[str, ...]
+    state: str
+    others: tuple[str, ...]
     ruled: bool | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Vgpus:
-    """How many vGPUs a card is to have, and has."""
+class BootImage:
+    """An initramfs that may boot next.
+
+    :param rule: it contains the udev rule; None where it can't be read.
+    :param lacking: modules that it needs and doesn't contain.
+    :param newer: it is as new as the files that it is made from.
+    """
+
+    path: str
+    release: str
+    rule: bool | None
+    lacking: tuple[str, ...]
+    newer: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedCard:
+    """A card with vGPUs.
+
+    :param present: PCI has it, with the recorded ids.
+    :param wanted: the recorded number of vGPUs by type; ``vgpus``: the number that is there.
+    :param unnamed: number of vGPUs whose type's name isn't known.
+    """
 
     address: str
-    wanted: int | None
-    found: int | None
+    present: bool | None
+    unnamed: int | None
+    wanted: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
+    vgpus: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a virtual machine can be given: a vGPU, or a function that VFIO has.
+
+    :param uuid: of a mediated device; empty for others.
+    :param type: of a vGPU; empty for others.
+    :param group: its IOMMU group; ``number`` is N of /dev/vfio/devices/vfioN.
+    """
+
+    address: str
+    uuid: str
+    type: str
+    group: str
+    number: str
+
+    @property
+    def ids(self) -> set[str]:
+        """The IDs under which device plugins announce it: KubeVirt's by its group, NVIDIA's a vGPU by its UUID."""
+        return {self.uuid, self.group, self.number} - {""}
+
+    @property
+    def name(self) -> str:
+        return self.uuid or self.address
 
 
 @dataclasses.dataclass(frozen=True)
 class Virtual:
     """A machine's cards for virtual machines, by the records of roles passthrough and vgpu.
 
-    :param problem: why a record can't be read; empty where they can.
+    :param problem: why a record can't be read, or the machine gave no answer; empty otherwise.
     :param missing: files that bind the functions at boot and aren't there.
     :param others: number of cards that no VFIO driver has.
+    :param devices: of the whole machine, recorded or not.
     """
 
     problem: str
     missing: tuple[str, ...]
     others: int | None
     functions: tuple[VfioFunction, ...] = ()
-    vgpus: tuple[Vgpus, ...] = ()
+    images: tuple[BootImage, ...] = ()
+    cards: tuple[DividedCard, ...] = ()
+    devices: tuple[Device, ...] = ()
 
     @property
     def has_all(self) -> bool:

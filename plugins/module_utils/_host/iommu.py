@@ -83,29 +83,6 @@ def group_of(system: System, address: str) -> int | None:
     return int(name) if name.isdecimal() else None
 
 
-def members(system: System, group: int | None, but: str) -> list[GroupMember]:
-    """Return the other functions of a group, by address.
-
-    :param but: the address of the function that is asked for.
-    """
-    if group is None:
-        return []
-    return [member(system, address) for address in names(system, f"{GROUPS}/{group}/devices") if address != but]
-
-
-def member(system: System, address: str) -> GroupMember:
-    """Return what decides whether a function may stay as it is while its group is given away."""
-    kind = text(system, f"{PCI}/{address}/class")
-    return {
-        "address": address,
-        "class": kind,
-        "vendor": text(system, f"{PCI}/{address}/vendor"),
-        "device": text(system, f"{PCI}/{address}/device"),
-        "driver": driver_of(system, address),
-        "bridge": kind.startswith(BRIDGES),
-    }
-
-
 def driver_of(system: System, address: str) -> str | None:
     """Return the name of the driver that a function is bound to, as sysfs has it."""
     return (system.link(f"{PCI}/{address}/driver") or "").rpartition("/")[2] or None

@@ -291,8 +291,8 @@ def _put(body: JsonObject, path: t.Sequence[str], value: t.Any) -> None:
         node[path[-1]] = value
 
 
-def merged(item: t.Any, body: t.Any) -> t.Any:
-    """Return an object after a merge patch (RFC 7396)."""
+def patched(item: t.Any, body: t.Any) -> t.Any:
+    """Return an object as the API server has it after a merge patch (RFC 7396): a null removes a field."""
     if not isinstance(body, dict):
         return body
     found = dict(item) if isinstance(item, dict) else {}
@@ -300,7 +300,7 @@ def merged(item: t.Any, body: t.Any) -> t.Any:
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = merged(found.get(key), value)
+            found[key] = patched(found.get(key), value)
     return found
 
 
@@ -332,7 +332,7 @@ class Reconciler:
         body = make_body(state, self._devices, self._create, self._keep)
         if not body:
             return Plan()
-        texts = diff_texts(_shown(state.item), _shown(merged(state.item, body)))
+        texts = diff_texts(_shown(state.item), _shown(patched(state.item, body)))
         return Plan((Change(str(state.ref), *texts, body),))
 
     def apply(self, state: Live | None, plan: Plan) -> None:

@@ -12,9 +12,9 @@ import typing as t
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import Cluster
-from .._allocation.foreign_bindings import ForeignBinding
+from .._allocation.foreign_bindings import Bindings, none
 from .._allocation.node_backends import EVERY_TAINT
-from .._contracts import backends
+from .._contracts import backends, operator_labels
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._contracts.model import Node, node_unit
@@ -139,7 +139,7 @@ class Options:
     owner: str = setup_record.PLAYBOOK
     take_over: str = ""
     record: setup_record.Record | None = None
-    bindings: t.Sequence[ForeignBinding] = ()
+    bindings: Bindings = dataclasses.field(default_factory=none)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -502,7 +502,9 @@ def _goes(options: Options, node: Node, resource: str) -> bool:
     """
     if backends.LABEL in node.labels:
         return True
-    return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node.labels)
+    return bool(
+        options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator_labels.DEVICE_PLUGIN in node.labels
+    )
 
 
 def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Plugin]) -> bool:

@@ -345,7 +345,8 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
-    result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}, "bindings": []}
+    nothing: JsonObject = {"backends": None, "given": {}, "releases": {}, "bindings": foreign_bindings.none()}
+    result = {**state.result(), "capacity": capacity, **nothing}
     if params.get("nodes") == TEXT:
         result["all_nodes"] = cluster.packed(result["nodes"])
         named = {row["node"] for row in (wanted or {}).get("wanted") or ()}
@@ -356,7 +357,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     release_of = _openshift(kube, nodes) if wanted is not None and not as_it_is else None
     if wanted is not None:
         made = _backends(kube, wanted, state, capacity, options, release_of or "")
-        result["bindings"] = [] if as_it_is else _bindings(kube, made, options)
+        result["bindings"] = foreign_bindings.none() if as_it_is else _bindings(kube, made, options)
         result |= {"backends": made, "given": wanted["values"]}
         result["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
@@ -431,9 +432,7 @@ def _kubevirt(kube: Kube, wanted: t.Iterable[JsonObject], state: cluster.Cluster
     return live is not None, live is not None and kubevirt.is_ours(live.item)
 
 
-def _bindings(
-    kube: Kube, made: node_software.Decided, options: JsonObject | None
-) -> list[foreign_bindings.ForeignBinding]:
+def _bindings(kube: Kube, made: node_software.Decided, options: JsonObject | None) -> foreign_bindings.Bindings:
     """Return the RoleBindings of others in the namespaces in which this run deploys servers, or finds them."""
     given = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     parts, charts = t.cast(JsonObject, made["parts"]), []

@@ -722,7 +722,10 @@ def virtual_beside_shares() -> JsonObject:
     """A pod's GPU beside one that a virtual machine has with its audio function, and one with vGPUs."""
     labels = {"gpu.count": "1", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "mig.strategy": "none"}
     made = nvidia(GPU, labels, {1: [uuid(1)]}, [gpu(0, 16384, [process(1, 101, 9000)])], {GPU: 1}, cdi=True)
-    function = {"present": True, "driver": "vfio-pci", "group": "14", "foreign": [], "ruled": True}
+    function = {"present": True, "driver": "vfio-pci", "group": "14", "state": "viable", "others": [], "ruled": True}
+    image = {"rule": True, "lacking": [], "newer": True}
+    vgpus = [f"c73f1fa6-489e-4834-9476-d70dabd98c4{number}" for number in range(4)]
+    device = {"uuid": "", "type": "", "number": ""}
     made["evidence"][NODE]["virtual_machines"] = {
         "problem": "",
         "functions": [
@@ -730,9 +733,33 @@ def virtual_beside_shares() -> JsonObject:
             {**function, "address": "0000:02:00.1", "uuid": ""},
         ],
         "missing": [],
+        "images": [
+            {**image, "path": f"/boot/initrd.img-{release}", "release": release}
+            for release in ("6.1.0-50-amd64", "6.1.0-51-amd64")
+        ],
         "others": 2,
-        "vgpus": [{"address": "0000:03:00.0", "wanted": 4, "found": 4}],
+        "cards": [
+            {
+                "address": "0000:03:00.0",
+                "present": True,
+                "wanted": {"A10-4Q": 3, "A10-8Q": 1},
+                "vgpus": {"A10-4Q": 3, "A10-8Q": 1},
+                "unnamed": 0,
+            }
+        ],
+        "devices": [
+            {**device, "address": "0000:02:00.0", "group": "14"},
+            {**device, "address": "0000:02:00.1", "group": "14"},
+            *(
+                {**device, "address": "0000:03:00.0", "uuid": key, "type": kind, "group": str(group)}
+                for group, key, kind in zip(range(40, 44), vgpus, ("A10-4Q", "A10-4Q", "A10-4Q", "A10-8Q"), strict=True)
+            ),
+        ],
     }
+    # KubeVirt's device plugin has IOMMU groups, NVIDIA's the mediated devices themselves.
+    made["evidence"][NODE]["kubelet"]["checkpoint"]["registered"].update(
+        {"nvidia.com/A10": ["14"], "nvidia.com/A10-4Q": ["40", "41", "42"], "nvidia.com/NVIDIA_A10-8Q": [vgpus[3]]}
+    )
     return made
 
 

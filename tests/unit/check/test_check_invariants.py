@@ -57,6 +57,27 @@ def test_a_node_without_a_card_of_its_own_passes_and_may_announce_none() -> None
     assert causes == ["nothing_left"]
 
 
+def test_a_group_that_a_virtual_machine_has_passes_and_is_said() -> None:
+    """Nobody can ask about it beside the machine."""
+    world = recorded("virtual_beside_shares")
+    world["evidence"][NODE]["virtual_machines"]["functions"][0]["state"] = "held"
+    report = checked(world)
+    assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
+    [node] = report["nodes"]
+    assert [(row["address"], row["state"]) for row in node["virtual_machines"]] == [
+        ("0000:02:00.0", "held"),
+        ("0000:02:00.1", "viable"),
+    ]
+
+
+def test_a_machine_that_gave_no_answer_about_its_cards_for_virtual_machines_is_unknown() -> None:
+    world = recorded("virtual_beside_shares")
+    world["evidence"][NODE]["virtual_machines"] = {"problem": "virtual_machines_info: no result"}
+    report = checked(world)
+    unknown = {row["check"] for row in report["findings"] if row["level"] == "UNKNOWN"}
+    assert unknown == {"V1", "V2", "V3", "V4"} and report["result"] != "PASS"
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.id)
 def test_exactly_this_check_reports_the_fault(mutation: Mutation) -> None:
     world = recorded(mutation.world)
