@@ -7,13 +7,17 @@ kubevirt_devices and the stand-in use, as KubeVirt's own has them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from _lab import JsonObject, Lab, until
 from _pods import body, container
+
+from lab import hardware
 
 PROGRAM = Path(__file__).with_name("virt_handler.py")
 NAMESPACE = "kubevirt"
@@ -22,6 +26,8 @@ KUBEVIRT = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/kubevirts"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterrole"
 HANDLER = "lab-virt-handler"
 UNIT = "kubegpu-lab-pci"
+# What answers for VFIO's groups (lab/driver/vfio_group.c).
+LIBRARY, PRELOAD = "/usr/local/lib/kubegpu-lab/vfio_group.so", "/etc/ld.so.preload"
 RELEASE = os.uname().release
 # A kernel as its package leaves it, with VFIO built in and an initramfs of the real tool: a node without one is taken
 # for a container, whose cards are its host's.
@@ -50,12 +56,15 @@ rmdir --ignore-fail-on-non-empty /lib/modules
 @contextlib.contextmanager
 def changeable_cards(lab: Lab, node: str) -> Iterator[None]:
     """Give a node a kernel, and cards that change drivers; both are gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = base64.b64encode(hardware.group_library(Path(folder) / "vfio_group.so").read_bytes()).decode()
     try:
         lab.ssh(node, KERNEL, seconds=120)
+        lab.ssh(node, f"echo {library} | base64 -d >{LIBRARY} && chmod 755 {LIBRARY} && echo {LIBRARY} >{PRELOAD}")
         lab.ssh(node, f"systemctl start {UNIT}")
         yield
     finally:
-        lab.ssh(node, f"systemctl stop {UNIT}")
+        lab.ssh(node, f"systemctl stop {UNIT}; rm -f {PRELOAD} {LIBRARY}")
         lab.ssh(node, NO_KERNEL, seconds=120)
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernel"))
 
 from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
-from fakes import Failed, module
+from fakes import Failed, module, write
 
 from lab import hardware
 
@@ -66,6 +66,8 @@ def wait(true, words: str) -> None:
 
 def main() -> None:
     _AnsibleCollectionFinder(paths=[str(ROOT / ".collections")])._install()
+    from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import RealKernel
+
     hardware.write_node(Path("/var/lib/kubegpu-lab"), "gpu1", 2, 16640, "580.95.05")
     subprocess.run(["mount", "--bind", "/var/lib/kubegpu-lab/pci", str(DEVICES)], check=True)
     SCRIPT.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +90,14 @@ def main() -> None:
     assert drivers() == [*BEFORE[:2], "vfio-pci", "vfio-pci"]
     assert nvidia() == ["nvidia0"] and listed() == [CARD] and (VFIO / "2").is_char_device()
     assert not module("pci_binding", cards=[TWIN])["changed"]
+
+    # What the kernel would say of the groups.
+    assert [RealKernel().group_state(group) for group in ("2", "1")] == ["viable", "absent"]
+    write(DEVICES / TWIN_AUDIO / "driver_override", "\n")
+    write(DEVICES / TWIN_AUDIO / "driver" / "unbind", TWIN_AUDIO)
+    write(Path("/sys/bus/pci/drivers_probe"), TWIN_AUDIO)
+    assert drivers((TWIN_AUDIO,)) == ["snd_hda_intel"] and RealKernel().group_state("2") == "not_viable"
+    assert module("pci_binding", cards=[TWIN])["changed"] and RealKernel().group_state("2") == "viable"
 
     # A virtual machine has it.
     with (VFIO / "2").open("rb"):

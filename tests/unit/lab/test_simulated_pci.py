@@ -195,17 +195,21 @@ mount --rbind /sys "$node/sys"
 mount -t tmpfs none "$node/dev"
 mount -t tmpfs none "$node/run"
 mount -t tmpfs none "$node/boot"
+install -D -m 755 "$GROUPS_LIBRARY" "$node/usr/local/lib/kubegpu-lab/vfio_group.so"
+echo /usr/local/lib/kubegpu-lab/vfio_group.so >"$node/etc/ld.so.preload"
 for each in "null 1 3" "urandom 1 9" "fuse 10 229"; do mknod -m 666 "$node/dev/${each%% *}" c ${each#* }; done
 exec chroot "$node" "$PYTHON" "$SCRIPT"
 """
 
 
 @FUSE
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+@pytest.mark.skipif(shutil.which("unshare") is None or shutil.which("gcc") is None, reason="no unshare or no gcc")
 def test_the_module_binds_cards_of_a_simulated_node_and_returns_them(tmp_path):
     """As root of a copy of this machine's files, which is gone afterwards; the steps are in simulated_node.py."""
+    library = hardware.group_library(tmp_path.parent / f"{tmp_path.name}.so")
     environment = {
         **os.environ,
+        "GROUPS_LIBRARY": str(library),
         "PYTHON": sys.executable,
         "SCRIPT": str(Path(__file__).with_name("simulated_node.py")),
         "PROGRAMS": str(Path(pci_files.__file__).parent),
