@@ -24,7 +24,7 @@ LEVELS = {
         ("_kube", "_driver", "_toolkit", "_runtime", "_mirrors", "_boot"),
         ("_images", "_allocation", "_kubevirt", "_openshift", "_passthrough"),
         ("_node", "_e2e"),
-        ("_hami", "_nvidia", "_scheduler", "_vgpu"),
+        ("_hami", "_kata", "_nvidia", "_scheduler", "_vgpu"),
         ("_backends",),
         ("_check", "_preflight", "_report"),
     ),

@@ -13,6 +13,10 @@ if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Options as KataOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Result as KataResult
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Options as SandboxOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Result as SandboxResult
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Result
     from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import Found, Planned
@@ -55,8 +59,20 @@ def permitted_cards(
     return permitted({host: hostvars[host] for host, node in names if node in nodes})
 
 
+def kata_plan(options: KataOptions) -> KataResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import plan
+
+    return plan(options)
+
+
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
+
+    return plan(options)
+
+
+def sandbox_plugin_plan(options: SandboxOptions) -> SandboxResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import plan
 
     return plan(options)
 
@@ -68,6 +84,8 @@ class FilterModule:
             "hami_plan": hami_plan,
             "hami_release": hami_release,
             "helm_release": helm_release,
+            "kata_plan": kata_plan,
             "nvidia_plugin_plan": nvidia_plugin_plan,
             "permitted_cards": permitted_cards,
+            "sandbox_plugin_plan": sandbox_plugin_plan,
         }

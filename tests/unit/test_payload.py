@@ -23,8 +23,8 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Modules that send requests to the cluster run on the controller and have both clients, of which they import the one
 # with the library kubernetes only for kubeconfigs that need it.
 LIMITS: dict[str, tuple[int, int]] = {
-    "airgap_files": (4, 15),
-    "airgap_packages": (30, 236),
+    "airgap_files": (5, 17),
+    "airgap_packages": (31, 237),
     "backend_files": (11, 70),
     "backend_objects": (24, 180),
     "cluster_info": (34, 273),

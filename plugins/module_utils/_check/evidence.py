@@ -20,6 +20,7 @@ from .model import (
     DividedCard,
     Entry,
     Gpu,
+    Kata,
     Kubelet,
     Limit,
     ListedClaim,
@@ -170,6 +171,25 @@ def evidence_of(
         # NVIDIA's driver has no card, and isn't there where it finds none.
         nvml = Nvml("")
     return nvml, kubelet, tuple(reader.texts(uuids, "its evidence")), source, virtual
+
+
+def kata_of(given: t.Any, reader: Reader) -> Kata | None:
+    """Parse what a machine has for pods of Kata; None where it isn't to have any.
+
+    :param given: the machine's evidence, with ``kata`` as role verify has it, or anything else.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            # It is reported with the rest of the evidence.
+            given = None
+    raw = given.get("kata") if isinstance(given, dict) else None
+    if raw is None:
+        return None
+    where = "kata in its evidence"
+    fields = reader.fields(Kata, reader.mapping(raw, where), where)
+    return Kata(**{**fields, **({} if isinstance(raw, dict) else {"problem": f"{where} is {describe(raw)}"})})
 
 
 def virtual_of(raw: t.Any, reader: Reader) -> Virtual | None:

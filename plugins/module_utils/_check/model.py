@@ -349,6 +349,38 @@ class Virtual:
         return self.others == 0 and bool(self.functions)
 
 
+@dataclasses.dataclass(frozen=True)
+class Kata:
+    """What a machine has for pods of Kata.
+
+    :param problem: why it is unknown; empty where it isn't.
+    :param handler: the runtime that it is to have, and ``runtime_class`` the one of its pods.
+    :param handler_loaded: the running containerd has it.
+    :param devices: of the CDI specifications, each as ``kind=name``.
+    :param iommufd: these are named by their device files, not by IOMMU groups.
+    """
+
+    problem: str
+    handler: str
+    runtime_class: str
+    handlers: tuple[str, ...]
+    handler_loaded: bool | None
+    default_runtime: str
+    devices: tuple[str, ...]
+    iommufd: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeClass:
+    """A RuntimeClass.
+
+    :param selector: labels that a node of its pods has.
+    """
+
+    handler: str
+    selector: t.Mapping[str, str]
+
+
 # A claim (namespace/name), and of a card the pool, the device and the share's ID.
 ListedClaim = tuple[str, str, str, str]
 
@@ -390,6 +422,7 @@ class Node(model.Node):
     :param unreadable: what couldn't be read of it.
     :param slices: this collection's ResourceSlices of the newest generation.
     :param virtual: its cards for virtual machines; None where there are none, or they are unknown.
+    :param kata: what it has for pods of Kata; None where it isn't to have any.
     """
 
     backends: tuple[str, ...] = ()
@@ -403,6 +436,7 @@ class Node(model.Node):
     unreadable: tuple[str, ...] = ()
     slices: tuple[dra.Slice, ...] = ()
     virtual: Virtual | None = None
+    kata: Kata | None = None
 
     @property
     def devices(self) -> tuple[dra.Device, ...]:
@@ -445,6 +479,7 @@ class Snapshot:
     :param claims: ResourceClaims for cards of this collection's driver.
     :param claims_problem: why slices and claims are unknown; empty where they aren't.
     :param templates: of claims, as ``namespace/name``, that gpushare-dra-templates has made.
+    :param classes: RuntimeClasses by name; None where they couldn't be read, or weren't asked for.
     """
 
     nodes: tuple[Node, ...]
@@ -460,3 +495,5 @@ class Snapshot:
     claims: tuple[dra.Claim, ...] = ()
     claims_problem: str = ""
     templates: frozenset[str] = frozenset()
+    classes: t.Mapping[str, RuntimeClass] | None = None
+    classes_problem: str = ""

@@ -9,6 +9,7 @@ function of its group, bridges left aside.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import typing as t
 
@@ -77,9 +78,12 @@ def observe(system: System, release: str) -> Iommu:
     }
 
 
-def group_of(system: System, address: str) -> int | None:
-    """Return the number of a function's group; None without an IOMMU."""
-    name = (system.link(f"{PCI}/{address}/iommu_group") or "").rpartition("/")[2]
+def group_of(system: System, address: str, device: str = "") -> int | None:
+    """Return the number of a function's group; None without an IOMMU.
+
+    :param device: the UUID of a mediated device on it, whose group is asked for.
+    """
+    name = (system.link(posixpath.join(PCI, address, device, "iommu_group")) or "").rpartition("/")[2]
     return int(name) if name.isdecimal() else None
 
 

@@ -210,7 +210,12 @@ def _mediated(system: System, address: str) -> tuple[str, list[VgpuType], list[V
         return "", [], []
     made = [name for name in names(system, folder) if UUID.fullmatch(name)]
     kinds = [(system.link(f"{folder}/{uuid}/mdev_type") or "").rpartition("/")[2] for uuid in made]
-    return "mdev", types, [{"address": address, "uuid": uuid, "type": kind} for uuid, kind in zip(made, kinds) if kind]
+    vgpus: list[Vgpu] = [
+        {"address": address, "uuid": uuid, "type": kind, "iommu_group": iommu.group_of(system, address, uuid)}
+        for uuid, kind in zip(made, kinds)
+        if kind
+    ]
+    return "mdev", types, vgpus
 
 
 def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
@@ -221,7 +226,9 @@ def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgp
         return "", [], []
     rows = CREATABLE.findall(text(system, f"{folder}/creatable_vgpu_types"))
     types: list[VgpuType] = [{"id": number, "name": name, "available": 1} for number, name in rows]
-    vgpus: list[Vgpu] = [{"address": address, "uuid": None, "type": current}] if int(current) else []
+    group = iommu.group_of(system, address)
+    vgpu: Vgpu = {"address": address, "uuid": None, "type": current, "iommu_group": group}
+    vgpus = [vgpu] if int(current) else []
     return "vendor", types, vgpus
 
 

@@ -103,16 +103,20 @@ def _tuples(row: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
+def functions_of(seen: PassthroughFacts) -> list[Function]:
+    """Return NVIDIA's functions, and the others of their groups."""
+    return [Function(**_tuples(row)) for row in seen["functions"]]
+
+
 def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
     """Return the machine's state by its facts, without what holds its cards.
 
     :raises ShareError: the record can't be read.
     """
-    functions = [Function(**_tuples(row)) for row in seen["functions"]]
     return State(
         family=family,
         container=container,
-        functions={function.address: function for function in functions},
+        functions={function.address: function for function in functions_of(seen)},
         uuids=seen["uuids"],
         names=seen["names"],
         persistence=seen["persistence"],

@@ -71,8 +71,9 @@ CLUSTER = {
     "exclude-unmatched": "An entry of gpu_exclude names no card of any machine that has it.",
     "exclude-unsupported": "The node's back end can't leave a card alone, and gpu_exclude names one.",
     "mirror-missing": "A mirror that a variable names lacks an image, a chart, a package or a file that the run needs.",
-    "mirror-unasked": "Whether a mirror has what the run needs isn't known, where the controller doesn't reach it.",
-    "mirror-not-named": "Some things come from mirrors, and others from where they are public.",
+    "mirror-not-checked": "Whether a mirror has what the run needs isn't known, where the controller doesn't reach it.",
+    "registry-without-tls": "A registry of images has no TLS, and nothing says that the nodes' runtimes know it.",
+    "mirror-not-named": "Some items come from mirrors, and others from where they are public.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
     **ownership.DESCRIBED,
 }

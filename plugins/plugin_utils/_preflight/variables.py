@@ -116,7 +116,7 @@ STATES = (
 ABSENT = "absent"
 STEPS = (
     *("gpu_operator_step", "gpushare_component", "gpushare_node_allocation", "hami_step", "node_baseline_state"),
-    *("nvidia_device_plugin_step", "scheduler_step"),
+    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_step", "scheduler_step"),
 )
 # A prefix that nobody else uses.
 OWN_PREFIX = "gpushare_"

@@ -1212,3 +1212,67 @@ def _(world: JsonObject) -> None:
 @breaks("V4", "virtual_beside_shares", "a device plugin hasn't seen a new vGPU", "not_announced")
 def _(world: JsonObject) -> None:
     checkpoint(world)["registered"]["nvidia.com/A10-4Q"].remove("41")
+
+
+# --------------------------------------------------------------------------- pods of Kata
+
+
+def kata(world: JsonObject) -> JsonObject:
+    """What the node has for pods of Kata."""
+    return world["evidence"][NODE]["kata"]
+
+
+@breaks("K1", "kata_cards", "somebody removed containerd's drop-in", "no_handler")
+def _(world: JsonObject) -> None:
+    kata(world).update(handlers=["runc"], handler_loaded=False)
+
+
+@breaks("K1", "kata_cards", "containerd wasn't restarted", "not_loaded")
+def _(world: JsonObject) -> None:
+    kata(world)["handler_loaded"] = False
+
+
+@breaks("K1", "kata_cards", "NVIDIA's runtime is the default again", "default_nvidia")
+def _(world: JsonObject) -> None:
+    kata(world)["default_runtime"] = "nvidia"
+
+
+@breaks("K2", "kata_cards", "the CDI file is from before a card was bound", "count_differs")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"].pop()
+
+
+@breaks("K2", "kata_cards", "the CDI file is gone", "count_differs")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"].clear()
+
+
+@breaks("K2", "kata_cards", "a card has another IOMMU group since the last boot", "not_bound")
+def _(world: JsonObject) -> None:
+    vfio(world)["group"] = "15"
+
+
+@breaks("K2", "kata_cards", "two cards are in one IOMMU group", "twice")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"] = ["nvidia.com/pgpu=31", "nvidia.com/pgpu=31"]
+
+
+@breaks("K3", "kata_cards", "nobody sets the label by which the RuntimeClass selects nodes", "not_selected")
+def _(world: JsonObject) -> None:
+    del node(world)["metadata"]["labels"]["nvidia.com/cc.ready.state"]
+
+
+@breaks("K3", "kata_cards", "the RuntimeClass has another handler", "class_handler")
+def _(world: JsonObject) -> None:
+    world["runtimeclasses"][0]["handler"] = "kata-qemu"
+
+
+@breaks("K3", "kata_cards", "the RuntimeClass was deleted", "no_class")
+def _(world: JsonObject) -> None:
+    del world["runtimeclasses"][0]
+
+
+for check in ("K1", "K2", "K3"):
+    breaks(check, "kata_cards", "the machine's containerd can't be read", "unreadable", "UNKNOWN")(
+        lambda world: kata(world).update(problem="containerd can't be read")
+    )

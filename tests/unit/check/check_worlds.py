@@ -763,6 +763,30 @@ def virtual_beside_shares() -> JsonObject:
     return made
 
 
+def kata_cards() -> JsonObject:
+    """A node whose two cards pods of Kata have, one of which is in a pod's virtual machine."""
+    labels = {"kubegpu.share/backend": "kata", "nvidia.com/cc.ready.state": "false"}
+    held = pod(1, [container("work", {PGPU: 1})], runtimeClassName=KATA)
+    made = world(node({PGPU: 2}, labels=labels), [held], [], [entry(1, "work", PGPU, ["14"], {})], {PGPU: ["14", "31"]})
+    function = {"present": True, "driver": "vfio-pci", "foreign": [], "ruled": True}
+    cards = [("0000:02:00.0", uuid(1), "14"), ("0000:03:00.0", uuid(2), "31")]
+    functions = [{**function, "address": address, "uuid": name, "group": group} for address, name, group in cards]
+    evidence = made["evidence"][NODE]
+    evidence["virtual_machines"] = {"problem": "", "functions": functions, "missing": [], "others": 0, "vgpus": []}
+    evidence["nvml"] = {"available": False, "problem": "NVML isn't there"}
+    evidence["kata"] = {
+        **{"problem": "", "handler": KATA, "runtime_class": KATA, "handlers": [KATA, "runc"], "handler_loaded": True},
+        **{"default_runtime": "runc", "devices": [f"{PGPU}=14", f"{PGPU}=31"], "iommufd": False},
+    }
+    selector = {"nvidia.com/cc.ready.state": "false"}
+    made["runtimeclasses"] = [
+        {"metadata": {"name": KATA}, "handler": KATA, "scheduling": {"nodeSelector": selector}},
+        {"metadata": {"name": "nvidia"}, "handler": "nvidia"},
+    ]
+    return made
+
+
+KATA, PGPU = "kata-qemu-nvidia-gpu", "nvidia.com/pgpu"
 OURS = (ours_envvar, ours_cdi, ours_several)
 UPSTREAMS = (upstream_head, upstream_single, upstream_2019)
 OTHERS = (
@@ -775,6 +799,7 @@ OTHERS = (
     nvidia_mig_mixed,
     nvidia_mig_shared,
     virtual_beside_shares,
+    kata_cards,
 )
 CLAIMS = (claims_enforced, claims_mib, claims_beside_extender)
 WORLDS = {one.__name__: one for one in (*OURS, *CLAIMS, *UPSTREAMS, *OTHERS)}
