@@ -35,7 +35,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "container_runtime": (23, 178),
     "control_plane_info": (59, 425),
     "driver_runfile": (8, 30),
-    "gpu_acceptance": (41, 341),
+    "gpu_acceptance": (41, 342),
     "gpu_allocation_check": (66, 618),
     "gpu_allocation_info": (29, 236),
     "gpu_node_info": (53, 357),
