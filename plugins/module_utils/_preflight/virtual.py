@@ -80,7 +80,7 @@ def unreached(known: Backends, machines: t.Collection[str]) -> t.Iterator[Findin
 
 def _divides(card: t.Mapping[str, t.Any]) -> bool:
     """Return whether a card's driver makes vGPUs of it, now or after its virtual functions are enabled."""
-    return card["vgpu_host"]["framework"] != "none" or card["virtual_functions"]["total"] > 0
+    return bool(card["vgpu_host"]["framework"] != "none" or card["virtual_functions"]["total"] > 0)
 
 
 def kata_runtime(node: str, runtime: str) -> t.Iterator[Finding]:
