@@ -21,7 +21,7 @@ from ...module_utils._contracts import card_exclusion
 from ...module_utils._contracts.backends import KATA, PASSTHROUGH
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
-from ...module_utils._preflight.inventory import listed
+from ...module_utils._preflight.inventory import ALL_CARDS, listed
 from .._actions.local_path import local_path
 from .specifications import FACTS, PASSED, Option
 
@@ -81,6 +81,14 @@ def problem(entry: t.Any) -> str:
     return ""
 
 
+def no_card(entry: t.Any) -> str:
+    """Return why an entry names no card for virtual machines, as the end of a sentence; empty where it does."""
+    text = str(entry).strip().lower()
+    if card_exclusion.address_of(text) or card_exclusion.UUID.fullmatch(text) or text == ALL_CARDS:
+        return ""
+    return "is neither a PCI address (0000:3b:00.0) nor a UUID (GPU-…) nor all"
+
+
 TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -94,6 +102,7 @@ ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
 # Lists whose entries argument specifications describe only in part, with what says why an entry is invalid.
 ENTRIES: dict[str, t.Callable[[t.Any], str]] = {
     "gpu_exclude": card_exclusion.problem,
+    "passthrough_cards": no_card,
     "gpushare_tolerations": problem,
     "hami_tolerations": problem,
     "hami_scheduler_tolerations": problem,
@@ -111,12 +120,13 @@ CLOSE_REST, CLOSE_NAME = 0.8, 0.85
 # second each role would do the same step.
 STATES = (
     *("driver_state", "gpushare_state", "kubevirt_devices_state", "nouveau_state", "passthrough_state"),
-    *("runtime_state", "scheduler_state", "toolkit_state", "vgpu_state"),
+    *("kata_state", "runtime_state", "scheduler_state", "toolkit_state", "vgpu_state"),
 )
 ABSENT = "absent"
 STEPS = (
     *("gpu_operator_step", "gpushare_component", "gpushare_node_allocation", "hami_step", "node_baseline_state"),
-    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_step", "scheduler_step"),
+    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_kind", "sandbox_device_plugin_step"),
+    "scheduler_step",
 )
 # A prefix that nobody else uses.
 OWN_PREFIX = "gpushare_"
