@@ -49,7 +49,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kube_scheduler": (22, 212),
     "kubeadm_config": (11, 59),
     "kubelet_devices_info": (14, 97),
-    "kubevirt_devices": (12, 79),
+    "kubevirt_devices": (14, 88),
     "machine_config": (14, 91),
     "node_baseline": (55, 372),
     "node_switch": (25, 178),
