@@ -20,7 +20,7 @@ from .needed import IMAGE, Item, needed
 MOST = 6
 Ask = t.Callable[..., list[Found]]
 # The variables of playbook airgap_push.yml that say how its registry is reached.
-AUTHORITY, AUTH_FILE = "airgap_registry_ca", "airgap_registry_auth_file"
+REGISTRY, AUTHORITY, AUTH_FILE = "airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"
 
 
 def examine(
@@ -40,12 +40,13 @@ def examine(
     if not cluster:
         known = dataclasses.replace(known, backends=frozenset(), scheduler="", software=frozenset())
     items = needed(table.listed(), known)
-    asked = mirrors.at_mirrors(items)
+    registry = str(known.variables(REGISTRY) or "")
+    asked = mirrors.at_mirrors(items, registry)
     if not asked:
         return []
     authority, auth_file = (web.own_path(str(known.variables(name) or "")) for name in (AUTHORITY, AUTH_FILE))
     found = ask(asked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file)
-    return list(_findings(found, mirrors.elsewhere(items)))
+    return list(_findings(found, mirrors.elsewhere(items, registry)))
 
 
 def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterator[Finding]:

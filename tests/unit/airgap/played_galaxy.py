@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.server
+import io
 import json
+import tarfile
 import typing as t
+from pathlib import Path
 
 import ports
 
@@ -66,3 +70,30 @@ def galaxy(tarball: bytes, about: t.Mapping[str, str]) -> t.Iterator[str]:
     server = Server(tarball, about)
     with ports.serving(server):
         yield server.url
+
+
+def tarball_of(collection: Path) -> bytes:
+    """Pack a collection of the package ``ansible``, which leaves out files that FILES.json lists."""
+    manifest = json.loads((collection / "MANIFEST.json").read_text())
+    rows = json.loads((collection / "FILES.json").read_text())["files"]
+    rows = [row for row in rows if row["name"] == "." or (collection / row["name"]).exists()]
+    files = json.dumps({"files": rows, "format": 1}).encode()
+    manifest["file_manifest_file"]["chksum_sha256"] = hashlib.sha256(files).hexdigest()
+    packed = io.BytesIO()
+    with gzip.GzipFile("", "wb", fileobj=packed, mtime=0) as plain, tarfile.open(fileobj=plain, mode="w") as tar:
+
+        def add(name: str, content: bytes) -> None:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            tar.addfile(member, io.BytesIO(content))
+
+        add("MANIFEST.json", json.dumps(manifest).encode())
+        add("FILES.json", files)
+        for row in rows:
+            if row["ftype"] == "file":
+                add(row["name"], (collection / row["name"]).read_bytes())
+            elif row["name"] != ".":
+                folder = tarfile.TarInfo(row["name"])
+                folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(folder)
+    return packed.getvalue()
