@@ -27,8 +27,6 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.table import
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import table  # noqa: E402
 from pins import Plain  # noqa: E402
 
-from lab import build  # noqa: E402
-
 LIST = "meta/airgap.yml"
 HEAD = """\
 ---
@@ -48,6 +46,7 @@ HEAD = """\
 APACHE, BSD, GPL = "Apache-2.0", "BSD-3-Clause", "GPL-3.0-or-later"
 DISTRIBUTION = "those of the distribution"
 NVIDIA = "NVIDIA's driver licence, which limits passing it on; open kernel modules: MIT or GPL-2.0"
+NVIDIA_IMAGE = "NVIDIA's licences, as the image has them"
 BUILT = {"backend": ["gpushare"], "built": [True]}
 GFD, EXPORTER = "nvidia_device_plugin_gfd", "nvidia_device_plugin_dcgm_exporter"
 NFD_IMAGE, EXPORTER_IMAGE = "nvidia_device_plugin_nfd_image", "nvidia_device_plugin_dcgm_exporter_image"
@@ -93,11 +92,18 @@ PINNED: dict[str, tuple[Row, tuple[str, ...], str, str]] = {
         APACHE,
         "image",
     ),
+    "sandbox-device-plugin": ({"backend": ["kata"]}, ("sandbox_device_plugin_kata_image",), NVIDIA_IMAGE, ""),
+    "kubevirt-gpu-device-plugin": (
+        {"sandbox_device_plugin_kind": ["kubevirt"]},
+        ("sandbox_device_plugin_kubevirt_image",),
+        NVIDIA_IMAGE,
+        "",
+    ),
 }
 OPERATED = {"software": ["gpu_operator"], "openshift": [False]}
 # Of the GPU Operator, by its chart; on OpenShift its catalogue names them.
 PINNED |= {
-    name: (OPERATED, ("gpu_operator_registry",), "NVIDIA's licences, as the image has them", "")
+    name: (OPERATED, ("gpu_operator_registry",), NVIDIA_IMAGE, "")
     for name, pin in table.section("images").items()
     if pin["chart"] == "gpu-operator"
 }
@@ -290,9 +296,10 @@ def files(root: Path) -> dict[str, Row]:
                 when = {"driver_source": ["repository"], "driver_manage_prerequisites": ["install"]}
                 more = {"when": when, "variables": ["driver_manage_prerequisites"], "licence": DISTRIBUTION}
                 rows[f"package/{stem}/{url.rpartition('/')[2]}"] = {"url": url, "sha256": "", "fingerprint": "", **more}
-    url = f"https://get.helm.sh/helm-v{build.HELM.version}-linux-{{architecture}}.tar.gz"
+    helm = table.section("programs")["helm"]
     rows["program/helm"] = {
-        **{"url": url, "sha256": "", "fingerprint": ""},
+        **{"url": helm["url"], "sha256": "", "fingerprint": ""},
+        "digests": {name: helm[name] for name in table.ARCHITECTURES if helm[name]},
         "when": {"helm": [True]},
         "variables": [
             f"{role}_helm"
@@ -307,7 +314,7 @@ def files(root: Path) -> dict[str, Row]:
         "variables": ["driver_runfile", "driver_runfile_sha256"],
         "licence": NVIDIA,
     }
-    return rows
+    return {name: {"digests": {}, **row} for name, row in rows.items()}
 
 
 def wheels(root: Path) -> dict[str, Row]:
@@ -356,7 +363,7 @@ def operators(root: Path) -> dict[str, Row]:
             "channel": str(values[f"{prefix}_channel"]),
             "when": when[name],
             "variables": [f"{prefix}_source", f"{space}_source_namespace"],
-            "licence": "Red Hat's subscription" if catalog == "redhat" else "NVIDIA's licences, as the image has them",
+            "licence": "Red Hat's subscription" if catalog == "redhat" else NVIDIA_IMAGE,
         }
         for name, (catalog, values, prefix, space) in rows.items()
     }

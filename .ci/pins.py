@@ -42,7 +42,7 @@ sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._core.untrusted import line as printable  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import LARGEST, fingerprint  # noqa: E402
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import web  # noqa: E402
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import manifests, web  # noqa: E402
 from ansible_collections.kubegpu.share.plugins.plugin_utils._pins import index, table  # noqa: E402
 
 from lab import build, released, settings  # noqa: E402
@@ -67,6 +67,8 @@ VERSIONS = {
 }
 
 
+# By name, what has the version of a program.
+PROGRAMS = {"helm": build.HELM}
 # Of any chart: it isn't an entry of the table, since its tag is the cluster's version.
 KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler"
 # By chart, the values by which it names all images that a node may pull, as its role gives them (test_airgap.py).
@@ -284,7 +286,7 @@ def image(pin: dict[str, t.Any], scheme: str = "https") -> dict[str, t.Any]:
         raise NotUpdated(f"{pin['url']} isn't an image's name with registry and tag")
     folder = f"{scheme}://{HUB.get(registry, registry)}/v2/{repository}/manifests"
     digest, listed = _manifest(f"{folder}/{tag}")
-    if listed["mediaType"] not in web.INDEXES:
+    if listed["mediaType"] not in manifests.INDEXES:
         kind = listed["mediaType"] or "of no known type"
         raise NotUpdated(f"{folder}/{tag} is {kind}, and not an index of several platforms")
     platforms = {}
@@ -307,7 +309,7 @@ def _manifest(url: str, expected: str = "") -> tuple[str, dict[str, t.Any]]:
 
     :param expected: the digest; empty for the one that the registry names.
     """
-    answer = _with_token(url, {"Accept": ", ".join(web.MANIFESTS)})
+    answer = _with_token(url, {"Accept": ", ".join((*manifests.INDEXES, *manifests.MANIFESTS))})
     headers = {name.lower(): value for name, value in answer.headers.items()}
     try:
         found = json.loads(answer.content)
@@ -337,6 +339,26 @@ def _with_token(url: str, headers: dict[str, str]) -> Answer:
     except ValueError as error:
         raise NotUpdated(f"{place.partition('?')[0]} gives no token") from error
     return fetch(url, {**headers, "Authorization": f"Bearer {token}"})
+
+
+def build_version(name: str) -> str:
+    """Return the version of a program that the collection is tested with: the lab's."""
+    return PROGRAMS[name].version
+
+
+def program(pin: dict[str, str], version: str, mirrors: t.Mapping[str, str]) -> dict[str, str]:
+    """Return address and digests of a program's release, as its project publishes them beside the files.
+
+    :raises NotUpdated: a digest can't be had, or a release has another one than before.
+    """
+    url = pin["url"].replace(pin["version"], version)
+    new = {"url": url, "version": version}
+    for architecture in table.ARCHITECTURES:
+        place = mirrored(url.replace("{architecture}", architecture), mirrors)
+        new[architecture] = published(f"{place}.sha256sum", place.rpartition("/")[2])
+        if version == pin["version"] and pin[architecture] not in ("", new[architecture]):
+            raise NotUpdated(f"{place} has SHA-256 {new[architecture]}, which was {pin[architecture]}")
+    return new
 
 
 def version_of(root: Path, name: str, pin: dict[str, str]) -> str:
@@ -370,6 +392,8 @@ def update(
             try:
                 if section == "keys":
                     new = key(source)
+                elif section == "programs":
+                    new = program(pin, build_version(name), mirrors)
                 elif section == "charts":
                     new, content = chart(name, source, version_of(root, name, pin))
                     # The images come after the charts.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Draw how ``site.yml`` runs, from the playbooks, and how a share gets from pod to card, from the servers' contract.
+"""Draw how ``site.yml`` runs, from the playbooks, how a share gets from pod to card, and who has a card in which way.
+
+The names in the second and third are those of the contracts.
 
 With ``--check`` nothing is written, and a picture that isn't current is an error.
 """
@@ -154,7 +156,69 @@ def share_to_card() -> str:
     return drawing.svg((2 * MARGIN + len(actors) * SWIM_WIDTH, bottom + MARGIN), STYLE, ARROW, lines)
 
 
-PICTURES: dict[str, t.Callable[[], str]] = {"site.svg": order_of_site, "share.svg": share_to_card}
+# ------------------------------------------------------------------ containers, shares, virtual machines
+
+QUESTIONS = ("Driver", "Announced", "Placed by", "Held by", "Given by")
+COLUMN, CELL_PAD, QUESTION = 300, 10, 84
+
+
+def ways() -> dict[str, tuple[str, ...]]:
+    """Return an answer to each of ``QUESTIONS`` by who gets cards, with the names that the contracts have."""
+    share, nvidia, virtual = (
+        code(f"module_utils._contracts.{name}") for name in ("gpushare", "nvidia_plugin", "virtual")
+    )
+    labels = code("module_utils._contracts.backends")
+    return {
+        "containers, a card each": (
+            "nvidia, by role driver or the GPU Operator",
+            f"{nvidia.RESOURCE} by NVIDIA's device plugin; gpu_backend {labels.NVIDIA}",
+            "kube-scheduler counts; kubelet takes any free card",
+            "a container, by /dev/nvidiaN and NVIDIA's container toolkit",
+            "gpu_backend of the node",
+        ),
+        "pods with shares": (
+            "nvidia, by role driver or the GPU Operator",
+            f"{share.RESOURCE_MEMORY} by this collection's device plugin, or ResourceSlices; HAMi's register",
+            "the extender, kube-scheduler by claims, or HAMi's scheduler book memory of one card",
+            "several pods, each with its part; the driver's limit where there is one",
+            f"gpu_backend {labels.GPUSHARE} or {labels.HAMI}",
+        ),
+        "virtual machines": (
+            "vfio-pci, by role passthrough, for a whole IOMMU group; nvidia (vGPU manager) for vGPUs of role vgpu",
+            f"nvidia.com/10DE_2236 or a type by KubeVirt, {virtual.KATA_RESOURCE} by NVIDIA's sandbox device plugin; "
+            f"or slices of {virtual.DRIVER}",
+            "kube-scheduler counts; kubelet takes any free group or vGPU",
+            "QEMU in the pod of a VirtualMachineInstance, or in one of Kata's RuntimeClass, by /dev/vfio/N",
+            f"gpu_backend {', '.join(labels.VIRTUAL)}; single cards by passthrough_cards",
+        ),
+    }
+
+
+def three_ways() -> str:
+    """Draw a column for each way in which a card is used, and a row for each question about it."""
+    wrapped = {title: [textwrap.wrap(text, COLUMN // 7) for text in texts] for title, texts in ways().items()}
+    lines: list[str] = []
+    top = MARGIN + HEAD
+    for number, question in enumerate(QUESTIONS):
+        height = LINE * max(len(texts[number]) for texts in wrapped.values()) + 2 * CELL_PAD
+        lines += paragraph((MARGIN, top + CELL_PAD + 11), [question], "number")
+        for column, texts in enumerate(wrapped.values()):
+            left = MARGIN + QUESTION + column * (COLUMN + LANE_GAP)
+            lines.append(f'<rect x="{left}" y="{top}" width="{COLUMN}" height="{height}" rx="4"/>')
+            lines += paragraph((left + CELL_PAD, top + CELL_PAD + 11), texts[number])
+        top += height + CELL_PAD
+    for column, title in enumerate(wrapped):
+        middle = MARGIN + QUESTION + column * (COLUMN + LANE_GAP) + COLUMN // 2
+        lines.append(f'<text x="{middle}" y="{MARGIN + 24}" class="head">{escape(title)}</text>')
+    width = MARGIN + QUESTION + len(wrapped) * (COLUMN + LANE_GAP) - LANE_GAP + MARGIN
+    return drawing.svg((width, top + MARGIN - CELL_PAD), STYLE, ARROW, lines)
+
+
+PICTURES: dict[str, t.Callable[[], str]] = {
+    "site.svg": order_of_site,
+    "share.svg": share_to_card,
+    "ways.svg": three_ways,
+}
 
 
 if __name__ == "__main__":

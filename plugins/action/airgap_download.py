@@ -19,7 +19,7 @@ ARGUMENTS: JsonObject = {**needed.ARGUMENTS, **download.ARGUMENTS}
 
 
 class ActionModule(ShareAction):
-    """Downloads on the machine on which Ansible runs, and prints a line for each thing."""
+    """Downloads on the machine on which Ansible runs, and prints a line for each artifact."""
 
     _requires_connection = False
     arguments = ARGUMENTS
@@ -28,7 +28,7 @@ class ActionModule(ShareAction):
         listed = download.listed(params["needed"]) if params["needed"] else None
         items = needed.need(self, params, task_vars or {}).items if listed is None else listed
         settings = download.settings(params, items, platform.machine())
-        wanted = download.asked(items, table.listed(), settings)
+        wanted = download.requested(items, table.listed(), settings)
         work = download.Download(wanted, settings, lambda text: show(self._display, text))
         work.require()
         result = plan.run(work, bool(self._task.check_mode), work.summary)

@@ -16,6 +16,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import
 
 ARGUMENTS: JsonObject = {
     "repositories": {"type": "list", "elements": "dict", "required": True},
+    "others": {"type": "list", "elements": "dict", "default": []},
     "source": {"type": "str", "required": True},
     "folder": {"type": "path", "required": True},
 }
@@ -29,7 +30,7 @@ class ActionModule(ShareAction):
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         if not params["folder"]:
             raise BadInput("airgap_folder: name the folder that becomes the archive")
-        repositories = Repositories(untagged(params["repositories"]))
+        repositories = Repositories(untagged(params["repositories"]), untagged(params["others"]))
         store = Store(os.path.abspath(params["folder"]))
         store.examine()
         changes = [

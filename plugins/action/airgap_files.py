@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -18,6 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree impo
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.terminal import show
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import archive, served, web
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.progress import Progress
 
 ARGUMENTS: JsonObject = {
     "folder": {"type": "str", "default": ""},
@@ -79,13 +81,15 @@ class ActionModule(ShareAction):
             )
         if self._task.check_mode:
             return result
-        for number, part in enumerate(parts, 1):
-            show(self._display, f"part {number} of {len(parts)}: {len(part.names)} files, {part.bytes / 1e6:.0f} MB")
+        progress = Progress(functools.partial(show, self._display), [part.bytes for part in parts])
+        for part in parts:
+            progress.begin(f"part with {len(part.names)} files")
             done = self.execute_with_files(
                 [sources[name] for name in part.names],
                 lambda source, _copies: {**given, "state": "taken", "source": source},
                 task_vars,
             )
+            progress.end(part.bytes)
             if done.get("failed"):
                 return {**done, "diff": result["diff"]}
         done = self.execute_module({**given, "state": "present"}, task_vars)

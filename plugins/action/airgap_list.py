@@ -40,5 +40,5 @@ class ActionModule(ShareAction):
         result["diff"] = [file.diff() for file in planned if file.changed]
         if not self._task.check_mode:
             outcome.write(planned)
-            show(self._display, f"{len(found.items)} things are listed in {params['output']}.")
+            show(self._display, f"{len(found.items)} items are listed in {params['output']}.")
         return result

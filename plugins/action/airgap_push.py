@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Take an archive inside: verify it, push its images, and write the variables by which site.yml finds its things.
+"""Take an archive inside: verify it, push its images, and write the variables by which site.yml finds its items.
 
 Step ``push`` verifies all of it and all variables before anything changes. Step ``variables`` comes when the images and
 files are there; ``remove`` removes what it has written.
@@ -52,6 +52,7 @@ ARGUMENTS: JsonObject = {
     "registry": {"type": "str", "default": ""},
     "auth_file": {"type": "str", "default": ""},
     "authority": {"type": "str", "default": ""},
+    "insecure": {"type": "bool", "default": False},
     "skopeo": {"type": "str", "default": "skopeo"},
     "url": {"type": "str", "default": ""},
     "address": {"type": "str", "default": ""},
@@ -72,7 +73,7 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 class Taken(t.NamedTuple):
     """An archive that was read, and what follows from it.
 
-    :param values: the variables that name its things.
+    :param values: the variables that name its items.
     """
 
     archive: archive.Archive
@@ -147,7 +148,8 @@ class ActionModule(ShareAction):
         served.indexes(found)
         registry = push.registry(params["registry"]) if images else None
         targets = push.targets(images, registry) if registry else []
-        own = {"airgap_registry": params["registry"] if images else ""}
+        own: JsonObject = {"airgap_registry": params["registry"] if images else ""}
+        own["airgap_registry_insecure"] = params["insecure"] and bool(images)
         own |= {name: str(value) for name, value in params["remembered"].items() if name in named.OWN and files}
         for name, option in (("airgap_registry_ca", "authority"), ("airgap_registry_auth_file", "auth_file")):
             own[name] = web.own_path(params[option])
@@ -171,12 +173,12 @@ class ActionModule(ShareAction):
         result["images"] = len(taken.targets)
         if not taken.registry or not taken.targets:
             return result
-        access = Access(web.own_path(params["auth_file"]), web.own_path(params["authority"]))
+        access = Access(web.own_path(params["auth_file"]), web.own_path(params["authority"]), params["insecure"])
         _auth_file(access.auth_file)
         if not shutil.which(params["skopeo"]):
             raise BadInput(f"airgap_skopeo: there is no {params['skopeo']} on the controller: install skopeo")
         tell = functools.partial(show, self._display)
-        layout = Layout(taken.archive)
+        layout = Layout(taken.archive.folder, taken.archive.sums.get)
         pusher = Pusher(taken.registry, taken.targets, layout, access, params["skopeo"], tell)
         return {**result, **plan.run(pusher, bool(self._task.check_mode))}
 

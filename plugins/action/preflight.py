@@ -15,10 +15,13 @@ import os
 import shutil
 import typing as t
 
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import foreign_bindings
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of, unpacked
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign import Operator
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import Backends
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_software import Software
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.backends import VGPU
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.card_exclusion import address_of
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._images import delivery
@@ -27,8 +30,14 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.setup_record i
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.claims import Claims, has_cluster_policy
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.evaluate import Host, Options, described, examine
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.findings import PROBLEM, WARNING, Finding
-from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import limit_mode, node_name
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import (
+    CARDS,
+    limit_mode,
+    listed,
+    node_name,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.node import SUBJECT, NodeOptions
+from ansible_collections.kubegpu.share.plugins.module_utils._preflight.virtual import VirtualOptions, backend_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction, untagged
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.results import clean_json
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import findings as airgap
@@ -61,6 +70,7 @@ OPTIONS = tuple(
     field.name for field in dataclasses.fields(Options) if field.name not in ("claims", "record", "bindings")
 )
 
+DRIVER_REFUSED = "driver-refused"
 # The result that role node_facts registers; it has ``trouble`` where there are no facts.
 COLLECTED = "__node_facts_found"
 # The prediction of role image_build, where a machine lacks the servers' image.
@@ -81,20 +91,21 @@ class ActionModule(ShareAction):
         known = untagged(params["cluster"] or {})
         if "all_nodes" in known:
             known["nodes"] = clean_json(unpacked(known.pop("all_nodes")))
-        decided = (known.get("backends") or {}).get("software")
-        hosts = [_host(name, sources[name], hostvars[name], planner, decided) for name in names]
+        resolved = known.get("backends")
+        decided = (resolved or {}).get("software")
+        hosts = [_host(name, sources[name], hostvars[name], planner, resolved, decided) for name in names]
         limit = limit_mode(params["memory_limit"])
         claims = Claims(
             known.get("given") or {},
             known.get("capacity"),
-            known.get("backends"),
+            resolved,
             params["switch"],
             known.get("releases") or {},
             decided,
             frozenset(params["nodes"]) - {node_name(name, hostvars[name]) for name in params["gpu_nodes"]},
         )
         given = {name: params[name] for name in OPTIONS}
-        read = {"record": known.get("owner"), "bindings": known.get("bindings") or ()}
+        read = {"record": known.get("owner"), "bindings": known.get("bindings") or foreign_bindings.none()}
         options = Options(**{**given, "memory_limit": limit, "claims": claims, **read})
         cluster = cluster_of(known) if known else None
         findings = examine(options, cluster, hosts, params["ignore"])
@@ -188,14 +199,37 @@ def _build(predictions: t.Iterable[t.Any]) -> t.Iterator[Finding]:
         )
 
 
-def _host(name: str, source: str, variables: t.Mapping[str, t.Any], planner: Planner, decided: Software | None) -> Host:
+def _host(
+    name: str,
+    source: str,
+    variables: t.Mapping[str, t.Any],
+    planner: Planner,
+    backends: Backends | None,
+    decided: Software | None,
+) -> Host:
     facts = variables.get("gpu_node")
     # Without a cluster every machine is the roles'.
     by_roles = decided is None or node_name(name, variables) in decided["roles"]
-    examined = source == "gpu_nodes" and facts and by_roles
+    about = _virtual_options(variables)
+    backend = backend_of(node_name(name, variables), about, backends)
+    # Roles install nothing for containers where virtual machines have the cards: the driver only for vGPUs.
+    examined = source == "gpu_nodes" and facts and by_roles and backend in ("", VGPU)
     plans = tuple(_plans(name, untagged(planner.validate(name)))) if examined else ()
+    if backend:
+        plans = tuple(finding for finding in plans if finding.id == DRIVER_REFUSED)
     trouble = (variables.get(COLLECTED) or {}).get("trouble")
-    return Host(name, node_name(name, variables), source, facts, _node_options(variables), plans, trouble)
+    options = _node_options(variables)
+    return Host(name, node_name(name, variables), source, facts, options, plans, trouble, about)
+
+
+def _virtual_options(variables: t.Mapping[str, t.Any]) -> VirtualOptions:
+    cards = listed(variables.get(CARDS) or ())
+    return VirtualOptions(
+        backend=str(variables.get("gpu_backend") or ""),
+        driver_state=str(variables.get("driver_state") or ""),
+        driver_source=str(variables.get("driver_source") or ""),
+        cards=tuple(address_of(card) or card.lower() for card in cards),
+    )
 
 
 def _plan_finding(id: str, severity: str, host: str, reason: object, subject: str = "") -> Finding:
@@ -205,7 +239,7 @@ def _plan_finding(id: str, severity: str, host: str, reason: object, subject: st
 def _plans(host: str, validated: JsonObject) -> t.Iterator[Finding]:
     """Yield what the roles driver, toolkit and runtime refuse of the host, or warn of."""
     for reason in validated["driver_choice"]["refusals"]:
-        yield _plan_finding("driver-refused", PROBLEM, host, reason)
+        yield _plan_finding(DRIVER_REFUSED, PROBLEM, host, reason)
     for finding in validated["driver_choice"]["lists"]:
         fields = {name: value for name, value in finding.items() if name not in ("id", "severity")}
         yield Finding(finding["id"], finding["severity"], "{found}", "{remedy}", host, "", fields, SUBJECT)

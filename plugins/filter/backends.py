@@ -8,10 +8,15 @@ from __future__ import annotations
 import typing as t
 
 if t.TYPE_CHECKING:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import Permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.chart import Release, ReleasePlan
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Cluster
     from ansible_collections.kubegpu.share.plugins.module_utils._hami.values import Options as HamiOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Options as KataOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import Result as KataResult
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Options as SandboxOptions
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import Result as SandboxResult
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Options as NvidiaOptions
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import Result
     from ansible_collections.kubegpu.share.plugins.module_utils._openshift.operator_plan import Found, Planned
@@ -44,8 +49,30 @@ def helm_release(secrets: list[JsonObject]) -> JsonObject:
     return dict(release(secrets) or {})
 
 
+def permitted_cards(
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]], hosts: t.Sequence[str], nodes: t.Collection[str]
+) -> Permitted:
+    from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
+
+    names = zip(hosts, node_names(hosts, hostvars), strict=True)
+    return permitted({host: hostvars[host] for host, node in names if node in nodes})
+
+
+def kata_plan(options: KataOptions) -> KataResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.classes import plan
+
+    return plan(options)
+
+
 def nvidia_plugin_plan(options: NvidiaOptions) -> Result:
     from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.plan import plan
+
+    return plan(options)
+
+
+def sandbox_plugin_plan(options: SandboxOptions) -> SandboxResult:
+    from ansible_collections.kubegpu.share.plugins.module_utils._kata.plugins import plan
 
     return plan(options)
 
@@ -57,5 +84,8 @@ class FilterModule:
             "hami_plan": hami_plan,
             "hami_release": hami_release,
             "helm_release": helm_release,
+            "kata_plan": kata_plan,
             "nvidia_plugin_plan": nvidia_plugin_plan,
+            "permitted_cards": permitted_cards,
+            "sandbox_plugin_plan": sandbox_plugin_plan,
         }

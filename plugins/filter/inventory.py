@@ -15,6 +15,12 @@ if t.TYPE_CHECKING:
     from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 
 
+def cards_left_alone(exclude: t.Any, cards: t.Any = None, backend: t.Any = None) -> list[str]:
+    from ansible_collections.kubegpu.share.plugins.module_utils._preflight import inventory
+
+    return inventory.cards_left_alone(exclude, cards, backend)
+
+
 def card_exclusions(
     hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
     hosts: t.Sequence[str],
@@ -76,6 +82,7 @@ class FilterModule:
     def filters(self) -> dict[str, object]:
         return {
             "card_exclusions": card_exclusions,
+            "cards_left_alone": cards_left_alone,
             "initial_inventory": initial_inventory,
             "listed": listed,
             "node_names": node_names,

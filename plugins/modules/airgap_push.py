@@ -8,7 +8,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: airgap_push
-short_description: "Push an archive's images into a registry, and write the variables that name its things"
+short_description: "Push an archive's images into a registry, and write the variables that name its items"
 version_added: 1.1.0
 description: For the roles of this collection only.
 author: The kubegpu.share authors (@kubegpu)

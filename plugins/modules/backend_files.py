@@ -8,12 +8,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: backend_files
-short_description: "Remove what HAMi or NVIDIA's device plugin left on a machine"
+short_description: "Remove what HAMi or a device plugin of NVIDIA left on a machine"
 version_added: 1.0.0
 description: For the roles of this collection only.
 author: The kubegpu.share authors (@kubegpu)
 options:
-  backend: {description: The back end that has left the node., type: str, choices: [hami, nvidia], required: true}
+  backend: {description: The back end that has left the node., type: str, choices: [hami, kata, nvidia], required: true}
   library_folder: {description: "Of V(hami), the chart's C(global.gpuHookPath).", type: path, default: /usr/local}
   mps_root: {description: "Of V(nvidia), the chart's C(mps.root).", type: path, default: /run/nvidia/mps}
   kubelet_root: {description: "kubelet's root directory.", type: path, default: /var/lib/kubelet}

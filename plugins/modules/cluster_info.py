@@ -52,8 +52,13 @@ options:
         elements: dict
         suboptions:
           node: {description: Its name in the cluster., type: str, required: true}
-          backend: {description: The variable C(gpu_backend) of the node., type: str, choices: [gpushare, hami, nvidia], default: gpushare}
+          backend:
+            description: The variable C(gpu_backend) of the node.
+            type: str
+            choices: [gpushare, hami, nvidia, passthrough, vgpu, kata]
+            default: gpushare
           allocation: {description: The variable C(gpushare_allocation) of the node., type: str, choices: [extender, dra, auto], default: extender}
+          cards: {description: "Whether C(passthrough_cards) of the node names cards for virtual machines.", type: bool, default: false}
       values: {description: "The variables that not every allocation can serve, by name.", type: dict, default: {}}
       switch: {description: Names of the nodes that are switched in this run., type: list, elements: str, default: []}
       alone: {description: Names of the nodes that join in this run., type: list, elements: str, default: []}

@@ -34,8 +34,17 @@ description:
     configuration or else by the node's labels: exclusive, time-slicing, MPS, MIG with strategy single or mixed; shared cards with another name or the same,
     and whether a container may request two replicas.
   - >-
+    O(suite=passthrough) and O(suite=vgpu) start a virtual machine of KubeVirt on a node of that back end, which requests what the node announces. M01, it
+    runs with one device. M02, where one was free, a second one waits. M03, whether the driver in the guest sees the card, is V(UNKNOWN): only a guest with it
+    can show that. Nothing is created, and the result is V(skipped), where KubeVirt or its control plane that is ready isn't there, or the node has no KVM.
+  - >-
+    O(suite=kata) runs cases as O(suite=nvidia) does, in pods of O(kata_runtime_class) on a node of that back end: a pod with a card runs, a second one waits
+    where one card was free, the container's kernel isn't the node's, and it has the device node of one card, which nvidia-smi lists.
+  - A step that is V(skipped) for what isn't there has a C(code): no_kubevirt, kubevirt_not_ready, not_schedulable, no_kvm, no_resource, no_second,
+    no_runtime_class, or not_selected (the RuntimeClass isn't for the node).
+  - >-
     O(suite=all) runs a suite for each kind of node that the cluster has, one after another: V(workloads) for the extender's and for those of claims,
-    V(hami), and V(nvidia) for each configuration. The steps have C(suite) and C(node) then, and C(suites) has the outcome of each.
+    V(hami), V(nvidia) for each configuration, V(passthrough), V(vgpu) and V(kata). The steps have C(suite) and C(node) then, and C(suites) has the outcome of each.
   - Sizes are computed from what is free. A step that a cluster can't show, such as W3 where every node has one card, is V(skipped) with the
     reason. Running pods aren't touched, but new ones may have to wait while the suite runs, which takes some seconds for each step.
   - The canary selects the node that shows most with the least memory. If one card has more free memory than every other, all of its pods together
@@ -53,6 +62,8 @@ description:
     them, and the table names the others (C(untested)). A slice doesn't have the number of a card's device node, so W5 and W6 compare the
     containers with each other there. If no node advertises C(aliyun.com/gpu-mem), or none has free memory, the result is V(skipped) with the
     reason. Nodes on which HAMi's or NVIDIA's device plugin allocates GPUs too aren't used.
+  - O(suite=passthrough) and O(suite=vgpu) also need the rights to get CustomResourceDefinitions, to list KubeVirts, and in the namespace to create, patch and
+    get VirtualMachineInstances; their namespace has the Pod Security level C(privileged), which KubeVirt's pods need. O(suite=kata) has to list RuntimeClasses.
   - Needs the rights to list nodes and pods, and to get nodes; to get, create, patch and delete the namespace; in it to create, patch, list and
     delete pods and to list events; to list DaemonSets if O(image) isn't set; and C(create) and C(get) of C(pods/exec) for W5, W6 and
     O(allocate_command); where a node has claims, to list ResourceSlices and ResourceClaims. A missing right is reported as V(UNKNOWN).
@@ -150,16 +161,24 @@ options:
   program_image:
     description: The image that has O(program_command), and C(sleep). Defaults to O(image).
     type: str
+  kata_runtime_class:
+    description: >-
+      RuntimeClass of the pods of O(suite=kata), which replaces O(runtime_class) there. By default the only one whose handler is Kata's with NVIDIA's cards; those
+      for confidential computing are left out where there is another one.
+    type: str
+  machine_image:
+    description: A container disk that the virtual machines of O(suite=passthrough) and O(suite=vgpu) boot. Without it they boot nothing, and run all the same.
+    type: str
   cases:
     description:
-      - More cases for O(suite=hami) and O(suite=nvidia), each with C(id), C(title), C(proves), C(evidence) (of scheduling, admission, annotation, environment,
-        device nodes, NVML, exit code, silicon) and C(limits) of the pods. In C(limits) of O(suite=nvidia) C(card) is the resource that the node announces.
+      - More cases for O(suite=hami), O(suite=nvidia) and O(suite=kata), each with C(id), C(title), C(proves), C(evidence) (of scheduling, admission, annotation, environment,
+        device nodes, NVML, exit code, silicon) and C(limits) of the pods. In C(limits) of O(suite=nvidia) and O(suite=kata) C(card) is the resource that the node announces.
       - C(more) pods than fit have to wait, for a reason that contains C(reason). C(at_most) limits the pods that are created; with C(beyond_cards) they are
         one more than the node has cards. With C(refused) kubelet has to end them, for a reason that contains it.
       - C(command) runs in the first pod and has to end with C(status), by default 0. Its output has to contain C(shows), and C(times) lines (by
         default 1) have to match the regular expression C(finds). With C(distinct) it runs in all pods, whose outputs all differ (V(true)) or aren't all
         different (V(false)).
-      - C(suite) is V(hami) or V(nvidia) for a case of one of them only. C(kinds) is what the node of O(suite=nvidia) has to be, of exclusive, shared,
+      - C(suite) is V(hami), V(nvidia) or V(kata) for a case of one of them only. C(kinds) is what the node of O(suite=nvidia) has to be, of exclusive, shared,
         time-slicing, mps, mig, mig-single, mig-mixed, renamed, same-name, one-each and several-each.
     type: list
     elements: dict
@@ -211,8 +230,8 @@ acceptance:
       sample: PASS
     steps:
       description: >-
-        The steps in order (id, title, result, what happened and what to do, and C(unshown), whether only a real card or a program that nobody named could
-        show it).
+        The steps in order (id, title, result, what happened and what to do, C(unshown), whether only a real card or a program that nobody named could
+        show it, and C(code), why nothing could be shown, where that has one).
       type: list
       elements: dict
       sample:
@@ -294,6 +313,8 @@ def main() -> None:
         "allocate_command": {"type": "list", "elements": "str", "default": []},
         "program_command": {"type": "list", "elements": "str", "default": []},
         "program_image": {"type": "str"},
+        "kata_runtime_class": {"type": "str"},
+        "machine_image": {"type": "str"},
         "cases": {"type": "list", "elements": "dict", "default": []},
     }
     module = AnsibleModule(argument_spec={**auth_arguments(), **arguments}, supports_check_mode=True)

@@ -238,7 +238,8 @@ report:
       description: >-
         The nodes with GPUs (name, backend, unit, unit_mib, and memory_limit as the device plugin announces it), and of each GPU what its pods
         claim and what they use, in MiB; null where it is unknown. foreign_mib is held by processes of none of its pods. C(source) is the pod that
-        answered for the node's machine, and empty where the machine itself did.
+        answered for the node's machine, and empty where the machine itself did. C(virtual_machines) has each function that a virtual machine is to
+        have (address, IOMMU group, and state as in M(kubegpu.share.virtual_machines_info)).
       type: list
       elements: dict
     transient:

@@ -25,6 +25,8 @@ description:
   - Lists the nodes and the pods that haven't ended with one request each, and one more for each further 10,000. Responses are parsed as a
     stream, so that memory grows only with the pods that use GPUs. ResourceSlices and ResourceClaims are two requests more, which are sent only
     where a pod has a claim, or a node is labelled for sharing and no device plugin announces its cards.
+  - Cards and vGPUs for virtual machines are listed with who has them (a virtual machine of KubeVirt, a pod of Kata, another pod) by what
+    O(machines) and NVIDIA's DRA driver show. What nobody shows is V(unknown), never V(free).
   - A malformed node or pod is returned with a C(problem), and doesn't affect the others.
 extends_documentation_fragment:
   - kubegpu.share.attributes.info
@@ -37,6 +39,13 @@ options:
     elements: str
     choices: [table, wide]
     default: [table]
+  machines:
+    description:
+      - By the name of a node, what its machine shows of cards for virtual machines, as an object or its JSON text, with C(gpus) (RV(kubegpu.share.gpu_node_info#module:gpu_node)),
+        C(functions) (those of its C(passthrough)), C(kubelet) (RV(kubegpu.share.kubelet_devices_info#module:kubelet)), or a C(problem).
+      - Role inspect collects it with C(inspect_machines). Without it the API has the number of a virtual machine's cards, but not which.
+    type: dict
+    default: {}
 notes:
   - A kubeconfig whose user has a token or a certificate is read without the Kubernetes client, whose start takes longer than the lists of a
     small cluster. The client is used for everything else, such as exec plugins, passwords, proxies and impersonation.
@@ -100,7 +109,7 @@ nodes:
     backend:
       description: >-
         V(gpushare), V(gpushare-upstream) (its cards are known by C(aliyun.com/gpu-mem) and C(aliyun.com/gpu-count) only), V(dra) (claims), V(hami),
-        V(nvidia); V(mixed) with several back ends, V(none) if its pods hold what no back end advertises.
+        V(nvidia), V(passthrough), V(vgpu), V(kata), or V(virtual) for cards of virtual machines on another node; V(mixed) with several back ends, V(none) if its pods hold what no back end advertises.
       type: str
     backends:
       description: All back ends of the node. The node's own numbers are those of the first one.
@@ -137,7 +146,10 @@ nodes:
       type: list
       elements: dict
     pending:
-      description: Pods whose card isn't in the API (yet); with NVIDIA's plugin, all of its pods.
+      description: >-
+        Pods whose card isn't in the API (yet); with NVIDIA's plugin, all of its pods. Pods with cards for virtual machines also have C(kind)
+        (V(virtual_machine), V(kata), V(container), or V(unknown) where RuntimeClasses can't be read), C(machine), the VirtualMachineInstance that the pod
+        says it is, and C(runtime_class).
       type: list
       elements: dict
     slots:
@@ -152,7 +164,15 @@ nodes:
       description: Each resource of the plugin with its name, capacity, allocatable and used.
       type: list
       elements: dict
-      returned: for nodes of NVIDIA's plugin
+      returned: for nodes of NVIDIA's plugin, and with cards for virtual machines
+    devices:
+      description: >-
+        Cards and vGPUs for virtual machines: kind (V(card) or V(vgpu)), card (its PCI address), address (that of the function that a machine
+        gets), uuid (of a mediated device), type (of a vGPU), device (vendor and device), model, driver, iommu_group, resource, state (V(held),
+        V(free) or V(unknown)), reason (code of the reason why it is unknown), and pods.
+      type: list
+      elements: dict
+      returned: with cards for virtual machines
     also:
       description: The other back ends on it (backend, unit, total, used, capacity, allocatable, cards, pending).
       type: list
@@ -249,10 +269,13 @@ from ansible_collections.kubegpu.share.plugins.module_utils._kube.options import
 
 
 def main() -> None:
-    tables = {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]}
-    module = AnsibleModule(argument_spec={**auth_arguments(), "tables": tables}, supports_check_mode=True)
-    now = datetime.datetime.now(datetime.timezone.utc)
-    run_module(LargeResult(module), lambda: report(connect(module), module.params["tables"], now))
+    own = {
+        "tables": {"type": "list", "elements": "str", "choices": list(TABLES), "default": ["table"]},
+        "machines": {"type": "dict", "default": {}},
+    }
+    module = AnsibleModule(argument_spec={**auth_arguments(), **own}, supports_check_mode=True)
+    now, machines = datetime.datetime.now(datetime.timezone.utc), module.params["machines"]
+    run_module(LargeResult(module), lambda: report(connect(module), module.params["tables"], now, machines))
 
 
 if __name__ == "__main__":

@@ -309,7 +309,8 @@ gpu_node:
           description: >-
             vGPUs that it can have and has. C(framework) is V(mdev) (mediated devices), V(vendor) (a type is written into a virtual function) or V(none),
             by what the driver shows. C(types) have C(id), C(name), and how many more are C(available); with virtual functions that is the number of those
-            that offer it. C(vgpus) have the C(address) of their function, the C(uuid) of a mediated device or null, and the id of their C(type).
+            that offer it. C(vgpus) have the C(address) of their function, the C(uuid) of a mediated device or null, the id of their C(type),
+            and the C(iommu_group) of the mediated device, or of the function.
           type: dict
     nvswitches:
       description: NVSwitches on PCI, each with C(address), C(device), C(driver).

@@ -43,6 +43,10 @@ options:
       Whether KubeVirt creates and removes mediated devices itself. With V(true), its default, it removes those that others have made, such as
       role vgpu. KubeVirt before 1.8 gets the feature gate C(DisableMDEVConfiguration) for V(false). Without a value it stays as it is.
     type: bool
+  keep:
+    description: Whether entries of this collection that aren't listed stay, as where a run doesn't know the cards of all machines.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""

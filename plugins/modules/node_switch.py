@@ -20,7 +20,10 @@ options:
     type: str
     choices: [drained, clean]
     required: true
-  allocator: {description: "Of V(clean), the one that is to give away the node's cards.", type: str, choices: [extender, dra, hami, nvidia]}
+  allocator:
+    description: Of V(clean), the one that is to give away the node's cards.
+    type: str
+    choices: [extender, dra, hami, nvidia, passthrough, vgpu, kata]
   force: {description: Whether pods without a controller are evicted too; nothing recreates them., type: bool, default: false}
   delete_emptydir_data:
     description: Whether pods with emptyDir volumes are evicted too; the volumes are deleted with their content.
@@ -28,6 +31,7 @@ options:
     default: false
   grace_period: {description: Seconds that a pod gets to end., type: int}
   timeout: {description: Time limit in seconds., type: int, default: 600}
+  resources: {description: "What KubeVirt's virtual machines request for cards, beside resources of C(nvidia.com).", type: list, elements: str, default: []}
 """
 
 EXAMPLES = r"""

@@ -239,39 +239,21 @@ nvml:
       description: Duration.
       type: float
 virtual_machines:
-  description:
-    - What NVML doesn't see, the cards that virtual machines are to have, by the records of roles passthrough and vgpu; null where there are none.
+  description: >-
+    Whether virtual machines are to have cards of this node, which NVML doesn't see, by the records of roles passthrough and vgpu. Module
+    M(kubegpu.share.virtual_machines_info) has them.
   returned: success
-  type: dict
-  contains:
-    problem:
-      description: Why a record can't be read, or empty.
-      type: str
-    functions:
-      description: >-
-        Each recorded function, with its C(address), C(uuid) or empty, whether PCI has it (C(present)), its C(driver), its IOMMU C(group), the other
-        functions of the group that keep a virtual machine from it (C(foreign), with their drivers), and whether the udev rule has it (C(ruled)).
-      type: list
-      elements: dict
-    missing:
-      description: The files that bind them at boot and aren't there.
-      type: list
-      elements: str
-    others:
-      description: How many of NVIDIA's cards no VFIO driver has.
-      type: int
-    vgpus:
-      description: For each recorded card its C(address), and the number of its vGPUs as recorded (C(wanted)) and as they are (C(found)).
-      type: list
-      elements: dict
+  type: bool
 """
 
+import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.card_exclusion import parse
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
+from ansible_collections.kubegpu.share.plugins.module_utils._host import records
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.binding import Library, load
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import (
     ARGUMENTS,
@@ -283,7 +265,6 @@ from ansible_collections.kubegpu.share.plugins.module_utils._nvml.facts import (
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.host import NodeHost
 from ansible_collections.kubegpu.share.plugins.module_utils._nvml.worker import ForkedWorker
-from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.evidence import evidence
 
 
 def main() -> None:
@@ -296,7 +277,8 @@ def main() -> None:
     def collect() -> JsonObject:
         timeout, exclude = valid_timeout(module.params["timeout"]), parse(module.params["exclude"])
         nvml = facts(ForkedWorker(work), time.monotonic, timeout, exclude)
-        return {"changed": False, "nvml": nvml, "virtual_machines": evidence()}
+        recorded = any(os.path.lexists(path) for path in (records.PASSTHROUGH, records.VGPU))
+        return {"changed": False, "nvml": nvml, "virtual_machines": recorded}
 
     run_module(module, collect)
 

@@ -15,8 +15,8 @@ description:
   - A card goes with its own audio, USB and USB-C functions. Where its IOMMU group has anything else, the card is refused; bridges don't count.
   - Writes a udev rule per function, puts it into the initramfs of every installed kernel with initramfs-tools or dracut, and the modules with
     it, so that no other driver has the card at boot.
-  - Refuses a card that a process or a pod has open, that is the machine's display, that has virtual functions or mediated devices, or another
-    card at a recorded address. DCGM, nvidia-persistenced, persistence mode and an allowed console leave it to the next boot
+  - Refuses a card that a process or a pod has open, that is the machine's display, behind whose USB function this machine uses devices, that
+    has virtual functions or mediated devices, or another card at a recorded address. DCGM, nvidia-persistenced, persistence mode and an allowed console leave it to the next boot
     (RV(reboot_required)).
   - Each unbind runs in a process of its own with a time limit, because a driver may wait for ever.
   - The proof is the driver that the kernel shows, VFIO's device file, and the kernel's own word on whether the IOMMU group is viable.

@@ -23,6 +23,7 @@ from ansible.module_utils import basic
 
 PCI = Path("/sys/bus/pci")
 DEVICES = PCI / "devices"
+MEDIATED = Path("/sys/bus/mdev/devices")
 NVIDIA, INTEL = 0x10DE, 0x8086
 A10, H100, T4 = 0x2236, 0x2330, 0x1EB8
 VGA, THREE_D, AUDIO, USB, ETHERNET, SWITCH = 0x030000, 0x030200, 0x040300, 0x0C0330, 0x020000, 0x068000
@@ -152,8 +153,8 @@ def driver_of(address: str) -> str | None:
     return link.resolve().name if link.exists() else None
 
 
-def group_of(address: str) -> int:
-    return int((DEVICES / address / "iommu_group").resolve().name)
+def group_of(name: str, folder: Path = DEVICES) -> int:
+    return int((folder / name / "iommu_group").resolve().name)
 
 
 def bind(address: str, driver: str | None) -> None:

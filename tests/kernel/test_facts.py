@@ -17,6 +17,7 @@ from fakes import (
     DEVICES,
     ETHERNET,
     INTEL,
+    MEDIATED,
     SWITCH,
     TOGETHER,
     USB,
@@ -58,7 +59,9 @@ def test_the_whole_module_and_the_controllers_boundary(machine):
     assert observations.problem("gpu_node_info", result) == ""
     seen = result["gpu_node"]
     assert seen["gpus"] == list(cards().values()) and len(seen["gpus"]) == 2
-    assert seen["gpus"][1]["vgpu_host"]["vgpus"] == [{"address": "0000:02:00.4", "uuid": None, "type": "593"}]
+    [vgpu] = seen["gpus"][1]["vgpu_host"]["vgpus"]
+    group = group_of("0000:02:00.4")
+    assert vgpu == {"address": "0000:02:00.4", "uuid": None, "type": "593", "iommu_group": group}
     assert seen["iommu"]["groups"] > 4 and seen["iommu"]["table"] == "DMAR"
     assert seen["iommu"]["arguments"] == [word for word in KERNEL_ARGUMENTS if "iommu" in word]
 
@@ -124,7 +127,8 @@ def test_mediated_devices_on_a_card(machine):
     write(DEVICES / FIRST / "mdev_supported_types" / "nvidia-590" / "create", made)
     with ExitStack() as stack:
         stack.callback(lambda: write(DEVICES / FIRST / made / "remove", "1"))
-        seen = cards()
+        seen, group = cards(), group_of(made, MEDIATED)
+    assert group != seen[FIRST]["iommu_group"]
     assert seen[FIRST]["vgpu_host"] == {
         "framework": "mdev",
         "types": [
@@ -132,7 +136,7 @@ def test_mediated_devices_on_a_card(machine):
             {"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0},
             {"id": "nvidia-593", "name": "NVIDIA A10-24Q", "available": 0},
         ],
-        "vgpus": [{"address": FIRST, "uuid": made, "type": "nvidia-590"}],
+        "vgpus": [{"address": FIRST, "uuid": made, "type": "nvidia-590", "iommu_group": group}],
     }
     other = seen[SECOND]["vgpu_host"]
     assert [each["available"] for each in other["types"]] == [6, 2, 1] and other["vgpus"] == []
@@ -160,9 +164,10 @@ def test_virtual_functions_are_no_cards_and_have_the_types(machine, framework):
     assert seen[SECOND]["virtual_functions"] == {"total": 4, "enabled": []}
     host = seen[FIRST]["vgpu_host"]
     kind = "592" if framework == "vendor" else "nvidia-592"
+    group = group_of(made, MEDIATED) if made else group_of(functions[1])
     assert (host["framework"], host["vgpus"]) == (
         framework,
-        [{"address": functions[1], "uuid": made, "type": kind}],
+        [{"address": functions[1], "uuid": made, "type": kind, "iommu_group": group}],
     )
     # Of this size the card has room for one more, which either of the other functions may take.
     left = {each["name"]: each["available"] for each in host["types"]}

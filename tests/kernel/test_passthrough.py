@@ -9,10 +9,17 @@ import shutil
 import stat
 import subprocess
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check import virtual
+from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence import Reader, virtual_of
+from ansible_collections.kubegpu.share.plugins.module_utils._check.result import CheckResult
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.library import card_information
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from fakes import (
     ALONE,
     DEVICES,
@@ -41,13 +48,19 @@ RECORD = Path("/var/lib/kubegpu-share/passthrough.json")
 SMI = Path("/usr/bin/nvidia-smi")
 # The address of a card that the simulated driver doesn't give up.
 KEPT = Path("/sys/module/nvidia/parameters/kept")
-# What the role reads of nvidia-smi: whether a card is in persistence mode. Here none says that it is.
+# What the role reads of nvidia-smi: whether a card is in persistence mode. Here none says that it is. Asking is a use
+# of a card, after which the driver knows its UUID.
 SMI_TEXT = """\
 #!/bin/sh
 index=0
 for card in /sys/bus/pci/drivers/nvidia/0000:*; do
   address=${card##*/}
-  echo "$index, GPU-$address, NVIDIA A10, 23028, 0000$address, 580.178.04, Disabled, [N/A], [N/A]"
+  file=/proc/driver/nvidia/gpus/$address/information
+  mknod /dev/smi$$ c 195 "$(sed -n 's/^Device Minor:[[:space:]]*//p' $file)"
+  : < /dev/smi$$
+  rm /dev/smi$$
+  uuid=$(sed -n 's/^GPU UUID:[[:space:]]*//p' $file)
+  echo "$index, $uuid, NVIDIA A10, 23028, 0000$address, 580.178.04, Disabled, [N/A], [N/A]"
   index=$((index + 1))
 done
 """
@@ -122,6 +135,38 @@ def test_one_of_two_identical_cards_goes_with_its_audio_and_comes_back(host):
     assert not module("pci_binding", state="absent")["changed"]
 
 
+def verified() -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return the kernel's answer by function, as verify gets it, and what its check V1 reports of it."""
+    evidence = module("virtual_machines_info")["virtual_machines"]
+    assert observations.problem("virtual_machines_info", {"virtual_machines": evidence}) == ""
+    node = types.SimpleNamespace(virtual=virtual_of(evidence, Reader()))
+    result = CheckResult("V1")
+    virtual.functions_are_bound(node, None, result)
+    assert result.checked == len(evidence["functions"])
+    states = {row["address"]: row["state"] for row in evidence["functions"]}
+    return states, [(finding.level, finding.cause) for finding in result.findings]
+
+
+def test_verify_asks_the_kernel_about_groups_and_disturbs_no_virtual_machine(host):
+    assert module("virtual_machines_info")["virtual_machines"] is None
+    module("pci_binding", cards=[CARD])
+    assert verified() == ({CARD: "viable", AUDIO: "viable"}, [])
+    with held(CARD):
+        assert verified() == ({CARD: "held", AUDIO: "held"}, [])
+    assert verified()[0][CARD] == "viable"
+    # The faults: another driver has a function of the group, or the card itself.
+    bind(AUDIO, "snd_hda_intel")
+    assert verified() == ({CARD: "not_viable", AUDIO: ""}, [("FAIL", "not_viable"), ("FAIL", "not_bound")])
+    bind(AUDIO, None)
+    assert verified() == ({CARD: "viable", AUDIO: ""}, [("FAIL", "not_bound")])
+    bind(AUDIO, "vfio-pci")
+    bind(CARD, "nvidia")
+    assert verified()[0] == {CARD: "", AUDIO: "not_viable"}
+    bind(CARD, "vfio-pci")
+    module("pci_binding", state="absent")
+    assert drivers() == BEFORE
+
+
 def test_a_check_run_changes_nothing(host):
     assert module("pci_binding", cards=[CARD], check=True)["changed"]
     assert drivers() == BEFORE and not RULE.exists() and not RECORD.exists()
@@ -161,13 +206,43 @@ def test_the_only_vga_card_is_the_display(host):
     assert drivers()[:2] == BEFORE[:2]
 
 
-def test_a_card_that_a_process_has_open_is_refused(host):
-    with opened(0):
-        # The simulated driver doesn't tell which file is whose card's: then each is taken for it.
-        for address in (CARD, TWIN):
+def information(address: str) -> dict[str, str]:
+    """Return the driver's lines about a card."""
+    rows = Path(f"/proc/driver/nvidia/gpus/{address}/information").read_text().splitlines()
+    return {name: value.strip() for name, _colon, value in (row.partition(":") for row in rows)}
+
+
+def test_a_card_that_a_process_has_open_is_refused_and_its_twin_isnt(host):
+    numbers = {address: int(information(address)["Device Minor"]) for address in (CARD, TWIN)}
+    for address, other in ((CARD, TWIN), (TWIN, CARD)):
+        with opened(numbers[address]):
             [refusal] = refusals(cards=[address])
             assert (refusal["code"], refusal["address"], refusal["pid"]) == ("held_by_process", address, os.getpid())
+            assert module("pci_binding", cards=[other], check=True)["changed"]
     assert drivers() == BEFORE
+
+
+def test_a_card_is_named_by_the_uuid_that_its_driver_shows(host):
+    """Before its first use the driver shows question marks; nvidia-smi's question is a use."""
+    assert "?" in information(TWIN)["GPU UUID"]
+    run(str(SMI))
+    uuid = information(TWIN)["GPU UUID"]
+    assert "?" not in uuid and uuid != information(CARD)["GPU UUID"]
+    result = module("pci_binding", cards=[uuid])
+    assert [(row["address"], row["uuid"]) for row in result["cards"]] == [(TWIN, uuid.lower())]
+    assert drivers() == [*BEFORE[:2], "vfio-pci", "vfio-pci"]
+    assert not Path(f"/proc/driver/nvidia/gpus/{TWIN}").exists()
+    # The record has it, while the driver has the card no more.
+    assert not module("pci_binding", cards=[uuid])["changed"]
+    module("pci_binding", state="absent")
+    assert drivers() == BEFORE
+    [refusal] = refusals(cards=["GPU-11111111-2222-3333-4444-555555555555"])
+    assert refusal["code"] == "unknown_uuid"
+
+
+def test_the_driver_tells_which_file_is_whose_cards(host):
+    for address in (CARD, TWIN):
+        assert card_information(RealSystem(), address).minor == int(information(address)["Device Minor"])
 
 
 def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host):

@@ -58,7 +58,7 @@ def test_readme_leads_from_an_empty_directory_to_a_cluster_that_shares_cards(lab
     written = yaml.safe_load((tmp_path / "inventory/hosts.yml").read_text())
     found = {group: sorted(written[group]["hosts"]) for group in ("gpu_nodes", "control_plane")}
     assert found == {group: sorted(described[group]["hosts"]) for group in found}
-    with (tmp_path / "inventory/group_vars/all.yml").open("a") as file:
+    with (tmp_path / "inventory/group_vars/all/main.yml").open("a") as file:
         file.write(options(state))
 
     said = {command: person.types([command]) for command in usual}

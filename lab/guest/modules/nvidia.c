@@ -4,7 +4,8 @@
  *
  * It has what the sysfs of a machine with vGPUs shows, in the three ways of NVIDIA's manager: mediated devices on a card
  * or on its virtual functions (vgpu=mdev), or a type that is written into a virtual function (vgpu=vendor). Its device
- * files are those of NVIDIA's driver. While one is open, unbinding the card waits, for ever, as NVIDIA's does.
+ * files are those of NVIDIA's driver. While one is open, unbinding the card waits, for ever, as NVIDIA's does. In /proc a
+ * card has the lines of the real driver's file "information"; its UUID, made of its bus, is there after its first use.
  */
 #include <linux/device.h>
 #include <linux/fs.h>
@@ -40,6 +41,8 @@ static const struct {
 struct card {
 	struct pci_dev *pci;
 	int minor;
+	/* Its UUID is known. */
+	bool used_before;
 	atomic_t users;
 	struct mutex lock;
 	/* All vGPUs of a card are of one type. */
@@ -301,6 +304,47 @@ static int probe_place(struct pci_dev *pci, struct card *card, struct place **ma
 	return error;
 }
 
+static int show_information(struct seq_file *file, void *unused)
+{
+	struct card *card = file->private;
+
+	seq_puts(file, "Model: \t\t NVIDIA A10 (SIMULATED)\n");
+	seq_printf(file, "IRQ:   \t\t %u\n", card->pci->irq);
+	if (card->used_before)
+		seq_printf(file, "GPU UUID: \t GPU-51d00000-0000-4000-8000-%08x%04x\n", pci_domain_nr(card->pci->bus),
+			   pci_dev_id(card->pci));
+	else
+		seq_puts(file, "GPU UUID: \t GPU-????????-????-????-????-????????????\n");
+	seq_puts(file, "Video BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 47 bits\n");
+	seq_puts(file, "DMA Mask: \t 0x7fffffffffff\n");
+	seq_printf(file, "Bus Location: \t %s\nDevice Minor: \t %d\n", pci_name(card->pci), card->minor);
+	seq_puts(file, "GPU Firmware: \t " VERSION "\nGPU Excluded:\t No\n");
+	return 0;
+}
+
+static void folder_of(struct card *card, char *path, size_t size)
+{
+	snprintf(path, size, "driver/nvidia/gpus/%s", pci_name(card->pci));
+}
+
+static int show(struct card *card)
+{
+	char path[64];
+	struct proc_dir_entry *folder;
+
+	folder_of(card, path, sizeof(path));
+	folder = proc_mkdir(path, NULL);
+	return folder && proc_create_single_data("information", 0444, folder, show_information, card) ? 0 : -ENOMEM;
+}
+
+static void hide(struct card *card)
+{
+	char path[64];
+
+	folder_of(card, path, sizeof(path));
+	remove_proc_subtree(path, NULL);
+}
+
 static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 {
 	struct place *place;
@@ -322,8 +366,11 @@ static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 	card->pci = pci;
 	card->minor = minor;
 	mutex_init(&card->lock);
-	error = probe_place(pci, card, &place);
+	error = show(card);
+	if (!error)
+		error = probe_place(pci, card, &place);
 	if (error) {
+		hide(card);
 		kfree(card);
 		return error;
 	}
@@ -357,6 +404,7 @@ static void removed(struct pci_dev *pci)
 	if (place->is_parent)
 		mdev_unregister_parent(&place->parent);
 	cards[card->minor] = NULL;
+	hide(card);
 	kfree(place);
 	kfree(card);
 }
@@ -402,6 +450,7 @@ static int open_card(struct inode *inode, struct file *file)
 	if (minor >= MOST || !cards[minor])
 		return -ENODEV;
 	file->private_data = cards[minor];
+	cards[minor]->used_before = true;
 	atomic_inc(&cards[minor]->users);
 	return 0;
 }
@@ -441,13 +490,15 @@ static int __init begin(void)
 	error = mdev_register_driver(&mdev_driver);
 	if (error)
 		goto no_mdev;
+	proc_mkdir("driver/nvidia", NULL);
+	proc_mkdir("driver/nvidia/gpus", NULL);
+	proc_create_single("driver/nvidia/version", 0444, NULL, show_version);
 	error = pci_register_driver(&driver);
 	if (error)
 		goto no_pci;
-	proc_mkdir("driver/nvidia", NULL);
-	proc_create_single("driver/nvidia/version", 0444, NULL, show_version);
 	return 0;
 no_pci:
+	remove_proc_subtree("driver/nvidia", NULL);
 	mdev_unregister_driver(&mdev_driver);
 no_mdev:
 	unregister_chrdev(MAJOR_NUMBER, "nvidia");
@@ -456,8 +507,8 @@ no_mdev:
 
 static void __exit end(void)
 {
-	remove_proc_subtree("driver/nvidia", NULL);
 	pci_unregister_driver(&driver);
+	remove_proc_subtree("driver/nvidia", NULL);
 	mdev_unregister_driver(&mdev_driver);
 	unregister_chrdev(MAJOR_NUMBER, "nvidia");
 }

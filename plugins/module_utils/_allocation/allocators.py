@@ -12,7 +12,7 @@ import typing as t
 
 from .._contracts import backends, hami, hami_marks, nvidia_plugin
 from .._contracts import gpushare as contract
-from .._contracts.backends import GPUSHARE, HAMI, NVIDIA
+from .._contracts.backends import GPUSHARE, HAMI, KATA, NVIDIA, PASSTHROUGH, VGPU, VIRTUAL
 from .._contracts.model import Node
 
 # Values of gpushare_allocation, a node's variable, beside ``auto``.
@@ -31,7 +31,7 @@ class Allocator:
     :param title: in messages.
     :param label: of a node that has it.
     :param restricted: the label that lets its servers run on a node, which no kubelet may set.
-    :param server: label of its server's pods on a node.
+    :param server: label of its server's pods on a node, where it has one.
     :param annotations: what that server writes on a node.
     :param resources: what a node announces by it, as a shell matches names.
     """
@@ -55,6 +55,8 @@ class Allocator:
 
 
 _NAME = "app.kubernetes.io/name"
+# Role sandbox_device_plugin's; KubeVirt announces cards by itself otherwise.
+_SANDBOX = (_NAME, "sandbox-device-plugin")
 ALLOCATORS: t.Mapping[str, Allocator] = {
     EXTENDER: Allocator(
         GPUSHARE,
@@ -94,6 +96,14 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (),
         (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
     ),
+    **{
+        name: Allocator(name, role, title, (backends.LABEL, name), (backends.RESTRICTED, name), _SANDBOX, (), resources)
+        for name, role, title, resources in (
+            (PASSTHROUGH, "passthrough", "virtual machines (passthrough)", ()),
+            (VGPU, "vgpu", "virtual machines (vGPU)", ()),
+            (KATA, "kata", "Kata's virtual machines", ("nvidia.com/pgpu",)),
+        )
+    },
 }
 BACKENDS = tuple(dict.fromkeys(allocator.backend for allocator in ALLOCATORS.values()))
 
@@ -114,6 +124,11 @@ def allocator_of(node: Node) -> str:
         if name != HAMI and any(allocator.announces(key) and size > 0 for key, size in node.capacity.items()):
             return name
     return ""
+
+
+def is_virtual(name: str) -> bool:
+    """Return whether an allocator gives the cards to virtual machines, so that no pod of containers gets one."""
+    return name in VIRTUAL
 
 
 def lacks_restricted(labels: t.Mapping[str, t.Any], allocator: str) -> bool:

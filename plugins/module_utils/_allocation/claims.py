@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import claim_templates
+from .._contracts import claim_templates, virtual
 from .._contracts import claims as dra
 from .._contracts import gpushare as contract
 from .._contracts.gpushare import ContractError
@@ -36,8 +36,13 @@ class Read(t.NamedTuple):
 
 
 def may_exist(nodes: t.Iterable[NodeShares], claims: t.Iterable[Claim]) -> bool:
-    """Return whether there may be claims: a pod names one, or a node is to share cards and no device plugin does."""
-    return any(node.labelled and not _has_plugin(node) for node in nodes) or any(claim.uses for claim in claims)
+    """Return whether there may be claims: a pod names one, a node is to share cards and no device plugin does, or it
+    may have cards that NVIDIA's DRA driver gives to virtual machines.
+    """
+    for shares in nodes:
+        if (shares.labelled and not _has_plugin(shares)) or shares.node.labels.get(virtual.SCHEDULABLE) == "true":
+            return True
+    return any(claim.uses for claim in claims)
 
 
 def _has_plugin(shares: NodeShares) -> bool:

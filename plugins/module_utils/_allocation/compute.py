@@ -12,13 +12,16 @@ from __future__ import annotations
 import typing as t
 
 from .._core.natural import natural
+from . import virtual
 from .claims import Read, add_cards, resolve
+from .machines import Machine
 from .nodes import NodeShares, Part
 from .pods import (
     DRA,
     GPUSHARE,
     HAMI,
     NVIDIA,
+    VIRTUAL,
     Allocation,
     BackendEntry,
     BackendTotals,
@@ -27,16 +30,30 @@ from .pods import (
     PodEntry,
 )
 
-BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA)
+BACKENDS = (GPUSHARE, DRA, HAMI, NVIDIA, VIRTUAL)
 
 
-def assemble(nodes: t.Sequence[NodeShares], claims: t.Iterable[Claim], by_claims: Read) -> Allocation:
+def assemble(
+    nodes: t.Sequence[NodeShares],
+    claims: t.Sequence[Claim],
+    by_claims: Read,
+    handlers: t.Mapping[str, str] | None = None,
+    machines: t.Mapping[str, Machine] | None = None,
+) -> Allocation:
     """Compute the allocation from parsed nodes and pods.
 
     :param by_claims: what the API has of slices and ResourceClaims.
+    :param handlers: see ``virtual.settle_kinds``.
+    :param machines: by the name of their node, where role inspect has asked them.
     """
     add_cards(nodes, by_claims)
-    claims = resolve(claims, by_claims, nodes)
+    cards = virtual.offered(by_claims.slices)
+    for_machines = [
+        *(claim for claim in claims if claim.backend == VIRTUAL),
+        *virtual.claimed(claims, {(claim.namespace, claim.name): claim for claim in by_claims.claims}, cards),
+    ]
+    virtual.settle_kinds(for_machines, handlers)
+    claims = [*resolve((c for c in claims if c.backend != VIRTUAL), by_claims, nodes), *for_machines]
     by_name = {shares.node.name: shares for shares in nodes}
     waiting = []
     for claim in claims:
@@ -45,6 +62,7 @@ def assemble(nodes: t.Sequence[NodeShares], claims: t.Iterable[Claim], by_claims
         node = by_name.get(claim.node)
         if node:
             _add(node, claim)
+    virtual.add_devices(nodes, for_machines, cards, machines or {}, by_claims.problem)
     entries = [
         _node(shares)
         for shares in sorted(nodes, key=lambda shares: natural(shares.node.name))
@@ -120,7 +138,8 @@ def _node(node: NodeShares) -> NodeEntry:
 
 
 def _part(part: Part) -> BackendEntry:
-    for place in [*(card["pods"] for card in part.cards), part.pending]:
+    devices = part.devices or []
+    for place in [*(card["pods"] for card in part.cards), *(device["pods"] for device in devices), part.pending]:
         if len(place) > 1:
             place.sort(key=_by_name)
     entry: BackendEntry = {
@@ -137,6 +156,8 @@ def _part(part: Part) -> BackendEntry:
         entry["slots"] = part.slots
     if part.gpus is not None:
         entry["gpus"], entry["resources"] = part.gpus, part.resources
+    if part.devices is not None:
+        entry["resources"], entry["devices"] = part.resources, part.devices
     return entry
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from .._contracts import operator_labels
 from .._core.types import JsonObject
 from .._kube.errors import KubeError
 
@@ -32,9 +33,9 @@ OPERATORS: t.Mapping[str, str] = {"ClusterPolicy": "nvidia.com/v1", "GPUCluster"
 # The same, as roles name them.
 OPERATORS_RESOURCES = {"ClusterPolicy": "clusterpolicies.nvidia.com", "GPUCluster": "gpuclusters.nvidia.com"}
 # Of the labels by which the GPU Operator selects each node for its parts.
-OPERATORS_LABELS = "nvidia.com/gpu.deploy."
+OPERATORS_LABELS = operator_labels.PREFIX
 # On a node that gets its driver by a container of the GPU Operator; ``pre-installed`` where the machine has one.
-DRIVER_LABEL = ("nvidia.com/gpu.deploy.driver", "true")
+DRIVER_LABEL = (operator_labels.DRIVER, "true")
 # On a node: ``device-plugin`` or ``dra``, by which it has a ClusterPolicy or a GPUCluster where there are both.
 MODE = "nvidia.com/gpu-operator.resource-allocation.mode"
 # On a ClusterPolicy that role nvidia_device_plugin has changed.

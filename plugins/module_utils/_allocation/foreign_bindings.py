@@ -63,20 +63,38 @@ class ForeignBinding(t.TypedDict):
     rights: list[str]
 
 
-def foreign_bindings(kube: Kube, namespaces: t.Iterable[str], charts: t.Collection[str] = ()) -> list[ForeignBinding]:
-    """Return the bindings of others; none of a namespace whose bindings the user may not read.
+class Bindings(t.TypedDict):
+    """The bindings of others in several namespaces.
+
+    :ivar refused: namespaces whose bindings the API server refuses this user to list: of these nothing is known.
+    """
+
+    found: list[ForeignBinding]
+    refused: list[str]
+
+
+def none() -> Bindings:
+    """Return what there is where no namespace was asked about."""
+    return {"found": [], "refused": []}
+
+
+def foreign_bindings(kube: Kube, namespaces: t.Iterable[str], charts: t.Collection[str] = ()) -> Bindings:
+    """Return the bindings of others.
 
     :param namespaces: of the servers.
     :param charts: those of them where a chart makes accounts of its own names.
+    :raises KubeError: a request fails for another reason than missing rights.
     """
     ours = dict.fromkeys(namespaces)
     found: list[ForeignBinding] = []
+    refused: list[str] = []
     for namespace in ours:
         try:
             bindings = kube.list_all(RBAC, "RoleBinding", namespace=namespace)
         except KubeError as error:
             if error.status != 403:
                 raise
+            refused.append(namespace)
             continue
         known: dict[str, list[str]] = {}
         for binding in bindings:
@@ -95,7 +113,7 @@ def foreign_bindings(kube: Kube, namespaces: t.Iterable[str], charts: t.Collecti
                 names = [_shown(subject, namespace) for subject in subjects]
                 name = str(line(binding["metadata"]["name"]))
                 found.append({"namespace": namespace, "name": name, "subjects": names, "rights": known[key]})
-    return found
+    return {"found": found, "refused": refused}
 
 
 def _is_own(subject: JsonObject, namespace: str, ours: t.Container[str], charts: bool) -> bool:

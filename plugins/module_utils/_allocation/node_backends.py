@@ -9,11 +9,11 @@ import typing as t
 
 from .._contracts import claim_templates
 from .._contracts import gpushare as contract
-from .._contracts.backends import GPUSHARE, HAMI, NVIDIA
+from .._contracts.backends import GPUSHARE, HAMI, KATA, NVIDIA, PASSTHROUGH, VGPU
 from .._contracts.model import Node
 from .._core.types import JsonObject
 from .._kube import tolerations
-from .allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER, lacks_restricted, release
+from .allocators import ALLOCATORS, CLAIMS_SINCE, DRA, EXTENDER, is_virtual, lacks_restricted, release
 from .cluster import Cluster
 
 # Values of gpushare_allocation, a node's variable.
@@ -70,12 +70,19 @@ REASONS: t.Mapping[str, str] = {
 }
 
 
-class Wanted(t.TypedDict):
-    """What the variables ask for on a node."""
-
+class _Wanted(t.TypedDict):
     node: str
     backend: str
     allocation: str
+
+
+class Wanted(_Wanted, total=False):
+    """What the variables ask for on a node.
+
+    ``cards`` is whether they name cards for virtual machines (``passthrough_cards``), whatever the node's back end is.
+    """
+
+    cards: bool
 
 
 class NodeBackend(t.TypedDict):
@@ -96,25 +103,33 @@ class NodeBackend(t.TypedDict):
 
 
 class Parts(t.TypedDict):
-    """Whether the cluster has, or needs, parts of each allocator beside those of the nodes."""
+    """Whether the cluster has, or needs, parts of each allocator beside those of the nodes.
+
+    ``kubevirt`` are the entries by which KubeVirt permits cards to virtual machines; none where it isn't installed.
+    """
 
     extender: bool
     dra: bool
     hami: bool
     nvidia: bool
+    kata: bool
+    kubevirt: bool
 
 
 class Backends(t.TypedDict):
     """The back ends of a cluster.
 
-    ``extender``, ``dra``, ``hami`` and ``nvidia`` name nodes, ``gpushare`` those that have it or are to have it, and so
-    need its image. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them that no
-    node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of ``CLAIMS_ALL``,
-    ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has none of them.
-    ``allocators`` has each allocator's ``role``, the label of its ``server``, and the ``restricted`` label of its
-    nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether machines of
-    the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose their server in
-    this run: it was selected by a label that kubelet may set, and will be by the restricted one, which they haven't.
+    ``extender``, ``dra``, ``hami``, ``nvidia``, ``passthrough``, ``vgpu`` and ``kata`` name nodes, ``gpushare`` those
+    that have it or are to have it, and so need its image. ``virtual`` are the nodes whose cards are all for virtual
+    machines, ``driverless`` those of them on which the host needs no driver, and ``binding`` the nodes some or all of
+    whose cards VFIO gets. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them
+    that no node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of
+    ``CLAIMS_ALL``, ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has
+    none of them. ``allocators`` has each allocator's ``role``, the label of its ``server``, and the ``restricted``
+    label of its nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether
+    machines of the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose
+    their server in this run: it was selected by a label that kubelet may set, and will be by the restricted one, which
+    they haven't.
     ``openshift`` is OpenShift's version; empty for another cluster, or where it isn't known.
     """
 
@@ -125,6 +140,12 @@ class Backends(t.TypedDict):
     dra: list[str]
     hami: list[str]
     nvidia: list[str]
+    passthrough: list[str]
+    vgpu: list[str]
+    kata: list[str]
+    virtual: list[str]
+    driverless: list[str]
+    binding: list[str]
     parts: Parts
     there: Parts
     leaving: Parts
@@ -137,7 +158,14 @@ class Backends(t.TypedDict):
     openshift: str
 
 
-NO_PARTS: Parts = {"extender": False, "dra": False, "hami": False, "nvidia": False}
+NO_PARTS: Parts = {
+    "extender": False,
+    "dra": False,
+    "hami": False,
+    "nvidia": False,
+    "kata": False,
+    "kubevirt": False,
+}
 
 
 def observed(cluster: Cluster) -> dict[str, frozenset[str]]:
@@ -188,6 +216,7 @@ def resolve(
     dedicated: bool = False,
     alone: t.Collection[str] = (),
     selecting: t.Collection[str] = (),
+    kubevirt: bool = False,
 ) -> Backends:
     """Decide each node's back end and allocation.
 
@@ -202,6 +231,7 @@ def resolve(
     :param alone: nodes that join in this run, beside which nothing changes: of the others, those that aren't in the
         cluster yet are left out. Empty where all nodes are set up.
     :param selecting: allocators whose server in the cluster selects its nodes without the restricted label.
+    :param kubevirt: the cluster has KubeVirt.
     """
     now = observed(cluster)
     values = values or {}
@@ -210,7 +240,16 @@ def resolve(
     by_default = _default(cluster, no_claims(cluster, capacity, values), now)
     nodes = [_of_node(row, now.get(row["node"], frozenset()), by_default, row["node"] in switch) for row in wanted]
     having = {value: [node["node"] for node in nodes if node["allocation"] == value] for value in ALLOCATORS}
-    needed = {value: bool(names) for value, names in having.items()}
+    driverless = [*having[PASSTHROUGH], *having[KATA]]
+    some = {row["node"] for row in wanted if row.get("cards")}
+    # A node that is still to be switched to virtual machines keeps its cards until then.
+    by_card = [
+        node["node"]
+        for node in nodes
+        if node["node"] in some and not (is_virtual(node["allocation"]) or is_virtual(node["wanted"]))
+    ]
+    needed = {value: bool(names) for value, names in having.items() if value in NO_PARTS}
+    needed["kubevirt"] = kubevirt and bool(having[PASSTHROUGH] or having[VGPU] or by_card)
     # The schedulers use the extender before the first node announces its cards to them.
     needed[EXTENDER] = needed[EXTENDER] or any(node["wanted"] == EXTENDER for node in nodes)
     there = there or NO_PARTS
@@ -231,6 +270,12 @@ def resolve(
         "dra": having[DRA],
         "hami": having[HAMI],
         "nvidia": having[NVIDIA],
+        "passthrough": having[PASSTHROUGH],
+        "vgpu": having[VGPU],
+        "kata": having[KATA],
+        "virtual": [*having[PASSTHROUGH], *having[VGPU], *having[KATA]],
+        "driverless": driverless,
+        "binding": [*driverless, *by_card],
         "parts": t.cast(Parts, needed),
         "there": there,
         "dedicated": dedicated,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts import backends
+from .._contracts import backends, operator_labels
 from .._contracts.backends import OPERANDS
 from .._contracts.model import Node
 from .._contracts.nvidia_plugin import LABEL_PRESENT
@@ -20,7 +20,7 @@ VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
 CHOICES = (AUTO, ROLES, GPU_OPERATOR, PROVIDER)
 # The operator's label of a node whose toolkit it has.
-TOOLKIT_LABEL = (f"{foreign.OPERATORS_LABELS}container-toolkit", "true")
+TOOLKIT_LABEL = (operator_labels.TOOLKIT, "true")
 # Labels and systems of nodes whose image, or whose provider's DaemonSet, brings the driver.
 PROVIDER_LABELS: t.Mapping[str, str] = {
     "cloud.google.com/gke-gpu-driver-version": "GKE's driver installer",

@@ -9,6 +9,7 @@ import dataclasses
 import typing as t
 
 from .._contracts import claim_templates
+from .._contracts.backends import KATA
 from .._contracts.claims import Claim, claim_of
 from .._contracts.gpushare import ContractError
 from .._contracts.model import Node, Pod, PodParser, node_of, well_formed
@@ -33,8 +34,12 @@ ARGUMENTS: JsonObject = {
     "delete_emptydir_data": {"type": "bool", "default": False},
     "grace_period": {"type": "int"},
     "timeout": {"type": "int", "default": 600},
+    "resources": {"type": "list", "elements": "str", "default": []},
 }
 MIRROR = "kubernetes.io/config.mirror"
+# On the pod in which KubeVirt runs a virtual machine; the resources of its cards mostly have NVIDIA's name.
+LAUNCHER = ("kubevirt.io", "virt-launcher")
+OF_NVIDIA = "nvidia.com/"
 
 # What may be left of an allocation on a node.
 LABEL, ANNOTATION, RESOURCE, SLICE, SERVER, CLAIM, POD = (
@@ -115,15 +120,38 @@ def serves_claims(kube: Kube) -> bool:
     return allocators.release(str(kube.version().get("gitVersion", ""))) >= allocators.CLAIMS_SINCE
 
 
-def holders(state: NodeState) -> list[BoundPod]:
-    """Return the pods that have a card of the node, whoever has allocated it; not those that have ended."""
+def holders(state: NodeState, resources: t.Collection[str] = ()) -> list[BoundPod]:
+    """Return the pods that have a card of the node, whoever has allocated it; not those that have ended.
+
+    :param resources: that virtual machines request for cards, beside NVIDIA's.
+    """
     drivers = {claim_templates.DRIVER, *foreign.DRIVERS}
     claiming = {user.uid for claim in state.claims if claim.drivers & drivers for user in claim.users}
     return [
         bound
         for bound in state.pods
-        if not bound.pod.finished and (bound.pod.holds_units or bound.pod.uid in claiming or _asks_others(bound.pod))
+        if not bound.pod.finished
+        and (
+            bound.pod.holds_units
+            or bound.pod.uid in claiming
+            or _asks_others(bound.pod)
+            or _asks_virtual(bound.pod, resources)
+        )
     ]
+
+
+def is_machine(pod: Pod) -> bool:
+    """Return whether a pod is a virtual machine of KubeVirt's."""
+    return pod.labels.get(LAUNCHER[0]) == LAUNCHER[1]
+
+
+def _asks_virtual(pod: Pod, resources: t.Collection[str]) -> bool:
+    """Return whether a virtual machine requests a card: KubeVirt's, or a pod with Kata's runtime."""
+    of_kata = allocators.ALLOCATORS[KATA]
+    requests = {name for container in pod.containers for name, number in container.requests.items() if number > 0}
+    if is_machine(pod):
+        return any(name.startswith(OF_NVIDIA) or name in resources for name in requests)
+    return any(map(of_kata.announces, requests))
 
 
 def _asks_others(pod: Pod) -> bool:
@@ -131,15 +159,16 @@ def _asks_others(pod: Pod) -> bool:
     return any(foreign.announced(container.requests) for container in pod.containers)
 
 
-def remains(state: NodeState, allocator: str) -> list[Remain]:
+def remains(state: NodeState, allocator: str, requested: t.Collection[str] = ()) -> list[Remain]:
     """Return what is left in the API of a node's allocators, except for the one that is to have it.
 
     :param allocator: that one's name, a key of ``ALLOCATORS``.
+    :param requested: as ``resources`` for ``holders``.
     """
     node = state.node
     if node is None:
         return []
-    left = [Remain(POD, bound.pod.key) for bound in holders(state)]
+    left = [Remain(POD, bound.pod.key) for bound in holders(state, requested)]
     kept = allocators.ALLOCATORS[allocator]
     # Before the node has its label, it announces nothing there.
     own = kept.labels(node.labels)
@@ -148,7 +177,8 @@ def remains(state: NodeState, allocator: str) -> list[Remain]:
         if other == kept:
             continue
         server, component = other.server
-        left += [Remain(SERVER, bound.pod.key) for bound in state.pods if bound.pod.labels.get(server) == component]
+        if other.server != kept.server:
+            left += [Remain(SERVER, bound.pod.key) for bound in state.pods if bound.pod.labels.get(server) == component]
         own_labels = (other.label, other.restricted)
         left += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if node.labels.get(key) == value]
         left += [Remain(ANNOTATION, name) for name in other.annotations if name in node.annotations]
@@ -176,7 +206,7 @@ class Drain:
         return read(self._kube, self._params["node"], self._by_claims)
 
     def plan(self, state: NodeState) -> Plan:
-        reasons = {bound.pod.key: self._refusal(bound) for bound in holders(state)}
+        reasons = {bound.pod.key: self._refusal(bound) for bound in self._holders(state)}
         refused = {key: reason for key, reason in reasons.items() if reason}
         if refused:
             raise BadInput(
@@ -186,11 +216,18 @@ class Drain:
             )
         return Plan(tuple(Change(f"Pod {key}", "has a card\n", "", key) for key in reasons))
 
+    def _holders(self, state: NodeState) -> list[BoundPod]:
+        return holders(state, self._params.get("resources") or ())
+
     def _refusal(self, bound: BoundPod) -> str:
         """Return why a pod isn't evicted; empty where it may be, or goes already."""
         key, (kind, name) = bound.pod.key, bound.controller
         if bound.pod.terminating:
             return ""
+        if is_machine(bound.pod):
+            return (
+                f"{key} is a virtual machine with a card, which can't be moved to another node: stop it (virtctl stop)"
+            )
         if MIRROR in bound.pod.annotations:
             return f"{key} is a static pod of the node"
         if kind == "DaemonSet":
@@ -202,13 +239,13 @@ class Drain:
         return ""
 
     def apply(self, state: NodeState, plan: Plan) -> None:
-        left, refusals = holders(state), dict[str, str]()
+        left, refusals = self._holders(state), dict[str, str]()
         for _attempt in self._waiting.attempts():
             for bound in left:
                 if not bound.pod.terminating:
                     self._evict(bound.pod, refusals)
             state = self.observe()
-            left = holders(state)
+            left = self._holders(state)
             if not left:
                 return
         names = [bound.pod.key for bound in left]
@@ -246,7 +283,7 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
         raise BadInput("state clean needs the allocator beside which nothing may be left")
     by_claims, left = serves_claims(kube), list[Remain]()
     for _attempt in waiting.attempts():
-        left = remains(read(kube, params["node"], by_claims), params["allocator"])
+        left = remains(read(kube, params["node"], by_claims), params["allocator"], params.get("resources") or ())
         if not left or check:
             return {"changed": False, "remains": [remain._asdict() for remain in left]}
     raise NotInEffect(

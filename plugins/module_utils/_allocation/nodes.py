@@ -9,12 +9,12 @@ import dataclasses
 import sys
 import typing as t
 
-from .._contracts import backends, hami
+from .._contracts import backends, hami, virtual
 from .._contracts import gpushare as contract
 from .._contracts import nvidia_plugin as nvidia
 from .._contracts.model import Node, node_of, node_unit
 from .._core.types import JsonObject
-from .pods import GPUSHARE, HAMI, MOST, NVIDIA, Card, CardEntry, PodEntry, ResourceEntry
+from .pods import GPUSHARE, HAMI, MOST, NVIDIA, VIRTUAL, Card, CardEntry, DeviceEntry, PodEntry, ResourceEntry
 
 
 def limit_of_cards(limits: t.Iterable[str]) -> str:
@@ -37,12 +37,14 @@ UPSTREAM = "gpushare-upstream"
 class Part:
     """One back end on one node.
 
-    :param backend: ``gpushare``, ``gpushare-upstream``, ``dra``, ``hami``, ``nvidia``; empty if the node advertises
-        nothing.
+    :param backend: ``gpushare``, ``gpushare-upstream``, ``dra``, ``hami``, ``nvidia``; of cards for virtual machines
+        ``passthrough``, ``vgpu``, ``kata``, or ``virtual`` where the node has none of these; empty if the node
+        advertises nothing.
     :param unit: ``GiB``, ``MiB``, ``count`` or None.
     :param keys: cards by the key that claims use for them.
     :param slots: of HAMi's nodes.
     :param gpus: of NVIDIA's nodes, by their labels.
+    :param devices: cards for virtual machines; None for other back ends.
     """
 
     backend: str = ""
@@ -55,6 +57,7 @@ class Part:
     slots: dict[str, int] | None = None
     gpus: JsonObject | None = None
     resources: list[ResourceEntry] = dataclasses.field(default_factory=list)
+    devices: list[DeviceEntry] | None = None
     total: int = 0
     used: int = 0
 
@@ -87,6 +90,7 @@ def read_node(raw: t.Any) -> list[NodeShares]:
     read = NodeShares(node, node.announced_limit, problems=[node.problem] if node.problem else [])
     _gpushare(read)
     _hami_or_nvidia(read)
+    _virtual(read)
     read.problems = list(dict.fromkeys(read.problems))
     return [read]
 
@@ -145,7 +149,8 @@ def _hami_or_nvidia(read: NodeShares) -> None:
         _hami(register, counts, left, read)
         return
     if any(left.values()) or (
-        any(counts.values()) and backends.given(node.labels) not in (backends.GPUSHARE, backends.HAMI)
+        any(counts.values())
+        and backends.given(node.labels) not in (backends.GPUSHARE, backends.HAMI, *backends.VIRTUAL)
     ):
         _nvidia(counts, left, read)
 
@@ -180,6 +185,32 @@ def _nvidia(counts: t.Mapping[str, int], left: t.Mapping[str, int], read: NodeSh
     ]
     part.capacity = part.total = sum(counts.values())
     part.allocatable = sum(left.values())
+
+
+def virtual_part(read: NodeShares) -> Part:
+    """Return a node's part of cards for virtual machines."""
+    part = read.parts.setdefault(VIRTUAL, Part(unit="count"))
+    if part.devices is None:
+        named = str(read.node.labels.get(backends.LABEL))
+        part.backend, part.unit, part.devices = named if named in backends.VIRTUAL else VIRTUAL, "count", []
+    return part
+
+
+def _virtual(read: NodeShares) -> None:
+    counts, left = (
+        {name: _known(number, name, read) for name, number in amounts.items() if virtual.is_resource(name)}
+        for amounts in (read.node.capacity, read.node.allocatable)
+    )
+    names = sorted(name for name in {*counts, *left} if counts.get(name) or left.get(name))
+    # A node of such a back end is listed also while nobody announces its cards.
+    if not names and read.node.labels.get(backends.LABEL) not in backends.VIRTUAL:
+        return
+    part = virtual_part(read)
+    part.resources = [
+        {"name": name, "capacity": counts.get(name, 0), "allocatable": left.get(name, 0), "used": 0} for name in names
+    ]
+    part.capacity = part.total = sum(row["capacity"] for row in part.resources)
+    part.allocatable = sum(row["allocatable"] for row in part.resources)
 
 
 def card_entry(index: int, uuid: str, model: str, memory_mib: int, total: int, healthy: bool, reason: str) -> CardEntry:

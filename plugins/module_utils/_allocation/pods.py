@@ -13,7 +13,7 @@ from __future__ import annotations
 import typing as t
 
 from .._contracts import claims as dra
-from .._contracts import hami
+from .._contracts import hami, virtual
 from .._contracts import nvidia_plugin as nvidia
 from .._contracts.model import INIT, MAIN, Container, Pod, PodParser
 
@@ -29,6 +29,8 @@ class PodEntry(t.TypedDict, total=False):
     """A pod that holds or requests units.
 
     ``cores`` and ``slots`` are HAMi's, ``resources`` are NVIDIA's, ``reason`` and ``backend`` those of Pending pods.
+    ``kind``, ``machine`` and ``runtime_class`` are there with cards of virtual machines: who holds them (see
+    ``_contracts/virtual``), and the VirtualMachineInstance.
     """
 
     namespace: str
@@ -46,6 +48,9 @@ class PodEntry(t.TypedDict, total=False):
     resources: dict[str, int]
     reason: str
     backend: str
+    kind: str
+    machine: str
+    runtime_class: str
 
 
 class CardEntry(t.TypedDict, total=False):
@@ -68,12 +73,40 @@ class CardEntry(t.TypedDict, total=False):
 
 
 class ResourceEntry(t.TypedDict):
-    """A resource of NVIDIA's device plugin."""
+    """A resource of NVIDIA's device plugin, or of cards for virtual machines."""
 
     name: str
     capacity: int
     allocatable: int
     used: int
+
+
+class DeviceEntry(t.TypedDict):
+    """A card or a vGPU for virtual machines.
+
+    :ivar kind: ``card`` or ``vgpu``.
+    :ivar card: address of the card on PCI, and ``address`` of the function that a machine gets.
+    :ivar uuid: of a mediated device; empty for others.
+    :ivar type: of a vGPU, as A10-4Q.
+    :ivar device: vendor and device, as 10de:2236.
+    :ivar resource: by which it is announced; empty where nobody does, or that isn't known.
+    :ivar state: ``held``, ``free`` or ``unknown``.
+    :ivar reason: code of the reason why it is unknown; see ``virtual.REASONS``.
+    """
+
+    kind: str
+    card: str
+    address: str
+    uuid: str
+    type: str
+    device: str
+    model: str
+    driver: str
+    iommu_group: int | None
+    resource: str
+    state: str
+    reason: str
+    pods: list[PodEntry]
 
 
 class BackendTotals(t.TypedDict):
@@ -86,7 +119,10 @@ class BackendTotals(t.TypedDict):
 
 
 class BackendEntry(t.TypedDict, total=False):
-    """One back end on a node; ``slots`` is HAMi's, ``gpus`` and ``resources`` are NVIDIA's."""
+    """One back end on a node; ``slots`` is HAMi's, ``gpus`` and ``resources`` are NVIDIA's.
+
+    Cards for virtual machines have ``resources`` and ``devices``.
+    """
 
     backend: str
     unit: str | None
@@ -99,6 +135,7 @@ class BackendEntry(t.TypedDict, total=False):
     slots: dict[str, int]
     gpus: dict[str, t.Any]
     resources: list[ResourceEntry]
+    devices: list[DeviceEntry]
 
 
 class NodeEntry(BackendEntry, total=False):
@@ -124,6 +161,8 @@ class Allocation(t.TypedDict):
 
 
 GPUSHARE, DRA, HAMI, NVIDIA = "gpushare", "dra", "hami", "nvidia"
+# Cards for virtual machines, by whatever back end or driver.
+VIRTUAL = "virtual"
 # One of these is in each pod that a backend has to do with.
 MARKERS = (b"gpu-mem", b"nvidia.com", b"hami.io", b'"resourceClaims"')
 
@@ -143,6 +182,8 @@ class Claim(t.NamedTuple):
     :param entry: the pod's entry, without ``units``.
     :param reason: the scheduler's reason if it isn't bound.
     :param uses: its ResourceClaims, whose cards are to be added; they may be another driver's.
+    :param holder: who the pod is, with claims that may be for cards for virtual machines.
+    :param addresses: of cards for virtual machines that it has by its claims.
     """
 
     node: str
@@ -152,6 +193,8 @@ class Claim(t.NamedTuple):
     entry: PodEntry
     reason: str = ""
     uses: tuple[dra.PodClaim, ...] = ()
+    holder: PodEntry = t.cast(PodEntry, {})
+    addresses: tuple[str, ...] = ()
 
     @property
     def units(self) -> int:
@@ -179,7 +222,8 @@ class PodReader:
         if pod.sharing:
             yield self._gpushare(pod)
         if pod.uses:
-            yield self._claim(pod, DRA, ((None, hami.NOTHING),), self.entry(pod, [], False, False, ""))
+            claim = self._claim(pod, DRA, ((None, hami.NOTHING),), self.entry(pod, [], False, False, ""))
+            yield claim._replace(holder=holder(pod))
         requested = {resource for container in pod.containers for resource in container.requests}
         if pod.annotations.get(hami.POD_NODE) or pod.annotations.get(hami.POD_ALLOCATED):
             yield self._hami(pod)
@@ -191,6 +235,12 @@ class PodReader:
             counts, named = nvidia_counts(pod)
             if counts:
                 yield self._nvidia(pod, counts, named)
+        if any(map(virtual.is_resource, requested)):
+            counts, named = nvidia_counts(pod, virtual.is_resource)
+            if counts:
+                claim = self._nvidia(pod, counts, named)
+                entry = t.cast(PodEntry, {**claim.entry, **holder(pod)})
+                yield claim._replace(backend=VIRTUAL, entry=entry)
 
     def _claim(self, pod: Pod, backend: str, shares: Shares, entry: PodEntry) -> Claim:
         return Claim(
@@ -283,6 +333,12 @@ class PodReader:
         return self._lists[key]
 
 
+def holder(pod: Pod) -> PodEntry:
+    """Return who a pod is, with cards for virtual machines; without a kind where its RuntimeClass decides."""
+    kind = virtual.MACHINE if pod.machine else "" if pod.runtime_class else virtual.CONTAINER
+    return {"kind": kind, "machine": pod.machine, "runtime_class": pod.runtime_class}
+
+
 def held_units(units: int) -> hami.Held:
     """Return what a pod holds of a card where only units are counted."""
     return hami.Held(units, 0, 0)
@@ -299,18 +355,19 @@ def _sane(units: int) -> int:
 # --------------------------------------------------------------------------- by the rules of other back ends
 
 
-def nvidia_counts(pod: Pod) -> tuple[dict[str, int], list[tuple[str, int]]]:
+def nvidia_counts(
+    pod: Pod, counted: t.Callable[[str], bool] = nvidia.is_gpu_resource
+) -> tuple[dict[str, int], list[tuple[str, int]]]:
     """Count what a pod holds of NVIDIA's plugin, by Kubernetes' rule for init and sidecar containers.
 
+    :param counted: which resources, where they are others than the plugin's.
     :returns: counts by resource, and by container.
     """
     staying: dict[str, int] = {}
     most: dict[str, int] = {}
     named = []
     for container in pod.containers:
-        counts = {
-            name: count for name, count in container.requests.items() if count > 0 and nvidia.is_gpu_resource(name)
-        }
+        counts = {name: count for name, count in container.requests.items() if count > 0 and counted(name)}
         if not counts:
             continue
         named.append((container.name, sum(counts.values())))

@@ -16,11 +16,27 @@ from .._contracts.model import UNFINISHED
 from .._core.columns import columns
 from .._core.types import JsonObject
 from .._core.untrusted import line
+from .._kube.errors import KubeError
 from .._kube.stream import Streams, Wanted, listed, uncollected
 from . import claims
 from .compute import assemble, percent
+from .machines import machine_of
 from .nodes import read_node
-from .pods import DRA, HAMI, MARKERS, NVIDIA, Allocation, BackendEntry, BackendTotals, NodeEntry, PodEntry, PodReader
+from .pods import (
+    DRA,
+    HAMI,
+    MARKERS,
+    NVIDIA,
+    VIRTUAL,
+    Allocation,
+    BackendEntry,
+    BackendTotals,
+    Claim,
+    NodeEntry,
+    PodEntry,
+    PodReader,
+)
+from .virtual import device_name, holder_name, holder_text
 
 if t.TYPE_CHECKING:
     from .._kube.api import Client, Kube
@@ -37,36 +53,61 @@ TOTALS_OF = {
     DRA: "GPU memory by claims",
     HAMI: "GPU memory of HAMi's nodes",
     NVIDIA: "GPUs of NVIDIA's plugin",
+    VIRTUAL: "cards and vGPUs for virtual machines",
     "": "GPU memory of the cluster",
 }
 
 
-def report(kube: Client, tables: t.Sequence[str], now: datetime.datetime) -> JsonObject:
+def report(
+    kube: Client, tables: t.Sequence[str], now: datetime.datetime, machines: t.Mapping[str, t.Any] | None = None
+) -> JsonObject:
     """Read the allocation, and say of which cluster and when.
 
     :param tables: names of ``TABLES``.
     :param now: the time, in UTC.
+    :param machines: what role inspect has collected, by the name of the node.
     """
-    return {**collect(kube, tables), "cluster": kube.server, "time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {**collect(kube, tables, machines), "cluster": kube.server, "time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
-def collect(kube: Kube | Streams, tables: t.Sequence[str] = ("table",)) -> JsonObject:
+def collect(
+    kube: Kube | Streams, tables: t.Sequence[str] = ("table",), machines: t.Mapping[str, t.Any] | None = None
+) -> JsonObject:
     """Read the allocation from the cluster, as data and as tables, each a tuple of texts to print in this order.
 
     :param tables: names of ``TABLES``.
+    :param machines: see ``report``.
     """
     with uncollected():
-        allocation = _assembled(kube)
+        allocation = _assembled(kube, machines or {})
         formatted = {name: blocks(allocation, wide=name == "wide") for name in TABLES if name in tables}
     return {**allocation, **formatted, "requests": dict(kube.requests)}
 
 
-def _assembled(kube: Kube | Streams) -> Allocation:
+def _assembled(kube: Kube | Streams, machines: t.Mapping[str, t.Any]) -> Allocation:
     # What pods hold is freed before the tables are made.
     nodes, pods = listed(kube, Wanted("Node", read_node), Wanted("Pod", PodReader(), UNFINISHED, MARKERS))
     # After the pods: what a pod that is missing there holds is a row of its own.
     by_claims = claims.read(kube) if claims.may_exist(nodes, pods) else claims.Read()
-    return assemble(nodes, pods, by_claims)
+    observed = {name: machine_of(given) for name, given in machines.items()}
+    return assemble(nodes, pods, by_claims, _handlers(kube, pods), observed)
+
+
+def _handlers(kube: Kube | Streams, claims: t.Iterable[Claim]) -> dict[str, str] | None:
+    """Return the handlers of RuntimeClasses by name where a pod names one; None where they can't be read."""
+    if not any(claim.holder.get("runtime_class") or claim.entry.get("runtime_class") for claim in claims):
+        return {}
+
+    def keep(raw: t.Any) -> list[tuple[str, str]]:
+        return [(str(raw["metadata"]["name"]), str(raw["handler"]))]
+
+    try:
+        [rows] = listed(kube, Wanted("RuntimeClass", keep, api_version="node.k8s.io/v1"))
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        return None
+    return dict(rows)
 
 
 def table(allocation: Allocation, wide: bool = False) -> str:
@@ -117,7 +158,9 @@ def _blocks(node: NodeEntry, wide: bool) -> t.Iterator[str]:
 def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
     """Format the cards and pods of one back end on a node."""
     cards, pending = part["cards"], part["pending"]
+    devices = part.get("devices")
     header = ["NAMESPACE", "POD", "STATUS"]
+    header += [] if devices is None else ["HOLDER"]
     header += ["STATE", "UID", "CONTAINERS"] if wide else []
     first = len(header)
     header += [f"GPU{card['index']}(Allocated)" for card in cards]
@@ -127,13 +170,14 @@ def _part(part: BackendEntry, wide: bool, unit: str | None) -> str:
     # A pod of several cards is one row, at its first card.
     lines: dict[tuple[str, str], list[str]] = {}
     problems = {}
-    for place, pods in enumerate([*(card["pods"] for card in cards), pending]):
+    on_devices = [pod for device in devices or () for pod in device["pods"]]
+    for place, pods in enumerate([*(card["pods"] for card in cards), [*pending, *on_devices]]):
         for pod in pods:
             key = (pod["namespace"], pod["name"])
             cells = lines.get(key)
             if cells is None:
-                cells = lines[key] = _pod(pod, len(header), wide)
-            cells[first + place] = str(pod["units"])
+                cells = lines[key] = _pod(pod, len(header), wide, devices is not None)
+            cells[first + place] = str(int(cells[first + place]) + pod["units"])
             if pod["problem"]:
                 problems[key] = pod["problem"]
     rows += lines.values()
@@ -166,8 +210,23 @@ def _cards(part: BackendEntry, wide: bool) -> t.Iterator[str]:
         tail = line(", ".join(text for text in about if text))
         yield start + (f"{share.ljust(max(map(len, shares)))}  {tail}" if tail else share)
     for resource in part.get("resources") or []:
-        share = f"{resource['used']}/{resource['capacity']}{_kind(part['gpus'])}"
+        share = f"{resource['used']}/{resource['capacity']}{_kind(part['gpus']) if 'gpus' in part else ''}"
         yield f"{line(resource['name'])} {draw_bar(resource['used'], resource['capacity'])} {share}"
+    yield from _devices(part, wide)
+
+
+def _devices(part: BackendEntry, wide: bool) -> t.Iterator[str]:
+    """Format a line for each card and vGPU for virtual machines, with who has it."""
+    devices = part.get("devices")
+    if not devices:
+        return
+    rows = [["ADDRESS", "WHAT", "DRIVER", "GROUP", *(["UUID", "RESOURCE"] if wide else []), "HOLDER"]]
+    for device in devices:
+        group = device["iommu_group"]
+        row = [device["address"], device_name(device), device["driver"] or "-", "-" if group is None else str(group)]
+        row += [device["uuid"] or "-", device["resource"] or "-"] if wide else []
+        rows.append([*row, holder_text(device, pods=wide)])
+    yield from columns(rows).splitlines()
 
 
 def _kind(gpus: JsonObject) -> str:
@@ -182,8 +241,9 @@ def _kind(gpus: JsonObject) -> str:
     return f"  {text}" if text else ""
 
 
-def _pod(pod: PodEntry, columns: int, wide: bool) -> list[str]:
+def _pod(pod: PodEntry, columns: int, wide: bool, with_holder: bool) -> list[str]:
     cells = [_shortened(pod["namespace"], wide), _shortened(pod["name"], wide), _status(pod)]
+    cells += [holder_name(pod)] if with_holder else []
     if wide:
         held = ",".join(f"{container['name']}={container['units']}" for container in pod["containers"])
         cells += [pod["state"], pod["uid"] or "-", held or "-"]

@@ -121,7 +121,9 @@ class BootReconciler:
         self._must([program, target(self._system, boot["environment"]), "set", f"kernelopts={value}"])
 
     def _kargs(self, append: tuple[str, ...], delete: tuple[str, ...]) -> None:
-        argv = [f"--append-if-missing={one}" for one in append] + [f"--delete-if-present={one}" for one in delete]
+        argv = [f"--append-if-missing={argument}" for argument in append] + [
+            f"--delete-if-present={argument}" for argument in delete
+        ]
         if argv:
             self._must(["rpm-ostree", "kargs", *argv])
 
@@ -154,14 +156,14 @@ class BootReconciler:
             # No entry is known to be the next one; the second observation looks at all of them.
             return
         entry = boot["next"]["path"] if boot["next"] else ""
-        missing = [one for one in wanted(self._given, boot) if not words.effective(one, have)]
+        missing = [argument for argument in wanted(self._given, boot) if not words.effective(argument, have)]
         if missing:
             raise NotInEffect(
                 f"{entry}: the entry that boots next has no {' '.join(missing)}{_later(boot)}",
                 code="not-in-entry",
                 entry=boot["next"],
             )
-        left = [one for one in dropped if one in have]
+        left = [argument for argument in dropped if argument in have]
         if left:
             raise NotInEffect(
                 f"{entry}: the entry that boots next still has {' '.join(left)}",
@@ -176,8 +178,8 @@ def _later(boot: Boot) -> str:
     for path, content in sorted(boot["files"].items()):
         if boot["loader"] != "grub-drop-in" or path <= layout.DROP_IN:
             continue
-        for one in places.assignments(content):
-            if one.name == places.VARIABLE and f"${places.VARIABLE}" not in one.value:
+        for assignment in places.assignments(content):
+            if assignment.name == places.VARIABLE and f"${places.VARIABLE}" not in assignment.value:
                 found.append(path)
     return f", because {', '.join(dict.fromkeys(found))} sets {places.VARIABLE} anew" if found else ""
 

@@ -92,9 +92,9 @@ def menu(config: str) -> list[MenuEntry]:
 
 def _heading(text: str) -> tuple[str, str]:
     title, id_ = _TITLE.match(text), _ID.search(text)
-    name = next((one for one in title.groups() if one is not None), "") if title else ""
+    name = next((group for group in title.groups() if group is not None), "") if title else ""
     name = name.replace("'\\''", "'")
-    return name, next((one for one in id_.groups() if one is not None), name) if id_ else name
+    return name, next((group for group in id_.groups() if group is not None), name) if id_ else name
 
 
 def chosen(config: str, environment: t.Mapping[str, str]) -> tuple[str, bool]:
@@ -148,7 +148,7 @@ def next_of_bls(config: str, environment: t.Mapping[str, str], files: t.Mapping[
     paths = {_stem(path): path for path in _linux(files)}
     known = [MenuEntry(entry_fields(files[path]).get("title", id_), id_, "") for id_, path in paths.items()]
     choice, once = chosen(config, environment)
-    entry = find(sorted(known, key=lambda one: _of_grub(one.id, files[paths[one.id]])), choice)
+    entry = find(sorted(known, key=lambda known_entry: _of_grub(known_entry.id, files[paths[known_entry.id]])), choice)
     if entry is None:
         return None
     path = paths[entry.id]
@@ -192,7 +192,7 @@ def _entry(path: str, files: t.Mapping[str, str], once: bool) -> Entry:
 
 def _matches(path: str, pattern: str) -> bool:
     stem = _stem(path).lower()
-    return any(fnmatch.fnmatchcase(one, pattern.lower()) for one in (stem, f"{stem}.conf"))
+    return any(fnmatch.fnmatchcase(name, pattern.lower()) for name in (stem, f"{stem}.conf"))
 
 
 def _linux(files: t.Mapping[str, str]) -> list[str]:

@@ -123,7 +123,7 @@ def record(system: System) -> Record | None:
         kernelopts = _recorded(fields["kernelopts"]) if fields["kernelopts"] else None
         added = fields["added"]
         known = all(layout.is_place(path) for path in files)
-        if known and isinstance(added, list) and all(one.split() == [one] for one in added):
+        if known and isinstance(added, list) and all(argument.split() == [argument] for argument in added):
             return {"added": added, "files": files, "kernelopts": kernelopts}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
@@ -300,7 +300,7 @@ class _Detector:
             self._refuse("proxmox-grub", [PROXMOX])
             return
         folder = target(self._system, config).rpartition("/")[0]
-        block = next((one for one in (f"{folder}/grubenv", "/boot/grub2/grubenv") if self._system.exists(one)), "")
+        block = next((path for path in (f"{folder}/grubenv", "/boot/grub2/grubenv") if self._system.exists(path)), "")
         variables = entries.variables(whole(self._system, target(self._system, block)) or "") if block else {}
         self._boot["environment"] = block
         if entries.uses_entries(self._menu):

@@ -42,7 +42,7 @@ class LoaderEntry:
 
     def read(self, path: str, text: str) -> list[str]:
         found = [text[line.start : line.end] for line in entry_lines(text) if line.key == "options"]
-        return [word for one in found for word in words.split(one)]
+        return [word for options in found for word in words.split(options)]
 
     def add(self, path: str, text: str, arguments: t.Sequence[str]) -> str:
         if not arguments:
@@ -52,9 +52,9 @@ class LoaderEntry:
             line = "\r\n" if "\r\n" in text else "\n"
             return f"{text}{'' if text.endswith(chr(10)) or not text else line}options {' '.join(arguments)}{line}"
         # In the one with init's words, if any, else in the last.
-        ending = [one for one in options if words.END in words.split(text[one.start : one.end])]
-        one = (ending or options[-1:])[0]
-        return text[: one.start] + words.add(text[one.start : one.end], arguments) + text[one.end :]
+        ending = [option for option in options if words.END in words.split(text[option.start : option.end])]
+        option = (ending or options[-1:])[0]
+        return text[: option.start] + words.add(text[option.start : option.end], arguments) + text[option.end :]
 
     def remove(self, path: str, text: str, arguments: t.Collection[str]) -> str:
         for line in reversed(entry_lines(text)):
@@ -101,11 +101,13 @@ class Kernelstub:
 
     def remove(self, path: str, text: str, arguments: t.Collection[str]) -> str:
         document = self._document(path, text)
-        return self._with(document, path, [one for one in self._options(document, path) if one not in arguments])
+        return self._with(
+            document, path, [argument for argument in self._options(document, path) if argument not in arguments]
+        )
 
-    def same(self, path: str, one: str, other: str) -> bool:
+    def same(self, path: str, text: str, other: str) -> bool:
         """Return whether two texts have the same values."""
-        return self._document(path, one).tree == self._document(path, other).tree
+        return self._document(path, text).tree == self._document(path, other).tree
 
     def _with(self, document: json_editor.Document, path: str, options: list[str]) -> str:
         if options != self._options(document, path):
@@ -118,7 +120,7 @@ class Kernelstub:
     def _options(self, document: json_editor.Document, path: str) -> list[str]:
         user: JsonObject = document.tree.get("user") or {}
         options = user.get("kernel_options") if isinstance(user, dict) else None
-        if not isinstance(options, list) or not all(isinstance(one, str) for one in options):
+        if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
             raise BadInput(f"{path}: user.kernel_options is no list of texts")
         return list(options)
 
@@ -238,12 +240,17 @@ class DefaultGrub:
     names = (VARIABLE, f"{VARIABLE}_DEFAULT")
 
     def read(self, path: str, text: str) -> list[str]:
-        return [word for one in self._of(path, text) if one.name in self.names for word in words.split(one.value)]
+        return [
+            word
+            for assignment in self._of(path, text)
+            if assignment.name in self.names
+            for word in words.split(assignment.value)
+        ]
 
     def add(self, path: str, text: str, arguments: t.Sequence[str]) -> str:
         if not arguments:
             return text
-        last = [one for one in self._of(path, text) if one.name == VARIABLE][-1:]
+        last = [assignment for assignment in self._of(path, text) if assignment.name == VARIABLE][-1:]
         # A value that a shell computes stays as it is; the line after it appends.
         if not last or not last[0].simple or not text[last[0].start : last[0].end]:
             end = "" if text.endswith("\n") or not text else "\n"
@@ -255,17 +262,17 @@ class DefaultGrub:
         return text[: last[0].start] + mark + inside + mark + text[last[0].end :]
 
     def remove(self, path: str, text: str, arguments: t.Collection[str]) -> str:
-        for one in reversed([each for each in self._of(path, text) if each.name in self.names]):
-            raw = text[one.start : one.end]
+        for assignment in reversed([each for each in self._of(path, text) if each.name in self.names]):
+            raw = text[assignment.start : assignment.end]
             mark = raw[:1] if raw[:1] in ('"', "'") and len(raw) > 1 and raw[-1] == raw[0] else ""
             rest = words.remove(raw[1:-1], arguments) if mark else words.remove(raw, arguments)
-            begin = text.rfind("\n", 0, one.start) + 1
-            appended = rest.strip() == f"${VARIABLE}" and text[begin : one.start] == f"{VARIABLE}="
+            begin = text.rfind("\n", 0, assignment.start) + 1
+            appended = rest.strip() == f"${VARIABLE}" and text[begin : assignment.start] == f"{VARIABLE}="
             if mark and appended and rest != raw[1:-1]:
-                end = text.find("\n", one.end)
+                end = text.find("\n", assignment.end)
                 text = text[:begin] + (text[end + 1 :] if end >= 0 else "")
             else:
-                text = text[: one.start] + mark + rest + mark + text[one.end :]
+                text = text[: assignment.start] + mark + rest + mark + text[assignment.end :]
         return text
 
     def _of(self, path: str, text: str) -> list[Assignment]:

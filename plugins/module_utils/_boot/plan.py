@@ -94,7 +94,7 @@ def options(params: JsonObject) -> Options:
             )
     given = tuple(dict.fromkeys(params["arguments"]))
     for argument in given:
-        other = words.conflict(argument, [one for one in given if one != argument])
+        other = words.conflict(argument, [each for each in given if each != argument])
         if other:
             raise BadInput(f"arguments: {argument} and {other} contradict each other")
     return Options(True, given, bool(params["iommu"]))
@@ -125,7 +125,7 @@ def needed_for_iommu(boot: Boot) -> list[str]:
 
     :raises BadInput: no argument would turn it on.
     """
-    table, kept = boot["iommu"]["table"], [one for one in added(boot) if one == INTEL]
+    table, kept = boot["iommu"]["table"], [argument for argument in added(boot) if argument == INTEL]
     if boot["iommu"]["groups"]:
         # It may be on by what was added.
         return kept
@@ -212,8 +212,8 @@ def difference(given: Options, boot: Boot) -> Difference:
     old = added(boot)
     arguments = wanted(given, boot)
     _refuse_conflicts(arguments, boot, old)
-    missing = [one for one in arguments if one in old or not _effective(one, boot)]
-    drop = tuple(one for one in old if one not in missing)
+    missing = [argument for argument in arguments if argument in old or not _effective(argument, boot)]
+    drop = tuple(argument for argument in old if argument not in missing)
     if not boot["loader"] and (missing or drop):
         _refuse_loader(boot, missing, drop)
     files: dict[str, tuple[str | None, str | None, str | None]] = {}
@@ -225,11 +225,15 @@ def difference(given: Options, boot: Boot) -> Difference:
         if after != text:
             files[path] = (text, after, base)
     kernelopts = _kernelopts(boot, old, missing)
-    own = [one for one in missing if one in old or boot["loader"] == "rpm-ostree" or _written(one, files, kernelopts)]
+    own = [
+        argument
+        for argument in missing
+        if argument in old or boot["loader"] == "rpm-ostree" or _written(argument, files, kernelopts)
+    ]
     made = Difference(tuple(missing), tuple(own), drop, files, kernelopts)
     entry = boot["next"]
     if boot["loader"] in EDITED and entry and not files and not kernelopts:
-        others = [one for one in missing if not words.effective(one, next_words(boot) or [])]
+        others = [argument for argument in missing if not words.effective(argument, next_words(boot) or [])]
         if others:
             raise BadInput(
                 f"{entry['path']} boots next, and it isn't one of the system's entries, which have {' '.join(others)}: "
@@ -318,11 +322,15 @@ def _target(path: str, boot: Boot, old: t.Sequence[str], missing: t.Sequence[str
     if text is None or base is None:
         return text, base
     have = kind.read(path, text)
-    if all(one in have for one in missing) and not any(one in have for one in old if one not in missing) and missing:
+    if (
+        all(argument in have for argument in missing)
+        and not any(argument in have for argument in old if argument not in missing)
+        and missing
+    ):
         # It may have come there by a kernel's package, too.
         return text, base
     present = words.of_kernel(kind.read(path, base))
-    lacking = [one for one in missing if one not in present]
+    lacking = [argument for argument in missing if argument not in present]
     return (kind.add(path, base, lacking) if lacking else base), base
 
 
@@ -349,7 +357,7 @@ def _kernelopts(boot: Boot, old: t.Sequence[str], missing: t.Sequence[str]) -> t
     known = boot["record"]["kernelopts"] if boot["record"] else None
     same = known is not None and digest(value) == known["after"]
     base = (known["before"] or "") if known is not None and same else words.remove(value, old)
-    after = words.add(base, [one for one in missing if one not in words.split(base)])
+    after = words.add(base, [argument for argument in missing if argument not in words.split(base)])
     return (value, after, base) if after != value else None
 
 
@@ -401,8 +409,8 @@ def _of_loader(made: Difference, boot: Boot, edits: bool) -> list[Change]:
     """Return the change of the loader's own files, which follows from the edited ones."""
     entry, loader = boot["next"], boot["loader"]
     have = next_words(boot) or []
-    append = tuple(one for one in made.missing if one not in have)
-    delete = tuple(one for one in made.drop if one in have)
+    append = tuple(argument for argument in made.missing if argument not in have)
+    delete = tuple(argument for argument in made.drop if argument in have)
     if loader == "rpm-ostree" and entry and (append or delete):
         after = words.add(words.remove(entry["arguments"], delete), append)
         return [Change("rpm-ostree kargs", f"{entry['arguments']}\n", f"{after}\n", Kargs(append, delete))]
@@ -421,8 +429,8 @@ def outcome(given: Options, boot: Boot) -> JsonObject:
     """
     made = difference(given, boot)
     now = now_words(boot)
-    waiting = [one for one in wanted(given, boot) if not words.effective(one, now)]
-    gone = [one for one in made.drop if one in now]
+    waiting = [argument for argument in wanted(given, boot) if not words.effective(argument, now)]
+    gone = [argument for argument in made.drop if argument in now]
     off = given.iommu and not boot["iommu"]["groups"] and bool(words.switched_off(now, boot["iommu"]["table"]))
     return {
         "loader": boot["loader"],

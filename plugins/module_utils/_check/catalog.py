@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .catalog_claims import CLAIMS_CHECKS
 from .catalog_gpushare import GPUSHARE_CHECKS
+from .catalog_kata import KATA_CHECKS
 from .catalog_stacks import STACK_CHECKS
 from .catalog_virtual import VIRTUAL_CHECKS
 from .invariant import OBSERVE, Invariant
@@ -203,4 +204,11 @@ COMMON_CHECKS = {
     ),
 }
 
-CATALOG: dict[str, Invariant] = {**COMMON_CHECKS, **GPUSHARE_CHECKS, **CLAIMS_CHECKS, **STACK_CHECKS, **VIRTUAL_CHECKS}
+CATALOG: dict[str, Invariant] = {
+    **COMMON_CHECKS,
+    **GPUSHARE_CHECKS,
+    **CLAIMS_CHECKS,
+    **STACK_CHECKS,
+    **KATA_CHECKS,
+    **VIRTUAL_CHECKS,
+}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import typing as t
@@ -33,7 +34,7 @@ from .registry import ALL, SCOPES
 from .report import report
 from .servers import is_server_pod
 from .servers_scheduler import DENY, NONE, WARN
-from .snapshot import read_nodes, read_pods, snapshot
+from .snapshot import classes_of, read_nodes, read_pods, snapshot
 
 if t.TYPE_CHECKING:
     from .._kube.api import Kube
@@ -150,6 +151,8 @@ def check(
             by_claims,
             _templates(kube) if by_claims is not None and not by_claims.problem else (),
         )
+        if any(node.kata is not None for node in seen.nodes):
+            seen = dataclasses.replace(seen, **_classes(kube))
         result = report(seen, cluster, params["before"], params["scope"])
     return {"report": result, "requests": dict(kube.requests)}
 
@@ -214,6 +217,15 @@ def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
             return []
 
     return listed(kube, Wanted("Pod", keep, "status.phase=Failed", whole=True))[0]
+
+
+def _classes(kube: Kube) -> dict[str, t.Any]:
+    """Return the RuntimeClasses, or why they are unknown, as fields of a snapshot."""
+    try:
+        items = kube.list_all("node.k8s.io/v1", "RuntimeClass")
+    except ShareError as error:
+        return {"classes": None, "classes_problem": shorten(str(error), 300)}
+    return {"classes": classes_of(items)}
 
 
 def _now() -> int:

@@ -1,9 +1,9 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parse one machine's evidence: the results of ``nvml_info`` and ``kubelet_devices_info``. No I/O.
+"""Parse one machine's evidence: the results of ``nvml_info``, ``kubelet_devices_info`` and ``virtual_machines_info``.
 
-It may be JSON of any shape: a value of the wrong type is left out and recorded, never raised.
+No I/O. It may be JSON of any shape: a value of the wrong type is left out and recorded, never raised.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import typing as t
 
 from .._core.types import JsonObject
 from .model import (
+    BootImage,
+    Device,
+    DividedCard,
     Entry,
     Gpu,
+    Kata,
     Kubelet,
     Limit,
     ListedClaim,
@@ -28,7 +32,6 @@ from .model import (
     Share,
     Specification,
     VfioFunction,
-    Vgpus,
     Virtual,
 )
 from .parse import MAX_NUMBER, shorten
@@ -170,22 +173,56 @@ def evidence_of(
     return nvml, kubelet, tuple(reader.texts(uuids, "its evidence")), source, virtual
 
 
+def kata_of(given: t.Any, reader: Reader) -> Kata | None:
+    """Parse what a machine has for pods of Kata; None where it isn't to have any.
+
+    :param given: the machine's evidence, with ``kata`` as role verify has it, or anything else.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            # It is reported with the rest of the evidence.
+            given = None
+    raw = given.get("kata") if isinstance(given, dict) else None
+    if raw is None:
+        return None
+    where = "kata in its evidence"
+    fields = reader.fields(Kata, reader.mapping(raw, where), where)
+    return Kata(**{**fields, **({} if isinstance(raw, dict) else {"problem": f"{where} is {describe(raw)}"})})
+
+
 def virtual_of(raw: t.Any, reader: Reader) -> Virtual | None:
     """Parse a machine's cards for virtual machines.
 
-    :param raw: ``virtual_machines`` as ``nvml_info`` returns it, or anything else.
+    :param raw: ``virtual_machines`` as ``virtual_machines_info`` returns it, or anything else.
     """
     if raw is None:
         return None
     where = "virtual_machines in its evidence"
     given = reader.mapping(raw, where)
-    functions = reader.mappings(given.get("functions"), f"{where} functions")
-    vgpus = reader.mappings(given.get("vgpus"), f"{where} vgpus")
     problem = "" if isinstance(raw, dict) else f"{where} is {describe(raw)}"
+
+    def rows(name: str) -> list[JsonObject]:
+        return reader.mappings(given.get(name), f"{where} {name}")
+
+    def fields(kind: t.Any, name: str) -> t.Iterator[JsonObject]:
+        return (reader.fields(kind, row, f"{where} {name}") for row in rows(name))
+
+    def counts(row: JsonObject, name: str) -> dict[str, int]:
+        given = reader.mapping(row.get(name), f"{where} cards {name}")
+        numbers = {kind: reader.number(count, f"{where} cards {name}") for kind, count in given.items()}
+        return {kind: number for kind, number in numbers.items() if number is not None}
+
     return Virtual(
         **{**reader.fields(Virtual, given, where), **({"problem": problem} if problem else {})},
-        functions=tuple(VfioFunction(**reader.fields(VfioFunction, row, f"{where} functions")) for row in functions),
-        vgpus=tuple(Vgpus(**reader.fields(Vgpus, row, f"{where} vgpus")) for row in vgpus),
+        functions=tuple(VfioFunction(**row) for row in fields(VfioFunction, "functions")),
+        images=tuple(BootImage(**row) for row in fields(BootImage, "images")),
+        cards=tuple(
+            DividedCard(**plain, wanted=counts(row, "wanted"), vgpus=counts(row, "vgpus"))
+            for plain, row in zip(fields(DividedCard, "cards"), rows("cards"))
+        ),
+        devices=tuple(Device(**row) for row in fields(Device, "devices")),
     )
 
 

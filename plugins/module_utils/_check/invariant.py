@@ -13,7 +13,10 @@ OBSERVE = (
     "run verify.yml with the node's machine reachable, as a user that may read kubelet's directory and query NVML; "
     "where nobody logs in, let the node's device plugin or DRA driver be asked (verify_ask_pods, gpushare_host_pid)"
 )
-BACKENDS = {"C": "common", "D": "dra", "G": "gpushare", "H": "hami", "N": "nvidia", "S": "servers", "V": "virtual"}
+BACKENDS = {
+    **{"C": "common", "D": "dra", "G": "gpushare", "H": "hami", "K": "kata", "N": "nvidia"},
+    **{"S": "servers", "V": "virtual"},
+}
 UNEXPECTED_ERROR = "unexpected_error"
 
 

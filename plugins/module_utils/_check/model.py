@@ -253,7 +253,8 @@ class VfioFunction:
     :param present: PCI has it, with the recorded ids.
     :param driver: empty without one.
     :param group: its IOMMU group; empty without one.
-    :param foreign: functions of its group that keep a virtual machine from it, with their drivers.
+    :param state: the kernel's answer about that group: viable, not_viable, held, absent, unknown; empty if not asked.
+    :param others: functions of its group that other drivers have, with these.
     :param ruled: the udev rule has it.
     """
 
@@ -262,38 +263,122 @@ class VfioFunction:
     present: bool | None
     driver: str
     group: str
-    foreign: tuple[str, ...]
+    state: str
+    others: tuple[str, ...]
     ruled: bool | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Vgpus:
-    """How many vGPUs a card is to have, and has."""
+class BootImage:
+    """An initramfs that may boot next.
+
+    :param rule: it contains the udev rule; None where it can't be read.
+    :param lacking: modules that it needs and doesn't contain.
+    :param newer: it is as new as the files that it is made from.
+    """
+
+    path: str
+    release: str
+    rule: bool | None
+    lacking: tuple[str, ...]
+    newer: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedCard:
+    """A card with vGPUs.
+
+    :param present: PCI has it, with the recorded ids.
+    :param wanted: the recorded number of vGPUs by type; ``vgpus``: the number that is there.
+    :param unnamed: number of vGPUs whose type's name isn't known.
+    """
 
     address: str
-    wanted: int | None
-    found: int | None
+    present: bool | None
+    unnamed: int | None
+    wanted: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
+    vgpus: t.Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a virtual machine can be given: a vGPU, or a function that VFIO has.
+
+    :param uuid: of a mediated device; empty for others.
+    :param type: of a vGPU; empty for others.
+    :param group: its IOMMU group; ``number`` is N of /dev/vfio/devices/vfioN.
+    """
+
+    address: str
+    uuid: str
+    type: str
+    group: str
+    number: str
+
+    @property
+    def ids(self) -> set[str]:
+        """The IDs under which device plugins announce it: KubeVirt's by its group, NVIDIA's a vGPU by its UUID."""
+        return {self.uuid, self.group, self.number} - {""}
+
+    @property
+    def name(self) -> str:
+        return self.uuid or self.address
 
 
 @dataclasses.dataclass(frozen=True)
 class Virtual:
     """A machine's cards for virtual machines, by the records of roles passthrough and vgpu.
 
-    :param problem: why a record can't be read; empty where they can.
+    :param problem: why a record can't be read, or the machine gave no answer; empty otherwise.
     :param missing: files that bind the functions at boot and aren't there.
     :param others: number of cards that no VFIO driver has.
+    :param devices: of the whole machine, recorded or not.
     """
 
     problem: str
     missing: tuple[str, ...]
     others: int | None
     functions: tuple[VfioFunction, ...] = ()
-    vgpus: tuple[Vgpus, ...] = ()
+    images: tuple[BootImage, ...] = ()
+    cards: tuple[DividedCard, ...] = ()
+    devices: tuple[Device, ...] = ()
 
     @property
     def has_all(self) -> bool:
         """Whether VFIO has all cards of the machine, so that NVIDIA's driver has none."""
         return self.others == 0 and bool(self.functions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kata:
+    """What a machine has for pods of Kata.
+
+    :param problem: why it is unknown; empty where it isn't.
+    :param handler: the runtime that it is to have, and ``runtime_class`` the one of its pods.
+    :param handler_loaded: the running containerd has it.
+    :param devices: of the CDI specifications, each as ``kind=name``.
+    :param iommufd: these are named by their device files, not by IOMMU groups.
+    """
+
+    problem: str
+    handler: str
+    runtime_class: str
+    handlers: tuple[str, ...]
+    handler_loaded: bool | None
+    default_runtime: str
+    devices: tuple[str, ...]
+    iommufd: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeClass:
+    """A RuntimeClass.
+
+    :param selector: labels that a node of its pods has.
+    """
+
+    handler: str
+    selector: t.Mapping[str, str]
 
 
 # A claim (namespace/name), and of a card the pool, the device and the share's ID.
@@ -337,6 +422,7 @@ class Node(model.Node):
     :param unreadable: what couldn't be read of it.
     :param slices: this collection's ResourceSlices of the newest generation.
     :param virtual: its cards for virtual machines; None where there are none, or they are unknown.
+    :param kata: what it has for pods of Kata; None where it isn't to have any.
     """
 
     backends: tuple[str, ...] = ()
@@ -350,6 +436,7 @@ class Node(model.Node):
     unreadable: tuple[str, ...] = ()
     slices: tuple[dra.Slice, ...] = ()
     virtual: Virtual | None = None
+    kata: Kata | None = None
 
     @property
     def devices(self) -> tuple[dra.Device, ...]:
@@ -392,6 +479,7 @@ class Snapshot:
     :param claims: ResourceClaims for cards of this collection's driver.
     :param claims_problem: why slices and claims are unknown; empty where they aren't.
     :param templates: of claims, as ``namespace/name``, that gpushare-dra-templates has made.
+    :param classes: RuntimeClasses by name; None where they couldn't be read, or weren't asked for.
     """
 
     nodes: tuple[Node, ...]
@@ -407,3 +495,5 @@ class Snapshot:
     claims: tuple[dra.Claim, ...] = ()
     claims_problem: str = ""
     templates: frozenset[str] = frozenset()
+    classes: t.Mapping[str, RuntimeClass] | None = None
+    classes_problem: str = ""

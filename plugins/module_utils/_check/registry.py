@@ -10,7 +10,7 @@ import functools
 import typing as t
 
 from .._core.natural import natural
-from . import claims, common, gpushare, gpushare_pods, hami, nvidia, servers, servers_scheduler, virtual
+from . import claims, common, gpushare, gpushare_pods, hami, kata, nvidia, servers, servers_scheduler, virtual
 from .catalog import CATALOG
 from .invariant import BACKENDS, UNEXPECTED_ERROR, Invariant
 from .model import DRA, HAMI, NVIDIA, Node, Snapshot
@@ -61,6 +61,9 @@ NODE_CHECKS: dict[str, NodeFunction] = {
     "H8": hami.library_is_loaded,
     "H9": hami.parts_are_respected,
     "H11": hami.mig_devices_exist,
+    "K1": kata.runtime_is_loaded,
+    "K2": kata.devices_are_announced,
+    "K3": kata.class_selects_node,
     "N1": nvidia.capacity_matches_gpus,
     "N2": nvidia.slots_are_allocated_once,
     "N3": nvidia.access_matches_allocation,
@@ -105,7 +108,7 @@ class Check:
 
     @property
     def backend(self) -> str:
-        """common, dra, gpushare, hami, nvidia, servers or virtual. A check covers the nodes of its backend only."""
+        """One of BACKENDS. A check covers the nodes of its backend only."""
         return BACKENDS[self.id[0]]
 
     @property
@@ -123,6 +126,7 @@ class Check:
             "gpushare": node.sharing,
             "hami": HAMI in node.backends,
             "nvidia": NVIDIA in node.backends,
+            "kata": node.kata is not None,
             "virtual": node.virtual is not None,
         }.get(self.backend, False)
 

@@ -48,6 +48,10 @@ def node_row(node: Node) -> JsonObject:
         "memory_limit": node.announced_limit,
         "source": node.source,
         "cards": cards,
+        "virtual_machines": [
+            {"address": function.address, "group": function.group, "state": function.state}
+            for function in (node.virtual.functions if node.virtual else ())
+        ],
     }
 
 

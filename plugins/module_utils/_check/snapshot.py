@@ -18,8 +18,8 @@ from .._contracts.hami import NODE_REGISTER
 from .._contracts.model import Pod, PodParser, node_of, node_unit, parse_time
 from .._contracts.nvidia_plugin import announced
 from .._core.types import JsonObject
-from .evidence import MAX_GPUS, Reader, describe, evidence_of
-from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Node, Nvml, Options, Servers, Snapshot
+from .evidence import MAX_GPUS, Reader, describe, evidence_of, kata_of
+from .model import DRA, GPUSHARE, HAMI, NVIDIA, UPSTREAM, Node, Nvml, Options, RuntimeClass, Servers, Snapshot
 from .parse import shorten
 
 
@@ -78,6 +78,15 @@ def snapshot(
         claims_problem=in_api.problem,
         templates=frozenset(templates),
     )
+
+
+def classes_of(items: t.Iterable[JsonObject]) -> dict[str, RuntimeClass]:
+    """Return RuntimeClasses by name; the API server holds them to their schema."""
+    found = {}
+    for item in items:
+        selector = (item.get("scheduling") or {}).get("nodeSelector") or {}
+        found[str(item["metadata"]["name"])] = RuntimeClass(str(item.get("handler")), dict(selector))
+    return found
 
 
 def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:
@@ -154,6 +163,7 @@ def _node(
         unreadable=tuple(reader.unreadable),
         slices=mine,
         virtual=virtual,
+        kata=kata_of(evidence_by_node.get(known.name), reader),
     )
 
 

@@ -13,6 +13,7 @@ import typing as t
 
 from .._core.types import JsonObject
 from .._core.untrusted import line
+from . import virtual
 from .claim_templates import CAPACITY, DRIVER, container_of, shape_of
 from .gpushare import MOST_CHARACTERS, ContractError, quantity
 
@@ -57,7 +58,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A ResourceSlice of any driver; ``devices`` only of this collection's."""
+    """A ResourceSlice of any driver; ``devices`` only of this collection's, ``cards`` only of NVIDIA's."""
 
     name: str
     driver: str
@@ -66,6 +67,7 @@ class Slice:
     generation: int
     count: int
     devices: tuple[Device, ...]
+    cards: tuple[virtual.Device, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Claim:
     :param ours: it asks for, or has, cards of this collection's driver.
     :param wanted_mib: what its requests name.
     :param parts: empty where it isn't allocated.
+    :param cards: pool and device of each card of NVIDIA's driver that it has.
     """
 
     namespace: str
@@ -115,6 +118,7 @@ class Claim:
     wanted_mib: int
     parts: tuple[Part, ...]
     users: tuple[User, ...]
+    cards: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -171,6 +175,7 @@ def slice_of(raw: t.Any) -> Slice:
             int(pool["generation"]),
             int(pool["resourceSliceCount"]),
             tuple(_device(device) for device in devices),
+            tuple(map(virtual.device_of, (spec.get("devices") or []) if driver == virtual.DRIVER else ())),
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceSlice is malformed: {error!r}"[:300]) from error
@@ -234,6 +239,7 @@ def claim_of(raw: t.Any) -> Claim:
                 for user in status.get("reservedFor") or []
                 if user.get("resource") == "pods" and not user.get("apiGroup")
             ),
+            cards=tuple((str(row["pool"]), str(row["device"])) for row in results if row["driver"] == virtual.DRIVER),
         )
     except MALFORMED as error:
         raise ContractError(f"a ResourceClaim is malformed: {error!r}"[:300]) from error
@@ -294,10 +300,10 @@ def pod_claims(pod: JsonObject) -> tuple[PodClaim, ...]:
         raise ContractError(f"the pod's resourceClaims are malformed: {error!r}"[:300]) from error
 
 
-def newest(slices: t.Iterable[Slice]) -> dict[str, list[Slice]]:
-    """Return this driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
+def newest(slices: t.Iterable[Slice], driver: str = DRIVER) -> dict[str, list[Slice]]:
+    """Return a driver's slices by node, each node's newest generation only, which is what the scheduler uses."""
     by_node: dict[str, list[Slice]] = {}
-    ours = (item for item in slices if item.driver == DRIVER)
+    ours = (item for item in slices if item.driver == driver)
     for item in sorted(ours, key=lambda item: item.name):
         before = by_node.get(item.node, [])
         if not before or item.generation > before[0].generation:

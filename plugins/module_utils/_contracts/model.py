@@ -24,6 +24,7 @@ from . import gpushare
 from .claims import MALFORMED, Claim, PodClaim, pod_claims
 from .gpushare import Booking, Card, ContractError
 from .nvidia_plugin import mount_names_cards
+from .virtual import instance_of
 
 # The API's selector of pods that haven't ended.
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
@@ -89,6 +90,7 @@ class Pod(t.NamedTuple):
     :param units: gpushare's, by Kubernetes' rule for init and sidecar containers.
     :param sharing: name and units of the containers that request these, in the order in which kubelet allocates.
     :param booking: its cards by gpushare's annotations; None without any.
+    :param machine: KubeVirt's VirtualMachineInstance whose pod it says it is; empty for any other pod.
     :param uses: its resource claims (DRA), of any driver.
     :param claims: those of them that are for cards of this collection's driver, as far as they exist.
     :param problem: why nothing else is known of it; empty where it is known.
@@ -117,6 +119,7 @@ class Pod(t.NamedTuple):
     booking: Booking | None = None
     uses: tuple[PodClaim, ...] = ()
     claims: tuple[Claim, ...] = ()
+    machine: str = ""
     problem: str = ""
 
     @property
@@ -249,6 +252,7 @@ class PodParser:
             units=units,
             sharing=sharing,
             booking=gpushare.booking(raw) if gpushare.POD_INDEX in annotations else None,
+            machine=instance_of(metadata) if metadata.get("ownerReferences") else "",
             uses=pod_claims(raw) if spec.get("resourceClaims") or status.get("extendedResourceClaimStatus") else (),
         )
 
@@ -344,6 +348,7 @@ class Node:
     :param cards: those of its annotation, or else as upstream divides its units; none for other back ends.
     :param cards_problem: why its annotation can't be read; empty where it can.
     :param runtime: its container runtime with the version, as ``containerd://2.1.4``.
+    :param kernel: the running kernel's release.
     :param hostnames: its addresses of type Hostname.
     :param problem: why nothing else is known of it; empty where it is known.
     """
@@ -363,6 +368,7 @@ class Node:
     kubelet_version: str = ""
     os: str = ""
     arch: str = ""
+    kernel: str = ""
     hostnames: tuple[str, ...] = ()
     problem: str = ""
 
@@ -416,6 +422,7 @@ def _node(raw: JsonObject, metadata: JsonObject, name: str) -> Node:
         kubelet_version=line(info.get("kubeletVersion")),
         os=line(info.get("osImage")),
         arch=line(info.get("architecture")),
+        kernel=line(info.get("kernelVersion")),
         hostnames=tuple(address for kind, address in addresses if kind == "Hostname" and address),
     )
 

@@ -9,7 +9,7 @@ import dataclasses
 import time
 import typing as t
 
-from .errors import ShareError
+from .errors import NotInEffect, ShareError
 
 # A condition that holds once may be a moment of a flapping one; so many successive polls must agree.
 STABLE_POLLS = 3
@@ -34,6 +34,36 @@ class Waiting:
             if self.now() >= end:
                 return
             self.sleep(self.pause)
+
+    def until_done(
+        self,
+        left: t.Callable[[], str],
+        subject: str = "",
+        why: t.Callable[[], list[str]] = lambda: [],
+        passing: tuple[type[ShareError], ...] = (),
+    ) -> None:
+        """Wait until nothing is left to do.
+
+        :param left: returns what is left; empty for nothing.
+        :param subject: the beginning of the error.
+        :param why: returns more details for the error.
+        :param passing: errors of ``left`` that may pass, as those of an API server that is away for a moment.
+        :raises NotInEffect: something is left when the time is over.
+        """
+        reason = ""
+        for _attempt in self.attempts():
+            try:
+                reason = left()
+            except passing as error:
+                reason = str(error)
+            if not reason:
+                return
+        try:
+            details = why()
+        except ShareError as error:
+            details = [str(error)]
+        begin = f"{subject} within" if subject else "not within"
+        raise NotInEffect(f"{begin} {self.timeout:g} s: {'; '.join([reason, *details])}")
 
     def until_stable(self, problem_of: t.Callable[[], tuple[str, bool]]) -> str:
         """Wait until successive polls report no problem.

@@ -10,12 +10,13 @@ import typing as t
 
 from .._contracts.card_exclusion import NOTHING, Exclusion
 from .._host.cached_reader import names, text
+from .._host.iommu import PCI
 from .._host.system import System, target
 from .._host.systemd import command_line
 from .._host.types import Excluded, ExcludedCard, NvSwitch, Package, PciGpu
 from . import nvidia_smi as smi
 from . import runfile
-from .library import MODULE, PROC, library_version, loaded_version
+from .library import MODULE, PROC, card_information, library_version, loaded_version
 from .types import FABRIC_MODULES, Card, DkmsModule, Fabric, InstalledDriver, KernelLog, ModuleFile
 
 PID_FILE = "/run/nvidia-persistenced/nvidia-persistenced.pid"
@@ -129,7 +130,6 @@ def xids(out: str) -> t.Iterator[tuple[str, int]]:
 
 FABRIC_MANAGER = "/usr/bin/nv-fabricmanager"
 INFINIBAND = "/sys/class/infiniband"
-PCI = "/sys/bus/pci/devices"
 # NVIDIA's former Mellanox: an HGX board's NVSwitches are managed through such devices.
 MELLANOX = "0x15b3"
 SWITCH_MANAGER = "SW_MNG"
@@ -203,7 +203,7 @@ def driver(
         provider = smi.of([smi.VGPU])
     root = provider.root if provider else "/"
     for card in seen["cards"]:
-        card["minor"] = minor(system, card["address"])
+        card["minor"] = card_information(system, card["address"]).minor
     ours = runfile.record(system)
     modes = [card["persistence"] for card in seen["cards"]]
     return {
@@ -239,12 +239,6 @@ def module_file(system: System, modules: t.Sequence[str]) -> ModuleFile:
         "signer": fields.get("signer", ""),
         "license": fields.get("license", ""),
     }
-
-
-def minor(system: System, address: str) -> int | None:
-    """Return N of /dev/nvidiaN, which may differ from the card's index."""
-    match = re.search(r"^Device Minor:\s*(\d+)", text(system, f"{PROC}/gpus/{address}/information"), re.MULTILINE)
-    return int(match.group(1)) if match else None
 
 
 def fabric(system: System, gpus: t.Sequence[PciGpu], switches: t.Sequence[NvSwitch], release: str) -> Fabric:

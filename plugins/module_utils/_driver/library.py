@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import typing as t
 
 from .._host.cached_reader import text
 from .._host.system import System, target
@@ -44,6 +45,32 @@ def loaded_version(system: System) -> str:
         return version
     match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9][0-9.]+)", text(system, f"{PROC}/version"))
     return match.group(1) if match else ""
+
+
+class CardInformation(t.NamedTuple):
+    """What the driver tells about a card in /proc.
+
+    :param uuid: in lower case; empty where it isn't known.
+    :param minor: N of /dev/nvidiaN, which may differ from the card's index; None where it isn't known.
+    """
+
+    uuid: str
+    minor: int | None
+
+
+UNKNOWN_UUID = "?"
+
+
+def card_information(system: System, address: str) -> CardInformation:
+    """Return what NVIDIA's driver tells about a card that it has.
+
+    The driver knows the UUID only after the card's first use, and writes question marks before.
+    """
+    content = text(system, f"{PROC}/gpus/{address}/information")
+    uuid = re.search(r"^GPU UUID:\s*(GPU-\S+)", content, re.MULTILINE)
+    minor = re.search(r"^Device Minor:\s*(\d+)", content, re.MULTILINE)
+    known = uuid.group(1).lower() if uuid and UNKNOWN_UUID not in uuid.group(1) else ""
+    return CardInformation(known, int(minor.group(1)) if minor else None)
 
 
 # Which services to start again, written before the first one stops.

@@ -62,7 +62,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         best: tuple[int, str, Seen] | None = None
         for node in self._client.all_nodes():
             name = node.name
-            if allocator_of(node) != self.backend or self._options.node not in (None, name):
+            if not self.has_backend(node) or self._options.node not in (None, name):
                 continue
             refusal = nodes.refusal(node, self._options.node_selector, self._options.tolerations)
             seen = refusal or self.see(node)
@@ -79,6 +79,10 @@ class CaseSuite(Suite, t.Generic[Seen]):
         if not self._client.image:
             self._client.image = self.default_image()
 
+    def has_backend(self, node: Node) -> bool:
+        """Return whether a node is one of the back end's."""
+        return allocator_of(node) == self.backend
+
     @abc.abstractmethod
     def fits(self, case: Case) -> int:
         """Return how many pods of a case fit on the node now."""
@@ -91,6 +95,18 @@ class CaseSuite(Suite, t.Generic[Seen]):
         """Validate what the scheduler has written about the pods that run.
 
         :raises Failed: it differs from what they requested.
+        """
+
+    def assert_room(self, case: Case, fitting: int) -> None:
+        """Validate that a case shows something with as many pods as fit.
+
+        :raises Skipped: it doesn't.
+        """
+
+    def assert_output(self, case: Case, output: str, pod: PodState) -> None:
+        """Validate a command's output beyond what a case says of it.
+
+        :raises Failed: it differs.
         """
 
     @property
@@ -138,6 +154,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         if case.command == COMPUTE and not self._options.program_command:
             raise Unshown("no program that computes was named", "name one, as vectorAdd (program_command)")
         expected = self.fits(case)
+        self.assert_room(case, expected)
         at_most = self.cards + 1 if case.beyond_cards else case.at_most
         wanted = min(expected, at_most or expected)
         if (not wanted and not case.more) or (case.beyond_cards and (not self.cards or wanted < at_most)):
@@ -229,6 +246,7 @@ class CaseSuite(Suite, t.Generic[Seen]):
         differs = case.mismatch(output)
         if differs:
             raise Failed(f"it shows {result.shorten(output)!r}, {differs}", "", pod.name)
+        self.assert_output(case, output, pod)
         return f"; {result.shorten(output) or 'it ended with 0'}"
 
     def _run(self, case: Case, pod: PodState) -> str:

@@ -12,6 +12,7 @@ from .._contracts import gpushare as contract
 from .._contracts.claim_templates import API_VERSION
 from .._contracts.claims import MALFORMED
 from .._contracts.model import Node, Pod, PodParser, node_of
+from .._contracts.virtual import INSTANCE
 from .._core.errors import BadInput, ShareError
 from .._core.natural import natural
 from .._core.types import JsonObject
@@ -189,6 +190,43 @@ class SuiteClient:
         """Return a ConfigMap's data; empty where it doesn't exist."""
         config = self.request(lambda: self._kube.get(Ref("v1", "ConfigMap", namespace, name)))
         return (config or {}).get("data") or {}
+
+    def has_definition(self, name: str) -> bool:
+        """Return whether the cluster has a CustomResourceDefinition."""
+        ref = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", name)
+        return self.request(lambda: self._kube.get(ref)) is not None
+
+    def kubevirts(self) -> list[JsonObject]:
+        """Return the cluster's KubeVirt; it has one at most. Its definition has to be there."""
+        return self.request(lambda: self._kube.list_all("kubevirt.io/v1", "KubeVirt"))
+
+    def runtime_classes(self) -> dict[str, JsonObject]:
+        """Return the cluster's RuntimeClasses by name."""
+        listed = self.request(lambda: self._kube.list_all("node.k8s.io/v1", "RuntimeClass"))
+        return {str(item["metadata"]["name"]): item for item in listed}
+
+    def create_machine(self, definition: JsonObject) -> None:
+        """Create a virtual machine of KubeVirt, with the run's labels."""
+        name = str(definition["metadata"]["name"])
+        definition["metadata"]["labels"] = {nodes.LABEL: self._options.suite, nodes.RUN_LABEL: self._run}
+        self.created_pods[name] = created = CreatedPod(
+            pod=f"{self._options.namespace}/{name}", uid="", units=1, node="", card=None, phase="", summary=""
+        )
+        applied = self.request(lambda: self._kube.apply(definition, MANAGER))
+        created["uid"] = str(applied["metadata"].get("uid") or "")
+
+    def machine_status(self, name: str) -> JsonObject:
+        """Return the status of a virtual machine that the suite created; empty where it doesn't exist."""
+        ref = Ref("kubevirt.io/v1", INSTANCE, self._options.namespace, name)
+        status: JsonObject = (self.request(lambda: self._kube.get(ref)) or {}).get("status") or {}
+        created = self.created_pods[name]
+        created["phase"], created["node"] = str(status.get("phase") or ""), str(status.get("nodeName") or "")
+        return status
+
+    def own_pods(self) -> list[Pod]:
+        """Return the pods in the suite's namespace, which others may have created there."""
+        listed = self.request(lambda: self._kube.list_all("v1", "Pod", self._options.namespace))
+        return [pod for pod in map(PodParser(), listed) if pod is not None]
 
     def _pods_of(self, node: str) -> list[Pod]:
         return self._booked(

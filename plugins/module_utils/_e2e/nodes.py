@@ -16,6 +16,9 @@ from .._core.types import JsonObject
 from .._kube import tolerations
 
 WORKLOADS, CANARY, HAMI, NVIDIA = "workloads", "canary", "hami", "nvidia"
+PASSTHROUGH, VGPU, KATA = backends.VIRTUAL
+# KubeVirt's pods may do more than others.
+OF_KUBEVIRT = (PASSTHROUGH, VGPU)
 # A suite for each kind of node that is there.
 ALL = "all"
 NAMESPACES = {
@@ -23,6 +26,9 @@ NAMESPACES = {
     CANARY: "gpushare-canary",
     HAMI: "hami-acceptance",
     NVIDIA: "nvidia-acceptance",
+    PASSTHROUGH: "passthrough-acceptance",
+    VGPU: "vgpu-acceptance",
+    KATA: "kata-acceptance",
 }
 # Labels of the namespace and its pods: the suite that created them, and the run.
 LABEL = "kubegpu.share/acceptance"
@@ -51,9 +57,11 @@ class Options:
     :param scheduler_name: of pods that the extender is to place; None for the cluster's own.
     :param placement: which card of a node a pod gets, ``binpack`` or ``spread``.
     :param allocate_command: runs in a container of the canary and tries to hold more than the container's share.
-    :param cases: more cases for the suites ``hami`` and ``nvidia``.
+    :param cases: more cases for the suites ``hami``, ``nvidia`` and ``kata``.
     :param program_command: a program that computes, and ends with 0 if that worked.
     :param program_image: the image that has it; None for ``image``.
+    :param kata_runtime_class: of the pods of suite ``kata``; None to choose it.
+    :param machine_image: a container disk that virtual machines boot; None for virtual machines that boot nothing.
     :param tolerations: of the pods.
     :param only: names of the nodes that may be used; None for all.
     """
@@ -73,6 +81,8 @@ class Options:
     cases: t.Sequence[JsonObject] = ()
     program_command: t.Sequence[str] = ()
     program_image: str | None = None
+    kata_runtime_class: str | None = None
+    machine_image: str | None = None
     tolerations: t.Sequence[JsonObject] = TOLERATED
     only: t.Collection[str] | None = None
 
@@ -82,7 +92,8 @@ class Options:
 
 def namespace(options: Options, run: str) -> JsonObject:
     """Return the suite's namespace."""
-    labels = {LABEL: options.suite, RUN_LABEL: run, "pod-security.kubernetes.io/enforce": "restricted"}
+    level = "privileged" if options.suite in OF_KUBEVIRT else "restricted"
+    labels = {LABEL: options.suite, RUN_LABEL: run, "pod-security.kubernetes.io/enforce": level}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": options.namespace, "labels": labels}}
 
 

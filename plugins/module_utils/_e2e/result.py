@@ -75,6 +75,7 @@ class Check(t.TypedDict):
 class StepOutcome(Exception):
     """The outcome of a step that didn't pass; UNKNOWN unless a subclass sets another result.
 
+    :ivar code: why nothing could be shown, where that has a code.
     :param what: one sentence that states what happened.
     :param do: one sentence that states what to do about it.
     :param pod: the pod's name.
@@ -82,6 +83,7 @@ class StepOutcome(Exception):
     """
 
     result = UNKNOWN
+    code = ""
 
     def __init__(self, what: str, do: str = "", pod: str = "", card: int | None = None, evidence: str = "") -> None:
         super().__init__(what)
@@ -98,6 +100,16 @@ class Skipped(StepOutcome):
     """This cluster, in its present state, can't show it."""
 
     result = SKIPPED
+
+    @classmethod
+    def by_code(cls, code: str, texts: t.Mapping[str, str], **fields: t.Any) -> Skipped:
+        """Make the outcome of a code.
+
+        :param texts: sentences by code, with names of the fields.
+        """
+        outcome = cls(texts[code].format(**fields))
+        outcome.code = code
+        return outcome
 
 
 class Unshown(StepOutcome):
@@ -143,6 +155,7 @@ class StepResult:
 
     :param about: what the step shows, where ``TITLES`` doesn't have it.
     :param unshown: its result is that of ``Unshown``.
+    :param code: see ``StepOutcome``.
     """
 
     id: str
@@ -154,6 +167,7 @@ class StepResult:
     evidence: str = ""
     about: About | None = None
     unshown: bool = False
+    code: str = ""
 
     @property
     def title(self) -> str:
@@ -162,7 +176,7 @@ class StepResult:
     def as_dict(self) -> dict[str, t.Any]:
         shown = {"id": self.id, "title": self.title, "result": self.result, "what": self.what, "do": self.do}
         about = {"proves": self.about.proves, "by": list(self.about.by)} if self.about else {}
-        return {**shown, "unshown": self.unshown, **about}
+        return {**shown, "unshown": self.unshown, "code": self.code, **about}
 
 
 def shorten(text: str) -> str:
@@ -252,7 +266,7 @@ class StepRunner:
             step = StepResult(identifier, PASS, work())
         except StepOutcome as error:
             step = StepResult(identifier, error.result, error.what, error.do, error.pod, error.card, error.evidence)
-            step = dataclasses.replace(step, unshown=isinstance(error, Unshown))
+            step = dataclasses.replace(step, unshown=isinstance(error, Unshown), code=error.code)
         except BadInput as error:
             if self.may_fail:
                 raise

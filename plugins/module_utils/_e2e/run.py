@@ -11,7 +11,7 @@ import random
 import signal
 import typing as t
 
-from .._allocation.allocators import ALLOCATORS, allocator_of
+from .._allocation.allocators import ALLOCATORS, allocator_of, is_virtual
 from .._contracts import backends, nvidia_plugin
 from .._contracts.model import Node
 from .._core.errors import BadInput, ShareError
@@ -22,7 +22,9 @@ from .._kube.pod_exec import Execute
 from . import result
 from .client import CreatedPod, SuiteClient
 from .hami import Hami
-from .nodes import ALL, CANARY, DRA, HAMI, NVIDIA, WORKLOADS, Options
+from .kata import Kata
+from .kubevirt import KubeVirt
+from .nodes import ALL, CANARY, DRA, HAMI, KATA, NVIDIA, PASSTHROUGH, VGPU, WORKLOADS, Options
 from .nvidia import Nvidia, announced
 from .result import Check, Finding
 from .suite import Suite
@@ -33,9 +35,17 @@ SUITES: dict[str, t.Callable[[SuiteClient, Execute, Options], Suite]] = {
     CANARY: Canary,
     HAMI: Hami,
     NVIDIA: Nvidia,
+    PASSTHROUGH: KubeVirt,
+    VGPU: KubeVirt,
+    KATA: Kata,
 }
 # The suite of a back end's nodes. Checks have a suite's back end by its name.
-SUITE_OF = {backends.GPUSHARE: WORKLOADS, backends.HAMI: HAMI, backends.NVIDIA: NVIDIA}
+SUITE_OF = {
+    backends.GPUSHARE: WORKLOADS,
+    backends.HAMI: HAMI,
+    backends.NVIDIA: NVIDIA,
+    **{name: name for name in backends.VIRTUAL},
+}
 BACKENDS = {suite: backend for backend, suite in SUITE_OF.items()}
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -93,7 +103,8 @@ def kinds(nodes: t.Iterable[Node]) -> list[tuple[str, str, list[str]]]:
     by_kind: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         allocator = allocator_of(node)
-        if not allocator:
+        # No pod gets a card where all of them are virtual machines'.
+        if not allocator or is_virtual(allocator):
             continue
         suite = SUITE_OF[ALLOCATORS[allocator].backend]
         kind = allocator if suite == WORKLOADS else _configuration(node) if suite == NVIDIA else ""
@@ -228,7 +239,8 @@ def _outcome(suite: Suite, client: SuiteClient, options: Options, would_change: 
         "pods": list(client.created_pods.values()),
         "untested": suite.untested,
     }
-    title = f"node {suite.node}, image {client.image}" if suite.node else ""
+    image = f", image {client.image}" if client.image else ""
+    title = f"node {suite.node}{image}" if suite.node else ""
     return {
         **outcome,
         "acceptance": acceptance,

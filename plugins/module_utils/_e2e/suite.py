@@ -121,8 +121,12 @@ class Suite(StepRunner, abc.ABC):
             self.select()
         elif full:
             raise full
-        self._client.find_image()
+        self.find_image()
         raise Skipped(f"would create namespace {self._options.namespace}, {self.plan_text()}, and remove everything")
+
+    def find_image(self) -> None:
+        """Set the image of the suite's pods, unless the user named one."""
+        self._client.find_image()
 
     def prepare(self) -> str:
         """Create the namespace."""

@@ -18,6 +18,7 @@ import stat
 import typing as t
 
 from .._core.errors import BadInput
+from .._core.paths import file_path
 from .._core.types import JsonObject
 
 # In the folder: which files are ours, and those that have come and aren't in place yet.
@@ -173,8 +174,10 @@ class Tree:
 
 
 def _is_below(name: str) -> bool:
-    parts = name.split("/")
-    return os.path.normpath(name) == name and not os.path.isabs(name) and parts[0] not in ("", ".", "..", INCOMING)
+    try:
+        return bool(file_path(name))
+    except ValueError:
+        return False
 
 
 def _rank(name: str) -> tuple[int, str]:

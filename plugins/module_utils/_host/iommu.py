@@ -9,6 +9,7 @@ function of its group, bridges left aside.
 
 from __future__ import annotations
 
+import posixpath
 import re
 import typing as t
 
@@ -77,33 +78,13 @@ def observe(system: System, release: str) -> Iommu:
     }
 
 
-def group_of(system: System, address: str) -> int | None:
-    """Return the number of a function's group; None without an IOMMU."""
-    name = (system.link(f"{PCI}/{address}/iommu_group") or "").rpartition("/")[2]
-    return int(name) if name.isdecimal() else None
+def group_of(system: System, address: str, device: str = "") -> int | None:
+    """Return the number of a function's group; None without an IOMMU.
 
-
-def members(system: System, group: int | None, but: str) -> list[GroupMember]:
-    """Return the other functions of a group, by address.
-
-    :param but: the address of the function that is asked for.
+    :param device: the UUID of a mediated device on it, whose group is asked for.
     """
-    if group is None:
-        return []
-    return [member(system, address) for address in names(system, f"{GROUPS}/{group}/devices") if address != but]
-
-
-def member(system: System, address: str) -> GroupMember:
-    """Return what decides whether a function may stay as it is while its group is given away."""
-    kind = text(system, f"{PCI}/{address}/class")
-    return {
-        "address": address,
-        "class": kind,
-        "vendor": text(system, f"{PCI}/{address}/vendor"),
-        "device": text(system, f"{PCI}/{address}/device"),
-        "driver": driver_of(system, address),
-        "bridge": kind.startswith(BRIDGES),
-    }
+    name = (system.link(posixpath.join(PCI, address, device, "iommu_group")) or "").rpartition("/")[2]
+    return int(name) if name.isdecimal() else None
 
 
 def driver_of(system: System, address: str) -> str | None:

@@ -32,6 +32,7 @@ ARGUMENTS: JsonObject = {
     "pci": {"type": "list", "elements": "dict", "default": []},
     "mediated": {"type": "list", "elements": "dict", "default": []},
     "create_mediated": {"type": "bool"},
+    "keep": {"type": "bool", "default": False},
 }
 OURS = "kubegpu.share/permitted-devices"
 KUBEVIRT = ("kubevirt.io/v1", "KubeVirt")
@@ -198,10 +199,16 @@ def _recorded(item: JsonObject) -> Recorded:
     )
 
 
-def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | None) -> JsonObject:
+def is_ours(item: JsonObject) -> bool:
+    """Return whether an object has anything of this collection."""
+    return OURS in ((item.get("metadata") or {}).get("annotations") or {})
+
+
+def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False) -> JsonObject:
     """Return the merge patch that permits these devices and no others of ours; empty where nothing differs.
 
     :param create_mediated: whether KubeVirt makes vGPUs itself; None leaves that alone.
+    :param keep: our entries for other cards stay.
     :raises BadInput: somebody else's entry is for the same cards, with another resource.
     """
     item, fields = live.item, live.fields
@@ -214,6 +221,10 @@ def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | N
         theirs = [row for row in have if row not in record["entries"].get(kind, [])]
         wanted = [_entry(device, fields) for device in devices if device.list == kind]
         key = fields.selectors[kind]
+        named = {str(row[key]).upper() for row in wanted}
+        if keep:
+            own = record["entries"].get(kind, [])
+            wanted += [row for row in own if row in have and str(row.get(key)).upper() not in named]
         for row in theirs:
             same = [each for each in wanted if str(each[key]).upper() == str(row.get(key)).upper()]
             for each in same:
@@ -276,8 +287,8 @@ def _put(body: JsonObject, path: t.Sequence[str], value: t.Any) -> None:
         node[path[-1]] = value
 
 
-def merged(item: t.Any, body: t.Any) -> t.Any:
-    """Return an object after a merge patch (RFC 7396)."""
+def patched(item: t.Any, body: t.Any) -> t.Any:
+    """Return an object as the API server has it after a merge patch (RFC 7396): a null removes a field."""
     if not isinstance(body, dict):
         return body
     found = dict(item) if isinstance(item, dict) else {}
@@ -285,7 +296,7 @@ def merged(item: t.Any, body: t.Any) -> t.Any:
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = merged(found.get(key), value)
+            found[key] = patched(found.get(key), value)
     return found
 
 
@@ -298,10 +309,13 @@ def _shown(item: JsonObject) -> JsonObject:
 class Reconciler:
     """The devices that are permitted to virtual machines."""
 
-    def __init__(self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None) -> None:
+    def __init__(
+        self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False
+    ) -> None:
         self._kube = kube
         self._devices = devices
         self._create = create_mediated
+        self._keep = keep
 
     def observe(self) -> Live | None:
         return find(self._kube)
@@ -311,10 +325,10 @@ class Reconciler:
             if self._devices or self._create is not None:
                 raise BadInput("kubevirt_devices: the cluster has no KubeVirt: install it first")
             return Plan()
-        body = make_body(state, self._devices, self._create)
+        body = make_body(state, self._devices, self._create, self._keep)
         if not body:
             return Plan()
-        texts = diff_texts(_shown(state.item), _shown(merged(state.item, body)))
+        texts = diff_texts(_shown(state.item), _shown(patched(state.item, body)))
         return Plan((Change(str(state.ref), *texts, body),))
 
     def apply(self, state: Live | None, plan: Plan) -> None:
@@ -337,4 +351,5 @@ def work(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
     present = params["state"] == "present"
     devices = devices_of(params)
     create = params.get("create_mediated")
-    return run(Reconciler(kube, devices if present else (), create if present else None), check)
+    keep = bool(params.get("keep")) and present
+    return run(Reconciler(kube, devices if present else (), create if present else None, keep), check)

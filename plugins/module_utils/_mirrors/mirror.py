@@ -13,6 +13,7 @@ import json
 import typing as t
 
 from .._core.errors import BadInput, ShareError
+from .._core.paths import file_path, safe_name, word_name
 from .._core.types import JsonObject
 from .._host.facts import distribution
 from .._host.system import System
@@ -34,11 +35,9 @@ from .types import (
     MirroredFile,
     MirroredPackage,
     MirroredRepository,
-    file_path,
+    folder_end,
     public_address,
     repository,
-    safe_name,
-    word_name,
 )
 from .wanted import Outcome, Package, Part, Resolved, wanted_sets
 
@@ -95,8 +94,11 @@ class _Mirrors:
             resolved.address = public_address(resolved.address)
             number = names[resolved.address] = names.get(resolved.address, 0) + 1
             more = f"-{number}" if number > 1 else ""
-            folder = f"{self.top}/{safe_name(resolved.address)}{more}{self._end}"
-            folders.append((resolved, folder, word_name(resolved.address) + more))
+            try:
+                name, word = safe_name(resolved.address), word_name(resolved.address)
+            except ValueError as error:
+                raise ShareError(f"a repository's address, {resolved.address[:200]!r}, {error}") from error
+            folders.append((resolved, f"{self.top}/{name}{more}{self._end}", word + more))
         found: list[MirroredRepository] = []
         if check:
             self.changed = any(not self._has(resolved, folder) for resolved, folder, _name in folders)
@@ -120,7 +122,7 @@ class _Mirrors:
     @property
     def _end(self) -> str:
         """What the folders of this distribution end with: others may have the same repository."""
-        return "_" + safe_name(f"://{self.host['id']}{self.host['version']}-{self.host['arch']}")
+        return folder_end(str(self.host["id"]), str(self.host["version"]), str(self.host["arch"]))
 
     def _repository(
         self, resolved: Resolved, folder: str, name: str, parts_of_packages: t.Sequence[Part]

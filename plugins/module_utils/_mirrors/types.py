@@ -12,6 +12,7 @@ import re
 import typing as t
 
 from .._core.errors import BadInput
+from .._core.paths import LONGEST, file_path, safe_name
 from .._core.types import JsonObject
 
 APT, RPM = "apt", "rpm"
@@ -22,14 +23,10 @@ ROLES = (DRIVER, TOOLKIT, DISTRIBUTION)
 # Files of a mirror's folder that the repository hasn't.
 DESCRIPTION, KEY = "repository.json", "repository.asc"
 FOLDER = "packages"
-# Characters of a path below a mirror, and of any other text of a description.
-LONGEST = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PART = re.compile(r"[\w+~:@=%,^()!-][\w.+~:@=%,^()!-]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9/][\w.+~:/-]*", re.ASCII)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _ADDRESS = re.compile(r"[a-z+]+://?[^\s\x00-\x1f\x7f]+")
-_OTHER = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 class MirroredFile(t.TypedDict):
@@ -87,27 +84,9 @@ def public_address(address: str) -> str:
     return f"{scheme}{mark}{place.rpartition('@')[2]}{slash}{path}"
 
 
-def safe_name(address: str) -> str:
-    """Return host and path of an address as one name of a folder: ``https://m.example.org/a/`` as m.example.org_a."""
-    return _OTHER.sub("_", address.partition("://")[2] or address.partition(":")[2]).strip("_.")[:150]
-
-
-def word_name(address: str) -> str:
-    """Return host and path of an address as a name that a package manager's files may have."""
-    return re.sub(r"[^a-z0-9]+", "-", safe_name(address).lower()).strip("-")[:80]
-
-
-def file_path(value: t.Any) -> str:
-    """Return a path below a mirror's folder.
-
-    :raises ValueError: it is absolute, has a step up or an empty one, a hidden name, or characters that a URL or a
-        list of digests can't have.
-    """
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
-        raise ValueError("isn't a path")
-    if not all(_PART.fullmatch(part) for part in value.split("/")):
-        raise ValueError("isn't a path below a repository")
-    return value
+def folder_end(distribution: str, release: str, architecture: str) -> str:
+    """Return what the name of a mirror's folder ends with: distributions may have parts of the same repository."""
+    return "_" + safe_name(f"://{distribution}{release}-{architecture}")
 
 
 def repository(value: t.Any, where: str) -> MirroredRepository:
@@ -135,15 +114,18 @@ def _repository(value: t.Any) -> MirroredRepository:
     signed = _words(value, "signed")
     if not signed or not set(signed) <= {"metadata", "packages"}:
         raise ValueError("signed says neither metadata nor packages")
+    machine = [_text(value, field, _WORD) for field in ("distribution", "release", "architecture")]
+    if not path.endswith(folder_end(*machine)):
+        raise ValueError(f"its folder {path} isn't one of {'-'.join(machine)}, which it is for")
     return {
         "manager": manager,
         "name": _text(value, "name", _NAME),
         "role": _one_of(value, "role", ROLES),
         "path": path,
         "address": _text(value, "address", _ADDRESS),
-        "distribution": _text(value, "distribution", _WORD),
-        "release": _text(value, "release", _WORD),
-        "architecture": _text(value, "architecture", _WORD),
+        "distribution": machine[0],
+        "release": machine[1],
+        "architecture": machine[2],
         "suites": _words(value, "suites"),
         "components": _words(value, "components"),
         "signed": signed,

@@ -16,9 +16,11 @@ import re
 from .._driver.nouveau import module_of
 from .._host import iommu
 from .._host.cached_reader import names, text, whole
-from .._host.iommu import DISPLAY, NVIDIA, NVSWITCH, PCI
+from .._host.iommu import PCI, GroupMember
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch
+from .._passthrough.functions import functions
+from .._passthrough.model import Function
 from .types import Display, NodeGpu, Vgpu, VgpuHost, VgpuType, VirtualFunctions
 
 UNKNOWN = "unknown"
@@ -80,31 +82,28 @@ NODE = re.compile(r"nvidia(?!-caps).*")
 def pci(system: System) -> tuple[list[NodeGpu], list[NvSwitch]]:
     """Return NVIDIA's cards and NVSwitches, each with the kernel driver it is bound to.
 
-    A card's virtual functions are no cards, and belong to it.
+    Both are made of what role passthrough sees of the same functions. A card's virtual functions are no cards, and
+    belong to it.
     """
     gpus: list[NodeGpu] = []
     switches: list[NvSwitch] = []
-    for address in names(system, PCI):
-        folder = f"{PCI}/{address}"
-        vendor, kind = text(system, f"{folder}/vendor"), text(system, f"{folder}/class")
-        if vendor != NVIDIA or not kind.startswith((*DISPLAY, NVSWITCH)) or system.link(f"{folder}/physfn"):
+    seen = functions(system, ())
+    for address, function in seen.items():
+        driver = module_of(function.driver or None)
+        if function.switch:
+            switches.append({"address": address, "device": function.device, "driver": driver})
+        if not function.card:
             continue
-        device = text(system, f"{folder}/device")
-        link = system.link(f"{folder}/driver")
-        driver = module_of(link.rpartition("/")[2]) if link else None
-        if kind.startswith(NVSWITCH):
-            switches.append({"address": address, "device": device, "driver": driver})
-            continue
-        group, functions = iommu.group_of(system, address), virtual_functions(system, address)
+        folder, virtual = f"{PCI}/{address}", virtual_functions(system, address)
         gpus.append(
             {
                 "address": address,
-                "vendor": vendor,
-                "device": device,
-                "class": kind,
+                "vendor": function.vendor,
+                "device": function.device,
+                "class": function.kind,
                 "driver": driver,
-                "driver_override": iommu.override_of(system, address),
-                "generation": generation(device),
+                "driver_override": function.override,
+                "generation": generation(function.device),
                 "vgpu": vgpu(whole(system, f"{folder}/config") or ""),
                 "link": {
                     "speed": text(system, f"{folder}/current_link_speed") or None,
@@ -112,16 +111,34 @@ def pci(system: System) -> tuple[list[NodeGpu], list[NvSwitch]]:
                     "max_speed": text(system, f"{folder}/max_link_speed") or None,
                     "max_width": text(system, f"{folder}/max_link_width") or None,
                 },
-                "iommu_group": group,
-                "group": iommu.members(system, group, address),
-                "display": display(system, folder),
+                "iommu_group": int(function.group) if function.group else None,
+                "group": [
+                    _member(other) for other in seen.values() if other is not function and _together(other, function)
+                ],
+                "display": display(system, function),
                 "numa_node": numa_node(text(system, f"{folder}/numa_node")),
                 "reset_methods": text(system, f"{folder}/reset_method").split(),
-                "virtual_functions": functions,
-                "vgpu_host": vgpu_host(system, [address, *(each["address"] for each in functions["enabled"])]),
+                "virtual_functions": virtual,
+                "vgpu_host": vgpu_host(system, [address, *(each["address"] for each in virtual["enabled"])]),
             }
         )
     return gpus, switches
+
+
+def _together(function: Function, other: Function) -> bool:
+    """Return whether two functions go to one virtual machine or to none."""
+    return bool(function.group) and function.group == other.group
+
+
+def _member(function: Function) -> GroupMember:
+    return {
+        "address": function.address,
+        "class": function.kind,
+        "vendor": function.vendor,
+        "device": function.device,
+        "driver": function.driver or None,
+        "bridge": function.bridge,
+    }
 
 
 def vgpu(config: str) -> bool:
@@ -134,13 +151,14 @@ def numa_node(content: str) -> int | None:
     return int(content) if content.isdecimal() else None
 
 
-def display(system: System, folder: str) -> Display:
+def display(system: System, function: Function) -> Display:
     """Return what of a card is a display: a virtual machine that gets it takes the screen away."""
+    folder = f"{PCI}/{function.address}"
     cards = [f"{folder}/drm/{card}" for card in names(system, f"{folder}/drm") if card.startswith("card")]
     frames = [name for place in (folder, *cards) for name in names(system, f"{place}/graphics")]
     connectors = [(card, name) for card in cards for name in names(system, card) if "-" in name]
     return {
-        "boot": text(system, f"{folder}/boot_vga") == "1",
+        "boot": function.boot_display,
         "framebuffers": [name for name in frames if FRAMEBUFFER.fullmatch(name)],
         "connectors": [name for card, name in connectors if text(system, f"{card}/{name}/status") == "connected"],
     }
@@ -192,7 +210,12 @@ def _mediated(system: System, address: str) -> tuple[str, list[VgpuType], list[V
         return "", [], []
     made = [name for name in names(system, folder) if UUID.fullmatch(name)]
     kinds = [(system.link(f"{folder}/{uuid}/mdev_type") or "").rpartition("/")[2] for uuid in made]
-    return "mdev", types, [{"address": address, "uuid": uuid, "type": kind} for uuid, kind in zip(made, kinds) if kind]
+    vgpus: list[Vgpu] = [
+        {"address": address, "uuid": uuid, "type": kind, "iommu_group": iommu.group_of(system, address, uuid)}
+        for uuid, kind in zip(made, kinds)
+        if kind
+    ]
+    return "mdev", types, vgpus
 
 
 def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
@@ -203,7 +226,9 @@ def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgp
         return "", [], []
     rows = CREATABLE.findall(text(system, f"{folder}/creatable_vgpu_types"))
     types: list[VgpuType] = [{"id": number, "name": name, "available": 1} for number, name in rows]
-    vgpus: list[Vgpu] = [{"address": address, "uuid": None, "type": current}] if int(current) else []
+    group = iommu.group_of(system, address)
+    vgpu: Vgpu = {"address": address, "uuid": None, "type": current, "iommu_group": group}
+    vgpus = [vgpu] if int(current) else []
     return "vendor", types, vgpus
 
 

@@ -153,11 +153,15 @@ class VgpuType(t.TypedDict):
 
 
 class Vgpu(t.TypedDict):
-    """A vGPU that exists; ``address`` is the function that it is on, ``uuid`` None unless it is a mediated device."""
+    """A vGPU that exists; ``address`` is the function that it is on, ``uuid`` None unless it is a mediated device.
+
+    ``iommu_group`` is that of the mediated device, or of the function.
+    """
 
     address: PciAddress
     uuid: Uuid | None
     type: VgpuTypeId
+    iommu_group: int | None
 
 
 class VgpuHost(t.TypedDict):

@@ -11,7 +11,7 @@ import json
 import re
 import typing as t
 
-from .._contracts import backends
+from .._contracts import backends, operator_labels
 from .._contracts import nvidia_plugin as contract
 from .._contracts.card_layouts import Problem
 from .._contracts.gpushare import NODE_LABEL, NODE_LABEL_VALUES
@@ -27,8 +27,8 @@ RUNTIME = "nvidia"
 OTHERS: t.Mapping[str, list[str]] = {NODE_LABEL: sorted(NODE_LABEL_VALUES), "gpu": ["on"]}
 # Another back end may have taken the operator's plugin off a node by these.
 OPERATOR_LABELS: t.Mapping[str, str] = {
-    "nvidia.com/gpu.deploy.device-plugin": "true",
-    "nvidia.com/gpu.deploy.operator-validator": "true",
+    operator_labels.DEVICE_PLUGIN: "true",
+    operator_labels.VALIDATOR: "true",
 }
 _DEFAULT_RUNTIME = re.compile(r"""(?m)^[ \t]*default_runtime_name[ \t]*=[ \t]*["']([^"'\n]*)["'][ \t\r]*$""")
 _HANDLER = re.compile(r"""(?m)^[ \t]*\[.*\.runtimes\.["']?nvidia["']?\][ \t\r]*$""")
@@ -352,7 +352,7 @@ def _values(documents: t.Mapping[str, JsonObject], runtime_class: str, root: str
         if options.get("nfd_image"):
             repository, tag = _image(options["nfd_image"], "nfd_image")
             ours["nfd"]["image"] = {"repository": repository, "tag": tag}
-    return dict(merged(ours, options["values"]))
+    return dict(overridden(ours, options["values"]))
 
 
 def _image(reference: str, variable: str = "image") -> tuple[str, str]:
@@ -364,11 +364,14 @@ def _image(reference: str, variable: str = "image") -> tuple[str, str]:
     return repository, tag
 
 
-def merged(ours: t.Any, theirs: t.Any) -> t.Any:
-    """Return both, and where they differ the second one's; mappings are merged, as helm does it."""
+def overridden(ours: t.Any, theirs: t.Any) -> t.Any:
+    """Return both, and where they differ the second one's; mappings are merged, as helm does it.
+
+    Not a merge patch: a null stays, because helm takes it for the removal of the chart's own value.
+    """
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return theirs
-    return {**ours, **{key: merged(ours.get(key), value) for key, value in theirs.items()}}
+    return {**ours, **{key: overridden(ours.get(key), value) for key, value in theirs.items()}}
 
 
 def _config_maps(documents: t.Mapping[str, JsonObject], mig_layouts: JsonObject) -> JsonObject:

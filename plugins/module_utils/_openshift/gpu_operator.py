@@ -30,6 +30,11 @@ from .._contracts.gpushare import (
     pod_node,
     quantity,
 )
+from .._contracts.nvidia_plugin import LABEL_PRESENT as PRESENT
+from .._contracts.operator_labels import CONTAINER, VALIDATOR, WORKLOAD
+from .._contracts.operator_labels import DEVICE_PLUGIN as PLUGIN
+from .._contracts.operator_labels import PREFIX as DEPLOY
+from .._contracts.operator_labels import TOOLKIT as OWN_TOOLKIT
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -45,11 +50,6 @@ DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "clu
 # On the ClusterPolicy: a Note.
 BEFORE = "kubegpu.share/before"
 
-PRESENT = "nvidia.com/gpu.present"
-PLUGIN = "nvidia.com/gpu.deploy.device-plugin"
-VALIDATOR = "nvidia.com/gpu.deploy.operator-validator"
-OWN_TOOLKIT = "nvidia.com/gpu.deploy.container-toolkit"
-DEPLOY = "nvidia.com/gpu.deploy."
 # The operator's driver and MIG managers give deploy labels such a value for a while, and at the end the one from
 # before: what somebody else writes meanwhile is lost.
 PAUSED_FOR = "paused-for-"
@@ -71,7 +71,6 @@ PLUGIN_CHECK = ("validator", "plugin", "env")
 # What that container does instead, on all nodes: it writes the file of the check of CUDA, and starts no pod.
 NO_PLUGIN_CHECK = {"COMPONENT": "cuda", "WITH_WORKLOAD": "false"}
 TOOLKIT = "nvidia-container-toolkit-daemonset"
-WORKLOAD, CONTAINER = "nvidia.com/gpu.workload.config", "container"
 _OTHER = object()
 
 ARGUMENTS: JsonObject = {

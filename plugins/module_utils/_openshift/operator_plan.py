@@ -13,9 +13,10 @@ import typing as t
 
 from .._contracts import backends
 from .._contracts.backends import OPERANDS
+from .._contracts.operator_labels import DEVICE_PLUGIN as PLUGIN
 from .._core.types import JsonObject
 from .._kube.objects import CREATED
-from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK, PLUGIN
+from .gpu_operator import CDI, DEFINITION, DEVICE_PLUGIN, NO_PLUGIN_CHECK
 from .objects import annotations_of
 from .olm import installed
 

@@ -16,6 +16,7 @@ import functools
 import json
 import typing as t
 
+from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -231,13 +232,14 @@ class Setup:
         for change in plan.changes:
             step = change.step
             if isinstance(step, olm.Package):
-                self._until(functools.partial(olm.not_served, self._kube, step), f"OLM doesn't install {step.name}")
+                served = functools.partial(olm.not_served, self._kube, step)
+                self._waiting.until_done(served, f"OLM doesn't install {step.name}")
             elif isinstance(step, Ref):
                 self._delete(step)
             elif isinstance(step, tuple):
                 self._kube.patch(*step)
             else:
-                self._until(functools.partial(self._apply, step), f"{change.header} can't be created")
+                self._waiting.until_done(functools.partial(self._apply, step), f"{change.header} can't be created")
 
     def _apply(self, item: JsonObject) -> str:
         """Apply an object; return why it isn't possible yet: the storage of a definition is ready a moment later."""
@@ -252,9 +254,9 @@ class Setup:
     def _delete(self, ref: Ref) -> None:
         self._kube.delete(ref)
         # The operator removes a resource's pods; and what it labels, it labels again while it runs.
-        self._until(functools.partial(self._there, ref), f"{ref} isn't deleted")
+        self._waiting.until_done(functools.partial(self._there, ref), f"{ref} isn't deleted")
         if ref.kind == "ClusterServiceVersion":
-            self._until(functools.partial(self._running, ref), f"the operator of {ref} still runs")
+            self._waiting.until_done(functools.partial(self._running, ref), f"the operator of {ref} still runs")
 
     def _there(self, ref: Ref) -> str:
         return f"{ref} still exists" if self._kube.get(ref) else ""
@@ -265,14 +267,6 @@ class Setup:
             if any((owner.get("kind"), owner.get("name")) == (version.kind, version.name) for owner in owners):
                 return str(ref_of(deployment))
         return ""
-
-    def _until(self, left: t.Callable[[], str], subject: str) -> None:
-        reason = ""
-        for _attempt in self._waiting.attempts():
-            reason = left()
-            if not reason:
-                return
-        raise NotInEffect(f"{subject} within {self._waiting.timeout:g} s: {reason}")
 
 
 def left_on(node: JsonObject) -> dict[str, list[str]]:
@@ -350,12 +344,10 @@ def not_ready(kube: Kube, nodes: t.Sequence[str]) -> str:
     if observed.policy is None:
         return "there is no ClusterPolicy"
     labels = {name: observed.labels(name) for name in nodes}
-    unseen = sorted(name for name, found in labels.items() if (found or {}).get(gpu_operator.PRESENT) != "true")
+    unseen = sorted(name for name, found in labels.items() if (found or {}).get(LABEL_PRESENT) != "true")
     if unseen:
         more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
-        return (
-            f"node feature discovery has found no card on {', '.join(unseen[:3])}{more} (label {gpu_operator.PRESENT})"
-        )
+        return f"node feature discovery has found no card on {', '.join(unseen[:3])}{more} (label {LABEL_PRESENT})"
     status = observed.policy.get("status") or {}
     state = str(status.get("state") or "unknown")
     if state == "ready":

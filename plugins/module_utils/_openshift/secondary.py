@@ -315,28 +315,8 @@ class SecondaryReconciler:
         return reason
 
     def _until(self, left: t.Callable[[], str], subject: str = "", why: t.Callable[[], list[str]] = lambda: []) -> None:
-        """Wait until nothing is left to do.
-
-        :param left: returns what is left; empty for nothing.
-        :param subject: the beginning of the error.
-        :param why: returns more details for the error.
-        :raises NotInEffect: something is left when the time is over.
-        """
-        reason = ""
-        for _attempt in self._waiting.attempts():
-            try:
-                reason = left()
-            except ShareError as error:
-                # The API server may be away for a moment.
-                reason = str(error)
-            if not reason:
-                return
-        try:
-            details = why()
-        except ShareError as error:
-            details = [str(error)]
-        begin = f"{subject} within" if subject else "not within"
-        raise NotInEffect(f"{begin} {self._waiting.timeout:g} s: {'; '.join([reason, *details])}")
+        # The API server may be away for a moment, as it is while it learns a new kind.
+        self._waiting.until_done(left, subject, why, (ShareError,))
 
 
 def work(api: Api, params: JsonObject, check: bool, waiting: Waiting) -> JsonObject:

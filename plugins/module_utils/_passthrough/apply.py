@@ -47,11 +47,11 @@ class PassthroughReconciler:
 
     def observe(self) -> State:
         state = observe(self._system, self._host)
-        groups = sorted({one.group for one in state.functions.values() if one.vfio and one.group})
+        groups = sorted({function.group for function in state.functions.values() if function.vfio and function.group})
         self.state = dataclasses.replace(
             state,
             holds=tuple(holds(self._system, self._kubelet, state)),
-            viable={group: self._kernel.viable(group) for group in groups},
+            groups={group: self._kernel.group_state(group) for group in groups},
         )
         return self.state
 
@@ -94,7 +94,9 @@ class PassthroughReconciler:
         """
         if parse_record(self._system.read(RECORD) or Record().text()) != state.record:
             raise ShareError(f"{RECORD} was changed by another process during this run; run again")
-        check_unchanged(replacements, {one.path: self._system.read(one.path) for one in replacements})
+        check_unchanged(
+            replacements, {replacement.path: self._system.read(replacement.path) for replacement in replacements}
+        )
 
     def _inside(self, step: Rebuild) -> tuple[str, ...]:
         """Return the modules that the image must contain: not those that its kernel has built in."""
@@ -105,7 +107,7 @@ class PassthroughReconciler:
 
     def _replace(self, record: Record, replacements: t.Sequence[Replacement]) -> None:
         """Write the record, then the files, or restore them."""
-        modes = {one.path: one.mode for one in record.files}
+        modes = {file.path: file.mode for file in record.files}
 
         def put(path: str, text: str, mode: int) -> None:
             known = modes.get(path, mode)
@@ -113,8 +115,8 @@ class PassthroughReconciler:
 
         transaction = FileTransaction(self._system, PENDING, put)
         kept = transaction.backup(replacements)
-        known = {one.path for one in record.files}
-        before = [FileBefore(one.path, one.text, one.mode) for one in kept if one.path not in known]
+        known = {file.path for file in record.files}
+        before = [FileBefore(file.path, file.text, file.mode) for file in kept if file.path not in known]
         # Only the way there: on the way back all of them are known, or not of this collection.
         if self._options.state == "present":
             record = dataclasses.replace(record, files=(*record.files, *before))
@@ -133,7 +135,7 @@ class PassthroughReconciler:
 
     def _forget(self, addresses: t.Sequence[str]) -> None:
         record = parse_record(self._system.read(RECORD) or Record().text())
-        left = tuple(one for one in record.functions if one.address not in addresses)
+        left = tuple(function for function in record.functions if function.address not in addresses)
         if left:
             self._write_record(dataclasses.replace(record, functions=left))
             return
@@ -146,15 +148,21 @@ class PassthroughReconciler:
         done: list[Before] = []
         try:
             for address, driver in step.targets:
-                one = state.functions[address]
+                function = state.functions[address]
                 self._load(driver, module_of(driver))
-                done.append(Before(address, one.vendor, one.device, one.driver, one.module, one.override))
-                self._move(address, one.driver if one.driver != driver else "", driver)
+                done.append(
+                    Before(
+                        address, function.vendor, function.device, function.driver, function.module, function.override
+                    )
+                )
+                self._move(address, function.driver if function.driver != driver else "", driver)
         except ShareError as error:
             if error.details.get("code") == "unbind_timeout":
                 # Its lock is held, so that every further write would wait, too.
                 done = done[:-1]
-            error.details["not_given_back"] = [one.address for one in reversed(done) if not self._returned(one)]
+            error.details["not_given_back"] = [
+                before.address for before in reversed(done) if not self._returned(before)
+            ]
             raise
 
     def _returned(self, before: Before) -> bool:

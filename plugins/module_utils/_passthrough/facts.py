@@ -32,6 +32,7 @@ class FunctionFacts(t.TypedDict):
     mdevs: list[str]
     best: str
     nodes: list[str]
+    usb: list[str]
 
 
 class ImageFacts(t.TypedDict):
@@ -75,7 +76,7 @@ def facts(system: System) -> PassthroughFacts | None:
     except ShareError:
         return None
     return {
-        "functions": [t.cast(FunctionFacts, _row(one)) for one in state.functions.values()],
+        "functions": [t.cast(FunctionFacts, _row(function)) for function in state.functions.values()],
         "uuids": dict(state.uuids),
         "names": dict(state.names),
         "persistence": dict(state.persistence),
@@ -92,12 +93,19 @@ def facts(system: System) -> PassthroughFacts | None:
     }
 
 
-def _row(one: Function | Image) -> dict[str, t.Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(one).items()}
+def _row(observed: Function | Image) -> dict[str, t.Any]:
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(observed).items()
+    }
 
 
 def _tuples(row: t.Mapping[str, t.Any]) -> dict[str, t.Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def functions_of(seen: PassthroughFacts) -> list[Function]:
+    """Return NVIDIA's functions, and the others of their groups."""
+    return [Function(**_tuples(row)) for row in seen["functions"]]
 
 
 def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
@@ -105,11 +113,10 @@ def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
 
     :raises ShareError: the record can't be read.
     """
-    functions = [Function(**_tuples(row)) for row in seen["functions"]]
     return State(
         family=family,
         container=container,
-        functions={one.address: one for one in functions},
+        functions={function.address: function for function in functions_of(seen)},
         uuids=seen["uuids"],
         names=seen["names"],
         persistence=seen["persistence"],

@@ -9,7 +9,6 @@ import fnmatch
 import re
 import typing as t
 
-from .._driver.library import PROC
 from .._host import iommu
 from .._host.cached_reader import names, text
 from .._host.iommu import GROUPS, NVIDIA, PCI
@@ -21,6 +20,8 @@ MDEVS = "/sys/bus/mdev/devices"
 GRAPHICS = "/sys/class/graphics"
 CONSOLES = "/sys/class/vtconsole"
 VFIO = "/dev/vfio"
+# Of USB in sysfs: a bus, and a device by its bus and ports.
+USB_BUS, USB_DEVICE = re.compile(r"usb\d+"), re.compile(r"\d+-\d+(\.\d+)*")
 ALIAS = re.compile(r"^alias (vfio_pci:\S+) (\S+)$", re.MULTILINE)
 
 
@@ -89,7 +90,33 @@ def _function(
             )
             if group and system.exists(path)
         ),
+        usb=tuple(usb_devices(system, folder)),
     )
+
+
+def usb_devices(system: System, folder: str) -> list[str]:
+    """Return the USB devices behind a function that this machine uses: a keyboard, a disk; hubs don't count.
+
+    :param folder: of the function in sysfs.
+    """
+    buses = [f"{folder}/{name}" for name in names(system, folder) if USB_BUS.fullmatch(name)]
+    return sorted(row for bus in buses for row in _usb_below(system, bus))
+
+
+def _usb_below(system: System, folder: str) -> t.Iterator[str]:
+    """Yield the devices below a bus or a hub whose interfaces have drivers."""
+    for name in names(system, folder):
+        if not USB_DEVICE.fullmatch(name):
+            continue
+        place = f"{folder}/{name}"
+        yield from _usb_below(system, place)
+        interfaces = [each for each in names(system, place) if each.startswith(f"{name}:")]
+        drivers = {(system.link(f"{place}/{each}/driver") or "").rpartition("/")[2] for each in interfaces}
+        # One that a program drives by itself has usbfs.
+        using = sorted(drivers - {"", "hub"})
+        if using:
+            ids = ":".join(text(system, f"{place}/{each}") for each in ("idVendor", "idProduct"))
+            yield f"{name} {ids} {' '.join(using)}"
 
 
 def best_driver(modalias: str, aliases: t.Sequence[tuple[str, str]]) -> str:
@@ -111,18 +138,3 @@ def _consoles(system: System) -> str:
     )
     shown = [name for name in names(system, GRAPHICS) if re.fullmatch(r"fb\d+", name)] if bound else []
     return "".join(target(system, f"{GRAPHICS}/{name}") + "/\n" for name in shown)
-
-
-UNKNOWN_UUID = "?"
-
-
-def proc_information(system: System, address: str) -> tuple[str, int | None]:
-    """Return UUID and minor number of a card that NVIDIA's driver has; empty and None where they are unknown.
-
-    The driver knows the UUID only after the card's first use, and writes question marks before.
-    """
-    content = text(system, f"{PROC}/gpus/{address}/information")
-    uuid = re.search(r"^GPU UUID:\s*(GPU-\S+)", content, re.MULTILINE)
-    minor = re.search(r"^Device Minor:\s*(\d+)", content, re.MULTILINE)
-    known = uuid.group(1).lower() if uuid and UNKNOWN_UUID not in uuid.group(1) else ""
-    return known, int(minor.group(1)) if minor else None

@@ -11,6 +11,7 @@ import typing as t
 
 from .._core.errors import BadInput
 from .._core.types import JsonObject
+from .._driver.library import card_information
 from .._host import open_devices
 from .._host.cached_reader import names, whole
 from .._host.iommu import PCI
@@ -19,7 +20,6 @@ from .._kubelet.devices import RESOURCES, collect
 from .._kubelet.root import running_root
 from .._kubelet.source import KubeletSource
 from .._kubelet.types import KubeletDevices
-from .functions import proc_information
 from .model import Function, Hold, State
 
 DCGM = ("nv-hostengine", "dcgm-exporter", "dcgmi")
@@ -35,18 +35,18 @@ CARD_ID = re.compile(r"gpu-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 def holds(system: System, kubelet: KubeletSource, state: State) -> list[Hold]:
     """Return all that holds functions that have a driver."""
-    bound = [one for one in state.functions.values() if one.driver]
+    bound = [function for function in state.functions.values() if function.driver]
     if not bound:
         return []
     users = open_devices.users(system, lambda path: path.startswith(WANTED), MAPPED)
-    found = [hold for one in bound for user in users for hold in _by_process(system, one, user)]
-    on_nvidia = [one for one in bound if one.address in state.persistence]
+    found = [hold for function in bound for user in users for hold in _by_process(system, function, user)]
+    on_nvidia = [function for function in bound if function.address in state.persistence]
     if on_nvidia:
         found += _by_pods(system, kubelet, on_nvidia, state.uuids)
     for address, mode in state.persistence.items():
         if mode is not False:
             found.append(Hold("persistence_mode" if mode else "persistence_unknown", address, {}))
-    return found + [Hold("console", one.address, {}) for one in bound if one.console]
+    return found + [Hold("console", function.address, {}) for function in bound if function.console]
 
 
 def _by_process(system: System, function: Function, user: JsonObject) -> t.Iterator[Hold]:
@@ -85,7 +85,7 @@ def own_paths(system: System, function: Function) -> t.Pattern[str]:
     paths += list(function.nodes)
     patterns = [re.escape(path) for path in paths] + [rf"/dev/snd/\w+C{number}(?:D\d+\w)?" for number in sound]
     if function.driver == "nvidia" and function.card:
-        number = proc_information(system, function.address)[1]
+        number = card_information(system, function.address).minor
         # Where the driver doesn't tell which file is the card's, each may be.
         patterns.append(rf"/dev/nvidia{number}" if number is not None else r"/dev/nvidia\d+")
     if function.switch:
@@ -101,27 +101,27 @@ def _by_pods(
         root = running_root(kubelet)
         seen = collect(kubelet, root, RESOURCES)
     except BadInput as error:
-        yield from (Hold("pods_unknown", one.address, {"problem": str(error)}) for one in cards)
+        yield from (Hold("pods_unknown", card.address, {"problem": str(error)}) for card in cards)
         return
     listed = seen["pod_resources"]
     problem = listed["problem"] if listed["state"] not in ("ok", "missing") else ""
     if seen["device_nodes"] is None:
         problem = "the containers' /dev can't be read"
-    for one in cards:
+    for card in cards:
         if problem:
-            yield Hold("pods_unknown", one.address, {"problem": problem})
+            yield Hold("pods_unknown", card.address, {"problem": problem})
             continue
-        number = proc_information(system, one.address)[1]
-        pods = {*_listed(seen, uuids.get(one.address, "")), *_with_node(seen, number)}
-        yield from (Hold("held_by_pod", one.address, {"pod": pod}) for pod in sorted(pods))
+        number = card_information(system, card.address).minor
+        pods = {*_listed(seen, uuids.get(card.address, "")), *_with_node(seen, number)}
+        yield from (Hold("held_by_pod", card.address, {"pod": pod}) for pod in sorted(pods))
 
 
 def _listed(seen: KubeletDevices, uuid: str) -> t.Iterator[str]:
     """Yield the pods to which kubelet gave a device whose ID is this card's UUID, or any card's where it is unknown."""
     for pod in seen["pod_resources"]["pods"]:
-        given = [one for container in pod["containers"] for device in container["devices"] for one in device["ids"]]
-        ids = [match.group() for match in (CARD_ID.match(one.lower()) for one in given) if match]
-        if any(not uuid or one == uuid for one in ids):
+        given = [name for container in pod["containers"] for device in container["devices"] for name in device["ids"]]
+        ids = [match.group() for match in (CARD_ID.match(name.lower()) for name in given) if match]
+        if any(not uuid or name == uuid for name in ids):
             yield posixpath.join(pod["namespace"], pod["name"])
 
 

@@ -16,6 +16,11 @@ import typing as t
 GET_STATUS = 0x3B67
 VIABLE = 1
 STEP = 0.05
+# The kernel's answer about a group: whether a virtual machine can be given it. ``held``: one has it, and until then
+# nobody else may ask; ``absent``: no VFIO driver has a function of it, or the kernel has no files of groups.
+GroupState = t.Literal["viable", "not_viable", "held", "absent", "unknown"]
+# What opening its file fails with.
+REFUSED: t.Mapping[int, GroupState] = {errno.EBUSY: "held", errno.ENOENT: "absent", errno.ENODEV: "absent"}
 
 
 class Written(t.NamedTuple):
@@ -35,10 +40,10 @@ class Kernel(t.Protocol):
     def put(self, path: str, text: str, seconds: float) -> Written:
         """Write to a file of sysfs, in a process of its own that may be left behind."""
 
-    def viable(self, group: str) -> bool | None:
-        """Return whether a group can be given to a virtual machine.
+    def group_state(self, group: str) -> GroupState:
+        """Ask whether a group can be given to a virtual machine. Changes nothing, and doesn't wait.
 
-        None where there is no such file, or somebody has it open.
+        :param group: its number.
         """
 
 
@@ -66,17 +71,17 @@ class RealKernel:
                 return Written(-1, pid)
             time.sleep(STEP)
 
-    def viable(self, group: str) -> bool | None:
+    def group_state(self, group: str) -> GroupState:
         try:
             handle = os.open(f"{self._vfio}/{group}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return None
+        except OSError as error:
+            return REFUSED.get(error.errno or 0, "unknown")
         try:
             status = array.array("I", [8, 0])
             fcntl.ioctl(handle, GET_STATUS, status)
-            return bool(status[1] & VIABLE)
+            return "viable" if status[1] & VIABLE else "not_viable"
         except OSError:
-            return None
+            return "unknown"
         finally:
             os.close(handle)
 

@@ -37,6 +37,10 @@ TEXTS: t.Mapping[str, str] = {
         "a slot whose bridges have ACS"
     ),
     "display": "{address} is the machine's display: leave it out, or set passthrough_allow_display",
+    "usb_devices": (
+        "{address} belongs to {card}, and this machine uses the USB devices behind it ({devices}): unplug them, or "
+        "leave the card out"
+    ),
     "virtual_functions": "{address} has {count} virtual functions: remove them first (sriov_numvfs)",
     "mdevs": "{address} has mediated devices ({uuids}): remove them first",
     "nvswitch_partial": "{address} isn't in passthrough_cards: with its NVSwitches all cards of a board go together",
@@ -71,6 +75,7 @@ TEXTS: t.Mapping[str, str] = {
     "override": "{address} may be taken by another driver: its driver_override is {found} and not {wanted}",
     "no_node": "there is no device file of VFIO for {address}",
     "not_viable": "IOMMU group {group} of {address} isn't viable: another driver uses a part of it",
+    "viable_unknown": "the kernel doesn't tell whether IOMMU group {group} of {address} is viable",
 }
 
 

@@ -13,6 +13,7 @@ import typing as t
 from .._contracts import card_exclusion
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
+from .._host import records
 from .._host.iommu import BRIDGES, DISPLAY, NVIDIA, NVSWITCH
 
 # The name of the module is vfio_pci; those of its variants are the names of their drivers.
@@ -109,6 +110,7 @@ class Function:
     :param mdevs: UUIDs of the mediated devices on it.
     :param best: the most special VFIO driver that knows it.
     :param nodes: VFIO's device files of it that exist: of its group, and of itself.
+    :param usb: the USB devices behind it that this machine uses, with their ids and drivers.
     """
 
     address: str
@@ -126,6 +128,7 @@ class Function:
     mdevs: tuple[str, ...] = ()
     best: str = GENERIC
     nodes: tuple[str, ...] = ()
+    usb: tuple[str, ...] = ()
 
     @property
     def card(self) -> bool:
@@ -196,7 +199,7 @@ class FileBefore:
     mode: int
 
 
-RECORD = "/var/lib/kubegpu-share/passthrough.json"
+RECORD = records.PASSTHROUGH
 # The files before a change that isn't complete.
 PENDING = "/var/lib/kubegpu-share/passthrough-files.json"
 SCHEMA = 1
@@ -215,21 +218,21 @@ class Record:
 
     def of(self, address: str) -> Before | None:
         """Return what is recorded of a function."""
-        return next((one for one in self.functions if one.address == address), None)
+        return next((before for before in self.functions if before.address == address), None)
 
 
 Recorded = t.TypeVar("Recorded", Before, FileBefore)
 
 
-def _checked(one: Recorded, types: t.Mapping[str, tuple[type, ...]]) -> Recorded:
+def _checked(part: Recorded, types: t.Mapping[str, tuple[type, ...]]) -> Recorded:
     """Return a part of a record whose fields have their types: texts, or what is given.
 
     :raises ValueError: one hasn't, or what is no address or driver would be a part of a path of sysfs.
     """
-    for name, value in dataclasses.asdict(one).items():
+    for name, value in dataclasses.asdict(part).items():
         if not isinstance(value, types.get(name, (str,))) or (name != "path" and name != "text" and "/" in str(value)):
             raise ValueError(name)
-    return one
+    return part
 
 
 def parse_record(text: str) -> Record:
@@ -283,7 +286,7 @@ class State:
     :param owner: the file that shows that the GPU Operator's vfio-manager binds this node's cards; empty without it.
     :param fabric_mode: FABRIC_MODE of the fabric manager's configuration; empty without one.
     :param loadable: the recorded drivers that are loaded, or whose module is there.
-    :param viable: the kernel's answer by group: None where a virtual machine has it, or there is no such file.
+    :param groups: the kernel's answer about each IOMMU group of which VFIO has a function; see ``kernel.GroupState``.
     """
 
     family: str
@@ -303,8 +306,12 @@ class State:
     owner: str = ""
     fabric_mode: str = ""
     loadable: frozenset[str] = frozenset()
-    viable: t.Mapping[str, bool | None] = dataclasses.field(default_factory=dict)
+    groups: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def members(self, group: str) -> list[Function]:
         """Return the functions of an IOMMU group that count, by address."""
-        return [one for _address, one in sorted(self.functions.items()) if one.group == group and not one.bridge]
+        return [
+            function
+            for _address, function in sorted(self.functions.items())
+            if function.group == group and not function.bridge
+        ]

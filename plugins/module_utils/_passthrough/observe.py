@@ -10,14 +10,16 @@ import re
 import typing as t
 
 from .._driver import nvidia_smi
-from .._driver.nouveau import boot_read_only, image_content, listed, tool_of
+from .._driver.library import card_information
+from .._driver.nouveau import boot_read_only, tool_of
 from .._driver.types import Card
 from .._host.cached_reader import text, whole
 from .._host.facts import distribution, installed_kernels, running
 from .._host.system import System
 from . import files
-from .functions import ALIAS, DRIVERS, functions, proc_information
-from .model import PENDING, RECORD, Function, Image, Record, State, module_of, parse_record
+from .functions import ALIAS, DRIVERS, functions
+from .images import observed
+from .model import PENDING, RECORD, Function, Record, State, parse_record
 
 # Written by the GPU Operator's validator where all cards of the node have a VFIO driver, and removed with it.
 OPERATOR = "/run/nvidia/validations/vfio-pci-ready"
@@ -53,14 +55,14 @@ def observe(system: System, about: Host, images: bool = True) -> State:
     record_text = system.read(RECORD)
     record = parse_record(record_text) if record_text is not None else Record()
     cards = _listed(system, seen)
-    uuids = {address: proc_information(system, address)[0] for address in cards}
+    uuids = {address: card_information(system, address).uuid for address in cards}
     uuids.update({address: card["uuid"].lower() for address, card in cards.items() if card is not None})
     tool = tool_of(about.family, system.exists)
     texts = {path: system.read(path) for path in files.PATHS}
     # Listing an image takes seconds: without our files there is nothing of ours in it.
     ours = record_text is not None or any(content is not None for content in texts.values())
     kernels = about.installed if ours or images else ()
-    listed_images = _images(system, about.family, tool, kernels, texts[files.RULE] or "", ours)
+    listed_images = observed(system, about.family, tool, kernels, texts[files.RULE] or "", ours)
     return State(
         family=about.family,
         container=not about.installed,
@@ -76,44 +78,22 @@ def observe(system: System, about: Host, images: bool = True) -> State:
         boot_free=system.free_bytes("/boot") if listed_images else None,
         boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if listed_images else False,
         owner=OPERATOR if system.exists(OPERATOR) else "",
-        fabric_mode=_fabric_mode(system) if any(one.switch for one in seen.values()) else "",
-        loadable=frozenset(one.driver for one in record.functions if _loadable(system, one.driver, one.module)),
+        fabric_mode=_fabric_mode(system) if any(function.switch for function in seen.values()) else "",
+        loadable=frozenset(
+            before.driver for before in record.functions if _loadable(system, before.driver, before.module)
+        ),
     )
 
 
 def _listed(system: System, seen: t.Mapping[str, Function]) -> dict[str, Card | None]:
     """Return each card that NVIDIA's driver has, by address, as nvidia-smi lists it; None where it doesn't."""
-    on_nvidia = [address for address, one in seen.items() if one.card and one.driver == "nvidia"]
+    on_nvidia = [address for address, function in seen.items() if function.card and function.driver == "nvidia"]
     if not on_nvidia:
         return {}
     provider = nvidia_smi.find(system)
     command = (provider.smi, provider.program) if provider else ((nvidia_smi.SMI,), nvidia_smi.SMI)
     cards = {card["address"]: card for card in nvidia_smi.ask(system, *command)["cards"]}
     return {address: cards.get(address) for address in on_nvidia}
-
-
-def _images(
-    system: System, family: str, tool: str | None, installed: t.Sequence[str], rule: str, ours: bool
-) -> list[Image]:
-    """Return each installed kernel's image; what is in it only where it may contain something of ours."""
-    images = []
-    wanted = sorted({module_of(name) for name in re.findall(r'driver_override\}="([^"]+)"', rule)})
-    for image in listed(system, family, installed, files.PATHS):
-        built_in = text(system, f"/lib/modules/{image.release}/modules.builtin").replace("-", "_")
-        needed = [name for name in wanted if f"/{name}.ko" not in built_in]
-        inside = image_content(system, tool, image.path, files.RULE, needed) if tool and ours else None
-        images.append(
-            Image(
-                path=image.path,
-                release=image.release,
-                size=image.size,
-                newer=image.newer,
-                kept=image.kept,
-                inside=inside.blacklist if inside is not None else (False if not ours else None),
-                lacking=inside.lacking if inside is not None else (),
-            )
-        )
-    return images
 
 
 def _fabric_mode(system: System) -> str:

@@ -99,17 +99,20 @@ def wanted(options: Options, state: State) -> Wanted:
         refusals.append(row("no_cards"))
     refusals += _switches(options, state, cards)
     if options.with_switches and cards:
-        cards += [one for _address, one in sorted(state.functions.items()) if one.switch]
+        cards += [function for _address, function in sorted(state.functions.items()) if function.switch]
     targets: dict[str, str] = {}
-    chosen = {one.address for one in cards}
-    for one in cards:
-        refusals += _alone(options, state, one)
-        for member in state.members(one.group) if one.group else [one]:
-            if member.address in chosen or (member.slot == one.slot and member.vendor == one.vendor):
+    chosen = {card.address for card in cards}
+    for card in cards:
+        refusals += _alone(options, state, card)
+        for member in state.members(card.group) if card.group else [card]:
+            if member.address in chosen or (member.slot == card.slot and member.vendor == card.vendor):
                 special = options.driver or member.best
                 targets[member.address] = special if member.card or member.switch else GENERIC
-            elif member.slot not in {other.slot for other in cards} or member.vendor != one.vendor:
-                refusals.append(_foreign(one, member))
+                if member.usb and not member.vfio:
+                    devices = list(member.usb)
+                    refusals.append(row("usb_devices", address=member.address, card=card.address, devices=devices))
+            elif member.slot not in {other.slot for other in cards} or member.vendor != card.vendor:
+                refusals.append(_foreign(card, member))
     busy: list[Hold] = []
     if options.state == "present":
         moving = {address for address, driver in targets.items() if state.functions[address].driver != driver}
@@ -122,14 +125,14 @@ def wanted(options: Options, state: State) -> Wanted:
         kept, left = _leaving(options, state, targets)
         refusals += kept
         busy += left
-    return Wanted(targets, tuple(one.address for one in cards), _unique(refusals), tuple(busy))
+    return Wanted(targets, tuple(card.address for card in cards), _unique(refusals), tuple(busy))
 
 
 def _unique(rows: t.Iterable[JsonObject]) -> tuple[JsonObject, ...]:
     unique: list[JsonObject] = []
-    for one in rows:
-        if one not in unique:
-            unique.append(one)
+    for entry in rows:
+        if entry not in unique:
+            unique.append(entry)
     return tuple(unique)
 
 
@@ -145,7 +148,11 @@ def _unwanted(options: Options, state: State) -> Wanted:
 def _leaving(options: Options, state: State, targets: t.Mapping[str, str]) -> tuple[list[JsonObject], list[Hold]]:
     """Return what refuses or delays that recorded functions get their drivers back: a virtual machine has them."""
     # An override alone is cleared under a driver that is in use.
-    going = {one.address for one in _to_give_back(state, targets) if state.functions[one.address].driver != one.driver}
+    going = {
+        before.address
+        for before in _to_give_back(state, targets)
+        if state.functions[before.address].driver != before.driver
+    }
     held = [hold for hold in state.holds if hold.address in going]
     return ([hold.row() for hold in held], []) if options.live else ([], held)
 
@@ -156,38 +163,38 @@ def _chosen(options: Options, state: State) -> tuple[list[Function], list[JsonOb
     cards: list[Function] = []
     excluded = {
         address: options.exclude.of(address, state.uuids.get(address, ""), state.names.get(address, ""))
-        for address, one in state.functions.items()
-        if one.card
+        for address, function in state.functions.items()
+        if function.card
     }
     if not options.cards:
         return [state.functions[address] for address, entry in sorted(excluded.items()) if not entry], []
-    by_uuid = {one.uuid: one.address for one in state.record.functions if one.uuid}
+    by_uuid = {before.uuid: before.address for before in state.record.functions if before.uuid}
     by_uuid.update({uuid: address for address, uuid in state.uuids.items()})
     for entry in options.cards:
         address = by_uuid.get(entry, "") if entry.startswith("gpu-") else entry
-        one = state.functions.get(address)
+        function = state.functions.get(address)
         recorded = state.record.of(address)
         if not address:
             refusals.append(row("unknown_uuid", uuid=entry))
-        elif recorded is not None and (one is None or not _same(recorded, one)):
-            refusals.append(_moved(recorded, one))
-        elif one is not None and one.physical:
-            refusals.append(row("virtual_function", address=address, physical=one.physical))
-        elif one is None or not one.card:
+        elif recorded is not None and (function is None or not _same(recorded, function)):
+            refusals.append(_moved(recorded, function))
+        elif function is not None and function.physical:
+            refusals.append(row("virtual_function", address=address, physical=function.physical))
+        elif function is None or not function.card:
             refusals.append(row("unknown_card", address=address))
         elif excluded[address]:
             refusals.append(row("excluded", address=address, entry=excluded[address]))
-        elif one not in cards:
-            cards.append(one)
+        elif function not in cards:
+            cards.append(function)
     return cards, refusals
 
 
-def _same(before: Before, one: Function) -> bool:
-    return (before.vendor, before.device) == (one.vendor, one.device)
+def _same(before: Before, function: Function) -> bool:
+    return (before.vendor, before.device) == (function.vendor, function.device)
 
 
-def _moved(before: Before, one: Function | None) -> JsonObject:
-    found = f"{one.vendor}:{one.device}" if one is not None else "nothing"
+def _moved(before: Before, function: Function | None) -> JsonObject:
+    found = f"{function.vendor}:{function.device}" if function is not None else "nothing"
     return row("moved", address=before.address, recorded=f"{before.vendor}:{before.device}", found=found)
 
 
@@ -200,26 +207,26 @@ def _elsewhere(state: State) -> t.Iterator[JsonObject]:
             yield row("elsewhere", address=address, uuid=before.uuid, recorded=before.address)
 
 
-def _alone(options: Options, state: State, one: Function) -> t.Iterator[JsonObject]:
+def _alone(options: Options, state: State, function: Function) -> t.Iterator[JsonObject]:
     """Yield what refuses one card or NVSwitch."""
-    recorded = state.record.of(one.address)
-    if recorded is not None and not _same(recorded, one):
-        yield _moved(recorded, one)
-    if not one.group:
-        yield row("no_iommu", address=one.address)
-    if (one.boot_display or one.console) and not one.vfio and not options.allow_display:
-        yield row("display", address=one.address)
-    if one.virtual:
-        yield row("virtual_functions", address=one.address, count=one.virtual)
-    if one.mdevs:
-        yield row("mdevs", address=one.address, uuids=list(one.mdevs))
+    recorded = state.record.of(function.address)
+    if recorded is not None and not _same(recorded, function):
+        yield _moved(recorded, function)
+    if not function.group:
+        yield row("no_iommu", address=function.address)
+    if (function.boot_display or function.console) and not function.vfio and not options.allow_display:
+        yield row("display", address=function.address)
+    if function.virtual:
+        yield row("virtual_functions", address=function.address, count=function.virtual)
+    if function.mdevs:
+        yield row("mdevs", address=function.address, uuids=list(function.mdevs))
 
 
-def _foreign(one: Function, member: Function) -> JsonObject:
+def _foreign(card: Function, member: Function) -> JsonObject:
     return row(
         "foreign_endpoint",
-        address=one.address,
-        group=one.group,
+        address=card.address,
+        group=card.group,
         foreign=member.address,
         ids=f"{member.vendor}:{member.device}",
         driver=member.driver,
@@ -228,12 +235,12 @@ def _foreign(one: Function, member: Function) -> JsonObject:
 
 def _switches(options: Options, state: State, cards: t.Sequence[Function]) -> t.Iterator[JsonObject]:
     """Yield what refuses cards that NVSwitches connect."""
-    if not cards or not any(one.switch for one in state.functions.values()):
+    if not cards or not any(function.switch for function in state.functions.values()):
         return
-    chosen = {one.address for one in cards}
+    chosen = {function.address for function in cards}
     if options.with_switches:
-        for address, one in sorted(state.functions.items()):
-            if one.card and address not in chosen:
+        for address, function in sorted(state.functions.items()):
+            if function.card and address not in chosen:
                 yield row("nvswitch_partial", address=address)
     elif state.fabric_mode != "1":
         yield row("nvswitch_mode", address=cards[0].address, mode=state.fabric_mode)
@@ -246,11 +253,15 @@ def _to_give_back(state: State, targets: t.Mapping[str, str]) -> list[Before]:
     """
     going = []
     for before in state.record.functions:
-        one = state.functions.get(before.address)
-        if before.address in targets or one is None or not _same(before, one):
+        function = state.functions.get(before.address)
+        if before.address in targets or function is None or not _same(before, function):
             continue
-        driver = before.driver if before.driver in state.loadable else one.driver
-        if one.override != before.override or one.driver != driver or (one.vfio and one.driver != before.driver):
+        driver = before.driver if before.driver in state.loadable else function.driver
+        if (
+            function.override != before.override
+            or function.driver != driver
+            or (function.vfio and function.driver != before.driver)
+        ):
             going.append(before)
     return going
 
@@ -271,7 +282,7 @@ def make_plan(options: Options, state: State) -> Plan:
 def _changes(options: Options, state: State, want: Wanted) -> t.Iterator[Change]:
     new = tuple(_before(state, address) for address in sorted(want.targets) if state.record.of(address) is None)
     if new:
-        yield Change(RECORD, "", "".join(f"{one.address} {one.driver}\n" for one in new), PutRecord(new))
+        yield Change(RECORD, "", "".join(f"{before.address} {before.driver}\n" for before in new), PutRecord(new))
     texts = _texts(state, want)
     replaced = [path for path, text in texts.items() if text != state.files[path]]
     for path in replaced:
@@ -311,14 +322,22 @@ def _driver(name: str) -> str:
 
 
 def _before(state: State, address: str) -> Before:
-    one = state.functions[address]
-    return Before(address, one.vendor, one.device, one.driver, one.module, one.override, state.uuids.get(address, ""))
+    function = state.functions[address]
+    return Before(
+        address,
+        function.vendor,
+        function.device,
+        function.driver,
+        function.module,
+        function.override,
+        state.uuids.get(address, ""),
+    )
 
 
 def _texts(state: State, want: Wanted) -> dict[str, str | None]:
     """Return the files' wanted texts: without cards those from before."""
     texts = files.texts(want.targets, state.functions, state.tool)
-    recorded = {one.path: one.text for one in state.record.files}
+    recorded = {file.path: file.text for file in state.record.files}
     for path in files.PATHS:
         if texts[path] is None and path in recorded:
             texts[path] = recorded[path]
@@ -357,15 +376,15 @@ def _groups(state: State, want: Wanted) -> t.Iterator[tuple[str, list[tuple[str,
     """Yield each group with functions that don't have their driver, the card first, unless one of it is busy."""
     waiting = {state.functions[hold.address].group for hold in want.busy}
     for group in sorted({state.functions[address].group for address in want.targets}):
-        members = [one for one in state.members(group) if one.address in want.targets]
+        members = [function for function in state.members(group) if function.address in want.targets]
         late = [
-            one
-            for one in members
-            if one.driver != want.targets[one.address] or one.override != want.targets[one.address]
+            function
+            for function in members
+            if function.driver != want.targets[function.address] or function.override != want.targets[function.address]
         ]
         if late and group not in waiting:
-            late.sort(key=lambda one: (not one.card, one.address))
-            yield group, [(one.address, want.targets[one.address]) for one in late]
+            late.sort(key=lambda function: (not function.card, function.address))
+            yield group, [(function.address, want.targets[function.address]) for function in late]
 
 
 def _finished(options: Options, state: State, want: Wanted) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from . import messages
 from .model import Options, State
 from .plan import reboot_required, row, wanted
 
+# By the kernel's answer about a group. A virtual machine that has it is proof enough.
+VIABLE = {"viable": True, "not_viable": False}
+
 
 def report(options: Options, state: State) -> JsonObject:
     """Return the module's result beside ``changed`` and ``diff``."""
@@ -25,7 +28,7 @@ def report(options: Options, state: State) -> JsonObject:
                 "driver": state.functions[address].driver,
                 "wanted": want.targets[address],
                 "iommu_group": state.functions[address].group,
-                "viable": state.viable.get(state.functions[address].group),
+                "viable": VIABLE.get(state.groups.get(state.functions[address].group, "")),
                 "functions": sorted(
                     other for other in want.targets if state.functions[other].group == state.functions[address].group
                 ),
@@ -41,17 +44,19 @@ def problems(options: Options, state: State) -> list[JsonObject]:
     waiting = {state.functions[hold.address].group for hold in want.busy}
     rows = []
     for address, driver in sorted(want.targets.items()):
-        one = state.functions[address]
-        late = options.state == "present" and (not options.live or one.group in waiting)
-        if one.driver != driver and late:
+        function = state.functions[address]
+        late = options.state == "present" and (not options.live or function.group in waiting)
+        if function.driver != driver and late:
             continue
-        if one.driver != driver and not (options.state == "external" and one.vfio):
-            rows.append(row("not_bound", address=address, found=one.driver, wanted=driver))
+        if function.driver != driver and not (options.state == "external" and function.vfio):
+            rows.append(row("not_bound", address=address, found=function.driver, wanted=driver))
             continue
-        if options.state == "present" and one.override != driver:
-            rows.append(row("override", address=address, found=one.override, wanted=driver))
-        if not one.nodes:
+        if options.state == "present" and function.override != driver:
+            rows.append(row("override", address=address, found=function.override, wanted=driver))
+        if not function.nodes:
             rows.append(row("no_node", address=address))
-        if state.viable.get(one.group) is False and one.card:
-            rows.append(row("not_viable", address=address, group=one.group))
+        answer = state.groups.get(function.group, "")
+        if answer in ("not_viable", "unknown") and function.card:
+            code = "not_viable" if answer == "not_viable" else "viable_unknown"
+            rows.append(row(code, address=address, group=function.group))
     return rows

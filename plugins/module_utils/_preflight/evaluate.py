@@ -12,20 +12,22 @@ import typing as t
 from .._allocation import foreign as foreign_plugins
 from .._allocation import node_backends
 from .._allocation.cluster import Cluster
-from .._allocation.foreign_bindings import ForeignBinding
+from .._allocation.foreign_bindings import Bindings, none
 from .._allocation.node_backends import EVERY_TAINT
-from .._contracts import backends
+from .._contracts import backends, operator_labels
 from .._contracts import gpushare as contract
 from .._contracts.card_exclusion import address_of
 from .._contracts.model import Node, node_unit
+from .._host.types import Excluded
 from .._images import delivery
 from .._kube import setup_record, tolerations
 from .._node.types import GpuNode
 from .._openshift import gpu_operator as operator
 from . import claims as allocation
 from . import node as machines
-from . import ownership, software
+from . import ownership, software, virtual
 from .findings import NOTE, PROBLEM, WARNING, Finding, Findings
+from .inventory import ALL_CARDS, CARDS
 from .node import Machine, NodeOptions
 
 # As nodes name them in their status.
@@ -69,8 +71,9 @@ CLUSTER = {
     "exclude-unmatched": "An entry of gpu_exclude names no card of any machine that has it.",
     "exclude-unsupported": "The node's back end can't leave a card alone, and gpu_exclude names one.",
     "mirror-missing": "A mirror that a variable names lacks an image, a chart, a package or a file that the run needs.",
-    "mirror-unasked": "Whether a mirror has what the run needs isn't known, where the controller doesn't reach it.",
-    "mirror-not-named": "Some things come from mirrors, and others from where they are public.",
+    "mirror-not-checked": "Whether a mirror has what the run needs isn't known, where the controller doesn't reach it.",
+    "registry-without-tls": "A registry of images has no TLS, and nothing says that the nodes' runtimes know it.",
+    "mirror-not-named": "Some items come from mirrors, and others from where they are public.",
     "runtime-warning": "The container runtime needs attention: its cgroup driver isn't kubelet's, for example.",
     **ownership.DESCRIBED,
 }
@@ -137,7 +140,7 @@ class Options:
     owner: str = setup_record.PLAYBOOK
     take_over: str = ""
     record: setup_record.Record | None = None
-    bindings: t.Sequence[ForeignBinding] = ()
+    bindings: Bindings = dataclasses.field(default_factory=none)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,7 @@ class Host:
     :param options: variables of the nodes' roles.
     :param plans: findings of these roles' own plans.
     :param trouble: why there are no facts, as ``gpu_node_info`` reports it.
+    :param virtual: what its variables say about cards for virtual machines.
     """
 
     host: str
@@ -160,6 +164,7 @@ class Host:
     options: NodeOptions = dataclasses.field(default_factory=NodeOptions)
     plans: tuple[Finding, ...] = ()
     trouble: t.Mapping[str, str] | None = None
+    virtual: virtual.VirtualOptions = dataclasses.field(default_factory=virtual.VirtualOptions)
 
     @property
     def is_gpu_host(self) -> bool:
@@ -194,6 +199,7 @@ def examine(
     shared = frozenset(options.nodes or (host.node for host in hosts if host.is_gpu_host))
     if options.claims.backends:
         shared |= {row["node"] for row in options.claims.backends["nodes"]}
+        shared -= {*options.claims.backends["virtual"]}
     if not shared and not (options.claims.backends and options.claims.backends["nodes"]):
         what = "the group names no host, and gpushare_nodes no node: there is nothing to set up"
         action = "add the machines with GPUs to the group, or name their nodes in gpushare_nodes"
@@ -211,7 +217,9 @@ def examine(
 def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding]:
     """Report entries of gpu_exclude that name no card anywhere, and cards that a back end would take nevertheless."""
     seen = {
-        host.host: host.facts["driver"]["excluded"] for host in hosts if host.is_gpu_host and host.facts is not None
+        host.host: _without(host.facts["driver"]["excluded"], host.virtual.cards)
+        for host in hosts
+        if host.is_gpu_host and host.facts is not None
     }
     # A group's entries may name cards of some of its machines.
     named = {card["entry"] for excluded in seen.values() for card in excluded["cards"]}
@@ -251,17 +259,38 @@ def _exclusions(options: Options, hosts: t.Sequence[Host]) -> t.Iterator[Finding
         )
 
 
+def _without(excluded: Excluded, cards: t.Collection[str]) -> Excluded:
+    """Return the cards that are left alone without those that role passthrough binds, and which it answers for."""
+    return {
+        **excluded,
+        "cards": [card for card in excluded["cards"] if card["entry"] not in cards],
+        "unmatched": [entry for entry in excluded["unmatched"] if entry not in cards],
+    }
+
+
 def described() -> dict[str, str]:
     """Return id and meaning of every finding that can be ignored, for the documentation."""
-    return {**CLUSTER, **allocation.DESCRIBED, **software.DESCRIBED, **machines.described()}
+    return {**CLUSTER, **allocation.DESCRIBED, **software.DESCRIBED, **virtual.DESCRIBED, **machines.described()}
 
 
 def _of_machine(options: Options, host: Host, facts: GpuNode) -> list[Finding]:
     """Return the findings about a machine; where roles install nothing, those about its system and cards alone."""
+    backend = virtual.backend_of(host.node, host.virtual, options.claims.backends)
+    if backend:
+        return [*_of_virtual(options, host, facts, backend)]
     found = machines.examine(_machine(options, host, facts))
     if options.claims.installed_by_roles(host.node):
         return [*found, *host.plans]
     return [finding for finding in found if finding.id in INPUT or finding.id in software.OF_MACHINES]
+
+
+def _of_virtual(options: Options, host: Host, facts: GpuNode, backend: str) -> t.Iterator[Finding]:
+    """Yield the findings about a machine whose cards are for virtual machines."""
+    own = dataclasses.replace(host.options, driver_state="external", toolkit_state="external")
+    found = machines.examine(_machine(options, dataclasses.replace(host, options=own), facts))
+    yield from (finding for finding in found if finding.id in INPUT or finding.id in virtual.OF_MACHINES)
+    yield from host.plans
+    yield from virtual.examine(host.host, backend, host.virtual, facts)
 
 
 def _machine(options: Options, host: Host, facts: GpuNode) -> Machine:
@@ -293,6 +322,9 @@ def _cluster(
     yield from ownership.bindings(options.bindings)
     yield from _images(options, cluster.version)
     yield from allocation.examine(options.claims, cluster, shared)
+    if options.claims.backends is not None:
+        machines_nodes = {host.node for host in hosts if host.is_gpu_host}
+        yield from virtual.unreached(options.claims.backends, machines_nodes)
     if options.claims.software is not None:
         known = {host.node: host.facts for host in hosts if host.is_gpu_host and host.facts is not None}
         external, host_driver = options.operator_external, options.operator_host_driver
@@ -380,16 +412,28 @@ def _driver_container(host: Host, node: Node, operators: t.Sequence[foreign_plug
 def _given_away(options: Options, host: Host) -> t.Iterator[Finding]:
     """Report a node without a card for pods, which a device plugin or driver would find no card on."""
     cards = host.facts["gpus"] if host.is_gpu_host and host.facts is not None else []
-    if not cards or not all("vfio" in (card["driver"] or "") for card in cards):
-        return
     claims = options.claims.backends
     given = {row["node"]: row["backend"] for row in claims["nodes"]} if claims else {}
+    if host.is_gpu_host and ALL_CARDS in host.virtual.cards:
+        yield Finding(
+            "cards-given-away",
+            PROBLEM,
+            "is to share its cards by {backend}, and gives all of them to virtual machines",
+            "name the cards that virtual machines get, or set gpu_backend to passthrough",
+            host.host,
+            CARDS,
+            {"backend": given.get(host.node, backends.GPUSHARE)},
+            machines.SUBJECT,
+        )
+        return
+    if not cards or not all("vfio" in (card["driver"] or "") for card in cards):
+        return
     yield Finding(
         "cards-given-away",
         PROBLEM,
         "is to share its cards by {backend}, and VFIO has all of them for virtual machines: {cards}",
-        "take them back (passthrough.yml -e passthrough_state=absent, and remove passthrough_cards), or leave the node "
-        "out: name the nodes that share in gpushare_nodes, and set no gpu_backend for this host",
+        "take them back (passthrough.yml -e passthrough_state=absent, and remove passthrough_cards), set it to "
+        "passthrough, or leave the node out: name the nodes that share in gpushare_nodes, and set it for none of them",
         host.host,
         "gpu_backend",
         {"backend": given.get(host.node, backends.GPUSHARE), "cards": [card["address"] for card in cards]},
@@ -459,7 +503,9 @@ def _goes(options: Options, node: Node, resource: str) -> bool:
     """
     if backends.LABEL in node.labels:
         return True
-    return bool(options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator.PLUGIN in node.labels)
+    return bool(
+        options.gpu_operator and operator.ANNOUNCED.fullmatch(resource) and operator_labels.DEVICE_PLUGIN in node.labels
+    )
 
 
 def _configures(options: Options, node: str, here: t.Sequence[foreign_plugins.Plugin]) -> bool:

@@ -25,7 +25,7 @@ from .._kube.tolerations import REPELLING
 
 # Labels of NVIDIA's GPU feature discovery and of the Node Feature Discovery, by the vendor's PCI id.
 GPU_LABELS = (
-    "nvidia.com/gpu.present",
+    nvidia_plugin.LABEL_PRESENT,
     "feature.node.kubernetes.io/pci-10de.present",
     "feature.node.kubernetes.io/pci-0300_10de.present",
     "feature.node.kubernetes.io/pci-0302_10de.present",

@@ -11,7 +11,7 @@ from .._allocation import node_software
 from .._allocation.allocators import EXTENDER
 from .._allocation.node_backends import Wanted
 from .._contracts import card_exclusion
-from .._contracts.backends import GPUSHARE
+from .._contracts.backends import GPUSHARE, VIRTUAL
 
 NODE = "gpu_node_name"
 
@@ -40,6 +40,8 @@ def limit_mode(value: t.Any) -> str:
 
 
 BACKEND, ALLOCATION, EXCLUDE = "gpu_backend", "gpushare_allocation", "gpu_exclude"
+# Of role passthrough; on a node of another back end these cards are left alone by that one.
+CARDS, ALL_CARDS = "passthrough_cards", "all"
 
 
 def wanted_backends(
@@ -66,7 +68,8 @@ def wanted_backends(
         usual = given or {}
         backend = own.get(BACKEND) or usual.get(BACKEND) or GPUSHARE
         allocation = own.get(ALLOCATION) or usual.get(ALLOCATION) or EXTENDER
-        return {"node": node, "backend": str(backend), "allocation": str(allocation)}
+        row: Wanted = {"node": node, "backend": str(backend), "allocation": str(allocation)}
+        return {**row, "cards": True} if own.get(CARDS) else row
 
     rows = [of(node) for node in dict.fromkeys([*nodes, *names])]
     return [row for row in rows if not nodes or row["node"] in nodes or row["backend"] != GPUSHARE]
@@ -99,6 +102,19 @@ def wanted_software(
     return [*rows, *(node_software.Wanted(node=node, software=usual, machine=False) for node in others)]
 
 
+def cards_left_alone(exclude: t.Any, cards: t.Any = None, backend: t.Any = None) -> list[str]:
+    """Return the entries of the cards that the back end of a node leaves alone: the user's, and virtual machines'.
+
+    :param exclude: ``gpu_exclude`` of the node.
+    :param cards: ``passthrough_cards`` of the node.
+    :param backend: ``gpu_backend`` of the node; one for virtual machines has all cards, so that none is left alone.
+    """
+    entries = listed(exclude or ())
+    if backend in VIRTUAL:
+        return entries
+    return list(dict.fromkeys([*entries, *(entry for entry in listed(cards or ()) if entry != ALL_CARDS)]))
+
+
 def card_exclusions(
     hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
     hosts: t.Sequence[str],
@@ -113,10 +129,15 @@ def card_exclusions(
     :param given: ``gpu_exclude`` of nodes that are no hosts.
     :raises BadInput: an entry is unusable.
     """
+
+    def kept(host: str) -> list[str]:
+        own = hostvars[host]
+        return cards_left_alone(own.get(EXCLUDE), own.get(CARDS), own.get(BACKEND))
+
     by_node = {node: node for node in listed(nodes)} | dict(zip(node_names(hosts, hostvars), hosts, strict=True))
     return card_exclusion.options(
         {
-            node: card_exclusion.parse(listed((hostvars[host].get(EXCLUDE) or []) if host in hostvars else given))
+            node: card_exclusion.parse(kept(host) if host in hostvars else listed(given))
             for node, host in by_node.items()
         }
     )

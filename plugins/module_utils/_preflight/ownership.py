@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing as t
 
-from .._allocation.foreign_bindings import ForeignBinding
+from .._allocation.foreign_bindings import Bindings
 from .._core.types import JsonObject
 from .._kube.setup_record import FOREIGN, PLAYBOOK, TAKEN, Record, owner_of, whose
 from .findings import NOTE, PROBLEM, WARNING, Finding
@@ -17,6 +17,7 @@ INPUT = {"other-owner": "The operator, or the playbooks, own what is set up in t
 DESCRIBED = {
     "owner-taken": "This run takes over what somebody else has set up, as gpu_owner_take_over says.",
     "foreign-bindings": "Somebody has rights in a namespace of the servers that make him root on their nodes.",
+    "foreign-bindings-unknown": "Who else has rights in a namespace of the servers isn't known.",
     "run-unfinished": "Another run has begun to change the cluster, and its checks haven't passed.",
 }
 # Bindings that a text names.
@@ -65,11 +66,22 @@ def examine(record: Record, owner: str, take_over: str, set_up: bool) -> t.Itera
         )
 
 
-def bindings(found: t.Sequence[ForeignBinding]) -> t.Iterator[Finding]:
+def bindings(read: Bindings) -> t.Iterator[Finding]:
     """Return the findings about RoleBindings of others in the servers' namespaces, one for each namespace.
 
-    :param found: as ``foreign_bindings`` returns them.
+    :param read: as ``foreign_bindings`` returns them.
     """
+    found = read["found"]
+    if read["refused"]:
+        yield Finding(
+            "foreign-bindings-unknown",
+            WARNING,
+            "whether somebody else has what the servers have, root on their nodes, isn't known: the API server refuses "
+            "this user to list RoleBindings in {namespaces} (HTTP {status})",
+            "give the user of gpu_kubeconfig the verbs get and list on rolebindings, roles and clusterroles, or look "
+            "as somebody who may, by kubectl -n NAMESPACE get rolebindings",
+            fields={"namespaces": list(read["refused"]), "status": 403},
+        )
     for namespace in dict.fromkeys(binding["namespace"] for binding in found):
         there = [binding for binding in found if binding["namespace"] == namespace]
         named = [f"{binding['name']} ({', '.join(binding['subjects'][:MOST_NAMED])})" for binding in there[:MOST_NAMED]]

@@ -16,6 +16,7 @@ import hashlib
 import typing as t
 from pathlib import Path
 
+from .._allocation import virtual
 from .._contracts import gpushare as contract
 from .._core.libraries import jinja2
 from .._core.natural import natural
@@ -224,6 +225,7 @@ class NodeBox:
     about: list[str]
     pending: list[Row]
     cards: list[CardBox]
+    devices: tuple[model.Device, ...]
 
 
 def render(view: model.View) -> str:
@@ -292,9 +294,16 @@ def _tiles(view: model.View) -> t.Iterator[Tile]:
     cards = [card for node in view.nodes for card in node.cards]
     pods = {pod.name for card in cards for pod in card.pods}
     pods |= {pod.name for node in view.nodes for pod in node.pending}
+    pods |= {pod.name for _node, device in view.devices for pod in device.pods}
     count, kind = (len(cards), "card") if cards else (len(view.nodes), "node")
     on_nodes = f" on {plural(len(view.nodes), 'node')}" if cards else ""
     yield Tile(f"{count:,}", f"{kind}{'s' * (count != 1)}{on_nodes}, held by {plural(len(pods), 'pod')}")
+    devices = [device for _node, device in view.devices]
+    if devices:
+        held, unknown = (sum(one.state == state for one in devices) for state in (virtual.HELD, virtual.UNKNOWN))
+        label = f"of {len(devices):,} cards and vGPUs for virtual machines held"
+        label += f", {unknown:,} unknown" if unknown else ""
+        yield Tile(f"{held:,}", label, "UNKNOWN" if unknown else "none")
     total = _claimed_bar(view.nodes, view.unit)
     if total.known:
         yield Tile(total.share, f"claimed of {mib(_total(cards), view.unit)} GPU memory", drawn=total)
@@ -308,7 +317,7 @@ def _namespaces(view: model.View) -> list[Namespace]:
     """Return the sums of each namespace, in the order of their names."""
     pods: dict[str, list[model.Pod]] = {}
     for node in view.nodes:
-        for pod in [*(pod for card in node.cards for pod in card.pods), *node.pending]:
+        for pod in [*(pod for place in (*node.cards, *node.devices) for pod in place.pods), *node.pending]:
             pods.setdefault(pod.name.partition("/")[0] if "/" in pod.name else "", []).append(pod)
     return [_namespace(name, pods[name], view) for name in sorted(pods, key=natural)]
 
@@ -367,9 +376,11 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
         bad = sum(card.healthy is False for card in node.cards)
         wrong = bool(bad or levels.get("FAIL"))
         opened += wrong
+        unknown = sum(device.state == virtual.UNKNOWN for device in node.devices)
         resources = [_resource_bar(resource) for resource in node.resources]
         claimed = _claimed_bar([node], view.unit)
-        parts = [plural(len(node.cards), "card")] if node.cards or not resources else []
+        parts = [plural(len(node.cards), "card")] if node.cards or not (resources or node.devices) else []
+        parts += [f"{len(node.devices):,} for virtual machines"] if node.devices else []
         parts += [f"{claimed.text} claimed"] if claimed.known else []
         parts += [f"{bar.label} {bar.text}" for bar in resources]
         yield NodeBox(
@@ -379,7 +390,8 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
             found=[(level, levels[level]) for level in model.FINDING_LEVELS if level in levels],
             marks=[("FAIL", plural(bad, "unhealthy card"))] * bool(bad)
             + [("UNKNOWN", "not checked")] * int(view.checked and not node.checked)
-            + ([_limit(node.limit)] if node.limit else []),
+            + ([_limit(node.limit)] if node.limit else [])
+            + ([("UNKNOWN", f"{unknown} of unknown holder")] if unknown else []),
             open=not many or (wrong and opened <= OPEN_DESPITE),
             text=" · ".join(parts),
             drawn=resources[0] if resources and not claimed.known else claimed,
@@ -388,6 +400,7 @@ def _nodes(view: model.View) -> t.Iterator[NodeBox]:
             + ([f"Memory limit: {node.limit}"] if ":" in node.limit else []),
             pending=[_row(n, pod, view.unit) for n, pod in enumerate(node.pending)],
             cards=[_card(card, view) for card in node.cards],
+            devices=node.devices,
         )
 
 

@@ -124,10 +124,36 @@ class Resource:
 
 
 @dataclasses.dataclass(frozen=True)
+class Device:
+    """A card or a vGPU for virtual machines.
+
+    :param address: on PCI, of what a machine gets; ``card`` is the card's.
+    :param name: a vGPU's type, or a card's model.
+    :param uuid: of a mediated device; empty for others.
+    :param group: the IOMMU group's number; empty where it isn't known.
+    :param state: ``held``, ``free`` or ``unknown``.
+    :param holder: who has it, that it is free, or why that isn't known.
+    """
+
+    address: str
+    name: str = ""
+    kind: str = "card"
+    card: str = ""
+    uuid: str = ""
+    driver: str = ""
+    group: str = ""
+    resource: str = ""
+    state: str = "unknown"
+    holder: str = ""
+    pods: tuple[Pod, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Node:
     """A node.
 
     :param pending: pods whose card is unknown.
+    :param devices: cards and vGPUs for virtual machines.
     :param problem: which data of the node is unreadable or implausible.
     :param checked: it is in the report, not only in the allocation.
     :param limit: whether NVIDIA's driver enforces its pods' shares, as its device plugin announces it, or empty.
@@ -138,6 +164,7 @@ class Node:
     cards: tuple[Card, ...] = ()
     pending: tuple[Pod, ...] = ()
     resources: tuple[Resource, ...] = ()
+    devices: tuple[Device, ...] = ()
     problem: str = ""
     checked: bool = False
     limit: str = ""
@@ -240,6 +267,11 @@ class View:
     def present(self) -> tuple[Check, ...]:
         """Return the other checks."""
         return tuple(check for check in self.checks if check.backend not in self.absent)
+
+    @property
+    def devices(self) -> list[tuple[Node, Device]]:
+        """Return the cards and vGPUs for virtual machines, each with its node."""
+        return [(node, device) for node in self.nodes for device in node.devices]
 
     def checks_with(self, result: str) -> int:
         """Return the number of checks with this label."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._allocation import virtual
 from .._contracts import gpushare as contract
 from .._core.natural import natural
 from .._core.types import JsonObject
@@ -149,18 +150,23 @@ def _allocated_node(node: JsonObject) -> model.Node:
     cards: list[model.Card] = []
     pending: list[model.Pod] = []
     resources: list[model.Resource] = []
+    devices: list[model.Device] = []
     for part in _parts(node):
         factor = contract.MIB_PER_UNIT.get(part.get("unit") or "")
         unit = "MiB" if factor else "shares" if part.get("unit") == "count" else "units"
         cards += [_allocated_card(card, factor, unit) for card in part.get("cards") or ()]
         pending += [_allocated_pod(pod, factor, unit) for pod in part.get("pending") or ()]
-        resources += [_resource(resource, part.get("gpus") or {}) for resource in part.get("resources") or ()]
+        rows = [_resource(resource, part.get("gpus") or {}) for resource in part.get("resources") or ()]
+        of_machines = part.get("devices") is not None
+        resources += [dataclasses.replace(row, about="for virtual machines") if of_machines else row for row in rows]
+        devices += [_device(device) for device in part.get("devices") or ()]
     return model.Node(
         _name(node.get("name")),
         text(node.get("backend"), NAME),
         tuple(cards),
         tuple(pending),
         tuple(resources),
+        tuple(devices),
         text(node.get("problem")),
         limit=text(node.get("memory_limit")),
     )
@@ -186,6 +192,25 @@ def _resource(resource: JsonObject, gpus: JsonObject) -> model.Resource:
         ", ".join(part for part in about if part),
         resource.get("capacity"),
         resource.get("used"),
+    )
+
+
+def _device(device: JsonObject) -> model.Device:
+    """Return a card or a vGPU for virtual machines; one of any other state is unknown."""
+    group, state = device.get("iommu_group"), device.get("state")
+    known = state in (virtual.HELD, virtual.FREE)
+    return model.Device(
+        address=text(device.get("address"), NAME),
+        name=text(virtual.device_name(device), NAME),
+        kind=text(device.get("kind"), NAME),
+        card=text(device.get("card"), NAME),
+        uuid=text(device.get("uuid"), NAME),
+        driver=text(device.get("driver"), NAME),
+        group="" if group is None else str(int(group)),
+        resource=text(device.get("resource"), NAME),
+        state=state if known else virtual.UNKNOWN,
+        holder=text(virtual.holder_text({**device, "state": state if known else virtual.UNKNOWN}, pods=True), NAME * 4),
+        pods=tuple(_allocated_pod(pod, None, "shares") for pod in device.get("pods") or ()),
     )
 
 
@@ -230,6 +255,7 @@ def _both(checked: list[model.Node], given: list[model.Node]) -> list[model.Node
                 cards=tuple(_both_cards(card, other.cards) for card in node.cards) or other.cards,
                 pending=tuple(pod for pod in other.pending if pod.name not in placed),
                 resources=other.resources,
+                devices=other.devices,
                 problem=other.problem,
                 limit=node.limit or other.limit,
             )

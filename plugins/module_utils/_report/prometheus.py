@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import typing as t
 
+from .._allocation import virtual
 from .model import FINDING_LEVELS, LEVELS, Card, Node, View
 
 Sample = tuple[dict[str, str], float]
@@ -19,7 +20,7 @@ Sample = tuple[dict[str, str], float]
 
 def render(view: View) -> str:
     """Return the metrics; those of checks only with a report, and those of a card only if the value is known."""
-    return "".join(_metric(*metric) for metric in [*_checks(view), *_cards(view)])
+    return "".join(_metric(*metric) for metric in [*_checks(view), *_cards(view), *_devices(view)])
 
 
 def _checks(view: View) -> t.Iterator[tuple[str, str, list[Sample]]]:
@@ -64,6 +65,24 @@ def _cards(view: View) -> t.Iterator[tuple[str, str, list[Sample]]]:
     yield "kubegpu_card_shares_claimed", "Shares of such a card that are allocated to pods.", taken
     healthy = samples(lambda card: None if card.healthy is None else int(card.healthy))
     yield "kubegpu_card_healthy", "1 while a card is healthy.", healthy
+
+
+def _devices(view: View) -> t.Iterator[tuple[str, str, list[Sample]]]:
+    """Yield the metrics of cards and vGPUs for virtual machines; of one whose holder is unknown only that."""
+    samples: list[Sample] = []
+    counts: dict[tuple[str, str, str], int] = {}
+    for node, device in view.devices:
+        place = {"node": node.name, "address": device.address, "uuid": device.uuid, "kind": device.kind}
+        if device.state != virtual.UNKNOWN:
+            samples.append((place, int(device.state == virtual.HELD)))
+        counts.setdefault((node.name, device.kind, device.state), 0)
+        counts[node.name, device.kind, device.state] += 1
+    about = "1 while a virtual machine or a pod has this card or vGPU for virtual machines, 0 while it is free."
+    yield "kubegpu_virtual_device_held", about, samples
+    rows: list[Sample] = [
+        ({"node": node, "kind": kind, "state": state}, count) for (node, kind, state), count in counts.items()
+    ]
+    yield "kubegpu_virtual_devices", "Cards and vGPUs for virtual machines that are held, free or unknown.", rows
 
 
 def _labels(node: Node, card: Card) -> dict[str, str]:

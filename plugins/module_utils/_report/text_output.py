@@ -18,7 +18,8 @@ BAR = 20
 
 
 def render(view: View) -> str:
-    parts = [_findings(view), _checks(view), _transient(view)] if view.checked else [_cards(view), _waiting(view)]
+    allocated = [_cards(view), _devices(view), _waiting(view)]
+    parts = [_findings(view), _checks(view), _transient(view)] if view.checked else allocated
     return "\n".join([*(part for part in parts if part), _result(view)])
 
 
@@ -79,8 +80,9 @@ def _transient(view: View) -> str:
 
 def _result(view: View) -> str:
     if not view.checked:
-        cards = sum(len(node.cards) for node in view.nodes)
-        return f"{plural(len(view.nodes), 'node')}, {plural(cards, 'card')}. Nothing was checked.\n"
+        cards, devices = sum(len(node.cards) for node in view.nodes), len(view.devices)
+        others = f", {devices:,} for virtual machines" if devices else ""
+        return f"{plural(len(view.nodes), 'node')}, {plural(cards, 'card')}{others}. Nothing was checked.\n"
     counts = ", ".join(f"{view.found(level)} {level}" for level in FINDING_LEVELS)
     passed = f"{view.checks_with('PASS')} of {plural(len(view.checks), 'check')} passed"
     empty = view.checks_with(NOTHING)
@@ -101,9 +103,16 @@ def _cards(view: View) -> str:
             mine = [pod for pod in node.pending if pod.unit == unit]
             held = amount(sum(pod.claimed or 0 for pod in mine), unit)
             rows.append([node.name, "?", "", held, "", "", "", str(len(mine)), "card unknown"])
-        if node.problem or not (node.cards or node.pending or node.resources):
+        if node.problem or not (node.cards or node.pending or node.resources or node.devices):
             rows.append([node.name, "", "", "", "", "", "", "", node.problem or "no card"])
     return columns(rows, right=(1, 3, 4, 5, 6, 7)) if len(rows) > 1 else "No node shares a GPU.\n"
+
+
+def _devices(view: View) -> str:
+    rows = [["NODE", "ADDRESS", "FOR VIRTUAL MACHINES", "DRIVER", "GROUP", "HOLDER"]]
+    for node, device in view.devices:
+        rows.append([node.name, device.address, device.name, device.driver or "-", device.group or "-", device.holder])
+    return columns(rows) if len(rows) > 1 else ""
 
 
 def _card(card: Card) -> list[str]:

@@ -157,6 +157,19 @@ class UsersFiles(t.NamedTuple):
     ignored: list[str]
 
 
+def cri_key(users: UsersFiles, *path: str) -> toml.Path:
+    """Return the path of a setting of the CRI plugin in a drop-in of ours.
+
+    :param path: below the plugin's table.
+    """
+    # In a file of version 2 a setting under version 3's name overrides the same one under its own.
+    newer = ("plugins", CRI_PLUGIN[3], *path)
+    named = users.version < 3 and any(
+        value_at(document.tree, *newer) is not None for document in users.documents.values()
+    )
+    return newer if named else ("plugins", CRI_PLUGIN[users.version], *path)
+
+
 class Files:
     """The files of a containerd, as its release reads them.
 

@@ -42,6 +42,7 @@ from .containerd_files import (
     Documents,
     Files,
     UsersFiles,
+    cri_key,
     cri_sections,
     flatten,
     loaded,
@@ -106,6 +107,11 @@ def make_plan(options: Options, observed: ContainerdState | None, serves_kubelet
         expected=tuple(edit.expected),
         users_default=edit.users_default,
     )
+
+
+def texts_without_ours(options: Options, observed: ContainerdState) -> dict[str, str | None]:
+    """Return the files without our settings, None for one to delete; the CRI plugin stays enabled."""
+    return _Edit(options, observed, serves_kubelet=True).absent()
 
 
 class _Edit:
@@ -246,13 +252,7 @@ class _Edit:
                     documents[path].put(full, value)
 
     def _import(self, document: toml.Document) -> None:
-        if not any(self._matches(pattern) for pattern in document.tree.get("imports") or []):
-            document.add_item(("imports",), self._pattern)
-
-    def _matches(self, pattern: str) -> bool:
-        full = posixpath.normpath(posixpath.join(posixpath.dirname(self._main), pattern))
-        same_folder = posixpath.dirname(full) == posixpath.dirname(self.drop_in)
-        return same_folder and fnmatch.fnmatchcase(self.drop_in, full)
+        import_drop_in(document, self._main, self.drop_in)
 
     def _drop_in_text(self, users: UsersFiles, settings: containerd.Flat) -> str:
         """Return the text of our drop-in.
@@ -262,12 +262,7 @@ class _Edit:
         version = users.version
 
         def key(*path: str) -> toml.Path:
-            # In a file of version 2 a setting under version 3's name overrides the same one under its own.
-            newer = ("plugins", CRI_PLUGIN[3], *path)
-            named = version < 3 and any(
-                value_at(document.tree, *newer) is not None for document in users.documents.values()
-            )
-            return newer if named else ("plugins", CRI_PLUGIN[version], *path)
+            return cri_key(users, *path)
 
         tables: list[tuple[toml.Path, JsonObject]] = []
         if self._options.cdi and users.effective.cdi is not None:
@@ -275,7 +270,7 @@ class _Edit:
         if self._options.default:
             tables.append((key("containerd", "default_runtime_name")[:-1], {"default_runtime_name": RUNTIME_NAME}))
         runtime = (*key("containerd", "runtimes"), RUNTIME_NAME)
-        tables += [((*runtime, *sub), _keys(settings, sub)) for sub in _tables(settings)]
+        tables += [((*runtime, *sub), keys_of(settings, sub)) for sub in tables_of(settings)]
         return toml.new_file(f"{HEADER}version = {version}\n", tables)
 
     def _note_moved(self, trees: t.Mapping[str, JsonObject]) -> None:
@@ -335,19 +330,21 @@ class _Edit:
         for name in [runtime for runtime in seen.names if runtime != RUNTIME_NAME]:
             if document.get((*runtimes, name)) is None:
                 builtin = seen.runtimes[name]
-                for sub in _tables(builtin):
-                    document.add_table((*runtimes, name, *sub), _keys(builtin, sub), toml.MARK)
+                for sub in tables_of(builtin):
+                    document.add_table((*runtimes, name, *sub), keys_of(builtin, sub), toml.MARK)
         table = (*runtimes, RUNTIME_NAME)
-        for sub in _tables(settings):
-            document.put_table((*table, *sub), _keys(settings, sub))
+        for sub in tables_of(settings):
+            document.put_table((*table, *sub), keys_of(settings, sub))
 
     def absent(self) -> dict[str, str | None]:
         """Remove our settings; return the text of every file that has some, None for one to delete."""
+        texts = self._observed["files"]
         if self._files.concerned and self._release >= DEEP_MERGE_SINCE:
-            texts = self._observed["files"]
             order = [path for path in loaded(self._main, texts).order if path != self.drop_in]
             self._note_moved({path: toml.parse(path, texts[path]) for path in order})
-        if self._main in self._documents:
+        # Another drop-in of ours is read by the same import.
+        shared = any(path != self.drop_in and fnmatch.fnmatchcase(path, self._pattern) for path in texts)
+        if self._main in self._documents and not shared:
             self._documents[self._main].remove_item(("imports",), self._pattern)
         after: dict[str, str | None] = {}
         for path, document in self._documents.items():
@@ -356,7 +353,7 @@ class _Edit:
             mark = document.comment(("version",))
             # Plugins' settings that somebody added meanwhile need the version that we set.
             sections = {place.path[0] for place in document.places() if place.path} & set(SECTIONS)
-            if mark in (toml.MARK, NEW_FILE) and not sections:
+            if mark in (toml.MARK, NEW_FILE) and not sections and not (shared and path == self._main):
                 document.delete(("version",))
             text = document.checked()
             after[path] = None if mark == NEW_FILE and not text.strip() else text
@@ -383,11 +380,26 @@ class _Edit:
         )
 
 
-def _tables(settings: containerd.Flat) -> list[toml.Path]:
+def import_drop_in(document: toml.Document, main: str, drop_in: str) -> None:
+    """Have the main file import a drop-in of ours, where no import does yet.
+
+    :param main: path of the file.
+    :param drop_in: path in the folder of our drop-ins.
+    """
+    for pattern in document.tree.get("imports") or []:
+        full = posixpath.normpath(posixpath.join(posixpath.dirname(main), pattern))
+        if posixpath.dirname(full) == posixpath.dirname(drop_in) and fnmatch.fnmatchcase(drop_in, full):
+            return
+    document.add_item(("imports",), posixpath.join(posixpath.dirname(drop_in), DROP_IN_PATTERN))
+
+
+def tables_of(settings: containerd.Flat) -> list[toml.Path]:
+    """Return the tables below a runtime's own that its settings need."""
     return sorted({path[:-1] for path in settings} | {()})
 
 
-def _keys(settings: containerd.Flat, table: toml.Path) -> JsonObject:
+def keys_of(settings: containerd.Flat, table: toml.Path) -> JsonObject:
+    """Return the settings of one of these tables."""
     return {path[-1]: settings[path] for path in sorted(settings) if path[:-1] == table}
 
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import posixpath
 import re
 import typing as t
 
 from .._host.system import System
 from .._host.systemd import Unit, command_line, unit
-from .._rancher import settings
+from .._rancher import settings as rancher_settings
 from .._rancher.settings import K3S, RKE2
 from . import k3s
 from .containerd import release
@@ -31,12 +32,7 @@ def observe(system: System) -> Kubelet | None:
     if not (daemon.loaded or daemon.binary or system.exists(CONFIG)):
         return _rancher(system)
     arguments = _arguments(system, daemon)
-    config = system.read(_last(arguments, "--config") or CONFIG) or ""
-    folder = _last(arguments, "--config-dir")
-    for name in system.names(folder) if folder else []:
-        # Later files win; a key of the top level replaces the one before.
-        if name.endswith(".conf"):
-            config = (system.read(posixpath.join(folder, name)) or "") + "\n" + config
+    config = _config(system, arguments)
     version = _version(system, daemon.binary)
     endpoint = _last(arguments, "--container-runtime-endpoint") or _key(config, "containerRuntimeEndpoint")
     remote = _last(arguments, "--container-runtime") == "remote" or bool(endpoint)
@@ -53,6 +49,47 @@ def observe(system: System) -> Kubelet | None:
         "runtime": runtime,
         "cgroup_driver": _last(arguments, "--cgroup-driver") or _key(config, "cgroupDriver") or "cgroupfs",
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A kubelet's arguments, and the texts of its configuration, the ones that win first."""
+
+    arguments: t.Sequence[str]
+    config: str
+
+    @property
+    def runtime_request_timeout(self) -> str:
+        """How long a request to the container runtime may take, as it is written; empty for kubelet's default."""
+        return _last(self.arguments, "--runtime-request-timeout") or _key(self.config, "runtimeRequestTimeout")
+
+    def gate(self, name: str) -> bool | None:
+        """Return whether a feature gate is set on or off; None where kubelet's release decides."""
+        given = _last(self.arguments, "--feature-gates")
+        match = re.search(rf"(?:^|,){name}=(true|false)\b", given) or re.search(
+            rf"(?m)(?:^[ \t]+|[{{,][ \t]*)\"?{name}\"?[ \t]*:[ \t]*(true|false)\b", self.config
+        )
+        return match.group(1) == "true" if match else None
+
+
+def settings(system: System) -> Settings | None:
+    """Return the settings of kubelet's own program; None without one, as with k3s and RKE2."""
+    daemon = unit(system, UNIT)
+    if not (daemon.loaded or daemon.binary or system.exists(CONFIG)):
+        return None
+    arguments = _arguments(system, daemon)
+    return Settings(arguments, _config(system, arguments))
+
+
+def _config(system: System, arguments: t.Sequence[str]) -> str:
+    """Return the texts of the configuration; a key of the top level replaces those behind it."""
+    config = system.read(_last(arguments, "--config") or CONFIG) or ""
+    folder = _last(arguments, "--config-dir")
+    for name in system.names(folder) if folder else []:
+        # Later files win.
+        if name.endswith(".conf"):
+            config = (system.read(posixpath.join(folder, name)) or "") + "\n" + config
+    return config
 
 
 def runtime_of(endpoint: str) -> str:
@@ -119,7 +156,7 @@ def _rancher(system: System) -> Kubelet | None:
             continue
         configured = k3s.settings_of(system, kind, daemon)
         docker = k3s.uses_docker(kind, configured)
-        endpoint = "" if docker else settings.value(configured, "container-runtime-endpoint")
+        endpoint = "" if docker else rancher_settings.value(configured, "container-runtime-endpoint")
         runtime = "docker" if docker else kind.name
         if endpoint:
             runtime = runtime_of(endpoint)

@@ -15,7 +15,7 @@ from .._allocation.allocators import CLAIMS_SINCE, DRA, release
 from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model
 from .._contracts import claims as dra
-from .._contracts.backends import GPUSHARE, HAMI, LABEL, NVIDIA, OPERATOR
+from .._contracts.backends import GPUSHARE, HAMI, KATA, LABEL, NVIDIA, OPERATOR, VIRTUAL
 from .._contracts.gpushare import NODE_LABEL, ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -25,6 +25,7 @@ from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.options import auth_arguments
 from .._kube.refs import Ref
+from .._kubevirt import devices as kubevirt
 from .._openshift import cluster as openshift
 from .._openshift import coreos
 from .constants import (
@@ -70,6 +71,7 @@ WANTED: JsonObject = {
     "node": {"type": "str", "required": True},
     "backend": {"type": "str", "choices": list(allocators.BACKENDS), "default": GPUSHARE},
     "allocation": {"type": "str", "choices": list(node_backends.ALLOCATIONS), "default": allocators.EXTENDER},
+    "cards": {"type": "bool", "default": False},
 }
 SOFTWARE: JsonObject = {
     "node": {"type": "str", "required": True},
@@ -343,7 +345,8 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     as_it_is = wanted is not None and wanted["wanted"] is None
     state = cluster.collect(kube, nodes, version, unit, pods, slices, not as_it_is)
     capacity = _keeps_capacity(kube, version) if by_claims else None
-    result = {**state.result(), "capacity": capacity, "backends": None, "given": {}, "releases": {}, "bindings": []}
+    nothing: JsonObject = {"backends": None, "given": {}, "releases": {}, "bindings": foreign_bindings.none()}
+    result = {**state.result(), "capacity": capacity, **nothing}
     if params.get("nodes") == TEXT:
         result["all_nodes"] = cluster.packed(result["nodes"])
         named = {row["node"] for row in (wanted or {}).get("wanted") or ()}
@@ -354,7 +357,7 @@ def collect(kube: Kube, params: JsonObject) -> JsonObject:
     release_of = _openshift(kube, nodes) if wanted is not None and not as_it_is else None
     if wanted is not None:
         made = _backends(kube, wanted, state, capacity, options, release_of or "")
-        result["bindings"] = [] if as_it_is else _bindings(kube, made, options)
+        result["bindings"] = foreign_bindings.none() if as_it_is else _bindings(kube, made, options)
         result |= {"backends": made, "given": wanted["values"]}
         result["releases"] = {} if as_it_is else _others_releases(kube, made, wanted["values"])
         if options is not None:
@@ -392,9 +395,10 @@ def _backends(
         return {**node_backends.as_it_is(state), "software": node_software.resolve((), state)}
     namespaces = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     there, dedicated, selecting, operator = _parts(kube, namespaces, state)
+    served, there["kubevirt"] = _kubevirt(kube, wanted["wanted"], state)
     switch, alone = frozenset(wanted["switch"]), frozenset(wanted["alone"])
     made = node_backends.resolve(
-        wanted["wanted"], state, capacity, wanted["values"], switch, there, dedicated, alone, selecting
+        wanted["wanted"], state, capacity, wanted["values"], switch, there, dedicated, alone, selecting, served
     )
     # Machines of the control plane join, too.
     hosts = [node for node in namespaces["hosts"].values() if node_backends.is_absent(node, state, alone)]
@@ -409,9 +413,26 @@ def _backends(
     }
 
 
-def _bindings(
-    kube: Kube, made: node_software.Decided, options: JsonObject | None
-) -> list[foreign_bindings.ForeignBinding]:
+def _kubevirt(kube: Kube, wanted: t.Iterable[JsonObject], state: cluster.Cluster) -> tuple[bool, bool]:
+    """Return whether the cluster has KubeVirt, and whether it permits cards by this collection's entries.
+
+    It isn't looked for where no node has, or is to have, cards for virtual machines.
+
+    :param wanted: rows as ``WANTED``.
+    """
+    asked = any(row["backend"] in VIRTUAL or row.get("cards") for row in wanted)
+    if not asked and not any(node.labels.get(LABEL) in VIRTUAL for node in state.nodes):
+        return False, False
+    try:
+        live = kubevirt.find(kube)
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        return False, False
+    return live is not None, live is not None and kubevirt.is_ours(live.item)
+
+
+def _bindings(kube: Kube, made: node_software.Decided, options: JsonObject | None) -> foreign_bindings.Bindings:
     """Return the RoleBindings of others in the namespaces in which this run deploys servers, or finds them."""
     given = options or {name: option.get("default") for name, option in SCHEDULER_OPTIONS.items()}
     parts, charts = t.cast(JsonObject, made["parts"]), []
@@ -498,6 +519,8 @@ def _parts(
         dra=there[DRA],
         hami=HAMI in labelled,
         nvidia=NVIDIA in labelled,
+        kata=KATA in labelled,
+        kubevirt=False,
     )
     return parts, dedicated, selecting, operator
 

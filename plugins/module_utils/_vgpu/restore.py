@@ -103,6 +103,11 @@ class VGpu:
     id: str
     name: str
 
+    @property
+    def named(self) -> bool:
+        """Whether the name of its type is known."""
+        return self.name != _unknown(self.id)
+
 
 @dataclasses.dataclass(frozen=True)
 class Function:

@@ -18,6 +18,7 @@ from .._core import plan as core_plan
 from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
+from .._driver.library import card_information
 from .._host import open_devices
 from .._host.system import System
 from . import restore
@@ -302,9 +303,8 @@ class Reconciler:
         return Facts(cards, files, system.exists(WANTED_BY), tuple(users), devices)
 
     def _files_of_card(self, address: str) -> tuple[str, ...]:
-        text = self._system.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-        minor = re.search(r"^Device Minor:\s*([0-9]+)\s*$", text, re.MULTILINE)
-        return (f"/dev/nvidia{minor.group(1)}",) if minor else ()
+        minor = card_information(self._system, address).minor
+        return (f"/dev/nvidia{minor}",) if minor is not None else ()
 
     def _files_of(self, key: str, function: str) -> tuple[str, ...]:
         """Return VFIO's files of a vGPU, or of a virtual function that a machine may have as it is."""

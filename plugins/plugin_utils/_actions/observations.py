@@ -14,19 +14,20 @@ import re
 import types
 import typing as t
 
+from ...module_utils._check.virtual_node import Evidence
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kubelet.types import KubeletDevices
 from ...module_utils._node.types import GpuNode
 from ...module_utils._nvml.types import NvmlFacts
-from ...module_utils._passthrough.evidence import Evidence
 from ...module_utils._scheduler.control_plane import ControlPlane
 
 # By module, its results' keys.
 OBSERVATIONS: t.Mapping[str, t.Mapping[str, t.Any]] = {
     "gpu_node_info": {"gpu_node": GpuNode},
     "control_plane_info": {"control_plane": ControlPlane, "gpu_node": GpuNode},
-    "nvml_info": {"nvml": NvmlFacts, "virtual_machines": Evidence},
+    "nvml_info": {"nvml": NvmlFacts, "virtual_machines": bool},
     "kubelet_devices_info": {"kubelet": KubeletDevices},
+    "virtual_machines_info": {"virtual_machines": Evidence},
 }
 # In one observation; that of a machine with eight cards and a thousand packages has some 300,000 characters.
 MOST_CHARACTERS = 16 << 20

@@ -18,6 +18,7 @@ import stat
 import typing as t
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import LONGEST, file_path
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
 from . import signature
@@ -27,7 +28,7 @@ from .programs import Run, run
 FORMAT = 1
 CONTENTS, SUMS, SIGNATURE, INSTALLER = "contents.json", "SHA256SUMS", "SHA256SUMS.asc", "install-controller.sh"
 IMAGES, PACKAGES, CHARTS, FILES, WHEELS, COLLECTIONS = "images", "packages", "charts", "files", "wheels", "collections"
-# Where the things of a kind are; an operator's come with the catalogue's own program.
+# Where the artifacts of a kind are; an operator's come with the catalogue's own program.
 FOLDERS: t.Mapping[str, str] = {
     IMAGE: IMAGES,
     CHART: CHARTS,
@@ -42,8 +43,6 @@ PART = ".part"
 # Bytes of contents.json and of SHA256SUMS, and how many files an archive has at most.
 LARGEST = 64 << 20
 MOST_FILES = 500_000
-# Characters of a path in the archive.
-LONGEST = 1000
 CHUNK = 1 << 20
 # Paths in an error; all are in its details.
 MOST_TO_SHOW = 5
@@ -55,10 +54,8 @@ _FAULTS = {
     UNLISTED: f"isn't listed in {SUMS}",
     IRREGULAR: "is a link or a device, and no file",
 }
-_COMPONENT = re.compile(r"[\w.+~:@=%,^()!-][\w.+~:@=%,^()! -]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUM = re.compile(r"([0-9a-f]{64})  (.+)")
-_UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _BLOB = re.compile(rf"{IMAGES}/blobs/sha256/([^/]*)")
 
 
@@ -70,20 +67,20 @@ class Entry(Item):
     :ivar bytes: of the file; of an image, all that its index names.
     :ivar sha256: of the file; empty for a folder.
     :ivar image: the image's name in the layout's index; empty for other kinds. ``digest`` is that of its index.
-    :ivar asked: SHA-256 of what was asked for; where that is the same, nothing has to be fetched again.
+    :ivar request_sha256: of the request that brought it; where that is the same, nothing has to be fetched again.
     """
 
     path: str
     bytes: int
     sha256: str
     image: str
-    asked: str
+    request_sha256: str
 
 
 class LeftOut(Item):
     """An item that is needed, and that the archive hasn't.
 
-    :ivar reason: ``operator``, ``made_elsewhere``, ``no_address``, ``not_resolved`` or ``not_asked_for``.
+    :ivar reason: ``operator``, ``made_elsewhere``, ``no_address``, ``not_resolved`` or ``not_selected``.
     """
 
     reason: str
@@ -130,33 +127,6 @@ class Broken(BadInput):
 
     def __init__(self, code: str, message: str, **details: t.Any) -> None:
         super().__init__(message, code=f"archive_{code}", **details)
-
-
-# --------------------------------------------------------------------------- paths
-
-
-def relative(value: t.Any) -> str:
-    """Return a path below the archive's folder.
-
-    :raises ValueError: it is absolute, has a step up or an empty one, or characters that SHA256SUMS can't have.
-    """
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
-        raise ValueError("isn't a path")
-    for part in value.split("/"):
-        if part in (".", "..") or not _COMPONENT.fullmatch(part):
-            raise ValueError("isn't a path below the archive's folder")
-    return value
-
-
-def safe_name(url: str) -> str:
-    """Return host and path of an address as one name of a folder: ``https://m.example.org/a/b/`` as m.example.org_a_b.
-
-    :raises ValueError: nothing is left of it.
-    """
-    name = _UNSAFE.sub("_", url.partition("://")[2] or url).strip("_.-")
-    if not name:
-        raise ValueError("has neither a host nor a path")
-    return name
 
 
 # --------------------------------------------------------------------------- contents.json
@@ -228,8 +198,10 @@ def item_of(row: t.Any) -> Item:
     platforms = row.get("platforms")
     if not isinstance(platforms, dict) or not all(map(_platform, platforms.values())):
         raise ValueError(f"platforms of {found['id']} aren't digests and bytes")
+    fields = ("digest", "bytes")
     found["platforms"] = {
-        str(line(name)): {"digest": value["digest"], "bytes": value["bytes"]} for name, value in platforms.items()
+        str(line(name)): {field: value[field] for field in fields if field in value}
+        for name, value in platforms.items()
     }
     return t.cast(Item, found)
 
@@ -239,7 +211,7 @@ def _platform(value: t.Any) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("digest"), str)
         and bool(_SHA256.fullmatch(value["digest"].removeprefix("sha256:")))
-        and type(value.get("bytes")) is int
+        and type(value.get("bytes", 0)) is int
     )
 
 
@@ -248,7 +220,7 @@ def _entry(row: t.Any) -> Entry:
     where, kind = item["id"], item["kind"]
     if kind == OPERATOR:
         raise ValueError(f"{where} is an operator, of which an archive has none")
-    path, sha256, image = relative(row.get("path")), row.get("sha256"), row.get("image")
+    path, sha256, image = file_path(row.get("path")), row.get("sha256"), row.get("image")
     if path != FOLDERS[kind] if kind == IMAGE else not path.startswith(f"{FOLDERS[kind]}/"):
         raise ValueError(f"{where} isn't in folder {FOLDERS[kind]}")
     if type(row.get("bytes")) is not int or row["bytes"] < 0:
@@ -261,9 +233,11 @@ def _entry(row: t.Any) -> Entry:
         raise ValueError(f"digest of {where} isn't an image's")
     if not sha256 and kind in (CHART, FILE, WHEEL, COLLECTION):
         raise ValueError(f"{where} has no SHA-256")
-    asked = str(line(row.get("asked", ""), 64))
+    request_sha256 = row.get("request_sha256", "")
+    if request_sha256 != "" and not (isinstance(request_sha256, str) and _SHA256.fullmatch(request_sha256)):
+        raise ValueError(f"request_sha256 of {where} isn't a SHA-256")
     # The types of TypedDict's fields can't be told of a mapping that is unpacked.
-    known = {"path": path, "bytes": row["bytes"], "sha256": sha256, "image": image, "asked": asked}
+    known = {"path": path, "bytes": row["bytes"], "sha256": sha256, "image": image, "request_sha256": request_sha256}
     return t.cast(Entry, {**item, **known})
 
 
@@ -296,7 +270,7 @@ def parse_sums(content: bytes, where: str) -> dict[str, str]:
             match = _SUM.fullmatch(row)
             if not match or match.group(2) in sums or match.group(2) in (SUMS, SIGNATURE):
                 raise ValueError(f"line {len(sums) + 1}")
-            sums[relative(match.group(2))] = match.group(1)
+            sums[file_path(match.group(2))] = match.group(1)
         if CONTENTS not in sums:
             raise ValueError(f"it doesn't list {CONTENTS}")
     except ValueError as error:
@@ -305,7 +279,7 @@ def parse_sums(content: bytes, where: str) -> dict[str, str]:
 
 
 def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
-    """Return the bytes of each file below a folder by its path, and what is neither file nor folder; follows no link.
+    """Return the bytes of each file below a folder by its path, and what no archive has there; follows no link.
 
     Unfinished files (``.part``), SHA256SUMS and its signature aren't among them.
 
@@ -324,10 +298,12 @@ def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
                         continue
                     if row.is_dir(follow_symlinks=False):
                         waiting.append(path)
-                    elif row.is_file(follow_symlinks=False) and _is_relative(path):
+                    elif not row.is_file(follow_symlinks=False):
+                        faults.append(Fault(IRREGULAR, path))
+                    elif _is_path(path):
                         found[path] = row.stat(follow_symlinks=False).st_size
                     else:
-                        faults.append(Fault(IRREGULAR, path))
+                        faults.append(Fault(UNLISTED, path))
                     if len(found) + len(waiting) > MOST_FILES:
                         raise BadInput(f"{folder} has more than {MOST_FILES} files, so it is no archive")
     except OSError as error:
@@ -335,9 +311,9 @@ def files_of(folder: str) -> tuple[dict[str, int], list[Fault]]:
     return found, faults
 
 
-def _is_relative(path: str) -> bool:
+def _is_path(path: str) -> bool:
     try:
-        return bool(relative(path))
+        return bool(file_path(path))
     except ValueError:
         return False
 
@@ -411,9 +387,10 @@ def refuse(where: str, found: t.Sequence[Fault]) -> None:
 # --------------------------------------------------------------------------- the whole
 
 
-def small(folder: str, name: str) -> bytes:
-    """Return the content of contents.json, SHA256SUMS or the signature.
+def small(folder: str, name: str, largest: int = LARGEST) -> bytes:
+    """Return the content of a small file of the archive, such as contents.json or SHA256SUMS.
 
+    :param largest: bytes.
     :raises Broken: it isn't there, is a link, or is too large.
     """
     path = os.path.join(folder, name)
@@ -422,13 +399,13 @@ def small(folder: str, name: str) -> bytes:
         with open(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise Broken("no_file", f"{path} is no file")
-            content = file.read(LARGEST + 1)
+            content = file.read(largest + 1)
     except FileNotFoundError as error:
         raise Broken("incomplete", f"{folder} has no {name}, so it isn't a complete archive") from error
     except OSError as error:
         raise Broken("unreadable", f"{path} can't be read: {error.strerror}") from error
-    if len(content) > LARGEST:
-        raise Broken("too_large", f"{path} has more than {LARGEST >> 20} MiB")
+    if len(content) > largest:
+        raise Broken("too_large", f"{path} has more than {largest >> 20} MiB")
     return content
 
 

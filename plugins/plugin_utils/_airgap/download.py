@@ -22,25 +22,25 @@ from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.plan import Change, Plan
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
+from ...module_utils._mirrors.types import DESCRIPTION
 from . import archive, pack, signature
 from .archive import CONTENTS, INSTALLER, PACKAGES, PART, SIGNATURE, SUMS, Contents, Entry, LeftOut
+from .artifacts import Artifact, entry
 from .download_files import Chart, File, Local
 from .download_images import UNFINISHED, Registry, images
 from .download_python import MACHINES, OWN, Collections, Own, script, target, wheels
+from .layout import BLOBS, INDEX, LAYOUT, blob_path
 from .needed import CHART, COLLECTION, FILE, IMAGE, OPERATOR, WHEEL, Item
 from .programs import Run, run
-from .store import BLOBS, INDEX, LAYOUT, Failed, Store
+from .progress import Progress, Tell
+from .store import Failed, Store
 from .table import Table
-from .things import Thing, entry
 from .web import Fetch, fetch
 
-# Beside a partial repository's files, what it has.
-DESCRIPTION = "repository.json"
 # Names of architectures that are downloaded for, as dpkg has them.
 ARCHITECTURES = ("amd64", "arm64")
 MOST_TO_SHOW = 5
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
-Tell = t.Callable[[str], t.Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Settings:
     :param kinds: of items that are fetched.
     :param repositories: folders of package repositories that this run has fetched; None to keep those that are there.
     :param gpg_home: gpg's folder; empty for the user's.
+    :param unverified: files and charts are taken of which neither a digest nor TLS says that they are the right ones.
     """
 
     folder: str
@@ -73,6 +74,7 @@ class Settings:
     skopeo: str = "skopeo"
     repositories: tuple[str, ...] | None = None
     gpg_home: str = ""
+    unverified: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class State:
 
     :param sums: SHA-256 of each file by its path.
     :param strange: paths of links and devices.
-    :param held: by ``Thing.asked`` what a former run has fetched for it.
+    :param held: by ``Artifact.request_sha256`` what a former run has fetched for it.
     """
 
     contents: Contents
@@ -92,22 +94,22 @@ class State:
     packed: bool
 
 
-class Asked(t.NamedTuple):
+class Requested(t.NamedTuple):
     """What is to be fetched, and what isn't."""
 
-    things: list[Thing]
+    artifacts: list[Artifact]
     packages: list[Item]
     left_out: list[LeftOut]
 
 
-def asked(
+def requested(
     items: t.Sequence[Item],
     table: Table,
     settings: Settings,
     program: Run = run,
     fetcher: Fetch = fetch,
-) -> Asked:
-    """Return the things that bring a list's items.
+) -> Requested:
+    """Return the artifacts that bring a list's items.
 
     :raises BadInput: a setting isn't valid.
     """
@@ -121,24 +123,25 @@ def asked(
         else:
             by_kind.setdefault(item["kind"], []).append(item)
     own_images = by_kind.get(IMAGE, [])
-    things: list[Thing] = [*images(registry, own_images)]
-    things += [Chart(fetcher, registry, item) for item in by_kind.get(CHART, [])]
+    artifacts: list[Artifact] = [*images(registry, own_images)]
+    artifacts += [Chart(fetcher, registry, item, settings.unverified) for item in by_kind.get(CHART, [])]
     for item in by_kind.get(FILE, []):
         key = str(table["files"].get(item["id"].removeprefix("files/"), {}).get("fingerprint") or "")
         remote = "://" in item["source"]
         architecture = settings.controller_architecture
-        things.append(File(fetcher, item, architecture, key) if remote else Local(item, item["place"]))
-    _refuse_same_names([thing for thing in things if isinstance(thing, Local)])
+        file = File(fetcher, item, architecture, key, settings.unverified)
+        artifacts.append(file if remote else Local(item, item["place"]))
+    _refuse_same_names([artifact for artifact in artifacts if isinstance(artifact, Local)])
     python, architecture = settings.controller_python, settings.controller_architecture
     own = RUNNING if not python and architecture != settings.own_architecture else python
     options = target(own, architecture) if own else []
     of_wheels = by_kind.get(WHEEL, [])
-    things += wheels(of_wheels, table["wheels"], own_images, settings.architectures, options, program)
+    artifacts += wheels(of_wheels, table["wheels"], own_images, settings.architectures, options, program)
     collections = by_kind.get(COLLECTION, [])
     others = [item for item in collections if item["name"] != OWN]
-    things += [Collections(others, program)] if others else []
-    things += [Own(item, settings.collection, program) for item in collections if item["name"] == OWN]
-    return Asked(things, [*by_kind.get("apt", []), *by_kind.get("rpm", [])], left_out)
+    artifacts += [Collections(others, program)] if others else []
+    artifacts += [Own(item, settings.collection, program) for item in collections if item["name"] == OWN]
+    return Requested(artifacts, [*by_kind.get("apt", []), *by_kind.get("rpm", [])], left_out)
 
 
 def _refuse_same_names(files: t.Sequence[Local]) -> None:
@@ -177,7 +180,7 @@ def _reason(item: Item, kinds: t.Collection[str]) -> str:
     if item["kind"] == OPERATOR:
         return "operator"
     if item["kind"] not in kinds:
-        return "not_asked_for"
+        return "not_selected"
     if item["kind"] == IMAGE and item["source"].startswith(("playbook ", "localhost/")):
         return "made_elsewhere"
     if item["kind"] == FILE and "://" not in item["source"] and not item["place"]:
@@ -188,10 +191,10 @@ def _reason(item: Item, kinds: t.Collection[str]) -> str:
 class Download:
     """Makes the archive; a ``Reconciler``.
 
-    :param tell: prints a line for each thing that is fetched.
+    :param tell: prints a line for each artifact that is fetched.
     """
 
-    def __init__(self, wanted: Asked, settings: Settings, tell: Tell, program: Run = run) -> None:
+    def __init__(self, wanted: Requested, settings: Settings, tell: Tell, program: Run = run) -> None:
         self._wanted = wanted
         self._settings = settings
         self._tell = tell
@@ -216,7 +219,7 @@ class Download:
         store.examine()
         sums, strange = store.files()
         state = State(store.contents(), sums, tuple(strange), {}, False, False)
-        held = {thing.asked: thing.held(store, state) for thing in self._wanted.things}
+        held = {artifact.request_sha256: artifact.held(store, state) for artifact in self._wanted.artifacts}
         signed = os.path.lexists(store.at(SIGNATURE))
         if settings.signing_key and signed:
             paths = store.at(SUMS), store.at(SIGNATURE)
@@ -230,22 +233,25 @@ class Download:
     def summary(self, state: State) -> JsonObject:
         """Return what the task returns beside ``changed`` and ``diff``.
 
-        ``unverified`` are files of which only the server's certificate says that they are the right ones.
+        ``unverified`` are files of which only the server's certificate, or nothing, says that they are the right ones,
+        and charts of which that may be so.
         """
-        things = self._wanted.things
-        unverified = [thing.name for thing in things if isinstance(thing, File) and not thing.verified]
+        artifacts = self._wanted.artifacts
+        unverified = [
+            artifact.name for artifact in artifacts if isinstance(artifact, (File, Chart)) and not artifact.verified
+        ]
         fields = ("kind", "name", "version", "reason")
         rows = self._entries(state.held, state.sums).left_out
         left_out = [{field: value for field, value in each.items() if field in fields} for each in rows]
-        return {"count": len(things), "unverified": unverified, "left_out": left_out}
+        return {"count": len(artifacts), "unverified": unverified, "left_out": left_out}
 
     # ------------------------------------------------------------------ plan
 
     def plan(self, state: State) -> Plan:
         changes = [
-            Change(thing.name, "", "in the archive\n", thing)
-            for thing in self._wanted.things
-            if not state.held[thing.asked]
+            Change(artifact.name, "", "in the archive\n", artifact)
+            for artifact in self._wanted.artifacts
+            if not state.held[artifact.request_sha256]
         ]
         fetched = bool(changes)
         if not fetched:
@@ -258,7 +264,7 @@ class Download:
 
     def _entries(self, held: t.Mapping[str, list[Entry]], sums: t.Mapping[str, str]) -> Contents:
         """Return what contents.json has to say, but for its time."""
-        found = [each for thing in self._wanted.things for each in held[thing.asked]]
+        found = [each for artifact in self._wanted.artifacts for each in held[artifact.request_sha256]]
         packages, unresolved = self._packages(sums)
         rows = sorted([*found, *packages], key=lambda each: (each["id"], each["name"], each["path"]))
         left_out = sorted([*self._wanted.left_out, *unresolved], key=lambda each: (each["id"], each["name"]))
@@ -273,14 +279,14 @@ class Download:
                 address, names = self._described(path)
                 for name in names:
                     known.setdefault((parts[1], name), {})[path.rpartition("/")[0]] = address
-        thing = _Resolved()
+        artifact = _Resolved()
         found: list[Entry] = []
         left_out: list[LeftOut] = []
         for item in self._wanted.packages:
             folders = known.get((item["kind"], item["name"]), {})
             # The distribution's own packages are those of each distribution that has resolved them.
             own = [folder for folder, address in folders.items() if address == item["source"].rstrip("/")]
-            found += [entry(thing, item, folder, 0, "") for folder in own or folders]
+            found += [entry(artifact, item, folder, 0, "") for folder in own or folders]
             if not folders:
                 left_out.append(t.cast(LeftOut, {**item, "reason": "not_resolved"}))
         return found, left_out
@@ -304,7 +310,7 @@ class Download:
         kept |= {each["path"] for each in entries if each["sha256"]}
         digests = {each["digest"] for each in entries if each["image"]}
         for digest in digests:
-            kept |= {f"{BLOBS}/{part.removeprefix('sha256:')}" for part in self.store.parts(digest)}
+            kept |= {blob_path(part) for part in self.store.layout.parts(digest)}
         return kept | ({INDEX, LAYOUT} if digests else set()) | ({INSTALLER} if self._script(entries) else set())
 
     def _superfluous(self, state: State) -> list[str]:
@@ -332,16 +338,16 @@ class Download:
     # ------------------------------------------------------------------ apply
 
     def apply(self, state: State, plan: Plan) -> None:
-        """Fetch what is missing; each thing that is there stays, whatever happens to the others.
+        """Fetch what is missing; each artifact that is there stays, whatever happens to the others.
 
         :raises BadInput: something can't be fetched or written.
         """
-        things = [change.step for change in plan.changes if change.step]
+        artifacts = [change.step for change in plan.changes if change.step]
         listed = any(change.header == SUMS for change in plan.changes)
         with self.store.alone():
             if listed:
                 self._begin(state)
-                self._fetch(state, things)
+                self._fetch(state, artifacts)
             if self._settings.tar:
                 self._tell(f"packing {self._settings.tar}")
                 pack.pack(self.store.folder, self._settings.tar)
@@ -356,27 +362,32 @@ class Download:
             if damaged or path.startswith(UNFINISHED):
                 self.store.remove(path)
 
-    def _fetch(self, state: State, things: t.Sequence[Thing]) -> None:
+    def _fetch(self, state: State, artifacts: t.Sequence[Artifact]) -> None:
         held, failed = dict(state.held), []
-        for number, thing in enumerate(things, 1):
-            self._tell(f"{number} of {len(things)}: {thing.name}")
+        progress = Progress(self._tell, [artifact.size for artifact in artifacts])
+        for artifact in artifacts:
+            progress.begin(artifact.name)
             try:
                 with self.store.work() as work:
-                    held[thing.asked] = thing.fetch(self.store, work)
+                    brought = artifact.fetch(self.store, work)
+                # Items of the same image have the same path and bytes.
+                progress.end(sum({(each["path"], each["image"]): each["bytes"] for each in brought}.values()))
+                held[artifact.request_sha256] = brought
                 self._save(held)
             except Failed as error:
+                progress.end(0)
                 full = not error.stop and self.store.is_full()
                 reason = f"the disk of {self.store.folder} is full" if full else str(error)
-                failed.append({"name": thing.name, "code": "full" if full else error.code, "reason": reason})
+                failed.append({"name": artifact.name, "code": "full" if full else error.code, "reason": reason})
                 if error.stop or full:
                     break
         if failed:
-            raise _incomplete(self.store.folder, failed, len(things))
+            raise _incomplete(self.store.folder, failed, len(artifacts))
         try:
             self._finish(held)
         except Failed as error:
             name = {"name": SUMS, "code": error.code, "reason": str(error)}
-            raise _incomplete(self.store.folder, [name], len(things)) from error
+            raise _incomplete(self.store.folder, [name], len(artifacts)) from error
 
     def _save(self, held: t.Mapping[str, list[Entry]]) -> None:
         """Write what is there so far, so that a killed run is taken up where it was."""
@@ -407,12 +418,12 @@ class Download:
             store.take(part, SIGNATURE)
 
 
-class _Resolved(Thing):
+class _Resolved(Artifact):
     """Packages that the distribution's own tool has resolved and fetched."""
 
     name, items = "packages", ()
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         return []
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
@@ -441,6 +452,7 @@ ARGUMENTS: JsonObject = {
     "collection": {"type": "path"},
     "controller_python": {"type": "str", "default": ""},
     "controller_architecture": {"type": "str", "default": ""},
+    "unverified": {"type": "bool", "default": False},
     "kinds": {"type": "list", "elements": "str", "default": list(archive.FOLDERS)},
 }
 
@@ -487,6 +499,7 @@ def settings(params: JsonObject, items: t.Sequence[Item], machine: str) -> Setti
         tuple(params["kinds"]),
         params["skopeo"],
         None if params["repositories"] is None else tuple(params["repositories"]),
+        unverified=params["unverified"],
     )
 
 
@@ -496,7 +509,7 @@ LEFT_OUT: t.Mapping[str, str | None] = {
     "made_elsewhere": "build it inside, or name an archive or a registry by its variable",
     "no_address": "name its file by its variable",
     "not_resolved": "put a host of the GPU nodes' distribution into group airgap_package_hosts, and run it again",
-    "not_asked_for": None,
+    "not_selected": None,
 }
 
 

@@ -6,73 +6,85 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import typing as t
 import urllib.parse
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import safe_name
 from ...module_utils._core.untrusted import line
 from ...module_utils._packages.options import fingerprint
 from .._pins import index
-from .archive import Entry, safe_name
+from .archive import Entry
+from .artifacts import Artifact, download, entry, path_of
 from .download_images import Registry
+from .manifests import document
 from .needed import CHART, FILE, Item
-from .store import Failed, Store, descriptor
-from .things import Thing, download, entry, path_of
+from .store import Failed, Store
 from .web import LARGEST, Fetch
 
 # Bytes of a list of charts, of which a tree is made.
 LARGEST_INDEX = 16 << 20
 CHART_LAYER = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
-OCI_SCHEME = "oci://"
+OCI_SCHEME, TLS = "oci://", "https://"
 _WORD = re.compile(r"[\w.+-]+", re.ASCII)
 
 
-class File(Thing):
+class File(Artifact):
     """A file of an address: a key, a program, a package.
 
     :param architecture: what ``{architecture}`` in the address means: amd64 or arm64.
     :param key: fingerprint of an OpenPGP key; empty for another file.
+    :param unverified: take it without TLS, too, where nothing else says that it is the right one.
     """
 
-    def __init__(self, fetch: Fetch, item: Item, architecture: str, key: str) -> None:
+    def __init__(self, fetch: Fetch, item: Item, architecture: str, key: str, unverified: bool = False) -> None:
         self.items = (item,)
         self.url = item["source"].replace("{architecture}", architecture)
         self.name = f"file {item['name']}"
+        of_architecture = item["platforms"].get(architecture) if self.url != item["source"] else None
+        self.digest = item["digest"] or str((of_architecture or {}).get("digest") or "")
         self._fetch = fetch
         self._key = key
+        self._unverified = unverified
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         [item] = self.items
-        return [self.url, item["digest"], self._key, item["name"], item["place"]]
+        return [self.url, self.digest, self._key, item["name"], item["place"], *self._allowance]
 
     @property
     def verified(self) -> bool:
         """Whether anything but the server's certificate says that it is the right one."""
-        return bool(self.items[0]["digest"] or self._key)
+        return bool(self.digest or self._key)
+
+    @property
+    def _allowance(self) -> list[str]:
+        """What was taken because the user allowed it isn't kept when the user no longer does."""
+        return [] if self.verified or self.url.startswith(TLS) else [str(self._unverified)]
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         [item] = self.items
         folder, _slash, name = self.url.partition("?")[0].rpartition("/")
         # Files of the same name are those of several repositories.
         path = path_of(FILE, f"{safe_name(folder)}/{urllib.parse.unquote(name)}")
-        if not self.verified and not self.url.startswith("https://"):
+        if not self.verified and not self.url.startswith(TLS) and not self._unverified:
             raise Failed(
-                "unverified", f"{line(self.url, 300)}: neither a digest nor TLS says that it is the right file"
+                "unverified",
+                f"{line(self.url, 300)}: neither a digest nor TLS says that it is the right file; where you take it as "
+                "it comes, set airgap_unverified: true",
             )
         content = download(self._fetch, self.url)
         sha256 = hashlib.sha256(content).hexdigest()
-        compare(item["digest"], sha256)
-        found = fingerprint(content.decode("utf-8", "replace")) if self._key and not item["digest"] else self._key
+        compare(self.digest, sha256)
+        found = fingerprint(content.decode("utf-8", "replace")) if self._key and not self.digest else self._key
         if found != self._key:
             raise Failed("other_key", f"it has fingerprint {found or 'of no single key'}, and the list {self._key}")
         store.put(path, content)
         return [entry(self, item, path, len(content), sha256)]
 
 
-class Local(Thing):
+class Local(Artifact):
     """A file of this machine that a variable names: NVIDIA's .run file, an archive of the servers' image."""
 
     def __init__(self, item: Item, path: str) -> None:
@@ -80,10 +92,10 @@ class Local(Thing):
         self.path = os.path.abspath(os.path.expanduser(path))
         self.name = f"file {item['name']}"
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         try:
             state = os.stat(self.path)
-            # Another file of the same name is another question.
+            # Another file of the same name is another request.
             return [self.path, self.items[0]["digest"], str(state.st_size), str(state.st_mtime_ns)]
         except OSError:
             return [self.path, self.items[0]["digest"]]
@@ -104,18 +116,30 @@ class Local(Thing):
         return [entry(self, item, path, store.size(path), sha256)]
 
 
-class Chart(Thing):
-    """A chart of a repository of charts, or of a registry."""
+class Chart(Artifact):
+    """A chart of a repository of charts, or of a registry.
 
-    def __init__(self, fetch: Fetch, registry: Registry, item: Item) -> None:
+    It is held to the list's digest; without that, to the digest in its repository's index, which has to come by TLS.
+
+    :param unverified: take it where neither is there.
+    """
+
+    def __init__(self, fetch: Fetch, registry: Registry, item: Item, unverified: bool = False) -> None:
         self.items = (item,)
         self.name = f"chart {item['name']} {item['version']}"
         self._fetch = fetch
         self._registry = registry
+        self._unverified = unverified
 
-    def question(self) -> t.Sequence[str]:
+    @property
+    def verified(self) -> bool:
+        """Whether it is held to a digest, or its registry's TLS; where anything is taken, only the list's counts."""
+        return bool(self.items[0]["digest"]) or not self._unverified
+
+    def request(self) -> t.Sequence[str]:
         [item] = self.items
-        return [item["source"], item["name"], item["version"], item["digest"], item["place"]]
+        allowed = [] if item["digest"] else [str(self._unverified)]
+        return [item["source"], item["name"], item["version"], item["digest"], item["place"], *allowed]
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         [item] = self.items
@@ -144,8 +168,16 @@ class Chart(Thing):
         url = urllib.parse.urljoin(folder, urls[0])
         if not url.startswith(("https://", "http://")):
             raise Failed("index", f"{folder}index.yaml names {line(url, 200)}, which isn't fetched")
-        content = download(self._fetch, url)
         digest = own[0].get("digest")
+        if not item["digest"] and not self._unverified and not (digest and folder.startswith(TLS)):
+            reason = "has no digest of it" if folder.startswith(TLS) else "comes without TLS"
+            variable = next((f"{name.removesuffix('_ref')}_sha256" for name in item["variables"][1:2]), "")
+            raise Failed(
+                "unverified",
+                f"the list has no digest of it, and {line(folder, 300)}index.yaml {reason}, so nothing says that it is "
+                f"the right chart: set {variable or 'its digest'} to its archive's SHA-256, or airgap_unverified: true",
+            )
+        content = download(self._fetch, url)
         if digest and digest != hashlib.sha256(content).hexdigest():
             raise Failed("other_digest", f"{line(url, 300)} isn't the file that its repository's index.yaml lists")
         return content
@@ -154,16 +186,20 @@ class Chart(Thing):
         # As helm has it: a registry's tags have no plus sign.
         name = item["source"].removeprefix(OCI_SCHEME).rstrip("/")
         reference = f"{name}:{item['version'].replace('+', '_')}"
+        manifest = self._registry.manifest(reference)
         try:
-            layers = json.loads(self._registry.manifest(reference))["layers"]
-            [layer] = [row for row in map(descriptor, layers) if row and row.media == CHART_LAYER]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            [layer] = [row for row in document(manifest).layers if row.media == CHART_LAYER]
+        except ValueError as error:
             raise Failed("type", f"{line(reference, 300)} is no chart") from error
         if layer.size > LARGEST:
             raise Failed("type", f"{line(reference, 300)} has more than {LARGEST >> 20} MiB, so it is no chart")
-        self._registry.copy(f"docker://{reference}", f"dir:{work}")
+        # By its digest: a tag may move meanwhile.
+        self._registry.copy(f"docker://{name}@sha256:{hashlib.sha256(manifest).hexdigest()}", f"dir:{work}")
         with open(os.path.join(work, layer.digest.removeprefix("sha256:")), "rb") as file:
-            return file.read()
+            content = file.read()
+        if layer.digest != f"sha256:{hashlib.sha256(content).hexdigest()}":
+            raise Failed("other_digest", f"{line(reference, 300)} isn't the file that its manifest names")
+        return content
 
 
 def compare(digest: str, sha256: str) -> None:

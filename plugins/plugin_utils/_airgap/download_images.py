@@ -15,10 +15,12 @@ import typing as t
 
 from ...module_utils._host.system import Done
 from .archive import IMAGES, Entry
+from .artifacts import Artifact, Held, entry, sorted_files
+from .layout import blob_path
+from .manifests import MANIFESTS, OCI, Descriptor, Document, document, typed_document
 from .needed import Item
 from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words
-from .store import BLOBS, MANIFESTS, OCI, SPARE, Descriptor, Failed, Store, media_of, named_by
-from .things import Held, Thing, entry, sorted_files
+from .store import SPARE, Failed, Store
 
 # Seconds: a manifest, and a whole image.
 MANIFEST_SECONDS, IMAGE_SECONDS = 300.0, 6 * 3600.0
@@ -80,7 +82,7 @@ def unpinned(reference: str) -> tuple[str, str]:
     return name, digest
 
 
-class Image(Thing):
+class Image(Artifact):
     """An image of the list; items of the same source are one.
 
     :param architectures: those that it has to have.
@@ -95,15 +97,22 @@ class Image(Thing):
         self.architectures = sorted({each for item in items for each in item["architectures"]})
         self._registry = registry
 
-    def question(self) -> t.Sequence[str]:
+    @property
+    def size(self) -> int | None:
+        """Bytes of all platforms that the list knows: all are copied."""
+        sizes = {name: row.get("bytes") for item in self.items for name, row in item["platforms"].items()}
+        known = [int(size) for size in sizes.values() if size is not None]
+        return sum(known) if known else None
+
+    def request(self) -> t.Sequence[str]:
         return [self.source, *self.pinned]
 
     def held(self, store: Store, state: Held) -> list[Entry]:
         image = store.images().get(self.source)
-        if not image or not any(entry["asked"] == self.asked for entry in state.contents.items):
+        if not image or not any(entry["request_sha256"] == self.request_sha256 for entry in state.contents.items):
             return []
         try:
-            parts = store.parts(image.digest)
+            parts = store.layout.parts(image.digest)
             # A tag may have moved.
             if image.digest != (self.pinned[0] if self.pinned else self._digest(self._registry.manifest(self.source))):
                 return []
@@ -123,13 +132,13 @@ class Image(Thing):
         if self.pinned and digest != self.pinned[0]:
             raise Failed("other_digest", f"the registry has {digest}, and the list {self.pinned[0]}")
         try:
-            media, named = media_of(content)
+            known = typed_document(content)
         except ValueError as error:
             raise Failed("type", f"its manifest {error}") from error
-        self._examine_space(store, repository, content)
+        self._examine_space(store, repository, known)
         source = f"docker://{repository}@{digest}"
         images = store.images()
-        if {media, *named} <= set(OCI):
+        if {known.media, *(row.media for row in known.manifests)} <= set(OCI):
             # Blobs that are there already aren't fetched again, those of a killed run as well.
             store.write_images(images)
             self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}")
@@ -137,9 +146,9 @@ class Image(Thing):
             self._registry.copy(source, f"dir:{work}")
             for file in sorted_files(work):
                 _absorb(store, work, file)
-        image = Descriptor(media, digest, len(content))
+        image = Descriptor(known.media, digest, len(content))
         try:
-            parts = store.parts(digest)
+            parts = store.layout.parts(digest)
         except ValueError as error:
             store.write_images(images)
             raise Failed("incomplete", f"what skopeo has copied isn't complete: {error}") from error
@@ -151,15 +160,16 @@ class Image(Thing):
         store.write_images({**images, self.source: image})
         return self._entries(image, parts)
 
-    def _examine_space(self, store: Store, repository: str, content: bytes) -> None:
+    def _examine_space(self, store: Store, repository: str, known: Document) -> None:
         """Refuse an image for which there is no space: skopeo says so in words only, and leaves none of it."""
         try:
-            rows = named_by(content)
-            for row in [row for row in rows if row.media in MANIFESTS]:
-                rows += named_by(self._registry.manifest(f"{repository}@{row.digest}"))
+            rows = list(known.blobs)
+            for row in known.manifests:
+                if row.media in MANIFESTS:
+                    rows += document(self._registry.manifest(f"{repository}@{row.digest}")).blobs
         except ValueError as error:
             raise Failed("type", f"its manifest {error}") from error
-        missing = {row.digest: row.size for row in rows if not store.has(row)}
+        missing = {row.digest: row.size for row in rows if not store.layout.has(row)}
         needed, free = sum(missing.values()) + SPARE, store.free()
         if needed > free:
             space = f"{needed >> 20} MiB are needed, {free >> 20} are free"
@@ -170,7 +180,7 @@ class Image(Thing):
         return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     def _examine(self, store: Store, digest: str) -> None:
-        lacking = sorted(set(self.architectures) - store.architectures(digest))
+        lacking = sorted(set(self.architectures) - store.layout.architectures(digest))
         if lacking:
             raise Failed("architecture", f"it has no {' and no '.join(lacking)}, which machines of the inventory have")
 
@@ -188,7 +198,7 @@ def _absorb(store: Store, folder: str, name: str) -> None:
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
-    store.take(path, f"{BLOBS}/{digest.hexdigest()}")
+    store.take(path, blob_path(digest.hexdigest()))
 
 
 def images(registry: Registry, items: t.Iterable[Item]) -> list[Image]:

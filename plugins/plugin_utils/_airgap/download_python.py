@@ -19,14 +19,15 @@ import typing as t
 from pathlib import Path
 
 from ...module_utils._core.errors import BadInput
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
-from .archive import COLLECTIONS, Entry, relative
+from .archive import COLLECTIONS, Entry
+from .artifacts import Artifact, entry, path_of, sorted_files
 from .needed import COLLECTION, WHEEL, Item
 from .programs import NOT_INSTALLED, Run, last_words
 from .store import Failed, Store
 from .table import Row
-from .things import Thing, entry, path_of, sorted_files
 
 # Seconds of pip and of ansible-galaxy.
 SECONDS = 3600.0
@@ -72,7 +73,7 @@ def target(python: str, architecture: str) -> list[str]:
     return ["--implementation=cp", f"--python-version={python}", *(f"--platform={tag}_{machine}" for tag in tags)]
 
 
-class Wheels(Thing):
+class Wheels(Artifact):
     """Wheels that pip takes from the index that the user has configured.
 
     :param options: of pip, for the target; empty for the Python that runs this.
@@ -94,7 +95,7 @@ class Wheels(Thing):
         self._hashes = hashes
         self._program = program
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         # Without options the wheels are those of the Python that runs this.
         own = self._options or [sys.implementation.cache_tag, os.uname().machine]
         return [*own, *self._requirements()]
@@ -180,7 +181,7 @@ def wheels(
 # --------------------------------------------------------------------------- collections
 
 
-class Collections(Thing):
+class Collections(Artifact):
     """Collections of Galaxy, or of the server that the user has configured, with those that they need."""
 
     name = "collections"
@@ -189,11 +190,11 @@ class Collections(Thing):
         self.items = tuple(items)
         self._program = program
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         return sorted(f"{item['name']}:{item['version']}" for item in self.items)
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
-        command = [sys.executable, "-m", "ansible", "galaxy", "collection", "download", *self.question(), "-p", work]
+        command = [sys.executable, "-m", "ansible", "galaxy", "collection", "download", *self.request(), "-p", work]
         # Of the user's own configuration, in the current directory as well.
         done = self._program(command, timeout=SECONDS, also=UTF8)
         if done.rc != 0:
@@ -217,7 +218,7 @@ class Collections(Thing):
         return found
 
 
-class Own(Thing):
+class Own(Artifact):
     """This collection: a tarball that the user names, or as it is installed here, each file compared with FILES.json.
 
     :param tarball: empty for the installed collection.
@@ -230,7 +231,7 @@ class Own(Thing):
         self._root = root
         self._program = program
 
-    def question(self) -> t.Sequence[str]:
+    def request(self) -> t.Sequence[str]:
         if self._tarball:
             try:
                 state = os.stat(self._tarball)
@@ -304,7 +305,7 @@ def _sha256(content: bytes) -> str:
 
 def _member(tar: tarfile.TarFile, root: Path, row: JsonObject) -> None:
     try:
-        name = relative(row["name"])
+        name = file_path(row["name"], hidden=True)
     except (ValueError, KeyError) as error:
         raise Failed("changed", f"FILES.json of {root} has a path that isn't one") from error
     member = tarfile.TarInfo(name)

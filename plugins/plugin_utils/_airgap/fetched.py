@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import typing as t
 
-from ...module_utils._core.errors import ShareError
-from ...module_utils._core.types import JsonObject
+from ...module_utils._core.errors import BadInput, ShareError
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.untrusted import line
-from .archive import PACKAGES, PART, relative
-from .download import DESCRIPTION
+from ...module_utils._mirrors.types import DESCRIPTION, MirroredRepository, repository
+from .archive import PART
+from .repositories import machine_of
 from .store import Failed, Store
 
-_REPOSITORY = re.compile(rf"{PACKAGES}/(?:apt|rpm)/[A-Za-z0-9][\w.-]*", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 # Fetches a file of the machine to a path of this one.
 Transfer = t.Callable[[str, str], t.Any]
 
@@ -37,27 +35,41 @@ class Remote(t.NamedTuple):
 class Repositories:
     """Partial repositories, as module ``airgap_packages`` of a machine returned them.
 
+    A machine describes those of its own distribution, release and architecture, which no other one describes.
+
+    :param others: what other machines of the run have returned.
     :raises ShareError: the machine returned something else.
     """
 
-    def __init__(self, rows: t.Sequence[t.Any]) -> None:
+    def __init__(self, rows: t.Sequence[t.Any], others: t.Sequence[t.Any] = ()) -> None:
         self.descriptions: dict[str, str] = {}
         self.files: list[Remote] = []
-        for row in rows:
-            try:
-                self._add(row)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ShareError(f"airgap_packages doesn't return repositories: {line(error, 200)}") from error
+        try:
+            described = [repository(row, f"repository {number}") for number, row in enumerate(rows, 1)]
+        except BadInput as error:
+            raise ShareError(f"airgap_packages doesn't return repositories: {line(error, 300)}") from error
+        machines = sorted({machine_of(row) for row in described})
+        if len(machines) > 1:
+            raise ShareError(
+                f"airgap_packages returned repositories for {' and '.join(machines)}, and a host is one of them: "
+                "nothing of it is taken",
+                code="foreign_repository",
+            )
+        if set(machines) & set(map(_machine_of, others)):
+            raise ShareError(
+                f"two hosts of group airgap_package_hosts describe repositories for {machines[0]}, of which an archive "
+                "has those of one host: leave one of them in the group, or find out why this host says so",
+                code="foreign_repository",
+            )
+        for row in described:
+            self._add(row)
 
-    def _add(self, row: JsonObject) -> None:
+    def _add(self, row: MirroredRepository) -> None:
         folder = row["path"]
-        if not isinstance(folder, str) or not _REPOSITORY.fullmatch(folder) or folder in self.descriptions:
-            raise ValueError(f"{folder!r} isn't the path of one")
+        if folder in self.descriptions:
+            raise ShareError(f"airgap_packages returned {folder} twice: nothing of it is taken")
         for file in (row["key"], *row["metadata"], *row["packages"]):
-            path, sha256 = relative(f"{folder}/{file['path']}"), file["sha256"]
-            if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-                raise ValueError(f"{path} has no SHA-256")
-            self.files.append(Remote(path, sha256))
+            self.files.append(Remote(file_path(f"{folder}/{file['path']}"), file["sha256"]))
         self.descriptions[folder] = json.dumps(row, indent=1, sort_keys=True) + "\n"
 
     def missing(self, store: Store) -> list[Remote]:
@@ -102,6 +114,14 @@ class Repositories:
             raise ShareError(f"{store.folder} can't be written: {error.strerror}; the next run goes on") from error
         except Failed as error:
             raise ShareError(f"{error}; what is there stays, and the next run goes on", code=error.code) from error
+
+
+def _machine_of(row: t.Any) -> str:
+    """Return the machine that a description of another host is for; empty where it is none, as that host's run says."""
+    try:
+        return machine_of(repository(row, "a repository"))
+    except BadInput:
+        return ""
 
 
 def _text(path: str) -> str:

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preflight's findings about mirrors: what they lack, what couldn't be asked, and what comes from elsewhere."""
+"""Preflight's findings about mirrors: what they lack, what couldn't be checked, and what comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import dataclasses
 import typing as t
 import urllib.parse
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding
 from . import mirrors, table, web
 from .inventory import Variables, inventory
-from .mirrors import MISSING, UNASKED, Found
+from .mirrors import MISSING, UNKNOWN, Found
 from .needed import IMAGE, Item, needed
 
 # Names in a text; all of them are in the finding's fields.
 MOST = 6
 Ask = t.Callable[..., list[Found]]
 # The variables of playbook airgap_push.yml that say how its registry is reached.
-REGISTRY, AUTHORITY, AUTH_FILE = "airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"
+REGISTRY, INSECURE = "airgap_registry", "airgap_registry_insecure"
+AUTHORITY, AUTH_FILE = "airgap_registry_ca", "airgap_registry_auth_file"
 
 
 def examine(
@@ -41,15 +44,27 @@ def examine(
         known = dataclasses.replace(known, backends=frozenset(), scheduler="", software=frozenset())
     items = needed(table.listed(), known)
     registry = str(known.variables(REGISTRY) or "")
-    asked = mirrors.at_mirrors(items, registry)
-    if not asked:
+    checked = mirrors.at_mirrors(items, registry)
+    if not checked:
         return []
     authority, auth_file = (web.own_path(str(known.variables(name) or "")) for name in (AUTHORITY, AUTH_FILE))
-    found = ask(asked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file)
-    return list(_findings(found, mirrors.elsewhere(items, registry)))
+    insecure = {registry.partition("/")[0]} - {""} if boolean(known.variables(INSECURE) or False) else set()
+    found = ask(checked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file, insecure=insecure)
+    return list(_findings(found, mirrors.elsewhere(items, registry), insecure))
 
 
-def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterator[Finding]:
+def _findings(
+    found: t.Sequence[Found], elsewhere: t.Sequence[Item], insecure: t.Collection[str]
+) -> t.Iterator[Finding]:
+    plain = sorted({host(each.item) for each in found if each.plain} - set(insecure))
+    if plain:
+        yield Finding(
+            "registry-without-tls",
+            WARNING,
+            "no TLS at {registries}: a container runtime pulls nothing from there unless its configuration says so",
+            "give them certificates, or tell each node's runtime, which no role does (docs/howto/air-gap.md)",
+            fields={"registries": plain},
+        )
     missing = [each for each in found if each.state == MISSING]
     if missing:
         # The variable that names the place, and not one that takes another kind of place.
@@ -57,31 +72,31 @@ def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterat
         yield Finding(
             "mirror-missing",
             PROBLEM,
-            "{count} of {asked} missing: {shown}",
+            "{count} of {checked} missing: {shown}",
             "copy them to the mirrors ({variables}); playbook kubegpu.share.airgap_list lists what is needed, and "
             "where it is public",
             fields={
                 "count": len(missing),
-                "asked": len(found),
+                "checked": len(found),
                 "shown": _shown([f"{_name(each.item)} at {host(each.item)} ({each.reason})" for each in missing]),
                 "variables": variables,
                 "missing": [_fields(each) for each in missing],
             },
         )
-    unasked = [each for each in found if each.state == UNASKED]
-    if unasked:
-        reasons = dict.fromkeys(f"{host(each.item)} ({each.reason})" for each in unasked)
+    unknown = [each for each in found if each.state == UNKNOWN]
+    if unknown:
+        reasons = dict.fromkeys(f"{host(each.item)} ({each.reason})" for each in unknown)
         yield Finding(
-            "mirror-unasked",
+            "mirror-not-checked",
             WARNING,
-            "whether mirrors have {count} of {asked} isn't known: {shown}",
+            "whether mirrors have {count} of {checked} isn't known: {shown}",
             "where only machines of the cluster reach a mirror, try one node first; for more time set "
             "preflight_mirror_timeout",
             fields={
-                "count": len(unasked),
-                "asked": len(found),
+                "count": len(unknown),
+                "checked": len(found),
                 "shown": _shown(list(reasons)),
-                "unasked": [_fields(each) for each in unasked],
+                "not_checked": [_fields(each) for each in unknown],
             },
         )
     if elsewhere:
@@ -90,11 +105,11 @@ def _findings(found: t.Sequence[Found], elsewhere: t.Sequence[Item]) -> t.Iterat
         yield Finding(
             "mirror-not-named",
             NOTE,
-            "{asked} come from mirrors, and {count} from where they are public: {shown}",
+            "{checked} come from mirrors, and {count} from where they are public: {shown}",
             "without internet access set {variables}, unless the nodes' runtimes or package managers are redirected",
             fields={
                 "count": len(names),
-                "asked": len(found),
+                "checked": len(found),
                 "shown": _shown(names),
                 "variables": variables,
                 "names": names,

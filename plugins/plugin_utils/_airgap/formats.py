@@ -41,7 +41,8 @@ def size(item: Item) -> int | None:
     wanted = item["architectures"] or list(item["platforms"])
     if not wanted or not set(wanted) <= set(item["platforms"]):
         return None
-    return sum(int(item["platforms"][name]["bytes"]) for name in wanted)
+    sizes = [item["platforms"][name]["bytes"] for name in wanted if "bytes" in item["platforms"][name]]
+    return sum(map(int, sizes)) if len(sizes) == len(wanted) else None
 
 
 def totals(items: t.Sequence[Item]) -> list[JsonObject]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from ansible.errors import AnsibleError
 
+from ...module_utils._contracts.backends import VIRTUAL
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._images import delivery
@@ -97,8 +98,13 @@ def _software(
 
 
 def _by_roles(host: str, own: Variables, cluster: JsonObject) -> bool:
-    """Return whether roles install a machine's software; where the cluster isn't asked, as its variable says."""
-    decided = (cluster.get("backends") or {}).get("software")
+    """Return whether roles install a machine's software for containers; where the cluster isn't asked, as its variables
+    say. Where virtual machines have all cards they install none.
+    """
+    known = cluster.get("backends") or {}
+    if node_name(host, own) in known["virtual"] if "virtual" in known else own.get("gpu_backend") in VIRTUAL:
+        return False
+    decided = known.get("software")
     if decided:
         return node_name(host, own) in decided["roles"]
     return "gpu_node_software" not in own or str(own["gpu_node_software"]) in ("auto", "roles")

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the mirrors that an inventory names for each thing that it needs, all at once and within a time."""
+"""Ask the mirrors that an inventory names for each item that it needs, all at once and within a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import fnmatch
 import gzip
 import hashlib
 import io
-import json
 import lzma
 import os
 import queue
@@ -25,6 +24,7 @@ from ...module_utils._core.untrusted import line
 from ...module_utils._images.names import full_reference, repository_and_tag
 from .._pins import index
 from . import needed, web
+from .manifests import document
 from .needed import Item
 from .web import Answer, Fetch, Registries
 
@@ -38,7 +38,7 @@ LARGEST_INDEX = 16 << 20
 # Versions of a package that a list has at most.
 MOST_VERSIONS = 10_000
 HUB = {"docker.io": "registry-1.docker.io"}
-PRESENT, MISSING, UNASKED = "present", "missing", "unasked"
+PRESENT, MISSING, UNKNOWN = "present", "missing", "unknown"
 _REMOTE = re.compile(r"(https?|oci)://[^/]")
 # Each line is looked at once, whatever a list has: no thread runs while a pattern is searched for.
 _DEB = re.compile(rb"^(?:Package: (\S+)|Version: (\S+)|$)", re.MULTILINE)
@@ -56,20 +56,22 @@ WORDS = {
 class Found(t.NamedTuple):
     """What a mirror has of one item.
 
-    :param state: ``present``, ``missing``, or ``unasked`` where that couldn't be learnt.
+    :param state: ``present``, ``missing``, or ``unknown`` where that couldn't be learnt.
     :param reason: why, for people.
+    :param plain: a registry said it without TLS.
     """
 
     item: Item
     state: str
     reason: str = ""
+    plain: bool = False
 
 
 # Answers for the items of one place together.
 Job = t.Callable[[float], list[Found]]
 
 
-class _Unasked(Exception):
+class _Unknown(Exception):
     """Whether the items are there couldn't be learnt; the message says why."""
 
 
@@ -132,15 +134,17 @@ def ask(
     fetch: Fetch = web.fetch,
     environment: t.Mapping[str, str] | None = None,
     auth_file: str = "",
+    insecure: t.Collection[str] = (),
 ) -> list[Found]:
     """Return what the mirrors have of these items, as ``at_mirrors`` returns them.
 
-    :param seconds: for all of them; what isn't known then is unasked.
+    :param seconds: for all of them; what nobody has said then is unknown.
     :param auth_file: with credentials, beside those of the environment.
+    :param insecure: registries that get credentials without TLS, too.
     """
     until = time.monotonic() + seconds
     known = web.credentials(os.environ if environment is None else environment, auth_file)
-    asker = _Asker(fetch, Registries(fetch, known))
+    asker = _Asker(fetch, Registries(fetch, known, insecure))
     jobs: queue.SimpleQueue[tuple[Job, list[Item]]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[list[Item], list[Found] | Exception]] = queue.SimpleQueue()
     left: dict[int, list[Item]] = {}
@@ -156,8 +160,8 @@ def ask(
                 return
             try:
                 done.put((own, job(until)))
-            except _Unasked as error:
-                done.put((own, [Found(item, UNASKED, str(error)) for item in own]))
+            except _Unknown as error:
+                done.put((own, [Found(item, UNKNOWN, str(error)) for item in own]))
             except Exception as error:  # An error of this code: it is raised where somebody waits.
                 done.put((own, error))
 
@@ -174,7 +178,7 @@ def ask(
             raise found
         del left[id(own)]
         results += found
-    results += [Found(item, UNASKED, WORDS["timeout"]) for own in left.values() for item in own]
+    results += [Found(item, UNKNOWN, WORDS["timeout"]) for own in left.values() for item in own]
     return results
 
 
@@ -208,7 +212,7 @@ class _Asker:
         }
         return lambda until: by_kind[kind](own, until)
 
-    # ------------------------------------------------------------------ single things
+    # ------------------------------------------------------------------ single items
 
     def _image(self, own: list[Item], until: float) -> list[Found]:
         return [self._manifest(item, item["place"], until) for item in own]
@@ -220,14 +224,14 @@ class _Asker:
         repository, tag = repository_and_tag(rest.partition("@")[0])
         answer = self._registries.manifest(HUB.get(registry, registry), repository, digest or tag, until)
         if not _is_there(answer):
-            return Found(item, MISSING, "it isn't there")
+            return Found(item, MISSING, "it isn't there", answer.plain)
         try:
-            rows = json.loads(answer.content).get("manifests") or []
-            platforms = {(row.get("platform") or {}).get("architecture") for row in rows}
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise _Unasked("it sends no manifest") from error
+            platforms = {row.architecture for row in document(answer.content).manifests}
+        except ValueError as error:
+            raise _Unknown("it sends no manifest") from error
         lacking = sorted(set(item["architectures"]) - platforms) if platforms else []
-        return Found(item, MISSING, f"it has none for {' and '.join(lacking)}") if lacking else Found(item, PRESENT)
+        reason = f"it has none for {' and '.join(lacking)}" if lacking else ""
+        return Found(item, MISSING if lacking else PRESENT, reason, answer.plain)
 
     def _file(self, own: list[Item], until: float) -> list[Found]:
         [item] = own
@@ -269,7 +273,7 @@ class _Asker:
                 for item in own
             }
         except BadInput as error:
-            raise _Unasked(f"its index.yaml {error}") from error
+            raise _Unknown(f"its index.yaml {error}") from error
         return [
             Found(item, PRESENT)
             if item["version"].lstrip("v") in versions[item["name"]]
@@ -294,10 +298,10 @@ class _Asker:
             return [Found(item, MISSING, "there is no list of packages (repodata/repomd.xml)") for item in own]
         location = _PRIMARY.search(listed.content)
         if not location:
-            raise _Unasked("its repodata/repomd.xml names no list of packages")
+            raise _Unknown("its repodata/repomd.xml names no list of packages")
         path = location.group(1).decode("utf-8", "replace")
         if path.endswith(".zst"):
-            raise _Unasked("its list of packages is compressed by zstd, which isn't read here")
+            raise _Unknown("its list of packages is compressed by zstd, which isn't read here")
         content = self._list(f"{place}/{path}", ("",), until)
         if content is None:
             return [Found(item, MISSING, f"there is no list of packages ({line(path)})") for item in own]
@@ -317,18 +321,18 @@ class _Asker:
 
 
 def _is_there(answer: Answer) -> bool:
-    """Return whether a thing is there.
+    """Return whether an item is there.
 
-    :raises _Unasked: the answer doesn't say.
+    :raises _Unknown: the answer doesn't say.
     """
     if answer.failure:
-        raise _Unasked(WORDS[answer.failure])
+        raise _Unknown(WORDS[answer.failure])
     if answer.status in (401, 403):
-        raise _Unasked(f"it wants credentials that the controller hasn't (HTTP {answer.status})")
+        raise _Unknown(f"it wants credentials that the controller hasn't (HTTP {answer.status})")
     if answer.status in (404, 410):
         return False
     if not 200 <= answer.status < 300:
-        raise _Unasked(f"it answers with HTTP {answer.status}")
+        raise _Unknown(f"it answers with HTTP {answer.status}")
     return True
 
 
@@ -343,9 +347,9 @@ def _decompressed(content: bytes) -> bytes:
         else:
             found = content
     except (OSError, EOFError, lzma.LZMAError) as error:
-        raise _Unasked("its list of packages is damaged") from error
+        raise _Unknown("its list of packages is damaged") from error
     if len(found) > LARGEST_LIST:
-        raise _Unasked(f"its list of packages has more than {LARGEST_LIST >> 20} MiB")
+        raise _Unknown(f"its list of packages has more than {LARGEST_LIST >> 20} MiB")
     return found
 
 
@@ -358,14 +362,14 @@ class _Versions:
     def add(self, name: bytes, version: bytes) -> None:
         """Add what a list has.
 
-        :raises _Unasked: there are more versions than a list has.
+        :raises _Unknown: there are more versions than a list has.
         """
         versions = self._found.get(name)
         if versions is None:
             return
         versions.add(version)
         if len(versions) > MOST_VERSIONS:
-            raise _Unasked(f"its list of packages has more than {MOST_VERSIONS} versions of one")
+            raise _Unknown(f"its list of packages has more than {MOST_VERSIONS} versions of one")
 
     def of(self, name: str) -> set[str]:
         return {version.decode("utf-8", "replace") for version in self._found[name.encode()]}

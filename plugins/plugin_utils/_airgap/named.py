@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables that name an archive's things where they are now, and the text of group_vars/all/airgap.yml. Pure."""
+"""The variables that name an archive's items where they are now, and the text of group_vars/all/airgap.yml. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAD = f"""\
 _MADE = "# Of the archive of {}; an older one is refused.\n"
 # Of playbook airgap_push.yml itself.
 OWN = (
-    *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file"),
+    *("airgap_registry", "airgap_registry_ca", "airgap_registry_auth_file", "airgap_registry_insecure"),
     *("airgap_files_host", "airgap_files_folder", "airgap_files_address"),
 )
 # Which repositories of its distribution a machine takes; it is empty while nobody has its facts.
@@ -60,7 +60,7 @@ _VALUE = re.compile(r"[\w.+~:@=%,/^()\[\] -]*", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where an archive's things are now.
+    """Where an archive's items are now.
 
     :param registry: None where no image was pushed.
     :param url: of the folder that the server of files serves, without a slash at the end; empty where there is none.
@@ -73,7 +73,7 @@ class Places:
     url: str
     folder: str = ""
     pull_secrets: tuple[str, ...] = ()
-    own: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    own: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)
 
 
 def variables(

@@ -36,14 +36,15 @@ _INDEX_URL = re.compile(r"(?:^|\s)(?:--index-url|-i)[=\s]+(\S+)")
 
 
 class Item(t.TypedDict):
-    """One thing that is needed.
+    """One image, file, package or the like that is needed.
 
     :ivar kind: one of ``KINDS``.
     :ivar id: its section and row of the list.
     :ivar version: empty where the name says it, or any does; packages have a pattern, wheels a condition.
     :ivar digest: ``sha256:...`` of the file, or of the image's index; empty where a repository's key signs, or it isn't
         known.
-    :ivar platforms: by architecture, digest and bytes of an image's manifest, as far as they are known.
+    :ivar platforms: by architecture, digest and bytes of an image's manifest, as far as they are known; the digest of a
+        file whose address has ``{architecture}``.
     :ivar architectures: those of the machines that need it; empty where that doesn't matter.
     :ivar source: where it is public: an address, a reference or a repository; empty for the distribution's own lists.
     :ivar key: of a package's repository.
@@ -389,7 +390,9 @@ class _Needed:
         row = self.table["files"]["program/helm"]
         if self._holds(row, self.known.variables):
             place = next((str(self._set(name)) for name in row["variables"] if self._set(name)), "")
-            self._add(_item(FILE, "files/program/helm", "helm", row, source=row["url"], place=place))
+            item = _item(FILE, "files/program/helm", "helm", row, source=row["url"], place=place)
+            platforms = {name: {"digest": f"sha256:{sha256}"} for name, sha256 in row["digests"].items()}
+            self._add({**item, "platforms": platforms})
         index = _INDEX_URL.search(str(self._set("image_build_pip_args") or ""))
         for name, row in self.table["wheels"].items():
             if self._holds(row, self.known.variables):

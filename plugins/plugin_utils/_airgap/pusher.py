@@ -20,6 +20,7 @@ from . import web
 from .layout import Layout
 from .mirrors import WORDS
 from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words, run
+from .progress import Progress, Tell
 from .push import Registry, Target
 
 # Seconds for a registry's answers about all images, and for one image to be copied.
@@ -37,10 +38,25 @@ class Access(t.NamedTuple):
 
     :param auth_file: credentials, as ``podman login`` writes them; empty for those of the environment.
     :param authority: a certificate; empty for the system's authorities alone.
+    :param insecure: the user has said that it has no TLS, and that the nodes' runtimes know it.
     """
 
     auth_file: str = ""
     authority: str = ""
+    insecure: bool = False
+
+
+def without_tls(host: str) -> str:
+    """Return why a registry without TLS is refused, and what makes nodes take images from it."""
+    return (
+        f"airgap_registry: {host} doesn't speak TLS, and container runtimes pull nothing from there. Give it a "
+        "certificate; or tell the runtime of each node, which this collection doesn't do, and then set "
+        f"airgap_registry_insecure: true. containerd: /etc/containerd/certs.d/{host}/hosts.toml with "
+        f'server = "http://{host}", and config_path of its registry configuration has to be /etc/containerd/certs.d. '
+        f'CRI-O: a [[registry]] with location = "{host}" and insecure = true in /etc/containers/registries.conf.d. '
+        f'Docker: "insecure-registries": ["{host}"] in /etc/docker/daemon.json. k3s, RKE2: endpoint http://{host} in '
+        "registries.yaml. Nothing was changed"
+    )
 
 
 class Pusher:
@@ -56,7 +72,7 @@ class Pusher:
         layout: Layout,
         access: Access,
         skopeo: str,
-        tell: t.Callable[[str], None],
+        tell: Tell,
         program: Run = run,
         fetch: web.Fetch | None = None,
         environment: t.Mapping[str, str] | None = None,
@@ -70,7 +86,9 @@ class Pusher:
         self._program = program
         fetch = fetch or web.fetcher(access.authority, "airgap_registry_ca")
         known = web.credentials(os.environ if environment is None else environment, access.auth_file)
-        self._registries = web.Registries(fetch, known)
+        self._registries = web.Registries(fetch, known, [registry.host] if access.insecure else ())
+        # Whether the registry has answered without TLS.
+        self._plain = False
         self._bytes = {target: layout.require(target.image, target.digest) for target in targets}
 
     def observe(self) -> Known:
@@ -83,6 +101,9 @@ class Pusher:
 
     def _digest(self, target: Target, until: float) -> str:
         answer = self._registries.manifest(self._registry.host, target.repository, target.reference, until)
+        self._plain = answer.plain
+        if answer.plain and not self._access.insecure:
+            raise BadInput(without_tls(self._registry.host), code="no_tls")
         if answer.status in (404, 410):
             return ""
         if answer.status == 200 and not answer.failure:
@@ -119,16 +140,18 @@ class Pusher:
         :raises ShareError: one wasn't copied; those before it are there, and the next run goes on.
         """
         with self._certificates() as options:
+            progress = Progress(self._tell, [self._bytes[change.step] for change in plan.changes])
             for number, change in enumerate(plan.changes, 1):
-                self._tell(
-                    f"{number} of {len(plan.changes)}: {change.header} ({self._bytes[change.step] / 1e6:.0f} MB)"
-                )
+                progress.begin(change.header)
                 self._copy(change.step, options, len(plan.changes) - number)
+                progress.end(self._bytes[change.step])
 
     @contextlib.contextmanager
     def _certificates(self) -> t.Iterator[list[str]]:
         """Yield skopeo's options for the registry."""
         options = ["--dest-authfile", self._access.auth_file] if self._access.auth_file else []
+        # Only where it has none: the option would also take any certificate.
+        options += ["--dest-tls-verify=false"] if self._plain else []
         if not self._access.authority:
             yield options
             return

@@ -10,7 +10,7 @@ import typing as t
 
 from ...module_utils._core.errors import BadInput
 from .._pins import table as tables
-from .._pins.table import ARCHITECTURES, META, Valid
+from .._pins.table import ARCHITECTURES, META, SHA256, Valid
 
 FILE = META / "airgap.yml"
 Row = dict[str, t.Any]
@@ -35,6 +35,14 @@ def _platforms(value: object) -> bool:
     return isinstance(value, dict) and all(
         name in ARCHITECTURES and isinstance(row, dict) and set(row) == {"digest", "bytes"}
         for name, row in value.items()
+    )
+
+
+def _digests(value: object) -> bool:
+    """Accept the SHA-256 of a file by architecture, where its address has {architecture}."""
+    return isinstance(value, dict) and all(
+        name in ARCHITECTURES and isinstance(sha256, str) and bool(SHA256.fullmatch(sha256))
+        for name, sha256 in value.items()
     )
 
 
@@ -69,7 +77,7 @@ FIELDS: t.Mapping[str, t.Mapping[str, Valid]] = {
         "names": lambda value: _texts(value) and bool(value),
         **_COMMON,
     },
-    "files": {"url": _text, "sha256": _text, "fingerprint": _text, **_COMMON},
+    "files": {"url": _text, "sha256": _text, "fingerprint": _text, "digests": _digests, **_COMMON},
     "wheels": {"name": _text, "version": _text, "sha256": _texts, **_COMMON},
     "collections": {"version": _text, **_COMMON},
     "operators": {"catalog": _text, "channel": _text, **_COMMON},

@@ -20,6 +20,7 @@ import urllib.parse
 import urllib.request
 
 from ...module_utils._core.errors import BadInput
+from .manifests import INDEXES, LARGEST_MANIFEST, MANIFESTS
 
 # Seconds in which a server has to take a connection, or to send its next bytes.
 PATIENCE = 5.0
@@ -27,17 +28,6 @@ PATIENCE = 5.0
 CHUNK = 64 * 1024
 # Bytes of the largest list of packages or charts; NVIDIA's have some MiB.
 LARGEST = 64 << 20
-# Bytes of the largest manifest; registries take none that is larger.
-LARGEST_MANIFEST = 4 << 20
-INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS = (
-    *INDEXES,
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 
 
 class Answer(t.NamedTuple):
@@ -46,12 +36,14 @@ class Answer(t.NamedTuple):
     :param status: the HTTP status; 0 without an answer.
     :param content: at most as many bytes as were asked for.
     :param failure: why there is none: ``timeout``, ``tls``, ``unreachable`` or ``too_large``; empty with an answer.
+    :param plain: a registry gave it without TLS.
     """
 
     status: int
     content: bytes = b""
     failure: str = ""
     headers: t.Mapping[str, str] = {}
+    plain: bool = False
 
 
 class Fetch(t.Protocol):
@@ -93,8 +85,8 @@ def fetch(
         return Answer(0, failure="timeout")
     opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=authorities))
     try:
-        asked = urllib.request.Request(url, headers=dict(headers or {}))
-        with opener.open(asked, timeout=min(PATIENCE, until - time.monotonic())) as answer:
+        request = urllib.request.Request(url, headers=dict(headers or {}))
+        with opener.open(request, timeout=min(PATIENCE, until - time.monotonic())) as answer:
             return _read(answer, until, largest)
     except urllib.error.HTTPError as error:
         with error:
@@ -218,11 +210,13 @@ class Registries:
     """Reads manifests by the registries' protocol.
 
     :param known: as ``credentials`` returns it.
+    :param insecure: those that get credentials without TLS, too.
     """
 
-    def __init__(self, fetch_: Fetch, known: t.Mapping[str, str]) -> None:
+    def __init__(self, fetch_: Fetch, known: t.Mapping[str, str], insecure: t.Collection[str] = ()) -> None:
         self._fetch = fetch_
         self._known = known
+        self._insecure = insecure
 
     def manifest(self, registry: str, repository: str, reference: str, until: float) -> Answer:
         """Return the answer for a manifest or an index.
@@ -230,11 +224,13 @@ class Registries:
         :param reference: a tag, or a digest.
         """
         path = f"{registry}/v2/{repository}/manifests/{reference}"
-        answer = self._asked(f"https://{path}", self._own(f"{registry}/{repository}"), until)
-        # A registry without TLS gets no credentials.
-        return (
-            self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept()) if answer.failure == "no_tls" else answer
-        )
+        own = self._own(f"{registry}/{repository}")
+        answer = self._asked(f"https://{path}", own, until)
+        if answer.failure != "no_tls":
+            return answer
+        if registry in self._insecure:
+            return self._asked(f"http://{path}", own, until, ("http://", "https://"))._replace(plain=True)
+        return self._fetch(f"http://{path}", until, LARGEST_MANIFEST, _accept())._replace(plain=True)
 
     def _own(self, place: str) -> str:
         """Return the credentials for a repository: those of the longest part of its path that has some."""
@@ -242,10 +238,10 @@ class Registries:
             place = place.rpartition("/")[0]
         return self._known.get(place, "")
 
-    def _asked(self, url: str, own: str, until: float) -> Answer:
+    def _asked(self, url: str, own: str, until: float, schemes: tuple[str, ...] = ("https://",)) -> Answer:
         first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
-        address = token_address(wanted) if first.status == 401 else ""
+        address = token_address(wanted, schemes) if first.status == 401 else ""
         if not address:
             return first
         granted = self._fetch(address, until, CHUNK, {"Authorization": own} if own else {})
@@ -257,4 +253,4 @@ class Registries:
 
 
 def _accept(authorization: str = "") -> dict[str, str]:
-    return {"Accept": ", ".join(MANIFESTS), **({"Authorization": authorization} if authorization else {})}
+    return {"Accept": ", ".join((*INDEXES, *MANIFESTS)), **({"Authorization": authorization} if authorization else {})}

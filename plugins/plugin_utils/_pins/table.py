@@ -76,6 +76,12 @@ _DRIVER: dict[str, Valid] = {
 FIELDS: t.Mapping[str, t.Mapping[str, Valid]] = {
     "keys": {**_PIN, "sha256": _text(SHA256, _EMPTY), "fingerprint": _text(FINGERPRINT, _EMPTY)},
     "charts": {**_PIN, "sha256": _text(SHA256, _EMPTY), "version": _text(_TEXT)},
+    "programs": {
+        **_PIN,
+        "url": _text(re.compile(r"https?://\S*\{architecture\}\S*")),
+        "version": _text(_TEXT),
+        **dict.fromkeys(ARCHITECTURES, _text(SHA256, _EMPTY)),
+    },
     # The chart that names an image is one of the section before; empty where a role or a file names it.
     "images": {
         **_PIN,

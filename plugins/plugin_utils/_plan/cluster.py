@@ -29,6 +29,7 @@ from ...module_utils._kube.direct import connect
 from ...module_utils._kube.errors import LibraryMissing
 from ...module_utils._kube.options import auth_arguments
 from ...module_utils._kube.refs import Ref
+from ...module_utils._kubevirt import devices as kubevirt
 from ...module_utils._openshift import gpu_operator, operator_setup
 from ...module_utils._scheduler import detect, kubeadm
 from ...module_utils._scheduler.kubeadm_plan import machines_of, plan_of
@@ -107,6 +108,7 @@ MODULES: dict[str, tuple[JsonObject, Work]] = {
     "cluster_objects": (apply_set.ARGUMENTS, lambda kube, params: apply_set.ensure(kube, params, True)),
     "gpu_operator": (gpu_operator.ARGUMENTS, lambda kube, params: gpu_operator.work(kube, params, True)),
     "gpu_operator_setup": (operator_setup.ARGUMENTS, lambda kube, params: operator_setup.work(kube, params, True)),
+    "kubevirt_devices": (kubevirt.ARGUMENTS, lambda kube, params: kubevirt.work(kube, params, True)),
     "kubeadm_config": (kubeadm.ARGUMENTS, _kubeadm_config),
 }
 

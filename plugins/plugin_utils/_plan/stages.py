@@ -68,6 +68,26 @@ BY_ROLES = (
     f"{NODE} in {BACKENDS}.software.roles"
     f" | default([{NODE}] if gpu_node_software | default('auto') in ['auto', 'roles'] else [])"
 )
+# Roles install a driver for containers, or NVIDIA's vGPU manager: not where virtual machines have all cards.
+DRIVER = (
+    f"({BY_ROLES}) and ({NODE} not in {BACKENDS}.driverless"
+    f" | default([{NODE}] if gpu_backend | default('') in ['passthrough', 'kata'] else [])"
+    " or driver_state | default('') == 'absent')"
+)
+# A machine some or all of whose cards virtual machines get.
+BINDING = (
+    f"{NODE} in {BACKENDS}.binding | default([{NODE}] if gpu_backend | default('') in ['passthrough', 'kata']"
+    " or passthrough_cards | default([]) | length > 0 else [])"
+)
+VGPU = f"{NODE} in {BACKENDS}.vgpu | default([{NODE}] if gpu_backend | default('') == 'vgpu' else [])"
+# Its containers get cards.
+CONTAINERS = (
+    f"({BY_ROLES}) and {NODE} not in {BACKENDS}.virtual"
+    f" | default([{NODE}] if gpu_backend | default('') in ['passthrough', 'vgpu', 'kata'] else [])"
+)
+VIRTUAL = f"{BACKENDS}.virtual | default([]) | length > 0"
+KUBEVIRT = f"{BACKENDS}.parts.kubevirt | default(false)"
+KUBEVIRT_LEAVES = f"{BACKENDS}.leaving.kubevirt | default(false)"
 OPERATOR = f"{BACKENDS}.software.installs | default(false)"
 
 STAGES = (
@@ -81,15 +101,18 @@ STAGES = (
         (GPU_NODES,),
         (
             Entry("node_baseline", when=BY_ROLES),
-            Entry("airgap", when=BY_ROLES, tasks="node_sources"),
+            Entry("airgap", when=DRIVER, tasks="node_sources"),
             Entry("nouveau", when=BY_ROLES),
-            Entry("driver", when=BY_ROLES),
+            # Before the driver, which would have the cards.
+            Entry("passthrough", when=BINDING),
+            Entry("driver", when=DRIVER),
             Entry("maintenance", when=BY_ROLES, tasks="unfinished"),
         ),
     ),
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
-    Stage("runtime", (GPU_NODES,), (Entry("toolkit", when=BY_ROLES), Entry("runtime", when=BY_ROLES))),
+    Stage("runtime", (GPU_NODES,), (Entry("toolkit", when=CONTAINERS), Entry("runtime", when=CONTAINERS))),
+    Stage("virtual", (GPU_NODES,), (Entry("vgpu", when=VGPU),)),
     Stage("gpu_operator", (), (Entry("gpu_operator", {"gpu_operator_step": "cluster"}, OPERATOR),)),
     Stage(
         "extender",
@@ -132,11 +155,17 @@ STAGES = (
             Entry("nvidia_device_plugin", {"nvidia_device_plugin_step": "nodes"}, NVIDIA),
         ),
     ),
+    Stage(
+        "virtual_nodes",
+        (),
+        (Entry("passthrough", when=VIRTUAL, tasks="nodes"), Entry("kubevirt_devices", when=KUBEVIRT)),
+    ),
     # What no node needs any more, in the reverse order: no node has a card of it.
     Stage(
         "leaving",
         (),
         (
+            Entry("kubevirt_devices", {"kubevirt_devices_state": "absent"}, KUBEVIRT_LEAVES),
             Entry("gpushare", {"gpushare_component": "dra", **ABSENT}, DRA_LEAVES),
             Entry("gpushare", {"gpushare_component": "device_plugin", **ABSENT}, EXTENDER_LEAVES),
             Entry("scheduler", {"scheduler_step": "cluster", "scheduler_state": "absent"}, EXTENDER_LEAVES),

@@ -291,6 +291,14 @@ class Walk:
         handler(task[action], task, scope, variables)
         return {"changed": False}
 
+    def _tolerates(self, task: t.Mapping[str, t.Any], result: JsonObject, variables: t.Mapping[str, t.Any]) -> bool:
+        """Return whether a task doesn't fail by this result, which is a failure without its ``failed_when``."""
+        if task.get("failed_when") is False:
+            return True
+        conditions = listed(task.get("failed_when"))
+        known = {**variables, **({task["register"]: result} if "register" in task else {})}
+        return bool(conditions) and not all(self._engine.holds(condition, known) for condition in conditions)
+
     def _name(self, task: t.Mapping[str, t.Any], action: str, variables: t.Mapping[str, t.Any]) -> str:
         try:
             return str(self._engine.template(task.get("name", action), variables))
@@ -308,8 +316,9 @@ class Walk:
             options = self._engine.template(given, variables)
             result = self._predict(action, options, variables)
         except ShareError as error:
-            if task.get("failed_when") is False:
-                return {**error.details, "changed": False, "failed": True, "msg": str(error)}
+            failed = {**error.details, "changed": False, "failed": True, "msg": str(error)}
+            if self._tolerates(task, failed, variables):
+                return failed
             raise _Refused(Refusal(scope.role, name, str(error))) from error
         reads = task.get("changed_when") is False
         if result is None:

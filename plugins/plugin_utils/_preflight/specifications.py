@@ -48,7 +48,10 @@ PASSED = frozenset(
         "helm_release_namespace",
         "helm_release_variable",
         "image_reference",
+        "kata_step",
         "nvidia_device_plugin_step",
+        "sandbox_device_plugin_kind",
+        "sandbox_device_plugin_step",
     )
 )
 # Variables that roles set for each other. Users don't, and they are no misspelt ones.

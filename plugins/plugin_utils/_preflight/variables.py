@@ -18,6 +18,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.errors import ArgumentValueError
 
 from ...module_utils._contracts import card_exclusion
+from ...module_utils._contracts.backends import KATA, PASSTHROUGH
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
 from ...module_utils._preflight.inventory import listed
@@ -108,11 +109,14 @@ CLOSE_REST, CLOSE_NAME = 0.8, 0.85
 # Variables that the playbooks pass to roles, or whose default they need. What a user sets, by an extra variable in
 # all plays, would turn site.yml around: by one of the first it would remove what it is to set up, and by one of the
 # second each role would do the same step.
-STATES = ("driver_state", "gpushare_state", "nouveau_state", "runtime_state", "scheduler_state", "toolkit_state")
+STATES = (
+    *("driver_state", "gpushare_state", "kubevirt_devices_state", "nouveau_state", "passthrough_state"),
+    *("runtime_state", "scheduler_state", "toolkit_state", "vgpu_state"),
+)
 ABSENT = "absent"
 STEPS = (
     *("gpu_operator_step", "gpushare_component", "gpushare_node_allocation", "hami_step", "node_baseline_state"),
-    *("nvidia_device_plugin_step", "scheduler_step"),
+    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_step", "scheduler_step"),
 )
 # A prefix that nobody else uses.
 OWN_PREFIX = "gpushare_"
@@ -260,7 +264,7 @@ def _of_playbooks(options: t.Mapping[str, Option], host: Variables) -> t.Iterato
         except AnsibleError:
             # ``_values`` reports it.
             continue
-        removes = name in STATES and str(value) == ABSENT
+        removes = name in STATES and str(value) == ABSENT and not (name == "driver_state" and _driverless(host))
         if removes or (name in STEPS and value not in (None, options[name].default)):
             yield Finding(
                 "wrong-value",
@@ -273,6 +277,14 @@ def _of_playbooks(options: t.Mapping[str, Option], host: Variables) -> t.Iterato
                 name,
                 {"value": _shown(value), "where": host.where(name)},
             )
+
+
+def _driverless(host: Variables) -> bool:
+    """Return whether virtual machines are to have all cards of a host, on which a driver may then be removed."""
+    try:
+        return host.effective.get("gpu_backend") in (PASSTHROUGH, KATA)
+    except AnsibleError:
+        return False
 
 
 def _missing_files(options: t.Mapping[str, Option], host: Variables, cluster: bool) -> t.Iterator[Finding]:

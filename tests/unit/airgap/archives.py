@@ -10,6 +10,7 @@ import typing as t
 from pathlib import Path
 
 import served
+from ansible_collections.kubegpu.share.plugins.module_utils._core.paths import safe_name
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import archive
 
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -73,12 +74,12 @@ class Maker:
                 content = served.chart(name, version)
                 self.entries.append({**item, **self.file(f"charts/{name}-{version}.tgz", content)})
             elif item["id"].startswith("files/key/"):
-                self.entries.append({**item, **self.file(f"files/{archive.safe_name(item['source'])}", KEY)})
+                self.entries.append({**item, **self.file(f"files/{safe_name(item['source'])}", KEY)})
             elif kind == "wheel" and item["variables"]:
                 path = f"wheels/{name.replace('-', '_')}-{version.removeprefix('==')}-py3-none-any.whl"
                 self.entries.append({**item, **self.file(path, name.encode())})
             elif kind in ("apt", "rpm") and item["source"]:
-                path = f"packages/{kind}/{archive.safe_name(item['source'])}"
+                path = f"packages/{kind}/{safe_name(item['source'])}"
                 self.entries.append({**item, "path": path, "bytes": 0, "sha256": "", "image": ""})
                 repositories.setdefault(path, []).append(item)
         for path, rows in repositories.items():

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._core import paths
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import archive, signature
 from lab_repository import skip_without
@@ -18,7 +19,7 @@ CHART = {
     **{name: [] for name in ("architectures", "indexes", "variables", "hosts")},
     **{"kind": "chart", "name": "hami", "version": "2.10.0", "platforms": {}},
     **{"path": "charts/hami-2.10.0.tgz", "bytes": 5, "sha256": hashlib.sha256(b"chart").hexdigest()},
-    **{"image": "", "asked": ""},
+    **{"image": "", "request_sha256": ""},
 }
 
 
@@ -97,10 +98,12 @@ def test_a_blob_has_the_digest_that_its_name_says(tmp_path):
         archive.read(str(folder), "", whole=False)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../a", "charts/../../a", "charts//a", "", "./a", "a\nb", "a\\b", 1])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../a", "charts/../../a", "charts//a", "", "./a", "a\nb", "a\\b", "a/.b", "a b", 1]
+)
 def test_paths_stay_below_the_folder(tmp_path, path):
     with pytest.raises(ValueError, match="isn't a path"):
-        archive.relative(path)
+        paths.file_path(path)
     folder = made(tmp_path / "a", {**CHART, "path": path})
     with pytest.raises(archive.Broken, match=r"contents\.json isn't the list of an archive"):
         archive.read(folder, "")
@@ -149,12 +152,21 @@ def test_other_texts_arent_sums(text):
 
 
 def test_names_of_repositories_are_safe():
-    assert archive.safe_name("https://m.example.org:8443/cuda/repos/debian12/x86_64/") == (
+    assert paths.safe_name("https://m.example.org:8443/cuda/repos/debian12/x86_64/") == (
         "m.example.org_8443_cuda_repos_debian12_x86_64"
     )
     with pytest.raises(ValueError, match="neither a host"):
-        archive.safe_name("https://../")
-    assert archive.relative(archive.safe_name("file://$(x)/../%2e")) == "x_.._2e"
+        paths.safe_name("https://../")
+    assert paths.file_path(paths.safe_name("file://$(x)/../%2e")) == "x_.._2e"
+    assert paths.safe_name("file:/srv/mirror/") == "srv_mirror"
+    assert paths.file_path("a/.b/..c", hidden=True) == "a/.b/..c"
+    for name in (".", "..", "...", "a/../b"):
+        with pytest.raises(ValueError, match="isn't a path"):
+            paths.file_path(name, hidden=True)
+    # Addresses that begin alike stay two folders.
+    long = "https://m.example.org/" + "a" * 200
+    names = {paths.safe_name(long), paths.safe_name(f"{long}b")}
+    assert len(names) == 2 and {len(name) for name in names} == {150}
 
 
 def test_a_signature_is_verified_by_the_users_key(tmp_path, keys):

@@ -37,9 +37,11 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     fetched,
     pack,
     programs,
+    progress,
 )
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.download_python import _packed, manifest_of
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import Store
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.table import listed
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.web import Answer
 from ansible_runs import ROOT, ansible, write_inventory
 from test_airgap_archive import keys  # noqa: F401
@@ -160,7 +162,12 @@ FILES = {
     "https://charts.example.org/hami/hami-2.10.0.tgz": CHART,
     "https://keys.example.org/cuda/debian12/3bf863cc.pub": KEY,
     "http://plain.example.org/file": b"x",
+    "https://get.example.org/helm-linux-arm64.tar.gz": b"helm of arm64",
 }
+for _place in ("http://plain.example.org", "https://listed.example.org"):
+    _row = f"version: 2.10.0, urls: [hami-2.10.0.tgz], digest: {hashlib.sha256(CHART).hexdigest()}"
+    FILES[f"{_place}/hami-2.10.0.tgz"] = CHART
+    FILES[f"{_place}/index.yaml"] = f"entries: {{hami: [{{{_row}}}]}}".encode()
 
 
 def fetch(url, until, largest=0, headers=None):
@@ -192,7 +199,7 @@ class Made:
 
     def __call__(self, *items, check=False, program=None):
         program = program or self.program
-        wanted = download.asked(items, TABLE, self.settings, program, fetch)
+        wanted = download.requested(items, TABLE, self.settings, program, fetch)
         self.told = []
         work = download.Download(wanted, self.settings, self.told.append, program)
         work.require()
@@ -213,7 +220,7 @@ def test_an_archive_of_a_real_registry_there_and_back(tmp_path, registry, keys):
     make = Made(tmp_path / "a", registry.run, tar=str(tar), signing_key="own@example.org", gpg_home=keys["home"])
     assert make(*items, check=True)["changed"] and not make.folder.exists()
     result = make(*items)
-    assert result["changed"] and make.told[0] == f"1 of 5: image {registry.host}/there/oci:1"
+    assert result["changed"] and make.told[0].startswith(f"1 of 5: image {registry.host}/there/oci:1 (")
     found = make.read(keys["own"])
     assert len(found.signed_by) == 40
     by_name = {entry["name"]: entry for entry in found.contents.items}
@@ -400,7 +407,8 @@ def test_a_killed_run_is_taken_up_where_it_was(tmp_path, registry):
         make.read()
     with registry.requests() as asked:
         make(*items)
-    assert [line.partition(": ")[2] for line in make.told] == [f"image {each['source']}" for each in items[1:]]
+    names = [line.partition(": ")[2].partition(" (")[0] for line in make.told]
+    assert names == [f"image {each['source']}" for each in items[1:]]
     assert len(asked["blobs"]) == 8 and len(make.read().contents.items) == 3
     assert not list(make.folder.glob("**/oci-put*")) and not (make.folder / "work.part").exists()
 
@@ -423,7 +431,10 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(tmp_path, registry
         assert e.value.details["failed"][0]["code"] == "full" and not (make.folder / "work.part").exists()
         subprocess.run(["mount", "-o", "remount,size=200M", place], check=True)
         make(*items)
-        assert make.told == [f"1 of 1: image {items[1]['source']}"] and len(make.read().contents.items) == 2
+        assert (
+            make.told == [f"1 of 1: image {items[1]['source']} (size unknown; 0 of at least 0 MB done)"]
+            and len(make.read().contents.items) == 2
+        )
         subprocess.run(["mount", "-o", "remount,size=30M", place], check=True)
         packing = Made(place / "a", registry.run, tar=str(place / "a.tar"))
         with pytest.raises(BadInput, match=r"a\.tar can't be written: it needs .*; the folder .* is complete"):
@@ -453,7 +464,7 @@ def test_what_would_fail_in_the_end_is_refused_before_anything_changes(tmp_path,
     assert (foreign / "letter.txt").read_text() == "dear"
     make = Made(tmp_path / "b", none)
     with (
-        download.Download(download.Asked([], [], []), make.settings, print).store.alone(),
+        download.Download(download.Requested([], [], []), make.settings, print).store.alone(),
         pytest.raises(BadInput, match="another run writes into"),
     ):
         make(chart())
@@ -480,6 +491,44 @@ def test_files_and_charts_that_arent_the_right_ones(tmp_path, wanted, said):
     assert set(archive.files_of(str(make.folder))[0]) <= {"contents.json"}
 
 
+def test_a_chart_without_a_pin_is_held_to_its_index_by_tls_or_refused_or_named(tmp_path):
+    make = Made(tmp_path / "a", programs.run)
+    variables = ["hami_chart_repo_url", "hami_chart_ref"]
+    listed = chart(source="https://listed.example.org", digest="", variables=variables)
+    plain = chart(source="http://plain.example.org", digest="", variables=variables)
+    unlisted = chart(digest="", variables=variables)
+    assert make(listed)["unverified"] == [] and make.read().contents.items[0]["name"] == "hami"
+    for wanted, why in ((plain, "comes without TLS"), (unlisted, "has no digest of it")):
+        with pytest.raises(ShareError, match=f"{why}, .* set hami_chart_sha256 to .*, or airgap_unverified: true"):
+            make(wanted)
+    # A digest of the list says enough, whoever sends the archive.
+    assert make(chart(source="http://plain.example.org"))["unverified"] == []
+    make.settings = dataclasses.replace(make.settings, unverified=True)
+    for wanted in (plain, unlisted):
+        assert make(wanted)["unverified"] == ["chart hami 2.10.0"]
+    assert make(key(source="http://plain.example.org/file", digest=""))["unverified"] == ["file debian12/3bf863cc.pub"]
+    assert make(plain)["changed"] and not make(plain)["changed"]
+    make.settings = dataclasses.replace(make.settings, unverified=False)
+    with pytest.raises(ShareError, match="comes without TLS"):
+        make(plain)
+
+
+def test_a_program_is_held_to_the_digest_of_its_architecture(tmp_path):
+    make = Made(tmp_path / "a", programs.run, controller_architecture="arm64")
+    digests = {"amd64": hashlib.sha256(b"other").hexdigest(), "arm64": hashlib.sha256(b"helm of arm64").hexdigest()}
+    source = "https://get.example.org/helm-linux-{architecture}.tar.gz"
+    more = {name: {"digest": f"sha256:{digest}"} for name, digest in digests.items()}
+    helm = item("file", "helm", source=source, platforms=more)
+    assert make(helm)["unverified"] == [] and make.read().contents.items[0]["sha256"] == digests["arm64"]
+    with pytest.raises(ShareError, match="it has SHA-256 [0-9a-f]{64}, and the list " + digests["amd64"]):
+        make({**helm, "platforms": {"arm64": more["amd64"]}})
+
+
+def test_the_lists_own_program_has_a_digest_for_each_architecture():
+    row = listed()["files"]["program/helm"]
+    assert set(row["digests"]) == {"amd64", "arm64"} and "{architecture}" in row["url"]
+
+
 def test_a_key_without_a_digest_is_held_to_its_fingerprint(tmp_path, keys):  # noqa: F811
     source = "https://keys.example.org/own.asc"
     FILES[source] = Path(keys["own"]).read_bytes()
@@ -487,7 +536,7 @@ def test_a_key_without_a_digest_is_held_to_its_fingerprint(tmp_path, keys):  # n
 
     def made(fingerprint):
         table = {"files": {"key/own": {"fingerprint": fingerprint}}, "wheels": {}}
-        wanted = download.asked([key(id="files/key/own", digest="", source=source)], table, settings, fetcher=fetch)
+        wanted = download.requested([key(id="files/key/own", digest="", source=source)], table, settings, fetcher=fetch)
         work = download.Download(wanted, settings, print)
         result = plan.run(work, False, work.summary)
         assert result["unverified"] == []
@@ -518,7 +567,7 @@ def test_a_server_that_sends_less_than_it_announces(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cut)
     url = f"http://127.0.0.1:{server.server_port}/file"
     settings = download.Settings(str(tmp_path / "a"))
-    wanted = download.asked([key(source=url)], TABLE, settings)
+    wanted = download.requested([key(source=url)], TABLE, settings)
     with ports.serving(server), pytest.raises(ShareError, match=r"/file sent 4 of 1000 bytes"):
         plan.run(download.Download(wanted, settings, print), False)
 
@@ -620,7 +669,7 @@ def test_the_controllers_wheels_and_collections_and_its_script(tmp_path, monkeyp
     settings = download.Settings(str(tmp_path / "a"), collection=own)
 
     def made(rows):
-        wanted = download.asked(items, rows, settings, program, fetch)
+        wanted = download.requested(items, rows, settings, program, fetch)
         return plan.run(download.Download(wanted, settings, print, program), False)
 
     assert made(table)["changed"] and made(table)["changed"] is False
@@ -734,7 +783,7 @@ def test_the_playbook_takes_a_list_where_neither_nodes_nor_cluster_can_be_reache
     assert done.rc == 0 and "1 of 1: file NVIDIA-Linux-580" in done.text, done.text
     found = archive.read(str(tmp_path / "a"), "").contents
     assert [each["path"] for each in found.items] == ["files/driver.run"]
-    assert [each["reason"] for each in found.left_out] == ["not_asked_for"] and (tmp_path / "a.tar").is_file()
+    assert [each["reason"] for each in found.left_out] == ["not_selected"] and (tmp_path / "a.tar").is_file()
 
 
 @pytest.mark.parametrize(
@@ -757,7 +806,7 @@ def test_bad_variables_are_named(tmp_path, given, said):
         params["archive"] = given["archive"].replace("{folder}", folder)
     wheels = [item("wheel", "orjson", ">=3", id="wheels/controller/orjson")]
     with pytest.raises(BadInput, match=said):
-        download.asked(wheels, TABLE, download.settings(params, wheels, "x86_64"))
+        download.requested(wheels, TABLE, download.settings(params, wheels, "x86_64"))
     assert not os.path.exists(folder)
 
 
@@ -783,13 +832,15 @@ def repository(content=b"a package", **more):
         {"path": path, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for path, data in files.items()
     ]
     about = {
-        "manager": "apt",
-        "path": "packages/apt/deb.example.org",
+        **{"manager": "apt", "name": "deb-example-org", "role": "distribution", "signed": ["metadata"]},
+        **{"distribution": "debian", "release": "12", "architecture": "amd64", "suites": ["x"], "components": ["main"]},
+        "path": "packages/apt/deb.example.org_debian12-amd64",
         "address": "http://deb.example.org/",
         "key": rows[0],
         "metadata": rows[1:2],
     }
-    return files, {**about, "packages": [{**rows[2], "name": "gcc"}], **more}
+    package = {**rows[2], "name": "gcc", "version": "12", "architecture": "amd64"}
+    return files, {**about, "packages": [package], **more}
 
 
 def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archive(tmp_path):
@@ -831,16 +882,49 @@ def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archiv
     assert make()["changed"] and set(make.read().sums) == {"contents.json"}
 
 
+END = "_debian12-amd64"
+ROCKY = {"distribution": "rocky", "release": "9.6", "path": "packages/apt/x_rocky9.6-amd64"}
+
+
 @pytest.mark.parametrize(
     "more",
     [
-        {"path": "packages/apt/../../x"},
-        {"path": "files/x"},
-        {"packages": [{"path": "../x", "sha256": "0" * 64}]},
-        {"key": {"path": "k", "sha256": "x"}},
+        {"path": f"packages/apt/../../x{END}"},
+        {"path": f"packages/rpm/x{END}"},
+        {"path": f"files/x{END}"},
+        # Another machine's folder.
+        {"path": "packages/apt/deb.example.org_rocky9.6-amd64"},
+        {"release": "13"},
+        {"packages": [{"path": "../x", "bytes": 1, "sha256": "0" * 64}]},
+        {"packages": []},
+        {"key": {"path": "k", "bytes": 1, "sha256": "x"}},
         {"metadata": None},
     ],
 )
 def test_what_a_machine_returns_stays_in_its_folder(more):
     with pytest.raises(ShareError, match="airgap_packages doesn't return repositories"):
         fetched.Repositories([repository(**more)[1]])
+
+
+def test_a_machine_describes_no_repositories_of_another_one(tmp_path):
+    own, foreign = repository()[1], repository(**ROCKY)[1]
+    assert fetched.Repositories([own], [foreign, {"path": "nonsense"}]).descriptions.keys() == {own["path"]}
+    with pytest.raises(ShareError, match=r"for debian-12-amd64 and rocky-9\.6-amd64, and a host is one of them"):
+        fetched.Repositories([own, foreign])
+    with pytest.raises(ShareError, match=r"two hosts of group airgap_package_hosts describe .* for rocky-9\.6-amd64"):
+        fetched.Repositories([foreign], [repository(**{**ROCKY, "address": "http://rocky.example.org/"})[1]])
+    with pytest.raises(ShareError, match=r"returned packages/apt/deb\.example\.org_debian12-amd64 twice"):
+        fetched.Repositories([own, own])
+
+
+def test_each_line_says_how_far_all_of_it_is():
+    told = []
+    count = progress.Progress(told.append, [2_000_000, None, 500_000_000])
+    for name, size in (("a", 3_000_000), ("b", 40_000_000), ("c", 500_000_000)):
+        count.begin(name)
+        count.end(size)
+    assert told == [
+        "1 of 3: a (2 MB; 0 of at least 502 MB done)",
+        "2 of 3: b (size unknown; 3 of at least 503 MB done)",
+        "3 of 3: c (500 MB; 43 of 543 MB done)",
+    ]

@@ -226,6 +226,11 @@ def test_the_toolkits_packages_and_repository_are_on_the_list(family, arch):
 
 # --------------------------------------------------------------------------- images
 
+SANDBOX = {
+    **role_templates.defaults("sandbox_device_plugin"),
+    **role_templates.variables_of("sandbox_device_plugin", "vars"),
+}
+
 
 def test_every_image_in_a_template_is_that_of_a_variable_on_the_list():
     # Each variable has a name of its own, so that the objects show which one is taken.
@@ -241,6 +246,14 @@ def test_every_image_in_a_template_is_that_of_a_variable_on_the_list():
         f"openshift/{part}": PINS.images_in(openshift.rendered(f"openshift/{part}", **own))
         for part in ("extender", "proof")
     }
+    found["plugin"] = set()
+    for kind in ("kata", "kubevirt"):
+        variable = f"sandbox_device_plugin_{kind}_image"
+        given = {variable: f"example.org/{variable}:1", "sandbox_device_plugin_kind": kind}
+        given |= {"sandbox_device_plugin_openshift": True}
+        sandbox = role_templates.objects("sandbox_device_plugin", "plugin", **{**SANDBOX, **given})
+        assert PINS.images_in(sandbox) == {given[variable]}
+        found["plugin"] |= PINS.images_in(sandbox)
     named = {f"example.org/{name}:1" for name in VARIABLES} | {
         row["reference"].replace("{upstream}", "1.36.3") for row in LIST["images"].values()
     }

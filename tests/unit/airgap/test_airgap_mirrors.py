@@ -39,7 +39,8 @@ def server():
 
 
 def manifest(*architectures):
-    rows = [{"digest": "sha256:0", "platform": {"architecture": name, "os": "linux"}} for name in architectures]
+    row = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": f"sha256:{'0' * 64}", "size": 1}
+    rows = [{**row, "platform": {"architecture": name, "os": "linux"}} for name in architectures]
     return 200, {"Content-Type": INDEX}, json.dumps({"mediaType": INDEX, "manifests": rows}).encode()
 
 
@@ -73,6 +74,9 @@ def given(server):
         "hami_image": f"{server.address}/hami:v2.10.0",
         "hami_kube_scheduler_image": f"{server.address}/kube-scheduler",
         "hami_chart_repo_url": f"{server.url}/charts",
+        # The nodes' runtimes know that it has no TLS.
+        "airgap_registry": f"{server.address}/gpu",
+        "airgap_registry_insecure": True,
     }
 
 
@@ -102,6 +106,15 @@ def test_mirrors_that_have_everything_are_no_finding_but_the_rest_is_named(serve
     assert [path for _method, path in server.asked].count("/cuda/Packages.gz") == 1
 
 
+def test_a_registry_without_tls_is_a_warning_unless_the_nodes_know_it(server):
+    fill(server)
+    for more in ({"airgap_registry_insecure": "false"}, {"airgap_registry": "other.example.org/gpu"}):
+        found = run(server, **more)
+        assert set(found) == {"mirror-not-named", "registry-without-tls"}
+        assert found["registry-without-tls"].severity == "warning"
+        assert found["registry-without-tls"].fields["registries"] == [server.address]
+
+
 def test_what_is_missing_is_counted_and_named(server):
     fill(server)
     server.files["/cuda/Packages.gz"] = packages(**dict.fromkeys(DEBS[:2], "580.95.05-1"), **{DEBS[2]: "1:570.10.01-1"})
@@ -110,7 +123,7 @@ def test_what_is_missing_is_counted_and_named(server):
     server.files["/v2/hami/manifests/v2.10.0"] = manifest("arm64")
     server.files["/cuda/3bf863cc.pub"] = KEY + b"another"
     found = run(server)["mirror-missing"]
-    assert found.severity == "problem" and found.fields["count"] == 5 and found.fields["asked"] == 11
+    assert found.severity == "problem" and found.fields["count"] == 5 and found.fields["checked"] == 11
     assert found.text.startswith("5 of 11 missing: ")
     reasons = {row["name"]: row["reason"] for row in found.fields["missing"]}
     assert reasons == {
@@ -144,7 +157,7 @@ def test_a_mirror_that_sends_a_byte_at_a_time_ends_in_time(server):
     began = time.monotonic()
     found = run(server, seconds=2)
     assert time.monotonic() - began < 5.5
-    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {"it doesn't answer in time"}
+    assert {row["reason"] for row in found["mirror-not-checked"].fields["not_checked"]} == {"it doesn't answer in time"}
     assert [row["name"] for row in found["mirror-missing"].fields["missing"]] == ["hami"]
 
 
@@ -166,13 +179,13 @@ def test_an_answer_that_says_nothing_is_neither_there_nor_missing(server, path, 
     fill(server)
     server.files[path] = content
     found = run(server)
-    assert {row["reason"] for row in found["mirror-unasked"].fields["unasked"]} == {reason}
-    assert "mirror-missing" not in found and found["mirror-unasked"].severity == "warning"
+    assert {row["reason"] for row in found["mirror-not-checked"].fields["not_checked"]} == {reason}
+    assert "mirror-missing" not in found and found["mirror-not-checked"].severity == "warning"
 
 
 def test_a_list_that_grows_without_end_is_refused(monkeypatch):
     monkeypatch.setattr(mirrors, "LARGEST_LIST", 1000)
-    with pytest.raises(mirrors._Unasked, match="more than 0 MiB"):
+    with pytest.raises(mirrors._Unknown, match="more than 0 MiB"):
         mirrors._decompressed(gzip.compress(b"\0" * 2000))
 
 
@@ -189,7 +202,7 @@ def test_a_hostile_list_takes_time_and_memory_by_its_size_alone(server, monkeypa
     monkeypatch.setattr(mirrors, "MOST_VERSIONS", 2)
     many = "".join(f"Package: {DEBS[0]}\nVersion: {number}\n\n" for number in range(3))
     server.files["/cuda/Packages.gz"] = gzip.compress(many.encode())
-    [reason] = {row["reason"] for row in run(server)["mirror-unasked"].fields["unasked"]}
+    [reason] = {row["reason"] for row in run(server)["mirror-not-checked"].fields["not_checked"]}
     assert reason == "its list of packages has more than 2 versions of one"
 
 
@@ -253,6 +266,17 @@ def test_credentials_go_to_their_registry_alone(server, tmp_path):
         ("https://r.example.org/token?service=s", f"Basic {auth}"),
         (manifest_url, "Bearer t"),
     ]
+    # Without TLS they go to none but those that the user has named.
+    for insecure, sent in (((), ""), (("r.example.org",), f"Basic {auth}")):
+        asked.clear()
+
+        def plain(url, _until, _largest=0, headers=None):
+            asked.append((url, (headers or {}).get("Authorization", "")))
+            return web.Answer(404) if url.startswith("http://") else web.Answer(0, failure="no_tls")
+
+        answer = web.Registries(plain, known, insecure).manifest("r.example.org", "a/b", "1", 0)
+        assert answer.status == 404 and answer.plain
+        assert asked[-1] == (manifest_url.replace("https", "http"), sent)
     # A redirect leads elsewhere without them.
     with served.Server().running() as other:
         seen = []

@@ -274,7 +274,7 @@ def test_the_playbook_lists_what_a_machine_needs_without_a_cluster(tmp_path):
     done = ansible(tmp_path, "ansible-playbook", *words, "-e", "airgap_output=list.yml")
     assert done.rc == 0, done.text
     found = yaml.safe_load((tmp_path / "list.yml").read_text())
-    assert found["kubernetes"] == "v1.36.3" and f"{len(found['items'])} things are listed in" in done.text
+    assert found["kubernetes"] == "v1.36.3" and f"{len(found['items'])} items are listed in" in done.text
     kinds = {item["kind"] for item in found["items"]}
     assert kinds >= {"image", "chart", "wheel", "collection", "file"} and kinds & {"apt", "rpm"}
     assert {tuple(item["hosts"]) for item in found["items"] if item["kind"] in ("apt", "rpm")} == {("gpu1",)}

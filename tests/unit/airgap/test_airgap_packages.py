@@ -360,11 +360,20 @@ def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- what nodes get
 
 
+# What the name of a folder ends with, of the machine that it is for.
+END = "_debian12-amd64"
+
+
 def described(**more: Any) -> dict[str, Any]:
     file = {"path": "repository.asc", "bytes": 1, "sha256": "a" * 64}
     package = {**file, "path": "pool/gcc.deb", "name": "gcc", "version": "4:12", "architecture": "amd64"}
     return {
-        **{"manager": "apt", "name": "deb-example-org", "role": "distribution", "path": "packages/apt/deb.example.org"},
+        **{
+            "manager": "apt",
+            "name": "deb-example-org",
+            "role": "distribution",
+            "path": f"packages/apt/deb.example.org{END}",
+        },
         **{"address": "http://deb.example.org/", "distribution": "debian", "release": "12", "architecture": "amd64"},
         **{"suites": ["bookworm"], "components": ["main"], "signed": ["metadata"], "key": file},
         **{"metadata": [{**file, "path": "dists/bookworm/InRelease"}], "packages": [package], **more},
@@ -376,11 +385,12 @@ def described(**more: Any) -> dict[str, Any]:
     [
         ({"path": "packages/apt/../../etc"}, "path is"),
         ({"packages": []}, "no packages"),
-        ({"metadata": [{"path": "../x", "bytes": 1, "sha256": "a" * 64}]}, "isn't a path below a repository"),
+        ({"metadata": [{"path": "../x", "bytes": 1, "sha256": "a" * 64}]}, "isn't a path below a folder"),
         ({"suites": ["a\nSigned-By: /x"]}, "suites is"),
         ({"signed": []}, "signed says neither"),
         ({"key": {"path": "k", "bytes": True, "sha256": "a" * 64}}, "no number of bytes"),
         ({"name": "A b"}, "name is"),
+        ({"release": "13"}, "isn't one of debian-13-amd64, which it is for"),
     ],
 )
 def test_a_description_from_elsewhere_is_held_to_its_form(more: dict[str, Any], why: str) -> None:
@@ -430,8 +440,8 @@ def test_the_descriptions_of_an_archive_are_those_of_its_files(tmp_path: Path) -
     assert [one["name"] for one in mirrored.repositories(str(tmp_path), sums)] == ["deb-example-org"]
     with pytest.raises(BadInput, match=r"names pool/gcc.deb, which the archive hasn't"):
         mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/pool/gcc.deb": "c" * 64})
-    other = write(described(path="packages/apt/other"))
-    with pytest.raises(BadInput, match="describes packages/apt/other"):
+    other = write(described(path=f"packages/apt/other{END}"))
+    with pytest.raises(BadInput, match=f"describes packages/apt/other{END}"):
         mirrored.repositories(str(tmp_path), {**sums, f"{row['path']}/repository.json": other})
     # Not even where it was compared before.
     with pytest.raises(BadInput, match=r"repository\.json has another content"):
@@ -442,9 +452,9 @@ def test_the_sources_of_nodes_by_manager() -> None:
     apt = types.repository(described(), "x")
     path, text = client.source_text(apt, "http://files:8080/", "apt")
     assert path == "/etc/apt/sources.list.d/kubegpu-airgap-deb-example-org.sources"
-    assert "URIs: http://files:8080/packages/apt/deb.example.org/\nSuites: bookworm\nComponents: main\n" in text
+    assert f"URIs: http://files:8080/packages/apt/deb.example.org{END}/\nSuites: bookworm\nComponents: main\n" in text
     assert "Targets: Packages\nSigned-By: /etc/apt/keyrings/kubegpu-airgap-deb-example-org.asc\n" in text
-    rpm = types.repository(described(manager="rpm", path="packages/rpm/x", suites=[], components=[]), "x")
+    rpm = types.repository(described(manager="rpm", path=f"packages/rpm/x{END}", suites=[], components=[]), "x")
     assert "gpgcheck=0\nrepo_gpgcheck=1\n" in client.source_text(rpm, "http://f", "dnf")[1]
     assert "gpgcheck=1\nrepo_gpgcheck=1\npkg_gpgcheck=0\n" in client.source_text(rpm, "http://f", "zypper")[1]
 

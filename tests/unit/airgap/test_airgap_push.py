@@ -26,6 +26,7 @@ from types import SimpleNamespace
 
 import archives
 import jinja2
+import local_registry
 import pytest
 import real_skopeo
 import served as fake
@@ -101,8 +102,8 @@ def made(tmp_path):
     """An archive of all that the inventory needs."""
     maker = archives.Maker(tmp_path / "archive")
     maker.take(needed(LIST, inventory()))
-    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
-    described(maker, "packages/rpm/rocky", "distribution", "http://dl.rockylinux.org/BaseOS", "rocky", "9.5")
+    described(maker, "packages/apt/d_debian12-amd64", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    described(maker, "packages/rpm/r_rocky9.5-amd64", "distribution", "http://dl.rockylinux.org/BaseOS", "rocky", "9.5")
     return maker.close()
 
 
@@ -197,7 +198,7 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
             assert f"sha256:{hashlib.sha256(content).hexdigest()}" == entry["digest"]
     assert found["gpu1"]["driver_repo_url"] != found["gpu2"]["driver_repo_url"]
     [source] = found["gpu1"]["airgap_distribution_sources"]
-    assert source["url"].endswith("/packages/apt/debian/") and source["key_url"].endswith("/repository.asc")
+    assert source["url"].endswith("/packages/apt/d_debian12-amd64/") and source["key_url"].endswith("/repository.asc")
     assert (
         found["gpu2"]["airgap_distribution_sources"] == [] and found["gpu1"]["driver_manage_prerequisites"] == "report"
     )
@@ -258,10 +259,10 @@ def test_an_image_without_one_of_its_parts_is_refused_before_anything_is_asked(s
     del sums[f"images/blobs/sha256/{layer.name}"]
     (folder / archive.SUMS).write_text(archive.render_sums(sums))
     found = archive.read(str(folder), "")
-    with pytest.raises(archive.Broken, match=f"lacks sha256:{layer.name}, a part of image"):
-        Layout(found).require(target.image, target.digest)
+    with pytest.raises(archive.Broken, match=f"isn't complete: sha256:{layer.name} isn't there"):
+        Layout(found.folder, found.sums.get).require(target.image, target.digest)
     with pytest.raises(archive.Broken, match="under this name"):
-        Layout(found).require(target.image, "sha256:" + "0" * 64)
+        Layout(found.folder, found.sums.get).require(target.image, "sha256:" + "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -485,6 +486,28 @@ def test_credentials_of_a_part_of_a_registry_count_more_than_those_of_all(tmp_pa
     assert sent == [known["r.org/gpu"], known["r.org"], known["r.org"], None]
 
 
+def test_a_registry_without_tls_is_refused_with_the_steps_or_taken_where_the_user_says_so(tmp_path, small, skopeo):
+    try:
+        running = local_registry.running(tmp_path / "plain")
+        with running as plain:
+            given = {"folder": small.close(), "unsigned": True, "skopeo": skopeo, "registry": f"{plain.host}/gpu"}
+            given |= {"files_folder": str(tmp_path / "served"), "files_url": "http://127.0.0.1:9"}
+            refused = playbook(tmp_path, **given)
+            assert refused.rc != 0 and refused.changed == 0
+            words = " ".join(refused.text.split())
+            assert f"airgap_registry: {plain.host} doesn't speak TLS" in words
+            for step in (f"/etc/containerd/certs.d/{plain.host}/hosts.toml", "insecure = true", "insecure-registries"):
+                assert step in words
+            done = playbook(tmp_path, **given, registry_insecure=True)
+            assert done.rc == 0, done.text
+            written = yaml.safe_load((tmp_path / "inventory/group_vars/all/airgap.yml").read_text())
+            assert written["airgap_registry_insecure"] is True
+            # What it has is there, and nothing is pushed again.
+            assert playbook(tmp_path, **given, registry_insecure=True).changed == 0
+    except LookupError as reason:
+        pytest.skip(str(reason))
+
+
 def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, registry, skopeo):
     bad = json.loads(Path(registry.auth_file).read_text())
     bad["auths"][registry.host]["auth"] = base64.b64encode(b"pusher:wrong").decode()
@@ -521,7 +544,17 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
         return web.Answer(404)
 
     told = []
-    pusher = Pusher(where, targets, Layout(found), Access("auth.json"), "skopeo", told.append, program, fetch, {})
+    pusher = Pusher(
+        where,
+        targets,
+        Layout(found.folder, found.sums.get),
+        Access("auth.json"),
+        "skopeo",
+        told.append,
+        program,
+        fetch,
+        {},
+    )
     with pytest.raises(ShareError) as raised:
         plan.run(pusher, False)
     text = str(raised.value)
@@ -599,7 +632,7 @@ def test_skopeo_finds_an_image_by_the_name_in_the_layout_as_by_ours(tmp_path, sm
     """An older one wrote no names with --preserve-digests; a view of one image needs none."""
     found = archive.read(small.close(), "")
     [target] = push.targets(found.contents.items, push.registry("r.example.org"))
-    with Layout(found).view(target.image) as view:
+    with Layout(found.folder, found.sums.get).view(target.image) as view:
         raw = subprocess.run([skopeo, "inspect", "--raw", f"oci:{view}"], capture_output=True, check=True).stdout
     assert f"sha256:{hashlib.sha256(raw).hexdigest()}" == target.digest
 
@@ -811,10 +844,10 @@ def described(maker, path, role, address, distribution, release):
 def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path):
     toolkit = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64/"
     maker = archives.Maker(tmp_path / "a")
-    described(maker, "packages/apt/toolkit_u24", "toolkit", toolkit, "ubuntu", "24.04")
-    described(maker, "packages/apt/toolkit_d12", "toolkit", toolkit, "debian", "12")
-    described(maker, "packages/rpm/rocky", "driver", "https://cuda/", "rocky", "9.5")
-    described(maker, "packages/apt/debian", "distribution", "http://deb.debian.org/debian", "debian", "12")
+    described(maker, "packages/apt/t_ubuntu24.04-amd64", "toolkit", toolkit, "ubuntu", "24.04")
+    described(maker, "packages/apt/t_debian12-amd64", "toolkit", toolkit, "debian", "12")
+    described(maker, "packages/rpm/r_rocky9.5-amd64", "driver", "https://cuda/", "rocky", "9.5")
+    described(maker, "packages/apt/d_debian12-amd64", "distribution", "http://deb.debian.org/debian", "debian", "12")
     whole = archive.read(maker.close(), "")
     found = mirrored.repositories(whole.folder, whole.sums)
     assert len(found) == 4
@@ -830,9 +863,9 @@ def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path
         package("rpm", "driver/redhat_9/repository", ["gpu3"], "https://cuda", ["driver_repo_url"]),
     ]
     assert repositories.folders(entries, found) == {
-        ("gpu1", "toolkit_repo_url"): "packages/apt/toolkit_d12/",
-        ("gpu2", "toolkit_repo_url"): "packages/apt/toolkit_u24/",
-        ("gpu3", "driver_repo_url"): "packages/rpm/rocky/",
+        ("gpu1", "toolkit_repo_url"): "packages/apt/t_debian12-amd64/",
+        ("gpu2", "toolkit_repo_url"): "packages/apt/t_ubuntu24.04-amd64/",
+        ("gpu3", "driver_repo_url"): "packages/rpm/r_rocky9.5-amd64/",
     }
     [(machines, [source])] = repositories.sources(found, "http://f.example.org").items()
     assert machines == "debian-12-amd64"
@@ -841,4 +874,4 @@ def test_each_machine_gets_the_part_of_a_repository_for_its_own_release(tmp_path
         {**{name: option.get("default") for name, option in ARGUMENTS.items()}, "name": "airgap"}
         | {"repositories": [{"signed": ["packages"], **source}]}
     ).repositories
-    assert row.url == "http://f.example.org/packages/apt/debian/" and row.targets == ("Packages",)
+    assert row.url == "http://f.example.org/packages/apt/d_debian12-amd64/" and row.targets == ("Packages",)

@@ -208,3 +208,48 @@ def test_before_claims_were_there_none_are_read():
     run(kube, "drained")
     assert left(kube) == set() and not [call for call in kube.calls if "Resource" in str(call)]
     assert Ref("v1", "Node", "", "gpu1") in kube.objects
+
+
+def machine_pod(name, limits):
+    """A virtual machine of KubeVirt's, as its controller makes the pod."""
+    made = pod(name, limits)
+    made["metadata"].setdefault("labels", {})["kubevirt.io"] = "virt-launcher"
+    return made
+
+
+def test_nothing_is_evicted_while_a_virtual_machine_has_a_card():
+    card = {"nvidia.com/10DE_2236": "1"}
+    kube = FakeKube(node(), pod("shares", {MEMORY: "2"}), machine_pod("vm", {**card, "devices.kubevirt.io/kvm": "1"}))
+    for force in (False, True):
+        with pytest.raises(BadInput, match=r"default/vm is a virtual machine with a card.*Nothing was evicted"):
+            run(kube, "drained", force=force, delete_emptydir_data=force)
+    assert left(kube) == {"shares", "vm"}
+    assert ["pod", "default/vm"] in [
+        [*one.values()] for one in run(kube, "clean", allocator="nvidia", check=True)["remains"]
+    ]
+    # One without a card stays, and so does a pod of others with a resource of that name; Kata's are pods like others.
+    kube = FakeKube(
+        node(),
+        machine_pod("nic", {"devices.kubevirt.io/kvm": "1", "example.org/nic": "1"}),
+        pod("others", card),
+        pod("kata", {"nvidia.com/pgpu": "1"}),
+    )
+    run(kube, "drained")
+    assert left(kube) == {"nic", "others"}
+    named = FakeKube(node(), machine_pod("vm", {"example.org/card": "1"}))
+    assert not run(named, "drained")["changed"]
+    with pytest.raises(BadInput, match="is a virtual machine with a card"):
+        run(named, "drained", resources=["example.org/card"])
+
+
+def test_a_plugin_of_two_back_ends_for_virtual_machines_is_left_of_neither():
+    plugin = pod("plugin", {}, owners=[{"kind": "DaemonSet", "name": "d", "controller": True}])
+    plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "sandbox-device-plugin"}
+    live = node()
+    live["metadata"].setdefault("labels", {})["kubegpu.share/backend"] = "passthrough"
+    kube = FakeKube(live, plugin)
+    found = {
+        allocator: run(kube, "clean", allocator=allocator, check=True)["remains"] for allocator in ("kata", "nvidia")
+    }
+    assert [one["code"] for one in found["kata"]] == ["label"]
+    assert {one["code"] for one in found["nvidia"]} == {"label", "server"}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -12,7 +13,12 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check import result
 from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence import Reader
 from ansible_collections.kubegpu.share.plugins.module_utils._check.model import Options, Servers
 from ansible_collections.kubegpu.share.plugins.module_utils._check.report import report
-from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import read_nodes, read_pods, snapshot
+from ansible_collections.kubegpu.share.plugins.module_utils._check.snapshot import (
+    classes_of,
+    read_nodes,
+    read_pods,
+    snapshot,
+)
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import FIELD_MANAGER, Ref
@@ -55,6 +61,8 @@ def checked(world: JsonObject, before: JsonObject | None = None, scope: str = "a
         by_claims=claims_of(world),
         templates=world.get("templates", ()),
     )
+    if "runtimeclasses" in world:
+        seen = dataclasses.replace(seen, classes=classes_of(world["runtimeclasses"]))
     return json.loads(json.dumps(report(seen, "https://192.0.2.1:6443", before, scope), allow_nan=False))
 
 

@@ -1087,7 +1087,17 @@ def _(world: JsonObject) -> None:
 
 @breaks("V1", "virtual_beside_shares", "the audio function of a card has its own driver", "not_viable")
 def _(world: JsonObject) -> None:
-    vfio(world)["foreign"] = ["0000:02:00.1 (snd_hda_intel)"]
+    vfio(world).update(state="not_viable", others=["0000:02:00.1 (snd_hda_intel)"])
+
+
+@breaks("V1", "virtual_beside_shares", "the kernel refuses an answer about a group", "not_asked", "UNKNOWN")
+def _(world: JsonObject) -> None:
+    vfio(world)["state"] = "unknown"
+
+
+@breaks("V1", "virtual_beside_shares", "nobody has asked the kernel", "not_asked", "UNKNOWN")
+def _(world: JsonObject) -> None:
+    del vfio(world)["state"]
 
 
 @breaks("V1", "virtual_beside_shares", "a card was pulled", "gone")
@@ -1115,11 +1125,154 @@ def _(world: JsonObject) -> None:
     vfio(world)["ruled"] = False
 
 
+def image(world: JsonObject) -> JsonObject:
+    """The initramfs of the newest kernel."""
+    return world["evidence"][NODE]["virtual_machines"]["images"][1]
+
+
+breaks("V2", "virtual_beside_shares", "an update rebuilt the initramfs without the hook", "not_in_image")(
+    lambda world: image(world).update(rule=False)
+)
+breaks("V2", "virtual_beside_shares", "an initramfs lacks VFIO's module", "module_not_in_image")(
+    lambda world: image(world).update(lacking=["vfio_pci"])
+)
+breaks("V2", "virtual_beside_shares", "an initramfs is older than the rule", "image_older")(
+    lambda world: image(world).update(newer=False)
+)
+breaks("V2", "virtual_beside_shares", "an initramfs can't be listed", "image_unreadable", "UNKNOWN")(
+    lambda world: image(world).update(rule=None)
+)
+breaks("V2", "virtual_beside_shares", "/boot isn't mounted", "no_image", "UNKNOWN")(
+    lambda world: world["evidence"][NODE]["virtual_machines"].update(images=[])
+)
+
+
 @breaks("V3", "virtual_beside_shares", "kubelet still has a virtual machine's card", "announced")
 def _(world: JsonObject) -> None:
     checkpoint(world)["registered"][GPU].append(uuid(2))
 
 
-@breaks("V4", "virtual_beside_shares", "vGPUs are gone after a boot", "count_differs")
+def divided(world: JsonObject) -> JsonObject:
+    """The card with vGPUs."""
+    return world["evidence"][NODE]["virtual_machines"]["cards"][0]
+
+
+def devices(world: JsonObject) -> list[JsonObject]:
+    """What virtual machines can be given: a card with its audio function, and four vGPUs."""
+    return world["evidence"][NODE]["virtual_machines"]["devices"]
+
+
+@breaks("V4", "virtual_beside_shares", "vGPUs are gone after a boot, and so from kubelet", "vgpus_differ")
 def _(world: JsonObject) -> None:
-    world["evidence"][NODE]["virtual_machines"]["vgpus"][0]["found"] = 0
+    divided(world)["vgpus"] = {}
+    del devices(world)[2:]
+    registered = checkpoint(world)["registered"]
+    for resource in ("nvidia.com/A10-4Q", "nvidia.com/NVIDIA_A10-8Q"):
+        del registered[resource]
+
+
+@breaks("V4", "virtual_beside_shares", "as many vGPUs, of other types", "vgpus_differ")
+def _(world: JsonObject) -> None:
+    divided(world)["vgpus"] = {"A10-4Q": 2, "A10-8Q": 2}
+
+
+@breaks("V4", "virtual_beside_shares", "one more vGPU, of a type whose name nobody knows", "vgpus_differ")
+def _(world: JsonObject) -> None:
+    divided(world)["unnamed"] = 1
+
+
+@breaks("V4", "virtual_beside_shares", "this boot has shown no names of types", "type_unknown", "UNKNOWN")
+def _(world: JsonObject) -> None:
+    divided(world).update(vgpus={}, unnamed=4)
+    for device in devices(world):
+        device["type"] = ""
+
+
+@breaks("V4", "virtual_beside_shares", "another card is at the address", "card_gone")
+def _(world: JsonObject) -> None:
+    divided(world).update(present=False, vgpus={})
+
+
+@breaks("V4", "virtual_beside_shares", "kubelet has a mediated device that was made anew", "announced_gone")
+def _(world: JsonObject) -> None:
+    devices(world)[5]["uuid"] = "00000000-0000-4000-8000-000000000001"
+
+
+@breaks("V4", "virtual_beside_shares", "kubelet has the group of a card that the host has back", "announced_gone")
+def _(world: JsonObject) -> None:
+    del devices(world)[:2]
+
+
+@breaks("V4", "virtual_beside_shares", "a vGPU was made again with another type", "announced_types")
+def _(world: JsonObject) -> None:
+    divided(world)["vgpus"] = divided(world)["wanted"] = {"A10-4Q": 2, "A10-8Q": 2}
+    devices(world)[2]["type"] = "A10-8Q"
+
+
+@breaks("V4", "virtual_beside_shares", "a device plugin hasn't seen a new vGPU", "not_announced")
+def _(world: JsonObject) -> None:
+    checkpoint(world)["registered"]["nvidia.com/A10-4Q"].remove("41")
+
+
+# --------------------------------------------------------------------------- pods of Kata
+
+
+def kata(world: JsonObject) -> JsonObject:
+    """What the node has for pods of Kata."""
+    return world["evidence"][NODE]["kata"]
+
+
+@breaks("K1", "kata_cards", "somebody removed containerd's drop-in", "no_handler")
+def _(world: JsonObject) -> None:
+    kata(world).update(handlers=["runc"], handler_loaded=False)
+
+
+@breaks("K1", "kata_cards", "containerd wasn't restarted", "not_loaded")
+def _(world: JsonObject) -> None:
+    kata(world)["handler_loaded"] = False
+
+
+@breaks("K1", "kata_cards", "NVIDIA's runtime is the default again", "default_nvidia")
+def _(world: JsonObject) -> None:
+    kata(world)["default_runtime"] = "nvidia"
+
+
+@breaks("K2", "kata_cards", "the CDI file is from before a card was bound", "count_differs")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"].pop()
+
+
+@breaks("K2", "kata_cards", "the CDI file is gone", "count_differs")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"].clear()
+
+
+@breaks("K2", "kata_cards", "a card has another IOMMU group since the last boot", "not_bound")
+def _(world: JsonObject) -> None:
+    vfio(world)["group"] = "15"
+
+
+@breaks("K2", "kata_cards", "two cards are in one IOMMU group", "twice")
+def _(world: JsonObject) -> None:
+    kata(world)["devices"] = ["nvidia.com/pgpu=31", "nvidia.com/pgpu=31"]
+
+
+@breaks("K3", "kata_cards", "nobody sets the label by which the RuntimeClass selects nodes", "not_selected")
+def _(world: JsonObject) -> None:
+    del node(world)["metadata"]["labels"]["nvidia.com/cc.ready.state"]
+
+
+@breaks("K3", "kata_cards", "the RuntimeClass has another handler", "class_handler")
+def _(world: JsonObject) -> None:
+    world["runtimeclasses"][0]["handler"] = "kata-qemu"
+
+
+@breaks("K3", "kata_cards", "the RuntimeClass was deleted", "no_class")
+def _(world: JsonObject) -> None:
+    del world["runtimeclasses"][0]
+
+
+for check in ("K1", "K2", "K3"):
+    breaks(check, "kata_cards", "the machine's containerd can't be read", "unreadable", "UNKNOWN")(
+        lambda world: kata(world).update(problem="containerd can't be read")
+    )

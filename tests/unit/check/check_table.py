@@ -27,6 +27,7 @@ BACKENDS = {
     "dra": "Claims on this collection's cards (gpushare_allocation: dra)",
     "gpushare": "gpushare, this collection's servers and upstream's",
     "hami": "HAMi",
+    "kata": "Pods of Kata",
     "nvidia": "NVIDIA's device plugin",
     "servers": "This collection's gpushare servers",
     "virtual": "Cards for virtual machines",

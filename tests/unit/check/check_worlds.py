@@ -722,7 +722,10 @@ def virtual_beside_shares() -> JsonObject:
     """A pod's GPU beside one that a virtual machine has with its audio function, and one with vGPUs."""
     labels = {"gpu.count": "1", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "mig.strategy": "none"}
     made = nvidia(GPU, labels, {1: [uuid(1)]}, [gpu(0, 16384, [process(1, 101, 9000)])], {GPU: 1}, cdi=True)
-    function = {"present": True, "driver": "vfio-pci", "group": "14", "foreign": [], "ruled": True}
+    function = {"present": True, "driver": "vfio-pci", "group": "14", "state": "viable", "others": [], "ruled": True}
+    image = {"rule": True, "lacking": [], "newer": True}
+    vgpus = [f"c73f1fa6-489e-4834-9476-d70dabd98c4{number}" for number in range(4)]
+    device = {"uuid": "", "type": "", "number": ""}
     made["evidence"][NODE]["virtual_machines"] = {
         "problem": "",
         "functions": [
@@ -730,12 +733,60 @@ def virtual_beside_shares() -> JsonObject:
             {**function, "address": "0000:02:00.1", "uuid": ""},
         ],
         "missing": [],
+        "images": [
+            {**image, "path": f"/boot/initrd.img-{release}", "release": release}
+            for release in ("6.1.0-50-amd64", "6.1.0-51-amd64")
+        ],
         "others": 2,
-        "vgpus": [{"address": "0000:03:00.0", "wanted": 4, "found": 4}],
+        "cards": [
+            {
+                "address": "0000:03:00.0",
+                "present": True,
+                "wanted": {"A10-4Q": 3, "A10-8Q": 1},
+                "vgpus": {"A10-4Q": 3, "A10-8Q": 1},
+                "unnamed": 0,
+            }
+        ],
+        "devices": [
+            {**device, "address": "0000:02:00.0", "group": "14"},
+            {**device, "address": "0000:02:00.1", "group": "14"},
+            *(
+                {**device, "address": "0000:03:00.0", "uuid": key, "type": kind, "group": str(group)}
+                for group, key, kind in zip(range(40, 44), vgpus, ("A10-4Q", "A10-4Q", "A10-4Q", "A10-8Q"), strict=True)
+            ),
+        ],
     }
+    # KubeVirt's device plugin has IOMMU groups, NVIDIA's the mediated devices themselves.
+    made["evidence"][NODE]["kubelet"]["checkpoint"]["registered"].update(
+        {"nvidia.com/A10": ["14"], "nvidia.com/A10-4Q": ["40", "41", "42"], "nvidia.com/NVIDIA_A10-8Q": [vgpus[3]]}
+    )
     return made
 
 
+def kata_cards() -> JsonObject:
+    """A node whose two cards pods of Kata have, one of which is in a pod's virtual machine."""
+    labels = {"kubegpu.share/backend": "kata", "nvidia.com/cc.ready.state": "false"}
+    held = pod(1, [container("work", {PGPU: 1})], runtimeClassName=KATA)
+    made = world(node({PGPU: 2}, labels=labels), [held], [], [entry(1, "work", PGPU, ["14"], {})], {PGPU: ["14", "31"]})
+    function = {"present": True, "driver": "vfio-pci", "foreign": [], "ruled": True}
+    cards = [("0000:02:00.0", uuid(1), "14"), ("0000:03:00.0", uuid(2), "31")]
+    functions = [{**function, "address": address, "uuid": name, "group": group} for address, name, group in cards]
+    evidence = made["evidence"][NODE]
+    evidence["virtual_machines"] = {"problem": "", "functions": functions, "missing": [], "others": 0, "vgpus": []}
+    evidence["nvml"] = {"available": False, "problem": "NVML isn't there"}
+    evidence["kata"] = {
+        **{"problem": "", "handler": KATA, "runtime_class": KATA, "handlers": [KATA, "runc"], "handler_loaded": True},
+        **{"default_runtime": "runc", "devices": [f"{PGPU}=14", f"{PGPU}=31"], "iommufd": False},
+    }
+    selector = {"nvidia.com/cc.ready.state": "false"}
+    made["runtimeclasses"] = [
+        {"metadata": {"name": KATA}, "handler": KATA, "scheduling": {"nodeSelector": selector}},
+        {"metadata": {"name": "nvidia"}, "handler": "nvidia"},
+    ]
+    return made
+
+
+KATA, PGPU = "kata-qemu-nvidia-gpu", "nvidia.com/pgpu"
 OURS = (ours_envvar, ours_cdi, ours_several)
 UPSTREAMS = (upstream_head, upstream_single, upstream_2019)
 OTHERS = (
@@ -748,6 +799,7 @@ OTHERS = (
     nvidia_mig_mixed,
     nvidia_mig_shared,
     virtual_beside_shares,
+    kata_cards,
 )
 CLAIMS = (claims_enforced, claims_mib, claims_beside_extender)
 WORLDS = {one.__name__: one for one in (*OURS, *CLAIMS, *UPSTREAMS, *OTHERS)}

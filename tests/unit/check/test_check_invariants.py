@@ -14,7 +14,7 @@ from check_mutations import MUTATIONS, Mutation
 from check_table import PAGE, page
 from check_worlds import GPU, NODE, WORLDS
 
-NUMBERS = {"C": 9, "D": 11, "G": 12, "H": 11, "N": 7, "S": 5, "V": 4}
+NUMBERS = {"C": 9, "D": 11, "G": 12, "H": 11, "K": 3, "N": 7, "S": 5, "V": 4}
 EVERY = [f"{letter}{n}" for letter, number in NUMBERS.items() for n in range(1, number + 1)]
 
 
@@ -28,10 +28,13 @@ def test_a_healthy_cluster_passes(name: str) -> None:
     assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
     assert report["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "PASS": len(EVERY)}
     # A check without anything to compare would pass, too.
-    own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "nvid": "N", "virt": "V"}[name[:4]]
+    own = {"ours": "G", "clai": "D", "upst": "G", "hami": "H", "kata": "K", "nvid": "N", "virt": "V"}[name[:4]]
     compared = {check["id"] for check in report["checks"] if check["n"]}
     # Claims aren't a device plugin's, which has resources and allocations.
     common = {"C1", "C2", "C3", "C7", "C8", "C9"} | (set() if name.startswith("claims") else {"C4", "C5", "C6"})
+    if own == "K":
+        # NVIDIA's driver isn't there, nor are resources of containers.
+        common = {"C1", "C9", "V1", "V2", "V3"}
     assert {*common, f"{own}1", f"{own}2", f"{own}3"} <= compared
     if own == "D":
         assert {f"D{number}" for number in (*range(1, 10), 11)} <= compared
@@ -55,6 +58,27 @@ def test_a_node_without_a_card_of_its_own_passes_and_may_announce_none() -> None
     node["status"]["allocatable"] = allocatable
     causes = [one["cause"] for one in checked(world)["findings"] if one["check"] == "V3"]
     assert causes == ["nothing_left"]
+
+
+def test_a_group_that_a_virtual_machine_has_passes_and_is_said() -> None:
+    """Nobody can ask about it beside the machine."""
+    world = recorded("virtual_beside_shares")
+    world["evidence"][NODE]["virtual_machines"]["functions"][0]["state"] = "held"
+    report = checked(world)
+    assert (report["result"], found(report, "FAIL", "WARN", "UNKNOWN")) == ("PASS", [])
+    [node] = report["nodes"]
+    assert [(row["address"], row["state"]) for row in node["virtual_machines"]] == [
+        ("0000:02:00.0", "held"),
+        ("0000:02:00.1", "viable"),
+    ]
+
+
+def test_a_machine_that_gave_no_answer_about_its_cards_for_virtual_machines_is_unknown() -> None:
+    world = recorded("virtual_beside_shares")
+    world["evidence"][NODE]["virtual_machines"] = {"problem": "virtual_machines_info: no result"}
+    report = checked(world)
+    unknown = {row["check"] for row in report["findings"] if row["level"] == "UNKNOWN"}
+    assert unknown == {"V1", "V2", "V3", "V4"} and report["result"] != "PASS"
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.id)

@@ -40,6 +40,7 @@ EVERYWHERE = {
     ("resource.k8s.io", "resourceslices", (), ("list",)),
     ("resource.k8s.io", "resourceclaims", (), ("list",)),
     ("resource.k8s.io", "resourceclaimtemplates", (), ("list",)),
+    ("node.k8s.io", "runtimeclasses", (), ("list",)),
     ("resource.k8s.io", "deviceclasses", ("gpu.kubegpu.share",), ("get",)),
     ("admissionregistration.k8s.io", "mutatingadmissionpolicies", ("gpushare-claims",), ("get",)),
     ("admissionregistration.k8s.io", "mutatingadmissionpolicybindings", ("gpushare-claims",), ("get",)),

@@ -41,7 +41,7 @@ module.exit_json(**answer)
 """
 
 STAND_INS = (
-    *("cluster_info", "nvml_info", "kubelet_devices_info", "control_plane_info"),
+    *("cluster_info", "nvml_info", "kubelet_devices_info", "virtual_machines_info", "control_plane_info"),
     *("gpu_allocation_check", "gpu_acceptance"),
 )
 
@@ -49,7 +49,7 @@ STAND_INS = (
 def takes(name: str) -> dict[str, str]:
     """Return the types of a module's options, by its documentation."""
     documented = yaml.safe_load(importlib.import_module(f"{MODULES}.{name}").DOCUMENTATION)
-    return {"kubeconfig": "raw", **{option: about["type"] for option, about in documented["options"].items()}}
+    return {"kubeconfig": "raw", **{option: about["type"] for option, about in documented.get("options", {}).items()}}
 
 
 def finding(level: str, check: str = "G6", node: str = "gpu1", cause: str = "any") -> dict[str, t.Any]:
@@ -98,7 +98,7 @@ def run_playbook(
 NVML = {"available": True, "problem": "", "driver": "", "nvml": "", "cuda": "", "cards": [], "pods_limited": None}
 NVML |= {"seconds": 0.1, "excluded": []}
 MISSING = {"state": "missing", "problem": ""}
-VIRTUAL = {"problem": "", "functions": [], "missing": [], "others": 1, "vgpus": []}
+VIRTUAL = {"problem": "", "functions": [], "missing": [], "images": [], "others": 1, "cards": [], "devices": []}
 KUBELET = {
     "root": "/var/lib/kubelet",
     "checkpoint": {**MISSING, "entries": [], "registered": {}},
@@ -140,7 +140,8 @@ class Stage:
     def reset(self) -> None:
         """Let the modules answer as those of a healthy cluster without cards."""
         self.returns("cluster_info", chosen())
-        self.returns("nvml_info", {"nvml": NVML, "virtual_machines": VIRTUAL})
+        self.returns("nvml_info", {"nvml": NVML, "virtual_machines": True})
+        self.returns("virtual_machines_info", {"virtual_machines": VIRTUAL})
         self.returns("kubelet_devices_info", {"kubelet": KUBELET})
         self.returns("control_plane_info", {"fail": "it can't be read"})
         self.returns("gpu_allocation_check", {"report": report()})

@@ -28,7 +28,7 @@ def init(folder, *variables, words=(), **more):
 
 def written(folder):
     """The hosts of an inventory and the variables of all of them."""
-    return [yaml.safe_load((folder / name).read_text()) for name in ("hosts.yml", "group_vars/all.yml")]
+    return [yaml.safe_load((folder / name).read_text()) for name in ("hosts.yml", "group_vars/all/main.yml")]
 
 
 def test_the_example_inventory_is_what_init_writes(tmp_path):
@@ -36,7 +36,7 @@ def test_the_example_inventory_is_what_init_writes(tmp_path):
     assert not (tmp_path / "inventory").exists()
     rc, text = init(tmp_path, *EXAMPLE)
     assert rc == 0, text
-    for name in ("hosts.yml", "group_vars/all.yml"):
+    for name in ("hosts.yml", "group_vars/all/main.yml"):
         assert (tmp_path / "inventory" / name).read_text() == (ROOT / "inventories/example" / name).read_text(), name
     rc, text = ansible(tmp_path, "ansible-inventory", "-i", "inventory", "--list")
     assert rc == 0, text
@@ -47,6 +47,22 @@ def test_the_example_inventory_is_what_init_writes(tmp_path):
     rc, text = init(tmp_path, "init_gpu_nodes=gpu1")
     assert rc != 0 and f"init_folder: {tmp_path}/inventory/hosts.yml and" in " ".join(text.split()), text
     assert "gpu1" not in (tmp_path / "inventory/hosts.yml").read_text()
+
+
+def test_variables_of_an_archive_stand_beside_those_that_init_has_written(tmp_path):
+    assert init(tmp_path, "init_gpu_nodes=gpu1")[0] == 0
+    # As airgap_push.yml writes it.
+    (tmp_path / "inventory/group_vars/all/airgap.yml").write_text("airgap_registry: r.example.org\n")
+    rc, text = ansible(tmp_path, "ansible-inventory", "-i", "inventory", "--host", "gpu1")
+    assert rc == 0 and "airgap_registry" in text and "gpu_kubeconfig" in text, text
+
+
+def test_variables_of_the_old_layout_arent_hidden_by_a_folder(tmp_path):
+    (tmp_path / "inventory/group_vars").mkdir(parents=True)
+    (tmp_path / "inventory/group_vars/all.yml").write_text("gpu_backend: hami\n")
+    rc, text = init(tmp_path, "init_gpu_nodes=gpu1")
+    assert rc != 0 and f"{tmp_path}/inventory/group_vars/all.yml would be overwritten" in " ".join(text.split()), text
+    assert not (tmp_path / "inventory/group_vars/all").exists()
 
 
 def test_options_are_written_as_valid_yaml(tmp_path):
@@ -122,7 +138,7 @@ def test_every_commented_option_exists_and_shows_its_default():
         for entry in spec["argument_specs"].values()
         for name, option in entry.get("options", {}).items()
     }
-    paragraphs = (ROOT / "inventories/example/group_vars/all.yml").read_text().split("\n\n")
+    paragraphs = (ROOT / "inventories/example/group_vars/all/main.yml").read_text().split("\n\n")
     named = set()
     of_all = {"gpu_maintenance": "never", "gpu_backend": "gpushare", "gpu_node_software": "auto", "gpu_exclude": "[]"}
     for paragraph in paragraphs:

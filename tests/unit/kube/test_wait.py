@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from fake_clock import FakeClock
 
@@ -55,3 +55,42 @@ def test_stable_is_several_polls_without_a_problem(results, outcome, end):
         return one if isinstance(one, tuple) else (one, False)
 
     assert (subject.until_stable(check), clock.now()) == (outcome, end)
+
+
+@pytest.mark.parametrize(
+    ("results", "passing", "outcome", "end"),
+    [
+        (["a", ""], (), "", 2),
+        (["a"], (), "it isn't served within 20 s: a; because", 20),
+        ([AWAY, ""], (ShareError,), "", 2),
+        ([AWAY], (ShareError,), "it isn't served within 20 s: the API server is away; because", 20),
+        # An error that doesn't pass isn't waited for.
+        ([AWAY, ""], (), "the API server is away", 0),
+    ],
+)
+def test_until_nothing_is_left_and_only_errors_that_may_pass_are_waited_for(results, passing, outcome, end):
+    clock, subject = waiting(20)
+    rest = list(results)
+
+    def left():
+        result = rest.pop(0) if len(rest) > 1 else rest[0]
+        if isinstance(result, ShareError):
+            raise result
+        return result
+
+    message = ""
+    try:
+        subject.until_done(left, "it isn't served", lambda: ["because"], passing)
+    except ShareError as error:
+        message = str(error)
+    assert (message, clock.now()) == (outcome, end)
+
+
+def test_an_error_of_the_reasons_replaces_them():
+    _clock, subject = waiting(0)
+
+    def why():
+        raise AWAY
+
+    with pytest.raises(NotInEffect, match=r"^not within 0 s: a; the API server is away$"):
+        subject.until_done(lambda: "a", why=why)

@@ -39,6 +39,17 @@ def test_both_objects_are_applied_where_that_is_asked_for_and_only_they_are_remo
         assert done.rc == 0, done.text
         return done
 
+    (tmp_path / "keep.yml").write_text(
+        yaml.safe_dump(
+            [{**play, "tasks": [{"ansible.builtin.import_role": {**role, "tasks_from": "keep_mirror_sets"}}]}]
+        )
+    )
+
+    def kept():
+        done = ansible(tmp_path, "ansible-playbook", "-i", "hosts.yml", "keep.yml")
+        assert done.rc == 0, done.text
+        return " ".join(done.text.split())
+
     def there():
         names = {}
         for plural, field in PLURALS.items():
@@ -65,5 +76,18 @@ def test_both_objects_are_applied_where_that_is_asked_for_and_only_they_are_remo
     run(openshift_mirrors_state="absent")
     assert there() == others
     run(openshift_mirrors_state="present")
+    # uninstall.yml leaves them, and says so.
+    told = kept()
+    assert there().keys() == {*others, *((plural, OURS) for plural in PLURALS)}
+    assert "ImageDigestMirrorSet and ImageTagMirrorSet kubegpu-share-airgap of playbook airgap_push.yml stay" in told
+    assert "drains all nodes when they go, and restarts them" in told
+    assert "oc delete imagedigestmirrorset,imagetagmirrorset kubegpu-share-airgap removes them" in told
     run(openshift_mirrors_state="present", state="absent")
     assert there() == others and not (tmp_path / "group_vars/all/airgap.yml").exists()
+    assert "kubegpu-share-airgap" not in kept()
+    # One of this name without our label is somebody else's.
+    namesake = {**theirs, "metadata": {"name": OURS}}
+    openshift.request("POST", f"{API}/imagedigestmirrorsets", namesake)
+    assert run(openshift_mirrors_state="absent").changed == 1, "the variables are written again, and nothing else"
+    assert there() == {**others, ("imagedigestmirrorsets", OURS): theirs["spec"]["imageDigestMirrors"]}
+    assert "kubegpu-share-airgap of playbook" not in kept()

@@ -13,6 +13,8 @@ import functools
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import operator_labels
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.nvidia_plugin import LABEL_PRESENT
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
@@ -32,7 +34,7 @@ SPACE, NFD = "nvidia-gpu-operator", "openshift-nfd"
 CATALOG = {"channel": "c", "source": "s", "source_namespace": "m", "starting_csv": ""}
 POLICY = Ref(gpu_operator.API, gpu_operator.KIND, "", subject.POLICY_NAME)
 INSTANCE = Ref(*subject.DISCOVERY, NFD, subject.DISCOVERY_NAME)
-LABEL = f"{gpu_operator.DEPLOY}driver"
+LABEL = f"{operator_labels.PREFIX}driver"
 
 
 def subscription(package, namespace):
@@ -70,8 +72,8 @@ class Olm:
             kube.objects[POLICY]["status"] = {"state": "ready", "namespace": SPACE}
             for ref, node in kube.objects.items():
                 if ref.kind == "Node":
-                    node["metadata"]["labels"].update({gpu_operator.PRESENT: "true", LABEL: "true"})
-                    fields = {f"f:{name}": {} for name in (gpu_operator.PRESENT, LABEL)}
+                    node["metadata"]["labels"].update({LABEL_PRESENT: "true", LABEL: "true"})
+                    fields = {f"f:{name}": {} for name in (LABEL_PRESENT, LABEL)}
                     entry = {"manager": "gpu-operator", "fieldsV1": {"f:metadata": {"f:labels": fields}}}
                     node["metadata"]["managedFields"] = [entry]
 
@@ -203,7 +205,7 @@ def test_ready_needs_a_policy_that_is_ready_and_nodes_with_its_label(state, labe
     kube.objects[POLICY]["status"] = {**(state or {}), "conditions": [error]}
     if state is None:
         del kube.objects[POLICY]
-    kube.objects[Ref("v1", "Node", "", "a")]["metadata"]["labels"][gpu_operator.PRESENT] = label
+    kube.objects[Ref("v1", "Node", "", "a")]["metadata"]["labels"][LABEL_PRESENT] = label
     assert not run(kube, "ready", check=True)["changed"] and run(kube, "ready", check=True)["unready"]
     with pytest.raises(NotInEffect, match=why):
         run(kube, "ready")

@@ -21,7 +21,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.source import Missing
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.apply import work
-from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import Written
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import GroupState, Written
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import ARGUMENTS, options_of
 from node_fakes import FakeSystem
 
@@ -32,6 +32,7 @@ CARD, AUDIO, TWIN, TWIN_AUDIO = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0", 
 UUIDS = {CARD: "GPU-11111111-1111-1111-1111-111111111111", TWIN: "GPU-22222222-2222-2222-2222-222222222222"}
 # The beginning of the class that a driver takes.
 TABLES = {"nvidia": ("0x10de", "0x03"), "snd_hda_intel": ("0x10de", "0x0403"), "e1000e": ("0x8086", "0x0200")}
+TABLES["xhci_hcd"] = ("0x10de", "0x0c03")
 MODULES = {"nvidia": "nvidia", "snd_hda_intel": "snd_hda_intel", "vfio-pci": "vfio_pci", "e1000e": "e1000e"}
 MODULES["nvgrace_gpu_vfio_pci"] = "nvgrace_gpu_vfio_pci"
 ALIASES = """\
@@ -88,6 +89,8 @@ class Machine(FakeSystem):
             }
         )
         self.held: set[str] = set()
+        # The kernel's answer about each group; none: by the drivers.
+        self.says: GroupState | None = None
         self.persistence: set[str] = set()
         self.unbindable: set[str] = set()
         self.kubelet = NoPods()
@@ -193,11 +196,14 @@ class Machine(FakeSystem):
         self.step()
         return Written(0)
 
-    def viable(self, group: str) -> bool | None:
+    def group_state(self, group: str) -> GroupState:
         if f"/dev/vfio/{group}" not in self.files:
-            return None
+            return "absent"
+        if f"/dev/vfio/{group}" in self.links.values():
+            return "held"
         members = self.names(f"{GROUPS}/{group}/devices")
-        return all("vfio" in self.driver(one) or not self.driver(one) for one in members)
+        viable = all("vfio" in self.driver(address) or not self.driver(address) for address in members)
+        return self.says or ("viable" if viable else "not_viable")
 
     def open(self, pid: int, command: str, *paths: str, group: str = "") -> None:
         """Have a process with these files open."""

@@ -202,6 +202,32 @@ def is_the_display(machine):
     return ("display", CARD)
 
 
+USB = "0000:01:00.2"
+
+
+def usb(machine, *devices):
+    """Give the card a USB function with two buses; devices are behind a hub, each with its ids and driver."""
+    machine.load("xhci_hcd")
+    machine.plug(USB, "0x10de", "0x1ad6", "0x0c0330", "14")
+    for bus, hub in (("usb1", "1-2"), ("usb2", "2-2")):
+        folder = f"{PCI}/{USB}/{bus}"
+        # A root hub's own interface, and a hub's.
+        for interface in (f"{folder}/{bus[3:]}-0:1.0", f"{folder}/{hub}/{hub}:1.0"):
+            machine.links[f"{interface}/driver"] = "../../../../../../bus/usb/drivers/hub"
+    for number, (ids, driver) in enumerate(devices, 1):
+        name = f"1-2.{number}"
+        device = f"{PCI}/{USB}/usb1/1-2/{name}"
+        machine.files.update({f"{device}/idVendor": f"{ids[:4]}\n", f"{device}/idProduct": f"{ids[5:]}\n"})
+        machine.folders.add(f"{device}/{name}:1.0")
+        if driver:
+            machine.links[f"{device}/{name}:1.0/driver"] = f"../../../../../../../../bus/usb/drivers/{driver}"
+
+
+def has_a_keyboard(machine):
+    usb(machine, ("046d:c31c", "usbhid"))
+    return ("usb_devices", USB)
+
+
 def has_virtual_functions(machine):
     machine.links[f"{PCI}/{CARD}/virtfn0"] = "../0000:01:00.4"
     return ("virtual_functions", CARD)
@@ -252,6 +278,7 @@ REFUSALS = [
     shared_with_a_pod,
     kubelet_is_silent,
     is_the_display,
+    has_a_keyboard,
     has_virtual_functions,
     has_mediated_devices,
     has_no_iommu,
@@ -268,6 +295,21 @@ def test_a_card_is_refused_before_anything_changes(damage):
     machine = Machine()
     expected = damage(machine)
     assert codes(refused(machine, CARD)) == {expected}
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_usb_devices_in_use_are_named_and_a_hub_or_an_unused_one_doesnt_count(live):
+    """At the next boot they would be gone, too."""
+    machine = Machine()
+    usb(machine, ("046d:c31c", "usbhid"), ("0781:5583", "usb-storage"), ("1b1c:1a0e", ""))
+    [row] = refused(machine, CARD, live=live)
+    assert row["card"] == CARD and row["devices"] == ["1-2.1 046d:c31c usbhid", "1-2.2 0781:5583 usb-storage"]
+    assert "1-2.2 0781:5583 usb-storage" in messages.sentence(row)
+    assert machine.present(TWIN, live=live)["changed"]
+    idle = Machine()
+    usb(idle, ("1b1c:1a0e", ""))
+    idle.present(CARD)
+    assert idle.driver(USB) == "vfio-pci"
 
 
 def test_what_holds_the_twin_doesnt_matter():
@@ -410,6 +452,19 @@ def test_external_changes_nothing_and_proves_the_binding():
     with pytest.raises(NotInEffect) as error:
         machine.bind(state="external", cards=[CARD])
     assert codes(error.value.details["problems"]) == {("not_bound", AUDIO), ("not_viable", CARD)}
+
+
+def test_a_group_whose_answer_is_unknown_proves_nothing_and_a_held_one_is_a_machines():
+    machine = Machine()
+    machine.present(CARD)
+    machine.says = "unknown"
+    with pytest.raises(NotInEffect) as error:
+        machine.bind(state="external", cards=[CARD])
+    assert codes(error.value.details["problems"]) == {("viable_unknown", CARD)}
+    machine.says = None
+    machine.open(90, "qemu-system-x86", "/dev/vfio/14")
+    [card] = machine.bind(state="external", cards=[CARD])["cards"]
+    assert card["viable"] is None
 
 
 def test_a_run_that_is_killed_anywhere_is_completed_or_undone():

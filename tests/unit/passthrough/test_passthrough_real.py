@@ -7,6 +7,7 @@ Long: each image takes seconds to build. The card is a directory of sysfs, which
 from __future__ import annotations
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check import virtual_node
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau import LISTERS
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files
@@ -57,6 +58,10 @@ def test_the_image_has_the_rule_and_vfio_and_then_neither(tool, tmp_path):
     inside = listed(node)
     for name in (files.RULE, files.MODPROBE, "/vfio-pci.ko", "/vfio.ko", "/vfio_iommu_type1.ko"):
         assert name in inside.replace("\n", "\n/").replace(" ", " /"), name
+    # As verify lists it.
+    found = virtual_node.evidence(node, RealKernel("/nowhere"))
+    assert found is not None
+    assert [(image["rule"], image["lacking"], image["newer"]) for image in found["images"]] == [(True, [], True)]
     assert not bind(node, cards=[CARD])["changed"]
     assert bind(node, state="absent")["changed"]
     assert files.RULE[1:] not in listed(node)

@@ -88,13 +88,15 @@ PLATFORMS = {"amd64": {"digest": f"sha256:{'e' * 64}", "bytes": 1}}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda pins: pins.pop("images"), "it needs the sections keys, charts, images"),
+        (lambda pins: pins.pop("images"), "it needs the sections keys, charts, programs, images"),
         (lambda pins: pins["keys"]["a"].update(sha256="A" * 64), "keys: a: sha256 is"),
         (lambda pins: pins["keys"]["a"].update(sha256=None), "keys: a: sha256 is None"),
         (lambda pins: pins["keys"]["a"].update(fingerprint="b" * 8), "keys: a: fingerprint is 'bbbbbbbb'"),
         (lambda pins: pins["keys"]["a"].pop("known"), "keys: a needs the fields"),
         (lambda pins: pins["charts"]["c"].update(version=2.1), "charts: c: version is 2.1"),
         (lambda pins: pins["charts"].update(d=None), "charts: d needs the fields"),
+        (lambda pins: pins["programs"]["p"].update(url="https://e.org/x"), "programs: p: url is 'https://e.org/x'"),
+        (lambda pins: pins["programs"]["p"].update(arm64="x"), "programs: p: arm64 is 'x'"),
         (lambda pins: pins["images"]["i"].update(digest="0" * 64), "images: i: digest is"),
         (lambda pins: pins["images"]["i"].update(platforms={"amd64": {"digest": "x", "bytes": 1}}), "images: i: platf"),
         (lambda pins: pins["images"]["i"].update(platforms={"mips": PLATFORMS["amd64"]}), "images: i: platforms is"),
@@ -105,6 +107,7 @@ def test_a_table_that_holds_nothing_to_anything_is_refused(change, words):
     pins = {
         "keys": {"a": {**common, "sha256": "a" * 64, "fingerprint": ""}},
         "charts": {"c": {**common, "version": "1.0.0", "sha256": "c" * 64}},
+        "programs": {"p": {**common, "url": "https://e.org/{architecture}", "version": "1", "amd64": "", "arm64": ""}},
         "images": {"i": {**common, "digest": f"sha256:{'d' * 64}", "platforms": PLATFORMS, "chart": "c"}},
     }
     assert table.load(yaml.safe_dump(pins), "pins.yml") == pins

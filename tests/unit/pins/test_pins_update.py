@@ -70,6 +70,17 @@ def publish(server):
     return rows
 
 
+def helm(server, version):
+    """Serve the digests of a release; return the pin of another release."""
+    url = f"{server.url}/helm-v{version}-linux-{{architecture}}.tar.gz"
+    pin = {"url": url, "version": version}
+    for name in table.ARCHITECTURES:
+        pin[name] = served.sha256(f"{version} {name}".encode())
+        place = url.replace("{architecture}", name).removeprefix(server.url)
+        server.files[f"{place}.sha256sum"] = f"{pin[name]}  {place[1:]}\n".encode()
+    return pin
+
+
 @pytest.fixture
 def checkout(server, tmp_path, monkeypatch):
     """A checkout with the files that the command reads and writes, and whose pins are those of the server."""
@@ -80,6 +91,7 @@ def checkout(server, tmp_path, monkeypatch):
     pins = {
         "keys": {"debian12/a.pub": {"url": f"{server.url}/debian12/a.pub", "sha256": "", "fingerprint": ""}},
         "charts": {"hami": {"url": f"{server.url}", "version": "2.10.0", "sha256": served.sha256(CHART)}},
+        "programs": {"helm": helm(server, PINS.build.HELM.version)},
         "images": {
             "base": {"url": f"{server.address}/library/python:3.13-slim-bookworm", "digest": digest, "chart": ""},
             "hami": {"url": f"{server.address}/projecthami/hami:v2.10.0", "digest": digest, "chart": "hami"},
@@ -314,3 +326,21 @@ def test_the_containerfile_has_the_base_of_the_table():
     [line] = [one for one in (ROOT / PINS.CONTAINERFILE).read_text().splitlines() if one.startswith("ARG BASE=")]
     assert line == f"ARG BASE={table.image('base')}"
     assert yaml.safe_load((ROOT / "meta/pins.yml").read_text())["images"]["base"]["digest"]
+
+
+def test_a_newer_program_gets_its_digests_and_a_changed_release_is_a_failure(checkout, server, capsys):
+    version = PINS.build.HELM.version
+    path = checkout / "meta/pins.yml"
+    known = pins_of(checkout)
+    older = {**known["programs"]["helm"], "version": "3.0.0", "amd64": "a" * 64}
+    older["url"] = older["url"].replace(version, "3.0.0")
+    known["programs"]["helm"] = older
+    path.write_text(PINS.written(known, path.read_text()))
+    assert run(checkout) == 0, capsys.readouterr()
+    pin = pins_of(checkout)["programs"]["helm"]
+    assert pin["version"] == version and pin["amd64"] == served.sha256(f"{version} amd64".encode())
+    assert f"programs: helm: version: 3.0.0 -> {version}" in capsys.readouterr().out
+    server.files[f"/helm-v{version}-linux-arm64.tar.gz.sha256sum"] = b"0" * 64
+    assert run(checkout) != 0
+    assert f"arm64.tar.gz has SHA-256 {'0' * 64}, which was {pin['arm64']}" in capsys.readouterr().err
+    assert pins_of(checkout)["programs"]["helm"] == pin

@@ -101,7 +101,7 @@ def test_each_node_has_its_own_allocation():
         "backends"
     ]
     assert (made["extender"], made["dra"], made["hami"], made["nvidia"]) == (["gpu1"], ["gpu2"], ["gpu3"], [])
-    assert made["parts"] == {"extender": True, "dra": True, "hami": True, "nvidia": False}
+    assert made["parts"] == {**NO_PARTS, "extender": True, "dra": True, "hami": True}
     assert made["claims"] == "asked" and made["gpushare"] == ["gpu1", "gpu2"]
     only = read({"gpu1": "dra"})["backends"]
     assert (only["parts"], only["claims"]) == ({**NO_PARTS, "dra": True}, "all")

@@ -8,6 +8,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.foreign_
     MOST,
     UNKNOWN,
     foreign_bindings,
+    none,
 )
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
 from ansible_collections.kubegpu.share.plugins.module_utils._preflight.ownership import bindings
@@ -66,16 +67,16 @@ LIMITED = account("kubegpu-readonly", "kubegpu")
     ],
 )
 def test_a_binding_counts_by_what_it_gives_and_to_whom(objects, rights):
-    found = foreign_bindings(FakeKube(*objects), [SPACE])
-    assert [one["rights"] for one in found] == ([rights] if rights else [])
+    found = foreign_bindings(FakeKube(*objects), [SPACE])["found"]
+    assert [binding["rights"] for binding in found] == ([rights] if rights else [])
     # Elsewhere it is none of ours.
-    assert foreign_bindings(FakeKube(*objects), ["other"]) == []
+    assert foreign_bindings(FakeKube(*objects), ["other"]) == none()
 
 
 def test_accounts_of_a_charts_namespace_are_the_charts():
     objects = [bound(account("gpu-operator")), role(["*"], ["*"])]
-    assert foreign_bindings(FakeKube(*objects), [SPACE], [SPACE]) == []
-    assert len(foreign_bindings(FakeKube(*objects, bound(USER, name="x")), [SPACE], [SPACE])) == 1
+    assert foreign_bindings(FakeKube(*objects), [SPACE], [SPACE]) == none()
+    assert len(foreign_bindings(FakeKube(*objects, bound(USER, name="x")), [SPACE], [SPACE])["found"]) == 1
 
 
 def test_what_may_not_be_read_is_no_proof_and_a_tenants_bindings_are_bounded():
@@ -85,12 +86,16 @@ def test_what_may_not_be_read_is_no_proof_and_a_tenants_bindings_are_bounded():
         raise KubeError("no", 403, "Forbidden")
 
     kube.get = refuse
-    assert [one["rights"] for one in foreign_bindings(kube, [SPACE])] == [[UNKNOWN]]
+    assert [binding["rights"] for binding in foreign_bindings(kube, [SPACE])["found"]] == [[UNKNOWN]]
     kube.list_all = refuse
-    assert foreign_bindings(kube, [SPACE]) == []
+    read_nothing = foreign_bindings(kube, [SPACE, "gpu-operator"])
+    assert read_nothing == {"found": [], "refused": [SPACE, "gpu-operator"]}
+    [finding] = bindings(read_nothing)
+    assert (finding.id, finding.severity, finding.fields["status"]) == ("foreign-bindings-unknown", "warning", 403)
+    assert f"in {SPACE}, gpu-operator (HTTP 403)" in finding.text
     many = [bound(USER, role=f"r{number}", kind="Role", name=f"b{number}") for number in range(MOST + 5)]
     kube = FakeKube(*many)
-    found = foreign_bindings(kube, [SPACE])
+    found = foreign_bindings(kube, [SPACE])["found"]
     assert len(found) == 5 and kube.requests["GET"] == MOST + 1
 
 
@@ -101,8 +106,8 @@ def test_preflight_names_them_and_stops():
     assert (found.id, found.severity) == ("foreign-bindings", "problem")
     assert "namespace gpushare-system" in found.text and "theirs (User eve, Group a" in found.text
     assert "by pods/exec" in found.text and "\x1b" not in found.text and "and " not in found.fields["more"]
-    several = [{**made[0], "name": f"b{number}"} for number in range(7)]
-    [found] = bindings(several)
+    several = [{**made["found"][0], "name": f"b{number}"} for number in range(7)]
+    [found] = bindings({**made, "found": several})
     assert "b4 " in found.text and "b5" not in found.text and "and 2 more" in found.text
     # NVIDIA's plugin has another namespace, and nothing of ours is there.
-    assert read({"gpu1": "nvidia"}, mine, role(["create"], ["pods/exec"]))["bindings"] == []
+    assert read({"gpu1": "nvidia"}, mine, role(["create"], ["pods/exec"]))["bindings"] == none()

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import cluster_of
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import resolve
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as operator
@@ -404,7 +405,8 @@ def test_a_back_end_that_takes_every_card_is_refused_where_one_is_to_be_kept(bac
     hosts = with_gpu1(facts=excluding(cards=[KEPT]))
     options = Options(device_plugin_image="example.org/plugin:1")
     if backend:
-        having = {"gpushare": [], "extender": [], "hami": [], "nvidia": [], "nodes": [{"node": "gpu1"}]}
+        having = {**resolve([], cluster_of(collect(FakeKube(), {"memory_unit": None, "scheduler": None})))}
+        having["nodes"] = [{"node": "gpu1"}]
         options = Options(claims=Claims(backends={**having, backend: ["gpu1"]}))
     result = [one for one in examine(options, None, hosts) if one.id == "exclude-unsupported"]
     assert [(one.severity, one.host, one.fields["cards"]) for one in result] == [("problem", "gpu1", ["0000:00:00.0"])]

@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is fetched as one: an image, a file, a chart, a set of wheels, collections; and whether the archive has it."""
+"""What is fetched as one artifact: an image, a file, a chart, wheels, collections; and whether the archive has it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import os
 import time
 import typing as t
 
+from ...module_utils._core.paths import file_path
 from ...module_utils._core.untrusted import line
-from .archive import FOLDERS, Contents, Entry, relative
+from .archive import FOLDERS, Contents, Entry
 from .needed import Item
 from .store import Failed, Store
 from .web import LARGEST, Fetch
@@ -40,8 +41,8 @@ class Held(t.Protocol):
     def sums(self) -> t.Mapping[str, str]: ...
 
 
-class Thing(abc.ABC):
-    """Something that is asked for at once.
+class Artifact(abc.ABC):
+    """What is requested and fetched at once: one image, one file, a set of wheels.
 
     :ivar name: for the user.
     :ivar items: those of the list that it brings.
@@ -50,9 +51,14 @@ class Thing(abc.ABC):
     name: str
     items: tuple[Item, ...]
 
+    @property
+    def size(self) -> int | None:
+        """Bytes, as far as the list has them; None where it hasn't."""
+        return None
+
     @abc.abstractmethod
-    def question(self) -> t.Sequence[str]:
-        """Return all that decides on what is fetched."""
+    def request(self) -> t.Sequence[str]:
+        """Return all that decides on what is fetched, as texts."""
 
     @abc.abstractmethod
     def fetch(self, store: Store, work: str) -> list[Entry]:
@@ -63,13 +69,13 @@ class Thing(abc.ABC):
         """
 
     @functools.cached_property
-    def asked(self) -> str:
-        """SHA-256 of the question."""
-        return hashlib.sha256(json.dumps([type(self).__name__, *self.question()]).encode()).hexdigest()
+    def request_sha256(self) -> str:
+        """SHA-256 of the request: what it brought is kept while that is the same."""
+        return hashlib.sha256(json.dumps([type(self).__name__, *self.request()]).encode()).hexdigest()
 
     def held(self, store: Store, state: Held) -> list[Entry]:
-        """Return what a former run has fetched for the same question, if all of it is there; else nothing."""
-        found = [entry for entry in state.contents.items if entry["asked"] == self.asked]
+        """Return what a former run has fetched for the same request, if all of it is there; else nothing."""
+        found = [entry for entry in state.contents.items if entry["request_sha256"] == self.request_sha256]
         whole = all(state.sums.get(entry["path"]) == entry["sha256"] for entry in found)
         return [self._renewed(entry) for entry in found] if whole else []
 
@@ -81,8 +87,8 @@ class Thing(abc.ABC):
         return entry
 
 
-def entry(thing: Thing, item: Item, path: str, size: int, sha256: str, image: str = "") -> Entry:
-    more = {"path": path, "bytes": size, "sha256": sha256, "image": image, "asked": thing.asked}
+def entry(artifact: Artifact, item: Item, path: str, size: int, sha256: str, image: str = "") -> Entry:
+    more = {"path": path, "bytes": size, "sha256": sha256, "image": image, "request_sha256": artifact.request_sha256}
     return t.cast(Entry, {**item, **more})
 
 
@@ -110,7 +116,7 @@ def path_of(kind: str, name: str) -> str:
     :raises Failed: a list, a server or a program gave it a name that isn't one.
     """
     try:
-        return relative(f"{FOLDERS[kind]}/{name}")
+        return file_path(f"{FOLDERS[kind]}/{name}")
     except ValueError as error:
         raise Failed("name", f"{line(name, 200)} {error}") from error
 

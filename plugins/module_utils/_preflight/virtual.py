@@ -1,0 +1,100 @@
+# Copyright (c) the kubegpu.share authors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preflight of the back ends that give cards to virtual machines: what their nodes need, and what contradicts. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing as t
+
+from .._allocation.node_backends import Backends
+from .._contracts.backends import KATA, PASSTHROUGH, VGPU, VIRTUAL
+from .._node.types import GpuNode
+from .findings import PROBLEM, Finding
+
+DESCRIBED = {
+    "virtual-no-login": "Cards of a node that is no host of gpu_nodes are to go to virtual machines.",
+    "virtual-driver": "Roles are to install a driver for containers where virtual machines have all cards.",
+}
+# What of the other findings about a machine matters where no role installs a driver for containers.
+OF_MACHINES = frozenset(
+    (
+        *("distribution", "architecture", "no-gpu", "unknown-cards", "boot-full", "nova-built-in"),
+        *("nouveau-in-initramfs", "nouveau-in-use"),
+    )
+)
+SUBJECT = "host {host} "
+RUNFILE = "runfile"
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualOptions:
+    """What the variables of a host say about its cards and virtual machines.
+
+    :param backend: gpu_backend; empty where it isn't set.
+    :param driver_state: as it is set; empty where it isn't.
+    :param driver_source: likewise.
+    :param cards: passthrough_cards, as entries of ``card_exclusion``.
+    """
+
+    backend: str = ""
+    driver_state: str = ""
+    driver_source: str = ""
+    cards: tuple[str, ...] = ()
+
+
+def backend_of(node: str, options: VirtualOptions, known: Backends | None) -> str:
+    """Return the back end for virtual machines that a node has in this run; empty for one of containers.
+
+    :param known: the cluster's; None without a cluster, where the variable decides.
+    """
+    if known is None:
+        return options.backend if options.backend in VIRTUAL else ""
+    named = {PASSTHROUGH: known["passthrough"], VGPU: known["vgpu"], KATA: known["kata"]}
+    return next((backend for backend, nodes in named.items() if node in nodes), "")
+
+
+def unreached(known: Backends, machines: t.Collection[str]) -> t.Iterator[Finding]:
+    """Report nodes that only a role on their machine can set up, and that are no hosts.
+
+    :param machines: the nodes that are hosts of gpu_nodes.
+    """
+    for node in known["virtual"]:
+        if node not in machines:
+            yield Finding(
+                "virtual-no-login",
+                PROBLEM,
+                "node {node} is to give its cards to virtual machines, and is no host of the group gpu_nodes, to which "
+                "the roles log in",
+                "add the host to the group",
+                node,
+                "gpu_backend",
+                {"node": node},
+            )
+
+
+def examine(host: str, backend: str, options: VirtualOptions, facts: GpuNode) -> t.Iterator[Finding]:
+    """Return the findings about a machine whose cards are for virtual machines.
+
+    :param backend: as ``backend_of`` returns it.
+    """
+
+    def found(id: str, what: str, action: str, variable: str, severity: str = PROBLEM, **fields: t.Any) -> Finding:
+        return Finding(id, severity, what, action, host, variable, {"backend": backend, **fields}, SUBJECT)
+
+    if backend != VGPU and options.driver_state == "present":
+        yield found(
+            "virtual-driver",
+            "gives all its cards to virtual machines (gpu_backend: {backend}), and is to have a driver for containers",
+            "leave it unset there, or set it to external or absent",
+            "driver_state",
+        )
+    if backend == VGPU and options.driver_state in ("", "present") and options.driver_source != RUNFILE:
+        yield found(
+            "virtual-driver",
+            "divides its cards into vGPUs, which the driver of repositories can't: that is NVIDIA's vGPU manager",
+            "set it to runfile, with the manager's file in driver_runfile, or set driver_state to external where the "
+            "manager is installed already",
+            "driver_source",
+        )

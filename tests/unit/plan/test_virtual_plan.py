@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan of nodes that give cards to virtual machines, by the real walk on facts of a machine with an IOMMU."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from ansible.template import trust_as_template
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import Cluster
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import NO_PARTS, resolve
+from ansible_collections.kubegpu.share.plugins.module_utils._boot import plan as boot_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks, ReadOnce
+from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.engine import AnsibleEngine
+from boot_machines import debian
+from fake_kube import FakeKube
+from pci_machine import AUDIO, CARD, TWIN, TWIN_AUDIO, Machine
+from plan_kit import HostVars, action, facts, host, planned, planner
+
+BOTH = [CARD, TWIN]
+FUNCTIONS = {f"PCI device {address}" for address in (CARD, AUDIO, TWIN, TWIN_AUDIO)}
+LABELS = {"kubegpu.share/backend": "passthrough", "node-restriction.kubernetes.io/kubegpu-share": "passthrough"}
+
+
+def backends(backend, cards=False, kubevirt=False, there=None):
+    """What preflight decides for node gpu1."""
+    row = {"node": "gpu1", "backend": backend, "allocation": "extender", "cards": cards}
+    made = resolve([row], Cluster("v1.36.3", ()), kubevirt=kubevirt, there={**NO_PARTS, **(there or {})})
+    software = {"roles": ["gpu1"], "gpu_operator": [], "ours": False, "installs": False}
+    return {**made, "software": software}
+
+
+def labelled(labels):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu1", "labels": labels}}
+
+
+def node(machine, tmp_path, groups=20, tree="debian-12-bare"):
+    """The facts of a simulated Debian, with the cards of the stand-in of the kernel."""
+    found = copy.deepcopy(facts(tree, Path(tempfile.mkdtemp(dir=tmp_path))))
+    boot = dict(BootReconciler(debian(), boot_plan.Options(False)).observe())
+    found["iommu"] = {**boot.pop("iommu"), "groups": groups}
+    found["boot"] = boot
+    found["passthrough"] = passthrough_facts.facts(machine)
+    return found
+
+
+def plan(machine, tmp_path, decided, groups=20, tree="debian-12-bare", **variables):
+    given = {"others": {"localhost": {"gpu_backends": decided}}, "gpu_node": node(machine, tmp_path, groups, tree)}
+    return planned(host("gpu1", **given, **variables))
+
+
+def steps_of(found, role):
+    return [step for step in found["steps"] if step["role"] == role]
+
+
+def roles(found):
+    return list(dict.fromkeys(step["role"] for step in found["steps"]))
+
+
+@pytest.mark.parametrize("backend", ["passthrough", "kata"])
+def test_all_cards_are_bound_and_nothing_for_containers_is_installed(tmp_path, backend):
+    found = plan(Machine(), tmp_path, backends(backend), gpu_backend=backend)
+    assert found["refusal"] is None, found["refusal"]
+    assert roles(found) == ["node_baseline", "nouveau", "passthrough"]
+    [step] = steps_of(found, "passthrough")
+    assert step["stage"] == "driver" and step["certain"]
+    assert {*step["changes"]} > {*FUNCTIONS, "/etc/udev/rules.d/10-kubegpu-vfio.rules"}
+
+
+def test_a_machine_whose_cards_are_bound_has_no_step(tmp_path):
+    machine = Machine()
+    machine.present(*BOTH)
+    found = plan(machine, tmp_path, backends("passthrough"))
+    assert found["refusal"] is None and steps_of(found, "passthrough") == [], found
+
+
+def test_without_an_iommu_the_plan_names_arguments_and_reboot(tmp_path):
+    machine = Machine()
+    for address in (CARD, AUDIO, TWIN, TWIN_AUDIO):
+        del machine.links[f"/sys/bus/pci/devices/{address}/iommu_group"]
+    given = {"gpu_maintenance": "reboot", "maintenance_cluster": False, "gpu_backend": "passthrough"}
+    found = plan(machine, tmp_path, backends("passthrough"), groups=0, **given)
+    assert found["refusal"] is None, found["refusal"]
+    [arguments] = steps_of(found, "passthrough")
+    assert arguments["task"] == "Turn the IOMMU on by kernel arguments"
+    assert "/etc/default/grub.d/90-kubegpu.cfg" in arguments["changes"]
+    assert ("maintenance", "Reboot the machine") in [(step["stage"], step["task"]) for step in found["steps"]]
+    assert "kubegpu_maintenance" in found["groups"]
+    assert "get their drivers only after a reboot" in found["notes"][0]
+    # Nothing of another kind is hidden behind it, and before anything changes.
+    given["passthrough_cards"] = ["0000:77:00.0"]
+    found = plan(machine, tmp_path, backends("passthrough"), groups=0, **given)
+    assert "is no NVIDIA card of this machine" in found["refusal"]["reason"] and not steps_of(found, "passthrough")
+
+
+def test_one_card_of_a_node_for_containers_is_bound_before_the_driver_is_installed(tmp_path):
+    given = {"gpu_backend": "nvidia", "passthrough_cards": [TWIN], "driver_repo_url": "http://repo.example.org/"}
+    found = plan(Machine(), tmp_path, backends("nvidia", cards=True), **given)
+    assert roles(found) == ["node_baseline", "nouveau", "passthrough", "driver", "toolkit"]
+    [step] = steps_of(found, "passthrough")
+    assert FUNCTIONS & {*step["changes"]} == {f"PCI device {address}" for address in (TWIN, TWIN_AUDIO)}
+
+
+def test_a_node_that_is_still_to_be_switched_keeps_its_cards(tmp_path):
+    cluster = Cluster("v1.36.3", (node_of(labelled({"kubegpu.share/backend": "nvidia"})),))
+    row = {"node": "gpu1", "backend": "passthrough", "allocation": "extender", "cards": True}
+    made = resolve([row], cluster)
+    assert (made["nodes"][0]["code"], made["nvidia"], made["binding"]) == ("switch-pending", ["gpu1"], [])
+    made["software"] = {"roles": ["gpu1"]}
+    given = {"gpu_backend": "passthrough", "passthrough_cards": [TWIN], "driver_repo_url": "http://repo.example.org/"}
+    assert "passthrough" not in roles(plan(Machine(), tmp_path, made, **given))
+
+
+@pytest.mark.parametrize(("state", "runs"), [("", False), ("external", False), ("present", False), ("absent", True)])
+def test_role_driver_runs_where_virtual_machines_have_all_cards_only_to_remove_a_driver(state, runs):
+    given = {"driver_state": state} if state else {}
+    variables = host("gpu1", others={"localhost": {"gpu_backends": backends("passthrough")}}, **given)
+    assert AnsibleEngine(action()).holds(trust_as_template(stages.DRIVER), variables) == runs
+    alone = {**host("gpu1", gpu_backend="passthrough", **given), "hostvars": {"localhost": {}}}
+    assert AnsibleEngine(action()).holds(trust_as_template(stages.DRIVER), alone) == runs
+
+
+def test_the_cards_of_vgpus_keep_their_driver(tmp_path):
+    given = {"driver_state": "external", "vgpu_layout": "a", "vgpu_layouts": {"version": "v1", "vgpu-configs": {}}}
+    found = plan(Machine(), tmp_path, backends("vgpu"), tree="ubuntu-24.04-cuda-repo", **given)
+    assert found["refusal"] is None, found["refusal"]
+    assert "vgpu" in roles(found) and not {"passthrough", "driver", "toolkit"} & {*roles(found)}
+
+
+def cluster_plan(kube, decided, hosts):
+    class Fake(ClusterTasks):
+        def _with(self, options, work):
+            return work(ReadOnce(kube))
+
+    local = {"inventory_hostname": "localhost", "gpu_backends": decided, "groups": {"gpu_nodes": [*hosts]}}
+    hostvars = HostVars({**hosts, "localhost": local})
+    made = planner({**local, "hostvars": hostvars}, known=local)
+    made._known["hostvars"] = hostvars
+    return made.cluster(Fake())
+
+
+def kubevirt(**spec):
+    metadata = {"name": "kubevirt", "namespace": "kubevirt", "resourceVersion": "1"}
+    return {"apiVersion": "kubevirt.io/v1", "kind": "KubeVirt", "metadata": metadata, "spec": spec}
+
+
+def cluster_of(*objects, **labels):
+    return FakeKube(labelled(labels), *objects)
+
+
+def test_the_node_is_labelled_and_its_cards_are_permitted_to_kubevirt(tmp_path):
+    hosts = {"gpu1": host("gpu1", gpu_node=node(Machine(), tmp_path))}
+    found = cluster_plan(cluster_of(kubevirt()), backends("passthrough", kubevirt=True), hosts)
+    assert found["refusal"] is None, found["refusal"]
+    steps = [(step["stage"], step["role"], step["changes"]) for step in found["steps"]]
+    assert steps == [
+        ("virtual_nodes", "passthrough", ["Node gpu1"]),
+        ("virtual_nodes", "kubevirt_devices", ["KubeVirt kubevirt/kubevirt"]),
+    ]
+    # Nobody is told where there is no KubeVirt.
+    found = cluster_plan(cluster_of(**LABELS), backends("passthrough"), hosts)
+    assert (found["steps"], found["refusal"]) == ([], None)
+
+
+def test_cards_that_this_run_doesnt_know_stay_permitted():
+    permitted = {"pciVendorSelector": "10DE:2236", "resourceName": "nvidia.com/10DE_2236"}
+    ours = kubevirt(configuration={"permittedHostDevices": {"pciHostDevices": [permitted]}})
+    record = json.dumps({"entries": {"pci": [permitted]}}, sort_keys=True)
+    ours["metadata"]["annotations"] = {"kubegpu.share/permitted-devices": record}
+    decided = backends("passthrough", kubevirt=True)
+    found = cluster_plan(cluster_of(ours, **LABELS), decided, {"gpu1": host("gpu1")})
+    assert (found["steps"], found["refusal"]) == ([], None)
+
+
+def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):
+    ours = kubevirt()
+    ours["metadata"]["annotations"] = {"kubegpu.share/permitted-devices": '{"entries": {}, "before": null}'}
+    decided = backends("nvidia", kubevirt=True, there={"kubevirt": True})
+    decided["parts"]["nvidia"] = False
+    assert decided["leaving"]["kubevirt"]
+    found = cluster_plan(cluster_of(ours), decided, {"gpu1": host("gpu1")})
+    assert [(step["stage"], step["changes"]) for step in found["steps"]] == [
+        ("leaving", ["KubeVirt kubevirt/kubevirt"])
+    ], found
