@@ -347,25 +347,21 @@ def collections(root: Path) -> dict[str, Row]:
 
 def operators(root: Path) -> dict[str, Row]:
     """Return the rows of operators in OpenShift's catalogues."""
-    scheduler = read(root, "roles/scheduler/defaults/main.yml")
-    rows = {
-        "openshift-secondary-scheduler-operator": ("redhat", scheduler, "scheduler_openshift", "scheduler_openshift")
-    }
+    rows = {"openshift-secondary-scheduler-operator": ("redhat", "scheduler_openshift", "scheduler_openshift")}
     when = {"openshift-secondary-scheduler-operator": {"scheduler": ["openshift"]}}
     if (root / "roles/gpu_operator").is_dir():
-        operator = read(root, "roles/gpu_operator/defaults/main.yml")
-        rows["gpu-operator-certified"] = ("certified", operator, "gpu_operator", "gpu_operator")
-        rows["nfd"] = ("redhat", operator, "gpu_operator_nfd", "gpu_operator")
+        rows["gpu-operator-certified"] = ("certified", "gpu_operator", "gpu_operator")
+        rows["nfd"] = ("redhat", "gpu_operator_nfd", "gpu_operator")
         when |= {name: {**OPERATED, "openshift": [True]} for name in ("gpu-operator-certified", "nfd")}
     return {
         name: {
             "catalog": f"registry.redhat.io/redhat/{catalog}-operator-index:v{{openshift}}",
-            "channel": str(values[f"{prefix}_channel"]),
+            "channel": f"{{{prefix}_channel}}",
             "when": when[name],
             "variables": [f"{prefix}_source", f"{space}_source_namespace"],
             "licence": "Red Hat's subscription" if catalog == "redhat" else NVIDIA_IMAGE,
         }
-        for name, (catalog, values, prefix, space) in rows.items()
+        for name, (catalog, prefix, space) in rows.items()
     }
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from lab.shell import run
+
 NAMESPACE = uuid.UUID("6d8f2a0e-3c1b-5e57-9a44-6b67707573fa")
 # 0x1eb8 is a Tesla T4, 0x030200 a 3D controller.
 PCI = {
@@ -65,3 +67,10 @@ def write_node(folder: Path, node: str, cards: int, mib: int, driver_version: st
         device.mkdir(exist_ok=True)
         for name, value in PCI.items():
             (device / name).write_text(value + "\n")
+
+
+def group_library(target: Path) -> Path:
+    """Compile what answers for VFIO's groups where cards change drivers, for a node of this machine's own release."""
+    source = Path(__file__).resolve().parent / "driver" / "vfio_group.c"
+    run(["gcc", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", "-o", str(target), str(source), "-ldl"])
+    return target

@@ -39,7 +39,7 @@ def node_image(engine: Engine, rootfs: Path, folders: dict[str, Path]) -> str:
     context = cache_root() / "node-context"
     shutil.rmtree(context, ignore_errors=True)
     with step("building the nodes' image"):
-        shutil.copytree(HERE, context)
+        shutil.copytree(HERE, context, ignore=shutil.ignore_patterns("__pycache__"))
         (context / "bin").mkdir()
         for name, binaries in BINARIES.items():
             for binary in binaries:
@@ -52,7 +52,8 @@ def node_image(engine: Engine, rootfs: Path, folders: dict[str, Path]) -> str:
 
 def _key(rootfs: Path, folders: dict[str, Path]) -> str:
     digest = hashlib.sha256(str(rootfs).encode())
-    for path in sorted(path for path in HERE.rglob("*") if path.is_file()):
+    # Without what tests of the nodes' programs leave.
+    for path in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"{path.relative_to(HERE)} {os.access(path, os.X_OK)}\n".encode() + path.read_bytes())
     for name, binaries in BINARIES.items():
         for binary in binaries:

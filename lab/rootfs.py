@@ -18,8 +18,9 @@ NODE_PACKAGES = (
     *("iproute2", "iputils-ping", "iptables", "ipset", "ebtables", "ethtool", "socat", "conntrack", "kmod", "procps"),
     *("containernetworking-plugins", "runc", "curl", "less"),
 )
-# kubelet_devices_info needs it; debootstrap can't configure it in every suite.
-CLUSTER_PACKAGES = (*NODE_PACKAGES, "python3-grpcio")
+# kubelet_devices_info needs the first, which debootstrap can't configure in every suite; a node with cards for virtual
+# machines the second, where a test gives it a kernel.
+CLUSTER_PACKAGES = (*NODE_PACKAGES, "python3-grpcio", "initramfs-tools")
 BASE_PACKAGES = ("python3", "python3-pip", "iptables", "kmod")
 # Increase when the steps below change the result.
 RECIPE = 2

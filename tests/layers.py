@@ -22,9 +22,9 @@ LEVELS = {
         ("_host", "_nvml", "_kubelet", "_documents"),
         ("_packages",),
         ("_kube", "_driver", "_toolkit", "_runtime", "_mirrors", "_boot"),
-        ("_images", "_allocation", "_kubevirt", "_openshift", "_passthrough"),
+        ("_images", "_allocation", "_kubevirt", "_openshift", "_passthrough", "_vgpu"),
         ("_node", "_e2e"),
-        ("_hami", "_kata", "_nvidia", "_scheduler", "_vgpu"),
+        ("_hami", "_kata", "_nvidia", "_scheduler"),
         ("_backends",),
         ("_check", "_preflight", "_report"),
     ),
@@ -56,6 +56,7 @@ IO_MODULES = frozenset(
 ADAPTERS = frozenset(
     (
         "module_utils/_host/file_tree",
+        "module_utils/_host/kernel_write",
         "module_utils/_host/system",
         "module_utils/_host/http_probe",
         "module_utils/_images/archives",
@@ -71,6 +72,7 @@ ADAPTERS = frozenset(
         "module_utils/_nvml/host",
         "module_utils/_passthrough/kernel",
         "module_utils/_report/outcome",
+        "module_utils/_vgpu/machine",
         "module_utils/_vgpu/restore",
     )
 )

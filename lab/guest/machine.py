@@ -61,14 +61,21 @@ def folder(name: str, path: Path, *options: str) -> list[str]:
     return ["-fsdev", ",".join(device), "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
 
 
-def command_line(image: Path, initrd: Path, arguments: Sequence[str], devices: Sequence[str]) -> list[str]:
+def command_line(
+    image: Path, initrd: Path, arguments: Sequence[str], devices: Sequence[str], counted: bool = False
+) -> list[str]:
     """Return QEMU's command line.
 
     :param arguments: of the kernel, beside those that every guest has.
     :param devices: QEMU's arguments for disks and folders.
+    :param counted: its time passes with its instructions, on one processor. Otherwise it spends all its time on timer
+        interrupts where this machine gives it little.
     """
+    processor = ("tcg,thread=multi", "-smp", "2")
+    if counted:
+        processor = ("tcg,thread=single", "-smp", "1", "-icount", "shift=1")
     return [
-        *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB)),
+        *("qemu-system-x86_64", "-accel", *processor, "-cpu", "max", "-m", str(MEMORY_MIB)),
         *("-machine", "q35,kernel_irqchip=split", "-device", "intel-iommu,intremap=on,caching-mode=on"),
         *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
         *("-kernel", str(image), "-initrd", str(initrd), "-append", " ".join((*KERNEL_ARGUMENTS, *arguments))),

@@ -3,7 +3,8 @@
 
 It has initramfs-tools and dracut, one kernel with few modules, and the simulated cards, which appear in the initramfs,
 before udev starts there, as real ones would be there from the beginning. There is no boot loader: QEMU loads the kernel
-and the image in the disk's /boot. The first process is ``boot`` beside this file; there is no systemd.
+and the image in the disk's /boot. The root's first process is systemd, whose last unit is ``boot`` beside this file.
+NVIDIA's programs are stand-ins for the simulated driver, from ``tools``.
 """
 
 from __future__ import annotations
@@ -24,12 +25,54 @@ from lab.rootfs import BASE_PACKAGES, rootfs
 from lab.shell import LabError, run, step
 
 BOOT = Path(__file__).resolve().parent / "boot"
+TOOLS = BOOT.parent / "tools"
+NVIDIA = {"nvidia-smi": "usr/bin", "sriov-manage": "usr/lib/nvidia"}
 # Beside the base system: both tools with what they need; no scripts of packages are run.
 PACKAGES = (
     *("initramfs-tools", "initramfs-tools-core", "klibc-utils", "libklibc", "busybox", "linux-base", "logsave"),
     *("dracut-core", "kpartx", "dmsetup", "libdevmapper1.02.1", "libaio1", "liburcu8"),
     *("cpio", "kmod", "libkmod2", "udev", "libudev1", "zstd"),
+    *("systemd", "libsystemd-shared", "libsystemd0", "libcryptsetup12", "libfdisk1", "libjson-c5", "libargon2-1"),
+    *("libp11-kit0", "libapparmor1", "mount"),
 )
+# What only takes time: no console has a login, and no file has to be made anew.
+MASKED = (
+    *("getty.target", "timers.target", "remote-fs.target", "e2scrub_reap.service", "systemd-logind.service"),
+    *("systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-random-seed.service"),
+    *("systemd-hwdb-update.service", "systemd-sysusers.service", "systemd-firstboot.service", "ldconfig.service"),
+    *("systemd-machine-id-commit.service", "systemd-journal-catalog-update.service", "systemd-update-done.service"),
+    *("systemd-pstore.service", "systemd-binfmt.service", "systemd-ask-password-wall.path", "dev-hugepages.mount"),
+    *("dev-mqueue.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "systemd-user-sessions.service"),
+)
+UNITS = {
+    # What the initramfs's udev has loaded, which has other files than the root's.
+    "guest-early.service": """\
+[Unit]
+DefaultDependencies=no
+Before=systemd-udevd.service systemd-udev-trigger.service
+[Service]
+Type=oneshot
+ExecStart=/bin/cp /proc/modules /run/modules-of-initramfs
+""",
+    "guest.target": """\
+[Unit]
+Requires=guest.service
+AllowIsolate=yes
+""",
+    "guest.service": """\
+[Unit]
+Wants=guest-early.service multi-user.target systemd-udev-settle.service
+After=multi-user.target systemd-udev-settle.service
+[Service]
+Type=oneshot
+TimeoutStartSec=infinity
+ExecStart=/usr/sbin/guest-boot
+StandardOutput=tty
+StandardError=tty
+TTYPath=/dev/console
+""",
+}
+MACHINE_ID = "0123456789abcdef0123456789abcdef"
 UNWANTED = ("usr/share/locale", "usr/share/doc", "var/cache/apt", "var/lib/apt/lists")
 # The last is what ext4 asks for by its alias.
 ROOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
@@ -37,7 +80,7 @@ MODULES = (
     *(*ROOT_MODULES, "9pnet_virtio", "9p", "fakecards", "nvidia", "nouveau"),
     *("vfio_pci", "vfio_iommu_type1", "snd_hda_intel"),
 )
-TOOLS = {"initramfs-tools": "/boot/initrd.img-{release}", "dracut": "/boot/initramfs-{release}.img"}
+IMAGES = {"initramfs-tools": "/boot/initrd.img-{release}", "dracut": "/boot/initramfs-{release}.img"}
 # By it the collection knows dracut's names of images.
 ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\nPRETTY_NAME="Debian with dracut, as Rocky"\n'
 DRACUT = """\
@@ -54,7 +97,7 @@ COPY = 'set -e; mkdir "$1"; cd "$0"; for each in *; do [ "$each" = usr ] && cp -
 HOOK = '#!/bin/sh\n[ "$1" = prereqs ] && exit 0\n. /usr/share/initramfs-tools/hook-functions\n'
 DISK_MIB = 1500
 # Increase when the steps below change the result.
-RECIPE = 1
+RECIPE = 2
 
 
 class System:
@@ -63,18 +106,26 @@ class System:
     :param tool: whose initramfs it boots by.
     :param functions: of the simulated cards, as ``fakecards.c`` describes them.
     :param in_image: modules that the images contain beside those for the root.
+    :param vgpu: how the simulated driver has vGPUs: none, mdev, or vendor.
     """
 
     def __init__(
-        self, folder: Path, kernel: Kernel, tool: str, functions: Sequence[str], in_image: Sequence[str] = ()
+        self,
+        folder: Path,
+        kernel: Kernel,
+        tool: str,
+        functions: Sequence[str],
+        in_image: Sequence[str] = (),
+        vgpu: str = "none",
     ) -> None:
         self._kernel = kernel
         self._folder = folder
         self._disk = folder / "disk"
-        self._initrd = TOOLS[tool].format(release=kernel.release)
+        self._initrd = IMAGES[tool].format(release=kernel.release)
         root = folder / "root"
         run(["sh", "-c", COPY, str(_tree(kernel)), str(root)], tied=True)
-        _put(root / "etc/modprobe.d/fakecards.conf", f"options fakecards functions={','.join(functions)}\n")
+        options = f"options fakecards functions={','.join(functions)}\noptions nvidia vgpu={vgpu}\n"
+        _put(root / "etc/modprobe.d/fakecards.conf", options)
         if tool == "dracut":
             (root / "etc/os-release").unlink()
             _put(root / "etc/os-release", ROCKY)
@@ -94,7 +145,7 @@ class System:
         shutil.rmtree(root)
 
     def boot(self, script: str, seconds: float = 900, show: Callable[[str], object] = print) -> Path:
-        """Boot, run a shell script when udev has settled, and shut down.
+        """Boot, run a shell script when systemd has started everything else, and shut down.
 
         It has this machine's files below /machine, ``$PYTHONPATH`` for the collection and ansible-core, and in
         /run/modules-of-initramfs the lines of /proc/modules from before the root's udev began.
@@ -117,8 +168,9 @@ class System:
             *machine.folder("machine", Path("/"), "readonly=on"),
             *machine.folder("result", results),
         ]
-        arguments = ("root=/dev/vda", "rw", "rootfstype=ext4", "fsck.mode=skip", "init=/sbin/guest-boot")
-        words = machine.command_line(self._kernel.image, initrd, arguments, devices)
+        arguments = ("root=/dev/vda", "rw", "rootfstype=ext4", "fsck.mode=skip")
+        arguments += ("init=/lib/systemd/systemd", "systemd.unit=guest.target", "systemd.show_status=false")
+        words = machine.command_line(self._kernel.image, initrd, arguments, devices, counted=True)
         ended = machine.boot(words, results, seconds, show)
         if ended.code:
             raise LabError(f"the script ended with {ended.code}:\n    " + "\n    ".join(ended.console))
@@ -146,6 +198,7 @@ def _tree(kernel: Kernel) -> Path:
     """Return the system's files in the cache, without an initramfs."""
     source = read_machine()
     parts = (RECIPE, PACKAGES, MODULES, source.uri, source.suite, kernel.layer.parent.name, BOOT.read_bytes())
+    parts += (MASKED, UNITS, [(TOOLS / name).read_bytes() for name in NVIDIA])
     target = cache_root() / "guest" / f"system-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
     with made_once(target) as fresh:
         if fresh:
@@ -180,6 +233,14 @@ def _make(folder: Path, kernel: Kernel, base: Path) -> None:
     run(["chroot", str(root), "depmod", kernel.release])
     shutil.copyfile(kernel.config, root / f"boot/config-{kernel.release}")
     shutil.copyfile(kernel.image, root / f"boot/vmlinuz-{kernel.release}")
-    shutil.copyfile(BOOT, root / "usr/sbin/guest-boot")
-    (root / "usr/sbin/guest-boot").chmod(0o755)
+    programs = {BOOT: "usr/sbin/guest-boot", **{TOOLS / name: f"{place}/{name}" for name, place in NVIDIA.items()}}
+    for source, path in programs.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source, root / path)
+        (root / path).chmod(0o755)
+    for name, text in UNITS.items():
+        _put(root / "etc/systemd/system" / name, text)
+    for name in MASKED:
+        (root / "etc/systemd/system" / name).symlink_to("/dev/null")
+    (root / "etc/machine-id").write_text(f"{MACHINE_ID}\n")
     (root / "machine").mkdir()

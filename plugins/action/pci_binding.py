@@ -19,7 +19,7 @@ class ActionModule(PlannedAction):
     """Executes the module ``pci_binding`` where there is something to do, and to prove an external binding."""
 
     arguments = ARGUMENTS
-    sections = ("distribution", "kernel", "passthrough")
+    sections = ("boot", "distribution", "kernel", "passthrough")
 
     def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
         # The kernel's word on a group is asked on the node, and a record that can't be read is reported there.
@@ -36,4 +36,5 @@ class ActionModule(PlannedAction):
 
 def _state(observed: JsonObject) -> State:
     section = t.cast(t.Any, observed["passthrough"])
-    return state_of(section, observed["distribution"]["family"], not observed["kernel"]["installed"])
+    container = not observed["kernel"]["installed"]
+    return state_of(section, observed["distribution"]["family"], container, observed["boot"])

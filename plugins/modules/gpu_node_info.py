@@ -338,6 +338,18 @@ gpu_node:
         owner: {description: The file that shows that the GPU Operator's vfio-manager binds the cards., type: str}
         fabric_mode: {description: FABRIC_MODE of the fabric manager's configuration., type: str}
         loadable: {description: Recorded drivers that are still there., type: list, elements: str}
+    vgpu:
+      description: >-
+        What M(kubegpu.share.vgpu) plans from, beside the cards' C(vgpu_host). Its form may change at any time.
+      type: dict
+      contains:
+        record: {description: The text of the role's record; null without one., type: str}
+        unit: {description: The text of the unit that restores vGPUs at boot; null without one., type: str}
+        names: {description: "Names of types by their ids, as JSON; null where none are kept.", type: str}
+        programs: {description: "SHA-256 of the program's files, by path.", type: dict}
+        enabled: {description: Whether the unit starts at boot., type: bool}
+        systemd: {description: Whether systemd is the machine's init., type: bool}
+        read_only: {description: Folders for these files that are on file systems mounted read-only., type: list, elements: str}
     nouveau:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict

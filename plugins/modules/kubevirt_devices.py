@@ -47,6 +47,16 @@ options:
     description: Whether entries of this collection that aren't listed stay, as where a run doesn't know the cards of all machines.
     type: bool
     default: false
+  cards:
+    description: >-
+      By node, the number of its cards on VFIO by vendor and device. A node that has fewer allocatable of what KubeVirt itself announces gets
+      virt-handler's pod replaced, which looks for cards when it starts; virtual machines run on.
+    type: dict
+    default: {}
+  wait_timeout:
+    description: How many seconds a node gets to announce its cards.
+    type: int
+    default: 180
 """
 
 EXAMPLES = r"""
@@ -59,7 +69,13 @@ EXAMPLES = r"""
     create_mediated: false
 """
 
-RETURN = r""" # """
+RETURN = r"""
+replaced:
+  description: Nodes whose pod of virt-handler was replaced, or would be.
+  returned: always
+  type: list
+  elements: str
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module

@@ -14,10 +14,13 @@ description:
     stays; only what differs is created or removed.
   - Whether a card has mediated devices or NVIDIA's vendor-specific VFIO framework (vGPU 17 and later, on virtual functions) is decided by
     what sysfs shows. Types are found by their names, because their ids differ between drivers.
-  - Enables a card's virtual functions by NVIDIA's own C(sriov-manage) where it has none, and the mode for vGPUs of several sizes where the
-    layout has several on one card.
+  - Enables a card's virtual functions by NVIDIA's own C(sriov-manage) where it has none. Then it turns MIG on and creates GPU instances, where
+    the layout has types of them (C(A100-1-5C)), or enables the mode for vGPUs of several sizes, where the layout has several on one card. Enabling
+    the functions would make the card forget both.
   - UUIDs of mediated devices are the same each time on a machine, so that definitions of virtual machines keep them.
-  - Refuses to remove a vGPU that a process has open, and to enable virtual functions of a card that a process has open.
+  - Refuses to remove a vGPU that a process has open, and to enable virtual functions or change GPU instances of a card that a process has open.
+    Where a process opens it a moment later, the kernel waits; the module doesn't, and names the process.
+  - Refuses a machine on which no boot would restore vGPUs, because it has no systemd, or a read-only file system where the unit is to be.
   - Installs a unit of systemd, C(kubegpu-share-vgpu.service), which creates at each boot what is missing, after NVIDIA's driver and MIG
     manager. It never removes anything.
   - O(state=absent) gives each card back what it had before, and removes the unit.
@@ -25,6 +28,7 @@ author:
   - The kubegpu.share authors (@kubegpu)
 extends_documentation_fragment:
   - kubegpu.share.attributes
+  - kubegpu.share.attributes.observed
 options:
   state:
     description: Whether the cards have the layout's vGPUs.
@@ -34,7 +38,7 @@ options:
   layouts:
     description: >-
       A document of vgpu-device-manager, with the keys C(version) and C(vgpu-configs). A vGPU's type is given without its maker, as
-      C(A10-4Q).
+      C(A10-4Q). A vGPU of a GPU instance has one of its own, unless the entry has C(mig-devices) (C({1g.24gb: 2})), which only this module knows.
     type: dict
     default: {}
   layout:
@@ -69,14 +73,14 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run_module
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._vgpu.machine import RealMachine
 from ansible_collections.kubegpu.share.plugins.module_utils._vgpu.vgpu import ARGUMENTS, work
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    system = RealSystem(run_command=module.run_command)
-    run_module(module, lambda: work(system, module.params, sys.executable, module.check_mode))
+    machine = RealMachine(run_command=module.run_command)
+    run_module(module, lambda: work(machine, module.params, sys.executable, module.check_mode))
 
 
 if __name__ == "__main__":

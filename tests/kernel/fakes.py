@@ -176,13 +176,16 @@ def viable(group: int) -> bool:
 
 @contextlib.contextmanager
 def held(address: str) -> t.Iterator[None]:
-    """Hold a device on vfio-pci open, as a virtual machine does that has it."""
+    """Hold a device on vfio-pci open, as a virtual machine does that has it.
+
+    :param address: of a PCI function; with the UUID of a mediated device on it, that device.
+    """
     with contextlib.ExitStack() as stack:
         container = stack.enter_context(open("/dev/vfio/vfio", "r+b", buffering=0))
         group = stack.enter_context(open(f"/dev/vfio/{group_of(address)}", "r+b", buffering=0))
         fcntl.ioctl(group, GROUP_SET_CONTAINER, container.fileno().to_bytes(4, "little"))
         fcntl.ioctl(container, CONTAINER_SET_IOMMU, TYPE1)
-        device = fcntl.ioctl(group, GROUP_GET_DEVICE_FD, bytearray(address.encode() + b"\0"))
+        device = fcntl.ioctl(group, GROUP_GET_DEVICE_FD, bytearray(address.rpartition("/")[2].encode() + b"\0"))
         stack.callback(os.close, device)
         yield
 

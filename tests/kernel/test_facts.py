@@ -135,11 +135,12 @@ def test_mediated_devices_on_a_card(machine):
             {"id": "nvidia-590", "name": "NVIDIA A10-4Q", "available": 5},
             {"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0},
             {"id": "nvidia-593", "name": "NVIDIA A10-24Q", "available": 0},
+            {"id": "nvidia-700", "name": "NVIDIA A10-1-6C", "available": 0},
         ],
         "vgpus": [{"address": FIRST, "uuid": made, "type": "nvidia-590", "iommu_group": group}],
     }
     other = seen[SECOND]["vgpu_host"]
-    assert [each["available"] for each in other["types"]] == [6, 2, 1] and other["vgpus"] == []
+    assert [each["available"] for each in other["types"]] == [6, 2, 1, 0] and other["vgpus"] == []
 
 
 @pytest.mark.parametrize("framework", ["mdev", "vendor"])

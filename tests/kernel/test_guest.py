@@ -83,7 +83,7 @@ def test_mediated_devices_of_one_type_per_card(machine):
     machine.plug(card(ALONE[0]))
     machine.driver(vgpu="mdev")
     types = DEVICES / FIRST / "mdev_supported_types"
-    assert sorted(path.name for path in types.iterdir()) == ["nvidia-590", "nvidia-592", "nvidia-593"]
+    assert sorted(path.name for path in types.iterdir()) == ["nvidia-590", "nvidia-592", "nvidia-593", "nvidia-700"]
     assert (types / "nvidia-590" / "name").read_text() == "NVIDIA A10-4Q\n"
     made = str(uuid.uuid4())
     write(types / "nvidia-590" / "create", made)

@@ -4,8 +4,10 @@
  *
  * It has what the sysfs of a machine with vGPUs shows, in the three ways of NVIDIA's manager: mediated devices on a card
  * or on its virtual functions (vgpu=mdev), or a type that is written into a virtual function (vgpu=vendor). Its device
- * files are those of NVIDIA's driver. While one is open, unbinding the card waits, for ever, as NVIDIA's does. In /proc a
- * card has the lines of the real driver's file "information"; its UUID, made of its bus, is there after its first use.
+ * files are those of NVIDIA's driver. MIG and vGPUs of several sizes are set in the folder "simulated" of a card, and are
+ * forgotten when its virtual functions are enabled. While a device file is open, unbinding the card waits, for ever, as
+ * NVIDIA's does. In /proc a card has the lines of the real driver's file "information"; its UUID, made of its bus, is
+ * there after its first use.
  */
 #include <linux/device.h>
 #include <linux/fs.h>
@@ -22,7 +24,9 @@
 #define VERSION "580.178.04"
 #define MAJOR_NUMBER 195
 #define MOST 16
-#define TYPES 3
+#define TYPES 4
+#define MEMORY_GB 24
+#define MIG_OFF -1
 
 static char *vgpu = "none";
 module_param(vgpu, charp, 0444);
@@ -31,12 +35,18 @@ static char *kept = "";
 module_param(kept, charp, 0644);
 MODULE_PARM_DESC(kept, "address of a card in persistence mode: unbinding it waits, although no process has it open");
 
-/* Of an A10, with their numbers in one release of the manager. */
+/* Of an A10, with their numbers in one release of the manager; the last one needs a GPU instance, which no A10 has. */
 static const struct {
 	unsigned int id;
 	const char *name;
-	unsigned int most;
-} types[TYPES] = { { 590, "NVIDIA A10-4Q", 6 }, { 592, "NVIDIA A10-12Q", 2 }, { 593, "NVIDIA A10-24Q", 1 } };
+	unsigned int most, gb;
+	bool mig;
+} types[TYPES] = {
+	{ 590, "NVIDIA A10-4Q", 6, 4 },
+	{ 592, "NVIDIA A10-12Q", 2, 12 },
+	{ 593, "NVIDIA A10-24Q", 1, 24 },
+	{ 700, "NVIDIA A10-1-6C", 4, 6, true },
+};
 
 struct card {
 	struct pci_dev *pci;
@@ -45,9 +55,11 @@ struct card {
 	bool used_before;
 	atomic_t users;
 	struct mutex lock;
-	/* All vGPUs of a card are of one type. */
-	int type;
-	unsigned int used;
+	/* Unless they may be mixed, all vGPUs of a card are of one type. */
+	bool mixed;
+	/* The number of GPU instances, or MIG_OFF. */
+	int mig;
+	unsigned int used[TYPES];
 };
 
 struct offered {
@@ -75,32 +87,51 @@ static bool is(const char *framework)
 	return !strcmp(vgpu, framework);
 }
 
+static unsigned int used(struct card *card)
+{
+	unsigned int i, sum = 0;
+
+	for (i = 0; i < TYPES; i++)
+		sum += card->used[i];
+	return sum;
+}
+
+/* How many more vGPUs of a type the card takes. */
+static unsigned int room(struct card *card, int type)
+{
+	unsigned int i, gb = 0;
+
+	if (types[type].mig != (card->mig != MIG_OFF))
+		return 0;
+	if (types[type].mig)
+		return card->mig - card->used[type];
+	for (i = 0; i < TYPES; i++) {
+		if (card->used[i] && i != type && !card->mixed)
+			return 0;
+		gb += card->used[i] * types[i].gb;
+	}
+	return (MEMORY_GB - gb) / types[type].gb;
+}
+
 /* Reserve room for a vGPU on the card, or give it back. */
 static int reserve(struct card *card, int type)
 {
 	int error = 0;
 
 	mutex_lock(&card->lock);
-	if ((card->used && card->type != type) || card->used >= types[type].most)
-		error = -ENOSPC;
+	if (room(card, type))
+		card->used[type]++;
 	else
-		card->type = type, card->used++;
+		error = -ENOSPC;
 	mutex_unlock(&card->lock);
 	return error;
 }
 
-static void release(struct card *card)
+static void release(struct card *card, int type)
 {
 	mutex_lock(&card->lock);
-	card->used--;
+	card->used[type]--;
 	mutex_unlock(&card->lock);
-}
-
-static unsigned int room(struct card *card, int type)
-{
-	if (card->used && card->type != type)
-		return 0;
-	return types[type].most - card->used;
 }
 
 /* ---- mediated devices */
@@ -157,13 +188,13 @@ static int mdev_probe(struct mdev_device *mdev)
 		return error;
 	slice = vfio_alloc_device(slice, vfio, &mdev->dev, &slice_ops);
 	if (IS_ERR(slice)) {
-		release(offered->place->card);
+		release(offered->place->card, offered->index);
 		return PTR_ERR(slice);
 	}
 	error = vfio_register_emulated_iommu_dev(&slice->vfio);
 	if (error) {
 		vfio_put_device(&slice->vfio);
-		release(offered->place->card);
+		release(offered->place->card, offered->index);
 		return error;
 	}
 	offered->place->current_type = offered->index;
@@ -179,7 +210,7 @@ static void mdev_removed(struct mdev_device *mdev)
 	vfio_unregister_group_dev(&slice->vfio);
 	vfio_put_device(&slice->vfio);
 	offered->place->current_type = -1;
-	release(offered->place->card);
+	release(offered->place->card, offered->index);
 }
 
 static unsigned int mdev_available(struct mdev_type *type)
@@ -256,7 +287,7 @@ static ssize_t current_vgpu_type_store(struct device *device, struct device_attr
 		return -EINVAL;
 	if (!id) {
 		if (place->current_type >= 0)
-			release(place->card);
+			release(place->card, place->current_type);
 		place->current_type = -1;
 		return size;
 	}
@@ -281,6 +312,65 @@ static struct attribute *vendor_attributes[] = {
 	NULL,
 };
 static const struct attribute_group vendor_group = { .name = "nvidia", .attrs = vendor_attributes };
+
+/* ---- what nvidia-smi sets: lab/guest/tools/nvidia-smi writes here */
+
+static struct card *card_of(struct device *device)
+{
+	struct place *place = dev_get_drvdata(device);
+
+	return place->card;
+}
+
+static int set_unused(struct device *device, const char *buffer, int lowest, int *value)
+{
+	int error = kstrtoint(buffer, 0, value);
+
+	if (error)
+		return error;
+	if (*value < lowest || *value > (int)types[TYPES - 1].most)
+		return -EINVAL;
+	return used(card_of(device)) ? -EBUSY : 0;
+}
+
+static ssize_t mig_show(struct device *device, struct device_attribute *attribute, char *buffer)
+{
+	return sysfs_emit(buffer, "%d\n", card_of(device)->mig);
+}
+
+static ssize_t mig_store(struct device *device, struct device_attribute *attribute, const char *buffer, size_t size)
+{
+	int value, error = set_unused(device, buffer, MIG_OFF, &value);
+
+	if (error)
+		return error;
+	card_of(device)->mig = value;
+	return size;
+}
+static DEVICE_ATTR_RW(mig);
+
+static ssize_t mixed_show(struct device *device, struct device_attribute *attribute, char *buffer)
+{
+	return sysfs_emit(buffer, "%d\n", card_of(device)->mixed);
+}
+
+static ssize_t mixed_store(struct device *device, struct device_attribute *attribute, const char *buffer, size_t size)
+{
+	int value, error = set_unused(device, buffer, 0, &value);
+
+	if (error)
+		return error;
+	card_of(device)->mixed = value;
+	return size;
+}
+static DEVICE_ATTR_RW(mixed);
+
+static struct attribute *set_attributes[] = {
+	&dev_attr_mig.attr,
+	&dev_attr_mixed.attr,
+	NULL,
+};
+static const struct attribute_group set_group = { .name = "simulated", .attrs = set_attributes };
 
 /* ---- cards */
 
@@ -365,17 +455,24 @@ static int probe(struct pci_dev *pci, const struct pci_device_id *id)
 		return -ENOMEM;
 	card->pci = pci;
 	card->minor = minor;
+	card->mig = MIG_OFF;
 	mutex_init(&card->lock);
+	error = sysfs_create_group(&pci->dev.kobj, &set_group);
+	if (error)
+		goto no_group;
 	error = show(card);
 	if (!error)
 		error = probe_place(pci, card, &place);
-	if (error) {
-		hide(card);
-		kfree(card);
-		return error;
-	}
+	if (error)
+		goto no_place;
 	cards[minor] = card;
 	return 0;
+no_place:
+	hide(card);
+	sysfs_remove_group(&pci->dev.kobj, &set_group);
+no_group:
+	kfree(card);
+	return error;
 }
 
 static bool is_free(struct card *card)
@@ -394,7 +491,7 @@ static void removed(struct pci_dev *pci)
 		if (is("vendor"))
 			sysfs_remove_group(&pci->dev.kobj, &vendor_group);
 		if (place->current_type >= 0)
-			release(card);
+			release(card, place->current_type);
 		kfree(place);
 		return;
 	}
@@ -403,6 +500,7 @@ static void removed(struct pci_dev *pci)
 	pci_disable_sriov(pci);
 	if (place->is_parent)
 		mdev_unregister_parent(&place->parent);
+	sysfs_remove_group(&pci->dev.kobj, &set_group);
 	cards[card->minor] = NULL;
 	hide(card);
 	kfree(place);
@@ -411,8 +509,12 @@ static void removed(struct pci_dev *pci)
 
 static int set_vfs(struct pci_dev *pci, int wanted)
 {
+	struct card *card = card_of(&pci->dev);
 	int error;
 
+	/* NVIDIA's driver begins anew, too. */
+	card->mig = MIG_OFF;
+	card->mixed = false;
 	if (!wanted) {
 		pci_disable_sriov(pci);
 		return 0;

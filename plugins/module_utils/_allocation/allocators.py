@@ -55,8 +55,7 @@ class Allocator:
 
 
 _NAME = "app.kubernetes.io/name"
-# Role sandbox_device_plugin's; KubeVirt announces cards by itself otherwise.
-_SANDBOX = (_NAME, "sandbox-device-plugin")
+_KUBEVIRT = "nvidia-kubevirt-gpu-device-plugin"
 ALLOCATORS: t.Mapping[str, Allocator] = {
     EXTENDER: Allocator(
         GPUSHARE,
@@ -97,11 +96,14 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
     ),
     **{
-        name: Allocator(name, role, title, (backends.LABEL, name), (backends.RESTRICTED, name), _SANDBOX, (), resources)
-        for name, role, title, resources in (
-            (PASSTHROUGH, "passthrough", "virtual machines (passthrough)", ()),
-            (VGPU, "vgpu", "virtual machines (vGPU)", ()),
-            (KATA, "kata", "Kata's virtual machines", ("nvidia.com/pgpu",)),
+        name: Allocator(
+            name, role, title, (backends.LABEL, name), (backends.RESTRICTED, name), (_NAME, server), (), own
+        )
+        for name, role, title, server, own in (
+            # The plugin of NVIDIA's for KubeVirt, where that doesn't announce the cards by itself.
+            (PASSTHROUGH, "passthrough", "virtual machines (passthrough)", _KUBEVIRT, ()),
+            (VGPU, "vgpu", "virtual machines (vGPU)", _KUBEVIRT, ()),
+            (KATA, "kata", "Kata's virtual machines", "nvidia-sandbox-device-plugin", ("nvidia.com/pgpu",)),
         )
     },
 }

@@ -252,4 +252,4 @@ def _settle(part: Part) -> None:
         units = entry["units"] - placed.get(entry["uid"], 0)
         if units > 0:
             left.append({**entry, "units": units} if units < entry["units"] else entry)
-    part.pending = t.cast("list[PodEntry]", left)
+    part.pending = left

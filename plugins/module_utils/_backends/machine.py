@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import typing as t
 
-from .._contracts.backends import HAMI, NVIDIA
+from .._contracts.backends import HAMI, KATA, NVIDIA
 from .._core.types import JsonObject
 from .._hami import files
 from .._host.system import System
-from .._kata import leftovers, plugins
+from .._kata import leftovers
 from .._nvidia import files as nvidia_plugin
 
 # By back end, how its remains are removed; gpushare's server removes its own.
 REMOVED: t.Mapping[str, t.Callable[[System, JsonObject, bool], JsonObject]] = {
     HAMI: files.ensure,
-    plugins.KATA: leftovers.work,
+    KATA: leftovers.work,
     NVIDIA: nvidia_plugin.work,
 }
 ARGUMENTS: JsonObject = {

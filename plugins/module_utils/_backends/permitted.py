@@ -19,19 +19,25 @@ VARIABLES = {"exclude": "gpu_exclude", "seconds": f"{PREFIX}unbind_seconds"}
 
 
 class Permitted(t.TypedDict):
-    """``pci`` are entries of kubevirt_devices_pci; ``unknown`` the hosts whose cards this run doesn't know."""
+    """``pci`` are entries of kubevirt_devices_pci; ``unknown`` the hosts whose cards this run doesn't know.
+
+    ``cards`` are numbers of cards that VFIO has, by node and by vendor and device.
+    """
 
     pci: list[JsonObject]
     unknown: list[str]
+    cards: dict[str, dict[str, int]]
 
 
-def permitted(hosts: t.Mapping[str, t.Mapping[str, t.Any]]) -> Permitted:
+def permitted(hosts: t.Mapping[str, t.Mapping[str, t.Any]], nodes: t.Mapping[str, str]) -> Permitted:
     """Return the entries for the cards that hosts give to virtual machines.
 
     :param hosts: the variables of each host that gives cards away, with its facts ``gpu_node``; one without
         ``passthrough_cards`` gives all of them.
+    :param nodes: the name of each host's node.
     """
     ids: set[str] = set()
+    bound: dict[str, dict[str, int]] = {}
     unknown = []
     for host, variables in hosts.items():
         section = (variables.get("gpu_node") or {}).get("passthrough")
@@ -39,16 +45,20 @@ def permitted(hosts: t.Mapping[str, t.Mapping[str, t.Any]]) -> Permitted:
         if found is None:
             unknown.append(host)
         else:
-            ids |= found
+            ids |= set(found)
+            bound[nodes[host]] = found
     rows: list[JsonObject] = [
         {"selector": name, "resource": f"nvidia.com/{name.replace(':', '_')}", "external_provider": False}
         for name in sorted(ids)
     ]
-    return {"pci": rows, "unknown": unknown}
+    return {"pci": rows, "unknown": unknown, "cards": bound}
 
 
-def _ids(variables: t.Mapping[str, t.Any]) -> set[str] | None:
-    """Return vendor and device of each card that a host gives away; None where its variables are of no use."""
+def _ids(variables: t.Mapping[str, t.Any]) -> dict[str, int] | None:
+    """Return vendor and device of each card that a host gives away, and how many of these VFIO has.
+
+    None where its variables are of no use.
+    """
     params = {name: variables.get(VARIABLES.get(name, PREFIX + name)) for name in ARGUMENTS}
     params = {name: ARGUMENTS[name].get("default") if value is None else value for name, value in params.items()}
     params["cards"] = variables.get(f"{PREFIX}cards") or ["all"]
@@ -59,7 +69,12 @@ def _ids(variables: t.Mapping[str, t.Any]) -> set[str] | None:
     except ShareError:
         return None
     cards = [state.functions[address] for address in wanted(options, state).cards]
-    return {_short(card.vendor, card.device) for card in cards if card.card}
+    numbers: dict[str, int] = {}
+    for card in cards:
+        if card.card:
+            name = _short(card.vendor, card.device)
+            numbers[name] = numbers.get(name, 0) + int(card.vfio)
+    return numbers
 
 
 def _short(vendor: str, device: str) -> str:

@@ -87,7 +87,7 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     elif not running and node.backends and any(gpu_requests(node.allocatable)):
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
-    elif not node.backends and (has_label(node) or backend_of(node)):
+    elif not node.backends and (has_label(node) or backend_of(node) not in ("", *backends.VIRTUAL)):
         label = label_of(allocation_of(node)) if has_label(node) else f"{backends.LABEL}={backend_of(node)}"
         result.fail("nothing_announced", label=label, api=api)
 

@@ -13,7 +13,7 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._driver.nouveau import tool_of
-from .._host.cached_reader import whole
+from .._host.cached_reader import Lenient, whole
 from .._host.facts import distribution, installed_kernels, running
 from .._host.kernels import booted
 from .._host.system import System
@@ -22,7 +22,7 @@ from .._passthrough.functions import functions
 from .._passthrough.images import observed
 from .._passthrough.kernel import GroupState, Kernel
 from .._passthrough.model import RECORD, Before, Function, Image, parse_record
-from .._vgpu import restore
+from .._vgpu import restore, sysfs
 
 
 class RecordedFunction(t.TypedDict):
@@ -101,7 +101,7 @@ class Evidence(t.TypedDict):
 
 def recorded(system: System) -> bool:
     """Return whether role passthrough or vgpu has recorded something on this machine."""
-    return system.exists(RECORD) or system.exists(restore.RECORD)
+    return system.exists(RECORD) or system.exists(sysfs.RECORD)
 
 
 def evidence(system: System, kernel: Kernel) -> Evidence | None:
@@ -119,14 +119,15 @@ def evidence(system: System, kernel: Kernel) -> Evidence | None:
             bound = parse_record(whole(system, RECORD) or "").functions
         except ShareError as error:
             problems.append(str(error))
-    if system.exists(restore.RECORD):
+    if system.exists(sysfs.RECORD):
         try:
-            rows = restore.recorded(whole(system, restore.RECORD) or "")
+            rows = restore.recorded(whole(system, sysfs.RECORD) or "")
         except ValueError as error:
-            problems.append(f"{restore.RECORD} can't be read: {error}")
+            problems.append(f"{sysfs.RECORD} can't be read: {error}")
     texts = {path: whole(system, path) for path in files.PATHS}
     seen = functions(system, ())
-    divided = {address: restore.card(system, address) for address in restore.cards(system)}
+    reader = Lenient(system)
+    divided = {address: sysfs.card(reader, address) for address in sysfs.cards(reader)}
     return {
         "problem": "; ".join(problems),
         "functions": [_function(before, seen, texts[files.RULE] or "", kernel) for before in bound],
@@ -181,7 +182,7 @@ def _image(image: Image) -> BootImage:
     }
 
 
-def _card(row: restore.Row, card: restore.Card | None) -> RecordedCard:
+def _card(row: restore.Row, card: sysfs.Card | None) -> RecordedCard:
     present = card is not None and card.device == row["device"]
     vgpus = card.vgpus if card is not None and present else ()
     return {
@@ -199,13 +200,12 @@ def _given(function: Function) -> Device:
     return {"address": function.address, "uuid": "", "type": "", "group": function.group, "number": number}
 
 
-def _vgpu(system: System, vgpu: restore.VGpu) -> Device:
-    folder = f"{restore.PCI}/{vgpu.function}" if vgpu.key == vgpu.function else f"{restore.INSTANCES}/{vgpu.key}"
-    numbers = system.names(f"{folder}/vfio-dev")
+def _vgpu(system: System, vgpu: sysfs.VGpu) -> Device:
+    numbers = system.names(f"{vgpu.folder}/vfio-dev")
     return {
         "address": vgpu.function,
         "uuid": "" if vgpu.key == vgpu.function else vgpu.key,
         "type": vgpu.name if vgpu.named else "",
-        "group": (system.link(f"{folder}/iommu_group") or "").rpartition("/")[2],
+        "group": (system.link(f"{vgpu.folder}/iommu_group") or "").rpartition("/")[2],
         "number": numbers[0].removeprefix("vfio") if numbers else "",
     }

@@ -10,6 +10,7 @@ import re
 import typing as t
 
 from .._host import open_devices
+from .._host.mounts import read_only
 from .._host.system import System
 from .types import InitramfsImage, Nouveau, NouveauModule, Nova
 
@@ -134,18 +135,6 @@ def image_error(old_bytes: int, new_bytes: int, inside: Content | None, file: st
     return ""
 
 
-def boot_read_only(mounts: str) -> bool:
-    """Return whether the file system of /boot is mounted read-only, by /proc/self/mounts."""
-    longest, answer = -1, False
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        point = fields[1].rstrip("/") if len(fields) > 3 else None
-        # The later mount at a place counts.
-        if point is not None and len(point) >= longest and point in ("", "/boot"):
-            longest, answer = len(point), "ro" in fields[3].split(",")
-    return answer
-
-
 # modprobe reads all of them; a file in an earlier directory hides files of the same name in later ones.
 FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
 MODULES = "/sys/module"
@@ -183,7 +172,7 @@ def observe(system: System, family: str, installed: t.Sequence[str]) -> Nouveau:
         "images": images,
         "leftovers": [path for path in boot if path.startswith((KEPT, BUILT))],
         "boot_free": system.free_bytes("/boot") if images else None,
-        "boot_read_only": boot_read_only(system.read("/proc/self/mounts") or "") if images else False,
+        "boot_read_only": read_only(system.read("/proc/self/mounts") or "", "/boot") if images else False,
     }
 
 

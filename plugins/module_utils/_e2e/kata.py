@@ -145,9 +145,6 @@ class Kata(CaseSuite[Announced]):
             raise Skipped.by_code("no_kvm", SKIPS, node=name)
         self._name = name
 
-    def has_backend(self, node: Node) -> bool:
-        return node.labels.get(backends.LABEL) == self.backend or super().has_backend(node)
-
     def see(self, node: Node) -> tuple[int, Announced] | str:
         # One resource for all models, or one for each.
         free = {

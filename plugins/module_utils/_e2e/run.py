@@ -11,7 +11,7 @@ import random
 import signal
 import typing as t
 
-from .._allocation.allocators import ALLOCATORS, allocator_of, is_virtual
+from .._allocation.allocators import ALLOCATORS, allocator_of
 from .._contracts import backends, nvidia_plugin
 from .._contracts.model import Node
 from .._core.errors import BadInput, ShareError
@@ -103,8 +103,7 @@ def kinds(nodes: t.Iterable[Node]) -> list[tuple[str, str, list[str]]]:
     by_kind: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         allocator = allocator_of(node)
-        # No pod gets a card where all of them are virtual machines'.
-        if not allocator or is_virtual(allocator):
+        if not allocator:
             continue
         suite = SUITE_OF[ALLOCATORS[allocator].backend]
         kind = allocator if suite == WORKLOADS else _configuration(node) if suite == NVIDIA else ""

@@ -51,6 +51,25 @@ class Once:
         return self._ended[key]
 
 
+class Lenient:
+    """What of a ``System`` is read; what is unreadable counts as missing."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def read(self, path: str) -> str | None:
+        return whole(self._system, path)
+
+    def names(self, path: str) -> list[str]:
+        return names(self._system, path)
+
+    def exists(self, path: str) -> bool:
+        return self._system.exists(path)
+
+    def link(self, path: str) -> str | None:
+        return self._system.link(path)
+
+
 def whole(system: System, path: str) -> str | None:
     """Return a file's text; None if it is unreadable: files of a card that fell off the bus give EIO."""
     try:

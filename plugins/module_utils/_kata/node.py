@@ -58,7 +58,6 @@ class KataNode(t.TypedDict):
     runtime: str
     handlers: list[str]
     handler_loaded: bool
-    handler_stale: bool
     type: str
     default_runtime: str
     kubelet: str
@@ -72,6 +71,7 @@ def observe(system: System, params: JsonObject) -> KataNode:
     """Observe a node."""
     state = containerd.observe(system)
     seen = effective(state["dump"] if state else "")
+    loaded = state is not None and state["service_active"] and not state["stale"]
     runtime = seen.runtimes.get(params["handler"], {})
     path = str(runtime.get(("options", "ConfigPath")) or params["config"] or "")
     program = str(runtime.get(("runtime_path",)) or params["shim"])
@@ -97,8 +97,7 @@ def observe(system: System, params: JsonObject) -> KataNode:
         "socket_there": bool(socket) and system.exists(socket),
         "runtime": serving["runtime"] if serving else "",
         "handlers": names,
-        "handler_loaded": params["handler"] in names and bool(state) and state["service_active"] and not state["stale"],
-        "handler_stale": bool(state) and state["stale"],
+        "handler_loaded": params["handler"] in names and loaded,
         "type": str(runtime.get(("runtime_type",)) or ""),
         "default_runtime": seen.default_runtime,
         "kubelet": serving["version"] if serving else "",

@@ -14,7 +14,7 @@ import hashlib
 import json
 import typing as t
 
-from .._contracts import backends
+from .._contracts.backends import KATA
 from .._contracts.card_layouts import Problem
 from .._contracts.gpushare import node_resource
 from .._core.errors import ShareError
@@ -22,9 +22,9 @@ from .._core.types import JsonObject
 from .._passthrough.facts import functions_of
 from .._passthrough.model import GENERIC, Function, Record, parse_record
 
-KATA, KUBEVIRT = "kata", "kubevirt"
+KUBEVIRT = "kubevirt"
 PREFIX = "sandbox_device_plugin_"
-# No kubelet may set it (see backends.RESTRICTED): its value is the kind of the plugin that runs on the node.
+# No kubelet may set it (see RESTRICTED of the back ends): its value is the kind of the plugin that runs on the node.
 LABEL = "node-restriction.kubernetes.io/kubegpu-sandbox"
 # On a node: a digest of the cards with which its plugin was started.
 CARDS = "kubegpu.share/sandbox-cards"
@@ -134,12 +134,9 @@ def _definition(name: str, digest: str, kind: str, theirs: bool) -> JsonObject:
 
     :param theirs: the plugin is the GPU Operator's, which has labels of its own.
     """
-    metadata: JsonObject = {"name": name, "labels": {}}
-    if kind == KATA:
-        metadata["labels"] |= {backends.LABEL: KATA, backends.RESTRICTED: KATA}
+    metadata: JsonObject = {"name": name}
     if not theirs:
-        metadata["labels"][LABEL] = kind
-        metadata["annotations"] = {CARDS: digest}
+        metadata |= {"labels": {LABEL: kind}, "annotations": {CARDS: digest}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 

@@ -20,11 +20,13 @@ import typing as t
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
+from .._core.wait import Waiting
 from .._kube.api import Kube
 from .._kube.errors import KubeError
 from .._kube.objects import diff_texts
 from .._kube.options import auth_arguments
 from .._kube.refs import Ref, ref_of
+from . import announced
 
 ARGUMENTS: JsonObject = {
     **auth_arguments(),
@@ -32,6 +34,8 @@ ARGUMENTS: JsonObject = {
     "pci": {"type": "list", "elements": "dict", "default": []},
     "mediated": {"type": "list", "elements": "dict", "default": []},
     "create_mediated": {"type": "bool"},
+    "cards": {"type": "dict", "default": {}},
+    "wait_timeout": {"type": "int", "default": 180},
     "keep": {"type": "bool", "default": False},
 }
 OURS = "kubegpu.share/permitted-devices"
@@ -342,14 +346,25 @@ class Reconciler:
             raise BadInput(f"kubevirt_devices: somebody else has written {ref} meanwhile; run again") from error
 
 
-def work(kube: Kube, params: JsonObject, check: bool) -> JsonObject:
+def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = None) -> JsonObject:
     """Run the module ``kubevirt_devices``.
 
     :param check: predict the change without making it.
     :raises BadInput: an entry isn't one, is another's already, or there is no KubeVirt.
+    :raises NotInEffect: KubeVirt doesn't announce a node's cards.
     """
     present = params["state"] == "present"
     devices = devices_of(params)
     create = params.get("create_mediated")
     keep = bool(params.get("keep")) and present
-    return run(Reconciler(kube, devices if present else (), create if present else None, keep), check)
+    result = run(Reconciler(kube, devices if present else (), create if present else None, keep), check)
+    own = {each.selector: each.resource for each in devices if each.list == "pci" and not each.external}
+    wanted = announced.numbers_of(params.get("cards") or {}, own) if present else {}
+    if check:
+        # Where KubeVirt's object changes, virt-handler may see the cards by that.
+        behind = [] if result["changed"] else announced.missing(kube, wanted)
+        replaced = sorted({row.node for row in behind})
+    else:
+        timeout = float(params.get("wait_timeout") or 0)
+        replaced = announced.ensure(kube, wanted, result["changed"], waiting or Waiting(timeout))
+    return {**result, "changed": result["changed"] or bool(replaced), "replaced": replaced}

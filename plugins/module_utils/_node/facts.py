@@ -28,6 +28,7 @@ from .._runtime import containerd, crio, docker, k3s, kubelet
 from .._runtime.types import Runtimes
 from .._toolkit import facts as toolkit
 from .._toolkit import legacy, memory_limit
+from .._vgpu import facts as vgpu
 from . import gpus as gpu
 from .types import PATH, BaselineSection, GpuNode, parse
 
@@ -197,6 +198,7 @@ def observe(
         "nvswitches": switches,
         "integrated": gpu.integrated(system),
         "passthrough": passthrough.facts(system),
+        "vgpu": vgpu.facts(system),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
         "driver": {**installed, "fabric": driver.fabric(system, every, switches, kernel["release"])},

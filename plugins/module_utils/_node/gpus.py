@@ -15,12 +15,13 @@ import re
 
 from .._driver.nouveau import module_of
 from .._host import iommu
-from .._host.cached_reader import names, text, whole
+from .._host.cached_reader import Lenient, names, text, whole
 from .._host.iommu import PCI, GroupMember
 from .._host.system import System
 from .._host.types import DeviceFiles, NvSwitch
 from .._passthrough.functions import functions
 from .._passthrough.model import Function
+from .._vgpu import sysfs
 from .types import Display, NodeGpu, Vgpu, VgpuHost, VgpuType, VirtualFunctions
 
 UNKNOWN = "unknown"
@@ -70,9 +71,6 @@ def generation(device: str) -> str:
 # In the configuration space of a vGPU: a capability that its maker defines (9), the next one's place, its length, and
 # these letters. Bytes that are no text are read as one character.
 VGPU_CAPABILITY = re.compile("\t.{1,2}VF", re.DOTALL)
-# How the kernel names mediated devices, and what a vGPU manager lists.
-UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-CREATABLE = re.compile(r"^\s*(\d+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 FRAMEBUFFER = re.compile(r"fb\d+")
 DEVICE_TREE = "/proc/device-tree"
 # The directories nvidia-caps* hold capabilities.
@@ -119,7 +117,7 @@ def pci(system: System) -> tuple[list[NodeGpu], list[NvSwitch]]:
                 "numa_node": numa_node(text(system, f"{folder}/numa_node")),
                 "reset_methods": text(system, f"{folder}/reset_method").split(),
                 "virtual_functions": virtual,
-                "vgpu_host": vgpu_host(system, [address, *(each["address"] for each in virtual["enabled"])]),
+                "vgpu_host": vgpu_host(system, sysfs.card(Lenient(system), address)),
             }
         )
     return gpus, switches
@@ -178,58 +176,20 @@ def virtual_functions(system: System, address: str) -> VirtualFunctions:
     }
 
 
-def vgpu_host(system: System, addresses: list[str]) -> VgpuHost:
-    """Return which vGPUs a card can have, and has, by what its driver shows, whatever kernel and release it is.
-
-    :param addresses: the card's and those of its virtual functions.
-    """
-    found: VgpuHost = {"framework": "none", "types": [], "vgpus": []}
+def vgpu_host(system: System, card: sysfs.Card) -> VgpuHost:
+    """Return which vGPUs a card can have, and has, by what its driver shows, whatever kernel and release it is."""
     types: dict[str, VgpuType] = {}
-    for address in addresses:
-        for framework, offered, vgpus in (_mediated(system, address), _vendor(system, address)):
-            if framework:
-                found["framework"] = framework
-            found["vgpus"] += vgpus
-            for each in offered:
-                known = types.setdefault(each["id"], {**each, "available": 0})
-                known["available"] += each["available"]
-    found["types"] = list(types.values())
-    return found
+    for each in (each for function in card.functions for each in function.types):
+        known = types.setdefault(each.id, {"id": each.id, "name": each.name, "available": 0})
+        known["available"] += each.available
+    vgpus = [_vgpu(system, each) for each in card.vgpus]
+    return {"framework": card.framework or "none", "types": list(types.values()), "vgpus": vgpus}
 
 
-def _mediated(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
-    """Return the framework if a function is a parent of mediated devices, with its types and devices."""
-    folder = f"{PCI}/{address}"
-    types: list[VgpuType] = []
-    for name in names(system, f"{folder}/mdev_supported_types"):
-        place = f"{folder}/mdev_supported_types/{name}"
-        left = text(system, f"{place}/available_instances")
-        available = int(left) if left.isdecimal() else 0
-        types.append({"id": name, "name": text(system, f"{place}/name"), "available": available})
-    if not types:
-        return "", [], []
-    made = [name for name in names(system, folder) if UUID.fullmatch(name)]
-    kinds = [(system.link(f"{folder}/{uuid}/mdev_type") or "").rpartition("/")[2] for uuid in made]
-    vgpus: list[Vgpu] = [
-        {"address": address, "uuid": uuid, "type": kind, "iommu_group": iommu.group_of(system, address, uuid)}
-        for uuid, kind in zip(made, kinds)
-        if kind
-    ]
-    return "mdev", types, vgpus
-
-
-def _vendor(system: System, address: str) -> tuple[str, list[VgpuType], list[Vgpu]]:
-    """Return the framework if a function takes the number of a type, with the types that it takes now."""
-    folder = f"{PCI}/{address}/nvidia"
-    current = text(system, f"{folder}/current_vgpu_type")
-    if not current.isdecimal():
-        return "", [], []
-    rows = CREATABLE.findall(text(system, f"{folder}/creatable_vgpu_types"))
-    types: list[VgpuType] = [{"id": number, "name": name, "available": 1} for number, name in rows]
-    group = iommu.group_of(system, address)
-    vgpu: Vgpu = {"address": address, "uuid": None, "type": current, "iommu_group": group}
-    vgpus = [vgpu] if int(current) else []
-    return "vendor", types, vgpus
+def _vgpu(system: System, made: sysfs.VGpu) -> Vgpu:
+    uuid = made.key if made.key != made.function else None
+    group = iommu.group_of(system, made.function, uuid or "")
+    return {"address": made.function, "uuid": uuid, "type": made.id, "iommu_group": group}
 
 
 def integrated(system: System) -> str:

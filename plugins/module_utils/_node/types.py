@@ -31,6 +31,7 @@ from .._passthrough.facts import PassthroughFacts
 from .._runtime.types import Kubelet, Runtimes
 from .._toolkit.facts import Cdi, LegacyRecord, StaleSource, Toolkit
 from .._toolkit.memory_limit import MemoryLimit
+from .._vgpu.facts import VgpuFacts
 
 PATH = "/var/lib/kubegpu-share/baseline.json"
 SCHEMA = 1
@@ -202,6 +203,7 @@ class GpuNode(t.TypedDict):
     nvswitches: list[NvSwitch]
     integrated: str
     passthrough: PassthroughFacts | None
+    vgpu: VgpuFacts
     nouveau: Nouveau
     driver: Driver
     memory_limit: MemoryLimit

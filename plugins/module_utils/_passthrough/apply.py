@@ -9,10 +9,12 @@ import dataclasses
 import posixpath
 import typing as t
 
+from .._boot import loaders
 from .._core import plan as core_plan
 from .._core.errors import NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._driver.nouveau_apply import Image
+from .._host.facts import distribution
 from .._host.file_transaction import FileTransaction, Replacement, check_unchanged
 from .._host.iommu import PCI, override_of
 from .._host.system import System
@@ -22,7 +24,7 @@ from .functions import DRIVERS, driver_name
 from .holds import holds
 from .kernel import Kernel
 from .model import PENDING, RECORD, Before, FileBefore, Options, Record, State, module_of, parse_record
-from .observe import host, observe
+from .observe import boot_code, host, observe
 from .plan import Bind, EndTransaction, ForgetRecord, GiveBack, PutRecord, Rebuild, make_plan
 from .report import problems, report
 
@@ -42,6 +44,7 @@ class PassthroughReconciler:
         self._kernel = kernel
         self._kubelet = kubelet
         self._host = host(system)
+        self._boot = boot_code(loaders.observe(system, dict(distribution(system))))
         # Of the last observation.
         self.state = State(self._host.family, False, {})
 
@@ -52,6 +55,7 @@ class PassthroughReconciler:
             state,
             holds=tuple(holds(self._system, self._kubelet, state)),
             groups={group: self._kernel.group_state(group) for group in groups},
+            boot=self._boot,
         )
         return self.state
 

@@ -11,7 +11,7 @@ import typing as t
 from .._core.errors import ShareError
 from .._host.system import System
 from .model import RECORD, Function, Image, Record, State, parse_record
-from .observe import host, observe
+from .observe import boot_code, host, observe
 
 
 class FunctionFacts(t.TypedDict):
@@ -108,8 +108,10 @@ def functions_of(seen: PassthroughFacts) -> list[Function]:
     return [Function(**_tuples(row)) for row in seen["functions"]]
 
 
-def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
+def state_of(seen: PassthroughFacts, family: str, container: bool, boot: t.Mapping[str, t.Any]) -> State:
     """Return the machine's state by its facts, without what holds its cards.
+
+    :param boot: the section of ``gpu_node``.
 
     :raises ShareError: the record can't be read.
     """
@@ -130,4 +132,5 @@ def state_of(seen: PassthroughFacts, family: str, container: bool) -> State:
         owner=seen["owner"],
         fabric_mode=seen["fabric_mode"],
         loadable=frozenset(seen["loadable"]),
+        boot=boot_code(boot),
     )

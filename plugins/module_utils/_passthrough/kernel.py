@@ -9,29 +9,19 @@ import array
 import errno
 import fcntl
 import os
-import time
 import typing as t
+
+from .._host import kernel_write
+from .._host.kernel_write import Written
 
 # _IO(';', 100 + 3) of linux/vfio.h, and the first flag of its answer.
 GET_STATUS = 0x3B67
 VIABLE = 1
-STEP = 0.05
 # The kernel's answer about a group: whether a virtual machine can be given it. ``held``: one has it, and until then
 # nobody else may ask; ``absent``: no VFIO driver has a function of it, or the kernel has no files of groups.
 GroupState = t.Literal["viable", "not_viable", "held", "absent", "unknown"]
 # What opening its file fails with.
 REFUSED: t.Mapping[int, GroupState] = {errno.EBUSY: "held", errno.ENOENT: "absent", errno.ENODEV: "absent"}
-
-
-class Written(t.NamedTuple):
-    """The result of a write.
-
-    :param errno: the kernel's error; 0 for none, -1 where it didn't end in time.
-    :param pid: the process that still waits; 0 where it has ended.
-    """
-
-    errno: int
-    pid: int = 0
 
 
 class Kernel(t.Protocol):
@@ -57,19 +47,7 @@ class RealKernel:
         self._vfio = vfio
 
     def put(self, path: str, text: str, seconds: float) -> Written:
-        # A driver's unbind may wait for ever for whoever has the device open, and then can't even be killed: the
-        # process has nothing of this one's that would make anybody wait for it.
-        pid = os.fork()
-        if pid == 0:
-            _write_and_exit(path, text)
-        until = time.monotonic() + seconds
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                return Written(os.WEXITSTATUS(status) if os.WIFEXITED(status) else errno.EINTR)
-            if time.monotonic() >= until:
-                return Written(-1, pid)
-            time.sleep(STEP)
+        return kernel_write.put(path, text, seconds)
 
     def group_state(self, group: str) -> GroupState:
         try:
@@ -84,21 +62,3 @@ class RealKernel:
             return "unknown"
         finally:
             os.close(handle)
-
-
-def _write_and_exit(path: str, text: str) -> t.NoReturn:
-    """Write, and end this process with the kernel's error as its status."""
-    status = errno.EIO
-    try:
-        os.setsid()
-        null = os.open("/dev/null", os.O_RDWR)
-        for number in range(3):
-            os.dup2(null, number)
-        os.closerange(3, 1024)
-        handle = os.open(path, os.O_WRONLY)
-        os.write(handle, text.encode())
-        status = 0
-    except OSError as error:
-        status = error.errno or errno.EIO
-    finally:
-        os._exit(status)

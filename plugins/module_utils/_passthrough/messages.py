@@ -12,6 +12,36 @@ from .._core.types import JsonObject
 TEXTS: t.Mapping[str, str] = {
     # Which cards.
     "container": "this is a container, whose PCI devices are its host's: run the role on the host",
+    # Where a boot wouldn't bind them, with what to do there.
+    "boot_unified": (
+        "this machine boots unified kernel images, which contain their initramfs and are signed: put a udev rule with "
+        "driver_override for {cards} and the module {modules} into the image by its own tool (dracut --uefi, ukify), "
+        "and set passthrough_state to external"
+    ),
+    "boot_sdbootutil": (
+        "sdbootutil makes this machine's initramfs, and may have sealed disk keys to it: write a udev rule with "
+        "driver_override for {cards} and a file of /etc/dracut.conf.d with add_drivers {modules} and install_items, "
+        "run sdbootutil mkinitrd, and set passthrough_state to external"
+    ),
+    "boot_transactional": (
+        "this machine's root is read-only, and its initramfs is a part of a snapshot: write a udev rule with "
+        "driver_override for {cards} and a file of /etc/dracut.conf.d with add_drivers {modules} and install_items, "
+        "run transactional-update initrd, reboot, and set passthrough_state to external"
+    ),
+    "boot_ostree": (
+        "this machine's initramfs is a part of its ostree deployment: write a udev rule with driver_override for "
+        "{cards}, run rpm-ostree initramfs-etc --track=PATH for it and rpm-ostree initramfs --enable "
+        "--arg=--add-drivers={modules}, reboot, and set passthrough_state to external"
+    ),
+    "boot_machine-config": (
+        "OpenShift's Machine Config Operator owns this machine's files: bind {cards} by a MachineConfig or by the GPU "
+        "Operator's vfio-manager (label nvidia.com/gpu.workload.config=vm-passthrough), and set passthrough_state to "
+        "external"
+    ),
+    "boot_image": (
+        "this machine's system is an image with an initramfs of its own: have the image bind {cards} to {modules}, "
+        "and set passthrough_state to external"
+    ),
     "no_cards": "this machine has no NVIDIA card that could be given to virtual machines",
     "unknown_card": "{address} in passthrough_cards is no NVIDIA card of this machine",
     "unknown_uuid": (

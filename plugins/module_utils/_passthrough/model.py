@@ -286,6 +286,7 @@ class State:
     :param owner: the file that shows that the GPU Operator's vfio-manager binds this node's cards; empty without it.
     :param fabric_mode: FABRIC_MODE of the fabric manager's configuration; empty without one.
     :param loadable: the recorded drivers that are loaded, or whose module is there.
+    :param boot: code of ``messages.TEXTS`` where no file of this role gets into what the machine boots; else empty.
     :param groups: the kernel's answer about each IOMMU group of which VFIO has a function; see ``kernel.GroupState``.
     """
 
@@ -307,6 +308,7 @@ class State:
     fabric_mode: str = ""
     loadable: frozenset[str] = frozenset()
     groups: t.Mapping[str, str] = dataclasses.field(default_factory=dict)
+    boot: str = ""
 
     def members(self, group: str) -> list[Function]:
         """Return the functions of an IOMMU group that count, by address."""

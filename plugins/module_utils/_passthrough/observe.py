@@ -11,19 +11,31 @@ import typing as t
 
 from .._driver import nvidia_smi
 from .._driver.library import card_information
-from .._driver.nouveau import boot_read_only, tool_of
+from .._driver.nouveau import tool_of
 from .._driver.types import Card
 from .._host.cached_reader import text, whole
 from .._host.facts import distribution, installed_kernels, running
+from .._host.mounts import read_only
 from .._host.system import System
 from . import files
 from .functions import ALIAS, DRIVERS, functions
 from .images import observed
 from .model import PENDING, RECORD, Function, Record, State, parse_record
 
+# Of _boot/loaders.py: systems whose initramfs isn't an own file of /boot that its tool rebuilds there.
+ELSEWHERE = frozenset(("unified", "sdbootutil", "transactional", "ostree", "machine-config", "image"))
 # Written by the GPU Operator's validator where all cards of the node have a VFIO driver, and removed with it.
 OPERATOR = "/run/nvidia/validations/vfio-pci-ready"
 FABRIC = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+
+
+def boot_code(boot: t.Mapping[str, t.Any]) -> str:
+    """Return the code of a machine whose initramfs this role can't write; empty for any other.
+
+    :param boot: the section of ``gpu_node``.
+    """
+    kind = "ostree" if boot["loader"] == "rpm-ostree" else boot["refused"]
+    return f"boot_{kind}" if kind in ELSEWHERE else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +88,7 @@ def observe(system: System, about: Host, images: bool = True) -> State:
         tool=tool,
         images=tuple(listed_images),
         boot_free=system.free_bytes("/boot") if listed_images else None,
-        boot_read_only=boot_read_only(system.read("/proc/self/mounts") or "") if listed_images else False,
+        boot_read_only=read_only(system.read("/proc/self/mounts") or "", "/boot") if listed_images else False,
         owner=OPERATOR if system.exists(OPERATOR) else "",
         fabric_mode=_fabric_mode(system) if any(function.switch for function in seen.values()) else "",
         loadable=frozenset(

@@ -14,7 +14,7 @@ from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._host.file_transaction import Replacement
 from . import files, messages
-from .model import GENERIC, PENDING, RECORD, Before, Function, Hold, Image, Options, State
+from .model import GENERIC, PENDING, RECORD, Before, Function, Hold, Image, Options, State, module_of
 
 # What a reboot ends without harm to anybody; everything else that holds a card is somebody's work.
 IDLE = ("held_by_dcgm", "held_by_persistenced", "persistence_mode", "persistence_unknown", "console")
@@ -97,6 +97,9 @@ def wanted(options: Options, state: State) -> Wanted:
     refusals += unknown
     if not cards and not refusals:
         refusals.append(row("no_cards"))
+    if state.boot and cards and options.state == "present":
+        modules = sorted({module_of(options.driver or card.best) for card in cards})
+        refusals.append(row(state.boot, cards=[card.address for card in cards], modules=modules))
     refusals += _switches(options, state, cards)
     if options.with_switches and cards:
         cards += [function for _address, function in sorted(state.functions.items()) if function.switch]

@@ -317,7 +317,9 @@ def _namespaces(view: model.View) -> list[Namespace]:
     """Return the sums of each namespace, in the order of their names."""
     pods: dict[str, list[model.Pod]] = {}
     for node in view.nodes:
-        for pod in [*(pod for place in (*node.cards, *node.devices) for pod in place.pods), *node.pending]:
+        on_cards = [pod for card in node.cards for pod in card.pods]
+        on_devices = [pod for device in node.devices for pod in device.pods]
+        for pod in (*on_cards, *on_devices, *node.pending):
             pods.setdefault(pod.name.partition("/")[0] if "/" in pod.name else "", []).append(pod)
     return [_namespace(name, pods[name], view) for name in sorted(pods, key=natural)]
 

@@ -198,7 +198,7 @@ def _resource(resource: JsonObject, gpus: JsonObject) -> model.Resource:
 def _device(device: JsonObject) -> model.Device:
     """Return a card or a vGPU for virtual machines; one of any other state is unknown."""
     group, state = device.get("iommu_group"), device.get("state")
-    known = state in (virtual.HELD, virtual.FREE)
+    state = state if state in (virtual.HELD, virtual.FREE) else virtual.UNKNOWN
     return model.Device(
         address=text(device.get("address"), NAME),
         name=text(virtual.device_name(device), NAME),
@@ -208,8 +208,8 @@ def _device(device: JsonObject) -> model.Device:
         driver=text(device.get("driver"), NAME),
         group="" if group is None else str(int(group)),
         resource=text(device.get("resource"), NAME),
-        state=state if known else virtual.UNKNOWN,
-        holder=text(virtual.holder_text({**device, "state": state if known else virtual.UNKNOWN}, pods=True), NAME * 4),
+        state=state,
+        holder=text(virtual.holder_text({**device, "state": state}, pods=True), NAME * 4),
         pods=tuple(_allocated_pod(pod, None, "shares") for pod in device.get("pods") or ()),
     )
 

@@ -1,23 +1,19 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read a card's vGPUs in sysfs, and create those that it lacks.
+"""Create the vGPUs that a card lacks: its virtual functions, GPU instances or the mode for several sizes, then types.
 
-This file is also the program that does so at each boot: it imports nothing of the collection, and removes nothing.
-
-Which framework a card has is decided by what sysfs shows, never by the kernel's version: a function below
-/sys/class/mdev_bus has mediated devices, and one with nvidia/current_vgpu_type is itself a vGPU once a type's id is
-written there (vGPU 17 and later). Ids differ between drivers, so types are known by their names.
-https://docs.nvidia.com/vgpu/latest/grid-vgpu-user-guide/, https://docs.kernel.org/driver-api/vfio-mediated-device.html
+This file, ``sysfs.py`` beside it and ``kernel_write.py`` are also the program that does so at each boot: they import
+nothing else, and it removes nothing.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import json
 import os
-import posixpath
 import re
 import subprocess
 import sys
@@ -25,27 +21,26 @@ import time
 import typing as t
 import uuid
 
-PCI = "/sys/bus/pci/devices"
-PARENTS = "/sys/class/mdev_bus"
-INSTANCES = "/sys/bus/mdev/devices"
-RECORD = "/var/lib/kubegpu-share/vgpu.json"
-# Names of types by their ids, as far as this boot has shown them: a virtual function's list has only those that it
-# can still become. A driver that is loaded again forgets the vGPUs, and so does a boot these names.
-NAMES = "/run/kubegpu-share-vgpu.json"
+from .._host import kernel_write
+from .._host.kernel_write import Written
+from . import sysfs
+from .sysfs import NAMES, PCI, RECORD, Card, VGpu, card
+
 FORMAT = 1
 SRIOV_MANAGE = "/usr/lib/nvidia/sriov-manage"
-MDEV, VENDOR = "mdev", "vendor"
+SMI = "nvidia-smi"
 DRIVER = "nvidia"
-NO_TYPE = "0"
-# As in _host/iommu.py, which isn't there at boot.
-DISPLAY = ("0x0300", "0x0302")
 # No card has more vGPUs.
 MOST = 1024
-# Seconds: for the driver at boot, for the virtual functions of a card, and for a command.
-DRIVER_SECONDS, FUNCTIONS_SECONDS, COMMAND_SECONDS = 120.0, 30.0, 120.0
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_TYPE = re.compile(r"\s*([0-9]+)\s*:\s*(\S.*?)\s*$")
+# Seconds: for the driver at boot, for the virtual functions of a card, for a command, and for a write.
+DRIVER_SECONDS, FUNCTIONS_SECONDS, COMMAND_SECONDS, WRITE_SECONDS = 120.0, 30.0, 120.0, 60.0
 _FRAMEBUFFER = re.compile(r"-([0-9]+)[A-Z]+$")
+# Of NVIDIA's names of GPU instances, as 1g.10gb+me and 2g.20gb-me.
+PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]*gb([+-][a-z.]+)?")
+# |   0  MIG 1g.5gb          19        7          4:1     |
+_INSTANCE = re.compile(r"^\|\s*[0-9]+\s+MIG\s+(\S+)\s+[0-9]+\s+([0-9]+)\s", re.MULTILINE)
+# How many GPU instances of each profile.
+Instances = t.Mapping[str, int]
 
 
 class Done(t.Protocol):
@@ -61,20 +56,14 @@ class Done(t.Protocol):
     def err(self) -> str: ...
 
 
-class Machine(t.Protocol):
-    """What of ``System`` is used here."""
-
-    def read(self, path: str) -> str | None: ...
-
-    def names(self, path: str) -> list[str]: ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def link(self, path: str) -> str | None: ...
+class Machine(sysfs.Reader, t.Protocol):
+    """What of ``System`` is used here, and writes that may wait."""
 
     def write(self, path: str, text: str) -> None: ...
 
     def run(self, argv: t.Sequence[str], timeout: float = 60, stdin: str | None = None) -> Done: ...
+
+    def put(self, path: str, text: str, seconds: float) -> Written: ...
 
 
 class Failed(Exception):
@@ -89,72 +78,11 @@ class Failed(Exception):
         self.code, self.fields = code, fields
 
 
-@dataclasses.dataclass(frozen=True)
-class VGpu:
-    """
-    :param function: the PCI address that has it.
-    :param key: its UUID, or the address where the function is the vGPU.
-    :param id: of its type.
-    :param name: of its type, without the maker: ``A10-4Q``; where it isn't known, ``type`` and the id.
-    """
+class MigBefore(t.TypedDict):
+    """A card's MIG mode, and its GPU instances by profile, before they were changed."""
 
-    function: str
-    key: str
-    id: str
-    name: str
-
-    @property
-    def named(self) -> bool:
-        """Whether the name of its type is known."""
-        return self.name != _unknown(self.id)
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A PCI function that can have vGPUs.
-
-    :param types: the names of the types that it can still have, by id.
-    """
-
-    address: str
-    framework: str
-    types: t.Mapping[str, str]
-    vgpus: tuple[VGpu, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """
-    :param device: its PCI ids, device then vendor, as ``0x223610DE``.
-    :param driver: None where it has none.
-    :param most_functions: virtual functions that it can have; 0 without SR-IOV.
-    :param virtual: the addresses of those that it has.
-    :param functions: those of them, or the card itself, that can have vGPUs.
-    """
-
-    address: str
-    device: str
-    driver: str | None
-    most_functions: int
-    virtual: tuple[str, ...]
-    functions: tuple[Function, ...]
-
-    @property
-    def vgpus(self) -> tuple[VGpu, ...]:
-        return tuple(vgpu for function in self.functions for vgpu in function.vgpus)
-
-    @property
-    def framework(self) -> str:
-        """``mdev``, ``vendor``, or empty where no function can have vGPUs, maybe because it has none yet."""
-        return self.functions[0].framework if self.functions else ""
-
-    def names(self) -> set[str]:
-        """The types that can be created now, or are there."""
-        return {name for function in self.functions for name in function.types.values()} | set(self.counts())
-
-    def counts(self) -> dict[str, int]:
-        """How many vGPUs of each type there are."""
-        return dict(collections.Counter(vgpu.name for vgpu in self.vgpus))
+    on: bool
+    instances: dict[str, int]
 
 
 class Row(t.TypedDict):
@@ -162,13 +90,17 @@ class Row(t.TypedDict):
 
     :ivar device: its PCI ids, by which a card that moved is noticed.
     :ivar wanted: how many vGPUs of each type it is to have.
-    :ivar before: how many it had; ``functions`` says whether it had virtual functions.
+    :ivar instances: how many GPU instances of each profile it is to have for them; empty where they need none.
+    :ivar before: how many vGPUs it had; ``functions`` says whether it had virtual functions.
+    :ivar mig_before: None where its GPU instances were never changed.
     """
 
     address: str
     device: str
     wanted: dict[str, int]
+    instances: dict[str, int]
     before: dict[str, int]
+    mig_before: MigBefore | None
     functions: bool
 
 
@@ -180,122 +112,37 @@ def recorded(text: str) -> list[Row]:
     try:
         record = json.loads(text)
         if record["format"] == FORMAT:
-            return [_row(**row) for row in record["cards"]]
+            return [_row(row) for row in record["cards"]]
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError("it has another form") from error
     raise ValueError("it has another format")
 
 
-def _row(address: str, device: str, wanted: t.Any, before: t.Any, functions: bool) -> Row:
-    for counts in (wanted, before):
-        if not all(type(count) is int and 0 <= count <= MOST for count in dict(counts).values()):
-            raise ValueError("no numbers of vGPUs")
-    if not (_ADDRESS.fullmatch(address) and isinstance(device, str) and isinstance(functions, bool)):
+def _row(row: dict[str, t.Any]) -> Row:
+    before = row["mig_before"]
+    if set(row) != set(Row.__annotations__) or (before is not None and set(before) != {"on", "instances"}):
+        raise ValueError("it has other keys")
+    for counts in (row["wanted"], row["before"]):
+        _counts(counts)
+    for instances in (row["instances"], before["instances"] if before is not None else {}):
+        if not all(PROFILE.fullmatch(profile) for profile in _counts(instances)):
+            raise ValueError("no profiles of GPU instances")
+    if not (sysfs.ADDRESS.fullmatch(row["address"]) and isinstance(row["device"], str)):
         raise ValueError("no card")
-    return {"address": address, "device": device, "wanted": wanted, "before": before, "functions": functions}
+    if not all(isinstance(flag, bool) for flag in (row["functions"], before["on"] if before is not None else True)):
+        raise ValueError("no card")
+    return t.cast(Row, row)
 
 
-def short(name: str) -> str:
-    """Return a type's name as NVIDIA's tools take it: ``NVIDIA A10-4Q`` and ``GRID T4-1Q`` by the last word."""
-    words = name.split()
-    return words[-1] if words else ""
+def _counts(given: t.Any) -> dict[str, int]:
+    """Return how many of each.
 
-
-def cards(machine: Machine) -> list[str]:
-    """Return the addresses of NVIDIA's cards, in the order of their indices; virtual functions are no cards."""
-    return [
-        address
-        for address in machine.names(PCI)
-        if _ADDRESS.fullmatch(address)
-        and _text(machine, f"{PCI}/{address}/vendor") == "0x10de"
-        and _text(machine, f"{PCI}/{address}/class").startswith(DISPLAY)
-        and not machine.exists(f"{PCI}/{address}/physfn")
-    ]
-
-
-def card(machine: Machine, address: str) -> Card:
-    """Return what sysfs shows of a card."""
-    folder = f"{PCI}/{address}"
-    driver = machine.link(f"{folder}/driver")
-    # The names' numbers are in the order of the addresses.
-    links = sorted((name for name in machine.names(folder) if re.fullmatch("virtfn[0-9]+", name)), key=_number)
-    virtual = [posixpath.basename(machine.link(f"{folder}/{name}") or "") for name in links]
-    vendor, device = (_text(machine, f"{folder}/{name}").removeprefix("0x") for name in ("vendor", "device"))
-    known = _known(machine)
-    found = [_function(machine, each, known) for each in (address, *virtual) if _ADDRESS.fullmatch(each)]
-    functions = [function for function in found if function is not None]
-    # A virtual function that is a vGPU may not list its own type; one that isn't yet may.
-    names = {_unknown(number): name for function in functions for number, name in function.types.items()}
-    return Card(
-        address,
-        f"0x{device}{vendor}".upper().replace("0X", "0x"),
-        posixpath.basename(driver) if driver else None,
-        _count(machine, f"{folder}/sriov_totalvfs"),
-        tuple(virtual),
-        tuple(_named_vgpus(function, names) for function in functions),
-    )
-
-
-def _named_vgpus(function: Function, names: t.Mapping[str, str]) -> Function:
-    vgpus = tuple(dataclasses.replace(vgpu, name=names.get(vgpu.name, vgpu.name)) for vgpu in function.vgpus)
-    return dataclasses.replace(function, vgpus=vgpus)
-
-
-def _function(machine: Machine, address: str, known: t.Mapping[str, str]) -> Function | None:
-    folder = f"{PARENTS}/{address}/mdev_supported_types"
-    if machine.exists(folder):
-        types = {}
-        names = {}
-        for each in machine.names(folder):
-            names[each] = short(_text(machine, f"{folder}/{each}/name"))
-            if _count(machine, f"{folder}/{each}/available_instances"):
-                types[each] = names[each]
-        return Function(address, MDEV, types, tuple(_instances(machine, address, names)))
-    current = machine.read(f"{PCI}/{address}/nvidia/current_vgpu_type")
-    if current is None:
-        return None
-    listed = machine.read(f"{PCI}/{address}/nvidia/creatable_vgpu_types") or ""
-    rows = (_TYPE.match(row) for row in listed.splitlines())
-    types = {row.group(1): short(row.group(2)) for row in rows if row}
-    current = current.strip()
-    if current in ("", NO_TYPE):
-        return Function(address, VENDOR, types, ())
-    name = types.get(current) or known.get(current) or _unknown(current)
-    return Function(address, VENDOR, {}, (VGpu(address, address, current, name),))
-
-
-def _instances(machine: Machine, parent: str, names: t.Mapping[str, str]) -> t.Iterator[VGpu]:
-    for key in machine.names(INSTANCES):
-        # .../0000:01:00.4/<UUID>
-        place = (machine.link(f"{INSTANCES}/{key}") or "").split("/")
-        if place[-2:-1] == [parent]:
-            kind = posixpath.basename(machine.link(f"{INSTANCES}/{key}/mdev_type") or "")
-            yield VGpu(parent, key, kind, names.get(kind) or _unknown(kind))
-
-
-def _unknown(number: str) -> str:
-    return f"type {number}"
-
-
-def _known(machine: Machine) -> dict[str, str]:
-    try:
-        return {str(number): str(name) for number, name in json.loads(machine.read(NAMES) or "{}").items()}
-    except (ValueError, AttributeError):
-        # A file of another program, or half a file: then a name isn't known.
-        return {}
-
-
-def _text(machine: Machine, path: str) -> str:
-    return (machine.read(path) or "").strip()
-
-
-def _count(machine: Machine, path: str) -> int:
-    content = _text(machine, path)
-    return int(content) if content.isdecimal() else 0
-
-
-def _number(name: str) -> int:
-    return int(name[len("virtfn") :])
+    :raises ValueError: they are no numbers.
+    """
+    counts: dict[str, int] = dict(given)
+    if not all(type(count) is int and 0 <= count <= MOST for count in counts.values()):
+        raise ValueError("no numbers of vGPUs")
+    return counts
 
 
 # --------------------------------------------------------------------------- changes
@@ -303,8 +150,12 @@ def _number(name: str) -> int:
 
 def missing(have: Card, wanted: t.Mapping[str, int]) -> list[str]:
     """Return the names of the types of which a card lacks vGPUs, each as often as it lacks it."""
-    counts = have.counts()
-    return [name for name, count in wanted.items() for _each in range(count - counts.get(name, 0))]
+    return lacking(have.counts(), wanted)
+
+
+def lacking(have: t.Mapping[str, int], wanted: t.Mapping[str, int]) -> list[str]:
+    """Return what is wanted more often than it is there, each as often as it lacks."""
+    return [name for name, count in wanted.items() for _each in range(count - have.get(name, 0))]
 
 
 def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
@@ -312,8 +163,9 @@ def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
 
     A card that is full lists nothing that it can still become, and so no names of what others have made on it.
     """
-    names = {_unknown(number): name for function in have.functions for number, name in function.types.items()}
-    names.update({_unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
+    creatable = [item for function in have.functions for item in function.creatable.items()]
+    names = {sysfs.unknown(number): name for number, name in creatable}
+    names.update({sysfs.unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
     found: collections.Counter[str] = collections.Counter()
     for name, count in wanted.items():
         found[names.get(name, name)] += count
@@ -326,35 +178,41 @@ def sizes(wanted: t.Mapping[str, int]) -> set[str]:
     return {match.group(1) for match in found if match}
 
 
-def create(machine: Machine, address: str, wanted: t.Mapping[str, int]) -> None:
-    """Create what a card lacks: its virtual functions first, then the mode for several sizes, then vGPUs one by one.
+def create(machine: Machine, address: str, wanted: t.Mapping[str, int], instances: Instances) -> None:
+    """Create what a card lacks: its virtual functions first, which makes it forget what comes next.
+
+    Then GPU instances, or the mode for several sizes, and then the vGPUs one by one.
 
     :param wanted: how many vGPUs of each type.
+    :param instances: how many GPU instances of each profile; empty leaves MIG as it is.
     :raises Failed: the card doesn't take it.
     """
     have = card(machine, address)
-    if not missing(have, named(have, wanted)):
+    if not missing(have, named(have, wanted)) and not instances:
         return
-    if not have.functions:
+    if missing(have, named(have, wanted)) and not have.functions:
         have = _with_functions(machine, have)
+    if instances:
+        add_instances(machine, address, instances)
+        have = card(machine, address)
     wanted = named(have, wanted)
     _remember(machine, have)
-    if len(sizes(wanted)) > 1 and not have.vgpus:
-        _must(machine, address, ("nvidia-smi", "vgpu", "-shm", "1", "-i", address))
+    if len(sizes(wanted)) > 1 and not have.vgpus and not instances:
+        _must(machine, address, (SMI, "vgpu", "-shm", "1", "-i", address))
         have = card(machine, address)
         _remember(machine, have)
     while True:
-        lacking = missing(have, wanted)
-        if not lacking:
+        left = missing(have, wanted)
+        if not left:
             return
-        _create(machine, have, lacking[0])
+        _create(machine, have, left[0])
         before, have = have, card(machine, address)
-        if len(missing(have, wanted)) >= len(lacking):
+        if len(missing(have, wanted)) >= len(left):
             raise Failed(
                 "vgpu_without_effect",
-                f"card {address} took {lacking[0]}, and doesn't show it",
+                f"card {address} took {left[0]}, and doesn't show it",
                 address=address,
-                type=lacking[0],
+                type=left[0],
                 vgpus=before.counts(),
             )
 
@@ -393,14 +251,15 @@ def _create(machine: Machine, have: Card, name: str) -> None:
         # A virtual function has one vGPU, a card that is its own parent has several.
         if function.vgpus and function.address != have.address:
             continue
-        number = next((number for number, each in function.types.items() if each == name), None)
+        number = next((number for number, each in function.creatable.items() if each == name), None)
         if number is None:
             continue
-        if function.framework == VENDOR:
-            _put(machine, have.address, f"{PCI}/{function.address}/nvidia/current_vgpu_type", number)
+        folder = f"{PCI}/{function.address}"
+        if function.framework == sysfs.VENDOR:
+            _put(machine, have.address, f"{folder}/nvidia/current_vgpu_type", number)
         else:
-            folder = f"{PARENTS}/{function.address}/mdev_supported_types/{number}"
-            _put(machine, have.address, f"{folder}/create", _uuid(machine, function.address, name))
+            made = _uuid(machine, function.address, name)
+            _put(machine, have.address, f"{folder}/mdev_supported_types/{number}/create", made)
         return
     raise Failed(
         "vgpu_unavailable",
@@ -415,8 +274,8 @@ def _create(machine: Machine, have: Card, name: str) -> None:
 
 def _uuid(machine: Machine, function: str, name: str) -> str:
     """Return the UUID of the next vGPU: the same on this machine each time, so that machines' definitions keep it."""
-    host = _text(machine, "/etc/machine-id")
-    taken = set(machine.names(INSTANCES))
+    host = (machine.read("/etc/machine-id") or "").strip()
+    taken = set(machine.names(f"{PCI}/{function}"))
     number = 0
     while True:
         found = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{host}/{function}/{name}/{number}"))
@@ -428,12 +287,12 @@ def _uuid(machine: Machine, function: str, name: str) -> str:
 def remove(machine: Machine, have: Card, vgpu: VGpu) -> None:
     """Remove one vGPU.
 
-    :raises Failed: the kernel refuses.
+    :raises Failed: the kernel refuses, or waits because somebody has opened it.
     """
     if vgpu.key == vgpu.function:
-        _put(machine, have.address, f"{PCI}/{vgpu.function}/nvidia/current_vgpu_type", NO_TYPE)
+        _put(machine, have.address, f"{vgpu.folder}/nvidia/current_vgpu_type", sysfs.NO_TYPE, vgpu)
     else:
-        _put(machine, have.address, f"{INSTANCES}/{vgpu.key}/remove", "1")
+        _put(machine, have.address, f"{vgpu.folder}/remove", "1", vgpu)
 
 
 def disable(machine: Machine, address: str) -> None:
@@ -445,30 +304,126 @@ def disable(machine: Machine, address: str) -> None:
 
 
 def _remember(machine: Machine, have: Card) -> None:
-    known = _known(machine)
-    seen = {number: name for function in have.functions for number, name in function.types.items()}
-    if have.framework == VENDOR and not seen.items() <= known.items():
+    known = sysfs.known(machine.read(NAMES))
+    seen = {number: name for function in have.functions for number, name in function.creatable.items()}
+    if have.framework == sysfs.VENDOR and not seen.items() <= known.items():
         machine.write(NAMES, json.dumps({**known, **seen}, sort_keys=True) + "\n")
 
 
-def _put(machine: Machine, address: str, path: str, value: str) -> None:
-    done = machine.run(("tee", path), COMMAND_SECONDS, f"{value}\n")
-    if done.rc:
+# --------------------------------------------------------------------------- GPU instances
+
+
+@dataclasses.dataclass(frozen=True)
+class Mig:
+    """A card's GPU instances.
+
+    :param on: MIG mode is on.
+    :param instances: (profile, number) of each.
+    """
+
+    on: bool
+    instances: tuple[tuple[str, str], ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """How many instances of each profile there are."""
+        return dict(collections.Counter(profile for profile, _number in self.instances))
+
+
+def mig(machine: Machine, address: str) -> Mig:
+    """Return a card's GPU instances, as nvidia-smi lists them.
+
+    :raises Failed: it can't tell.
+    """
+    mode = (SMI, "-i", address, "--query-gpu=mig.mode.current", "--format=csv,noheader")
+    if _must(machine, address, mode).out.strip() != "Enabled":
+        return Mig(False)
+    # Without an instance it ends with an error.
+    listed = machine.run((SMI, "mig", "-i", address, "-lgi"), COMMAND_SECONDS)
+    return Mig(True, tuple(_INSTANCE.findall(listed.out)))
+
+
+def add_instances(machine: Machine, address: str, wanted: Instances) -> None:
+    """Turn MIG on, and create the GPU instances that a card lacks, each with its compute instance.
+
+    :raises Failed: the card doesn't take it.
+    """
+    now = mig(machine, address)
+    if not now.on:
+        _must(machine, address, (SMI, "-i", address, "-mig", "1"))
+        now = mig(machine, address)
+        if not now.on:
+            # nvidia-smi ends without an error where an Ampere card would need a reset that somebody's use prevents.
+            raise Failed(
+                "vgpu_mig_pending",
+                f"card {address} has MIG only after a reset: run nvidia-smi --gpu-reset -i {address} while nothing "
+                "uses it, or reboot",
+                address=address,
+            )
+    more = lacking(now.counts(), wanted)
+    if more:
+        _must(machine, address, (SMI, "mig", "-i", address, "-cgi", ",".join(more), "-C"))
+        now = mig(machine, address)
+    if lacking(now.counts(), wanted):
         raise Failed(
-            "vgpu_refused",
-            f"the kernel refuses {value} in {path}: {_last(done)}",
+            "vgpu_no_instances",
+            f"card {address} has the GPU instances {now.counts() or 'none'} after nvidia-smi was to make "
+            f"{dict(wanted)}: see nvidia-smi mig -i {address} -lgip",
             address=address,
-            path=path,
-            value=value,
+            instances=now.counts(),
+            wanted=dict(wanted),
         )
 
 
-def _must(machine: Machine, address: str, argv: t.Sequence[str]) -> None:
+def remove_instances(machine: Machine, address: str, wanted: Instances | None) -> None:
+    """Remove the GPU instances beyond these; None turns MIG off.
+
+    :raises Failed: one is in use.
+    """
+    now = mig(machine, address)
+    left = collections.Counter(wanted or {})
+    for profile, number in now.instances:
+        if left[profile] > 0:
+            left[profile] -= 1
+            continue
+        # It fails where the instance has none.
+        machine.run((SMI, "mig", "-i", address, "-gi", number, "-dci"), COMMAND_SECONDS)
+        _must(machine, address, (SMI, "mig", "-i", address, "-gi", number, "-dgi"))
+    if wanted is None and now.on:
+        _must(machine, address, (SMI, "-i", address, "-mig", "0"))
+
+
+def _put(machine: Machine, address: str, path: str, value: str, vgpu: VGpu | None = None) -> None:
+    done = machine.put(path, f"{value}\n", WRITE_SECONDS)
+    if done.errno < 0:
+        raise Failed(
+            "vgpu_timeout",
+            f"card {address} didn't take {value} in {path} within {WRITE_SECONDS:.0f} s: process {done.pid} waits in "
+            f"the kernel, until whatever uses it ends",
+            address=address,
+            path=path,
+            value=value,
+            seconds=WRITE_SECONDS,
+            pid=done.pid,
+            vgpu=vgpu.key if vgpu else "",
+        )
+    if done.errno:
+        raise Failed(
+            "vgpu_refused",
+            f"the kernel refuses {value} in {path}: {os.strerror(done.errno)}",
+            address=address,
+            path=path,
+            value=value,
+            errno=done.errno,
+        )
+
+
+def _must(machine: Machine, address: str, argv: t.Sequence[str]) -> Done:
     done = machine.run(argv, COMMAND_SECONDS)
     if done.rc:
         raise Failed(
             "vgpu_command", f"{' '.join(argv)} failed: {_last(done)}", address=address, argv=list(argv), rc=done.rc
         )
+    return done
 
 
 def _last(done: Done) -> str:
@@ -520,6 +475,9 @@ class Local:
             return _Ended(124, "", f"{argv[0]} didn't finish within {timeout:g} s")
         return _Ended(done.returncode, done.stdout, done.stderr)
 
+    def put(self, path: str, text: str, seconds: float) -> Written:
+        return kernel_write.put(path, text, seconds)
+
 
 class _Ended(t.NamedTuple):
     rc: int
@@ -536,11 +494,14 @@ def restore(machine: Machine, rows: t.Iterable[Row]) -> list[Failed]:
         address = row["address"]
         try:
             _await_driver(machine, row, until)
-            create(machine, address, row["wanted"])
+            have = card(machine, address)
+            if missing(have, named(have, row["wanted"])):
+                create(machine, address, row["wanted"], row["instances"])
         except Failed as error:
             failed.append(error)
         except OSError as error:
-            failed.append(Failed("vgpu_system", f"card {address}: {error}", address=address))
+            text = f"card {address}: {error.strerror or error}"
+            failed.append(Failed("vgpu_system", text, address=address, errno=error.errno or errno.EIO))
     return failed
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib
 import json
@@ -15,27 +16,31 @@ import typing as t
 from .._contracts import card_layouts
 from .._contracts.card_layouts import Cards, Problem, parse_cards, whole
 from .._core import plan as core_plan
+from .._core.digest import digest
 from .._core.errors import BadInput, ShareError
 from .._core.plan import Change, Plan
 from .._core.types import JsonObject
 from .._driver.library import card_information
-from .._host import open_devices
-from .._host.system import System
-from . import restore
-from .restore import FORMAT, NAMES, RECORD, Card, Failed, Row, VGpu
+from .._host import kernel_write, open_devices
+from . import facts as vgpu_facts
+from . import restore, sysfs
+from .facts import NAME, PACKAGE, PROGRAMS, ROOT, UNIT, VgpuFacts
+from .machine import Machine
+from .restore import FORMAT, PROFILE, Failed, Instances, MigBefore, Row
+from .sysfs import NAMES, RECORD, Card, VGpu
 
 ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "layouts": {"type": "dict", "default": {}},
     "layout": {"type": "str", "default": ""},
+    "observed": {"type": "dict"},
 }
-PROGRAM = "/usr/local/lib/kubegpu-share/vgpu_restore.py"
-NAME = "kubegpu-share-vgpu.service"
-UNIT = f"/etc/systemd/system/{NAME}"
-WANTED_BY = f"/etc/systemd/system/multi-user.target.wants/{NAME}"
-KEYS = frozenset(("devices", "device-filter", "vgpu-devices"))
-# Of a size, or of a part of a MIG device; without the maker.
+KEYS = frozenset(("devices", "device-filter", "vgpu-devices", "mig-devices"))
+# Of a size, or of a part of a GPU instance; without the maker.
 TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9]+[A-Z]+")
+# As A100-1-5C and A100-1-5CME: slices and memory of the GPU instance, and what is appended to its profile's name.
+OF_INSTANCE = re.compile(r"[A-Z0-9]+-([1-9])-([0-9]+)[ABCQ](ME|NOME|MEALL|GFX)?")
+APPENDED = {None: "", "ME": "+me", "NOME": "-me", "MEALL": "+me.all", "GFX": "+gfx"}
 Counts = t.Mapping[str, int]
 
 
@@ -43,10 +48,12 @@ Counts = t.Mapping[str, int]
 class Entry:
     """
     :param wanted: how many vGPUs of each type a card has.
+    :param instances: how many GPU instances of each profile they need; empty where MIG isn't theirs.
     """
 
     cards: Cards
     wanted: Counts
+    instances: Instances
 
 
 def parse_layouts(document: t.Any, where: str) -> dict[str, tuple[Entry, ...]]:
@@ -60,30 +67,64 @@ def parse_layouts(document: t.Any, where: str) -> dict[str, tuple[Entry, ...]]:
 
 def _entry(given: t.Any, where: str) -> Entry:
     if not isinstance(given, dict) or not {"devices", "vgpu-devices"} <= set(given) <= KEYS:
-        raise Problem("geometry_entry", where, "it needs devices and vgpu-devices, and may have device-filter")
+        raise Problem(
+            "geometry_entry", where, "it needs devices and vgpu-devices, and may have device-filter and mig-devices"
+        )
     cards = parse_cards(given, where)
-    types, where = given["vgpu-devices"], f"{where}.vgpu-devices"
+    types, place = given["vgpu-devices"], f"{where}.vgpu-devices"
     if not isinstance(types, dict):
-        raise Problem("geometry_entry", where, "it has the number of vGPUs by type, as A10-4Q: 6")
+        raise Problem("geometry_entry", place, "it has the number of vGPUs by type, as A10-4Q: 6")
     for name, count in types.items():
         if not TYPE.fullmatch(str(name)) or not whole(count) or count > restore.MOST:
-            raise Problem("geometry_profile", f"{where}.{name}", "it is a type and a number, as A10-4Q: 6")
-    return Entry(cards, {str(name): count for name, count in types.items() if count})
+            raise Problem("geometry_profile", f"{place}.{name}", "it is a type and a number, as A10-4Q: 6")
+    wanted = {str(name): count for name, count in types.items() if count}
+    derived: collections.Counter[str] = collections.Counter()
+    for name, count in wanted.items():
+        match = OF_INSTANCE.fullmatch(name)
+        if match:
+            derived[f"{match.group(1)}g.{match.group(2)}gb{APPENDED[match.group(3)]}"] += count
+    if derived and any(not OF_INSTANCE.fullmatch(name) for name in wanted):
+        raise Problem("geometry_profile", place, "a card has types of GPU instances, or others, and not both")
+    return Entry(cards, wanted, _instances(given.get("mig-devices"), f"{where}.mig-devices", derived))
+
+
+def _instances(given: t.Any, where: str, derived: Instances) -> Instances:
+    """Return how many GPU instances: one for each vGPU, unless several share one, which is given then.
+
+    :raises Problem: what is given isn't in the form of NVIDIA's mig-parted, or no type needs it.
+    """
+    if given is None:
+        return dict(derived)
+    if not derived:
+        raise Problem("geometry_entry", where, "only types of GPU instances need it, as A100-1-5C")
+    if not isinstance(given, dict) or not given:
+        raise Problem("geometry_entry", where, "it has the number of GPU instances by profile, as 1g.5gb: 7")
+    for name, count in given.items():
+        if not PROFILE.fullmatch(str(name)) or not whole(count) or not 0 < count <= restore.MOST:
+            raise Problem("geometry_profile", f"{where}.{name}", "it is a profile and a number, as 1g.5gb: 7")
+    return {str(name): count for name, count in given.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """
-    :param files: texts of the unit, the program, the record and the names, by path; None where there is none.
+    :param files: texts of the unit, the programs, the record and the names, by path; None where there is none.
     :param enabled: the unit starts at boot.
+    :param systemd: it is the machine's init.
+    :param read_only: folders for these files that are mounted read-only.
     :param users: processes that have a vGPU or a card open.
+    :param devices: device files by vGPUs' keys and cards' addresses.
+    :param mig: GPU instances by cards' addresses, of cards for which they matter, as far as they are known.
     """
 
     cards: tuple[Card, ...]
     files: t.Mapping[str, str | None]
     enabled: bool
-    users: tuple[JsonObject, ...]
-    devices: t.Mapping[str, tuple[str, ...]]
+    systemd: bool
+    read_only: tuple[str, ...]
+    users: tuple[JsonObject, ...] = ()
+    devices: t.Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    mig: t.Mapping[str, restore.Mig] = dataclasses.field(default_factory=dict)
 
     @property
     def recorded(self) -> list[Row]:
@@ -111,12 +152,23 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mig:
+    """What a card's GPU instances become; ``instances``: None turns MIG off."""
+
+    instances: Instances | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Fill:
-    """Bring a card's vGPUs to these; then disable its virtual functions where it had none."""
+    """Bring a card's vGPUs to these, and its GPU instances where ``mig`` is given.
+
+    ``disable``: then disable its virtual functions where it had none.
+    """
 
     address: str
     wanted: Counts
     disable: bool = False
+    mig: Mig | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,11 +187,12 @@ def make_plan(entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, st
     """Return what has to be done; an entry of the layout decides on all vGPUs of its cards.
 
     :param entries: the layout's; none removes what was made, and restores what was there before.
-    :param texts: the unit's and the program's, by path.
-    :raises BadInput: a card can't have what it is to have, or a process holds what has to go.
+    :param texts: the unit's and the programs', by path.
+    :raises BadInput: a card can't have what it is to have, a process holds what has to go, or no boot would restore it.
     """
     recorded = {row["address"]: row for row in facts.recorded}
     rows: list[Row] = []
+    changes: list[Change | None] = []
     for index, card in enumerate(facts.cards):
         entry = next((entry for entry in entries if entry.cards.match(index, card.device)), None)
         if entry is None:
@@ -147,19 +200,20 @@ def make_plan(entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, st
         old = recorded.pop(card.address, None)
         if old and old["device"] != card.device:
             raise _error("vgpu_moved", card, f"is {card.device}, and was {old['device']} when its vGPUs were made")
-        before = {"before": old["before"], "functions": old["functions"]} if old else _before(card)
-        rows.append(
-            t.cast(Row, {"address": card.address, "device": card.device, "wanted": dict(entry.wanted), **before})
-        )
+        row = _row(card, entry, old, facts)
+        rows.append(row)
+        mig = Mig(entry.instances) if entry.instances else _mig_before(row)
+        changes.append(_fill(card, entry.wanted, mig, False, facts))
     if entries and not rows:
         shown = ", ".join(f"{index} is {card.address} ({card.device})" for index, card in enumerate(facts.cards))
         what = f"for none of this node's cards; {shown}" if shown else "for cards, and this node has none of NVIDIA's"
         raise BadInput(f"vgpu_layout: its entries are {what}", code="vgpu_no_card")
+    if rows:
+        _refuse_boot(facts)
     cards = {card.address: card for card in facts.cards}
-    changes = [_fill(cards[row["address"]], row["wanted"], False, facts) for row in rows]
     # Cards that the layout has left get back what they had.
     back = [
-        _fill(cards[row["address"]], row["before"], not row["functions"], facts)
+        _fill(cards[row["address"]], row["before"], _mig_before(row), not row["functions"], facts)
         for row in recorded.values()
         if row["address"] in cards and cards[row["address"]].device == row["device"]
     ]
@@ -183,12 +237,50 @@ def make_plan(entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, st
     return Plan((*begun, *filled, *made, *ended))
 
 
+def _refuse_boot(facts: Facts) -> None:
+    """Refuse to make what no boot would restore.
+
+    :raises BadInput: with what is to be done.
+    """
+    if not facts.systemd:
+        raise BadInput(
+            "vgpu: this machine's init isn't systemd, whose unit restores vGPUs at boot: run the role on the host, or "
+            "set vgpu_state to external and create vGPUs at each boot by the system's own means",
+            code="vgpu_no_systemd",
+        )
+    if facts.read_only:
+        raise BadInput(
+            f"vgpu: {', '.join(facts.read_only)} is on a read-only file system, so that what restores vGPUs at boot "
+            "can't be written: mount a writable volume there, or put vGPUs into the system's image and set "
+            "vgpu_state to external",
+            code="vgpu_read_only",
+            folders=list(facts.read_only),
+        )
+
+
 def _recorded(rows: t.Sequence[Row]) -> str | None:
     return json.dumps({"format": FORMAT, "cards": rows}, indent=1, sort_keys=True) + "\n" if rows else None
 
 
-def _before(card: Card) -> JsonObject:
-    return {"before": card.counts(), "functions": bool(card.virtual)}
+def _row(card: Card, entry: Entry, old: Row | None, facts: Facts) -> Row:
+    mig = facts.mig.get(card.address) if entry.instances else None
+    seen: MigBefore | None = {"on": mig.on, "instances": mig.counts()} if mig else None
+    return {
+        "address": card.address,
+        "device": card.device,
+        "wanted": dict(entry.wanted),
+        "instances": dict(entry.instances),
+        "before": old["before"] if old else card.counts(),
+        "mig_before": (old["mig_before"] if old else None) or seen,
+        "functions": old["functions"] if old else bool(card.virtual),
+    }
+
+
+def _mig_before(row: Row) -> Mig | None:
+    before = row["mig_before"]
+    if before is None:
+        return None
+    return Mig(before["instances"] if before["on"] else None)
 
 
 def _unit(enable: bool) -> Change:
@@ -208,39 +300,53 @@ def surplus(card: Card, wanted: Counts) -> list[VGpu]:
     return found
 
 
-def _fill(card: Card, wanted: Counts, disable: bool, facts: Facts) -> Change | None:
+def _fill(card: Card, wanted: Counts, mig: Mig | None, disable: bool, facts: Facts) -> Change | None:
     disable, wanted = disable and bool(card.virtual), restore.named(card, wanted)
     gone = surplus(card, wanted)
     lacking = restore.missing(card, wanted)
-    if not (gone or lacking or disable):
+    divided = mig is not None and _differs(mig, facts.mig.get(card.address))
+    if not (gone or lacking or disable or divided):
         return None
     if lacking and card.driver != restore.DRIVER:
         raise _error("vgpu_no_driver", card, f"has {card.driver or 'no driver'}, and vGPUs need NVIDIA's vGPU manager")
     if lacking and not card.functions and not card.most_functions:
         text = "has no vGPU types: its driver isn't NVIDIA's vGPU manager, or the card has no vGPU"
         raise _error("vgpu_unsupported", card, text)
-    # What goes makes room for other types than those that can be had now.
-    unknown = sorted(set(lacking) - card.names()) if card.functions and not gone else []
+    # What goes makes room for other types than those that can be had now, and GPU instances bring their own.
+    unknown = sorted(set(lacking) - card.names()) if card.functions and not gone and mig is None else []
     if unknown:
         known = ", ".join(sorted(card.names())) or "none"
         raise _error("vgpu_type_unknown", card, f"has no type {', '.join(unknown)}; it has {known}", types=unknown)
     keys = [vgpu.key for vgpu in gone]
-    if disable or (lacking and not card.functions):
+    if disable or divided or (lacking and not card.functions):
         keys.append(card.address)
     if disable:
         # One may be a virtual machine's without being a vGPU of ours; the kernel would wait for it.
         keys += [each for each in card.virtual if each not in keys]
     held = [(key, user) for key in keys for user in facts.holders(key)]
     if held:
-        users = sorted({f"{user['command']} (process {user['pid']})" for _key, user in held})
-        text = f"is held by {', '.join(users)}: stop the virtual machine or program first"
+        text = f"is held by {_users(user for _key, user in held)}: stop the virtual machine or program first"
         raise _error("vgpu_held", card, text, held=[{"vgpu": key, **user} for key, user in held])
-    name = f"vGPUs of card {card.address}"
-    return Change(name, _shown(card.counts()), _shown(wanted), Fill(card.address, wanted, disable))
+    now = facts.mig.get(card.address)
+    before = _shown(card.counts(), now.counts() if now and now.on else {})
+    after = _shown(wanted, (mig.instances if mig else None) or {})
+    return Change(f"vGPUs of card {card.address}", before, after, Fill(card.address, wanted, disable, mig))
 
 
-def _shown(counts: Counts) -> str:
-    return "".join(f"{name}: {count}\n" for name, count in sorted(counts.items()) if count)
+def _differs(wanted: Mig, now: restore.Mig | None) -> bool:
+    """Return whether GPU instances aren't as they are to be; what isn't known doesn't count."""
+    if now is None:
+        return False
+    return dict(wanted.instances or {}) != now.counts() or (wanted.instances is not None) != now.on
+
+
+def _users(users: t.Iterable[JsonObject]) -> str:
+    return ", ".join(sorted({f"{user['command']} (process {user['pid']})" for user in users}))
+
+
+def _shown(counts: Counts, instances: Instances) -> str:
+    rows = [f"GPU instance {profile}: {count}\n" for profile, count in sorted(instances.items()) if count]
+    return "".join([*rows, *(f"{name}: {count}\n" for name, count in sorted(counts.items()) if count)])
 
 
 def _error(code: str, card: Card, text: str, **fields: t.Any) -> BadInput:
@@ -266,51 +372,127 @@ ConditionPathExists={RECORD}
 Type=oneshot
 RemainAfterExit=yes
 TimeoutStartSec=10min
-ExecStart={python} {PROGRAM}
+WorkingDirectory={ROOT}
+ExecStart={python} -B -m {PACKAGE}._vgpu.restore
 
 [Install]
 WantedBy=multi-user.target
 """
 
 
-def program_text() -> str:
-    """Return the source of the program that restores vGPUs at boot: the file restore.py, as this code runs it."""
-    spec = importlib.import_module(restore.__name__).__spec__
-    text = spec.loader.get_source(restore.__name__) if spec and spec.loader else None  # type: ignore[attr-defined]
+def texts(python: str) -> dict[str, str]:
+    """Return the unit's text and those of the program that it starts, by path.
+
+    :param python: the interpreter that the unit starts.
+    """
+    sources = (restore.__name__, sysfs.__name__, kernel_write.__name__)
+    return {**{path: _source(name) for path, name in zip(PROGRAMS, sources)}, UNIT: unit_text(python)}
+
+
+def _source(name: str) -> str:
+    """Return the source of a module, as this code runs it."""
+    spec = importlib.import_module(name).__spec__
+    text = spec.loader.get_source(name) if spec and spec.loader else None  # type: ignore[attr-defined]
     if not text:
-        raise ShareError("the program that restores vGPUs at boot can't be read")
+        raise ShareError(f"{name}, a part of what restores vGPUs at boot, can't be read")
     # Ansible's own loader returns bytes.
     return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def card_of(gpu: t.Mapping[str, t.Any], names: t.Mapping[str, str]) -> Card:
+    """Return a card by the node's facts, in which the types of its functions are summed up.
+
+    :param gpu: an element of ``gpu_node.gpus``.
+    :param names: of types by their ids, as far as they are known.
+    """
+    host = gpu["vgpu_host"]
+    types = tuple(sysfs.Type(each["id"], each["name"], each["available"]) for each in host["types"])
+    vgpus = tuple(VGpu(each["address"], each["uuid"] or each["address"], each["type"], "") for each in host["vgpus"])
+    functions = [sysfs.Function(gpu["address"], host["framework"], types, vgpus)] if host["framework"] != "none" else []
+    return Card(
+        gpu["address"],
+        sysfs.pci_ids(gpu["vendor"], gpu["device"]),
+        gpu["driver"],
+        gpu["virtual_functions"]["total"],
+        tuple(each["address"] for each in gpu["virtual_functions"]["enabled"]),
+        sysfs.named(functions, names),
+    )
+
+
+def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted: t.Mapping[str, str]) -> Facts:
+    """Return what the node's facts say, without who has a card, and without GPU instances.
+
+    :param section: ``gpu_node.vgpu``.
+    :param wanted: the unit's and the programs' texts, by path.
+    """
+    names = sysfs.known(section["names"])
+    files: dict[str, str | None] = {RECORD: section["record"], UNIT: section["unit"], NAMES: section["names"]}
+    for path in PROGRAMS:
+        there = section["programs"].get(path)
+        same = there == digest(wanted[path])
+        files[path] = None if there is None else wanted[path] if same else "another version\n"
+    return Facts(
+        tuple(card_of(gpu, names) for gpu in gpus),
+        files,
+        section["enabled"],
+        section["systemd"],
+        tuple(section["read_only"]),
+    )
 
 
 class Reconciler:
     """vGPUs on the machine that the module runs on."""
 
-    def __init__(self, entries: t.Sequence[Entry], system: System, python: str) -> None:
+    def __init__(self, entries: t.Sequence[Entry], machine: Machine, python: str) -> None:
         self._entries = entries
-        self._system = system
-        self._texts = {PROGRAM: program_text(), UNIT: unit_text(python)}
+        self._machine = machine
+        self._texts = texts(python)
+        # Of the last observation.
+        self.cards: tuple[Card, ...] = ()
 
     def observe(self) -> Facts:
-        system = self._system
-        cards = tuple(restore.card(system, address) for address in restore.cards(system))
+        machine = self._machine
+        cards = self.cards = tuple(sysfs.card(machine, address) for address in sysfs.cards(machine))
         devices = {card.address: self._files_of_card(card.address) for card in cards}
-        devices |= {vgpu.key: self._files_of(vgpu.key, vgpu.function) for card in cards for vgpu in card.vgpus}
-        devices |= {each: self._files_of(each, each) for card in cards for each in card.virtual}
+        devices |= {vgpu.key: self._files_of(vgpu.folder) for card in cards for vgpu in card.vgpus}
+        devices |= {each: self._files_of(f"{sysfs.PCI}/{each}") for card in cards for each in card.virtual}
+        files = {path: machine.read(path) for path in (RECORD, *PROGRAMS, UNIT, NAMES)}
+        section = vgpu_facts.facts(machine)
+        facts = Facts(
+            cards,
+            files,
+            section["enabled"],
+            section["systemd"],
+            tuple(section["read_only"]),
+            tuple(self._users(devices)),
+            devices,
+        )
+        return dataclasses.replace(facts, mig=dict(self._mig(facts)))
+
+    def _users(self, devices: t.Mapping[str, tuple[str, ...]]) -> list[JsonObject]:
         paths = {path for each in devices.values() for path in each}
-        users = open_devices.users(system, lambda path: path in paths) if paths else []
-        files = {path: system.read(path) for path in (RECORD, PROGRAM, UNIT, NAMES)}
-        return Facts(cards, files, system.exists(WANTED_BY), tuple(users), devices)
+        return open_devices.users(self._machine, lambda path: path in paths) if paths else []
+
+    def _mig(self, facts: Facts) -> t.Iterator[tuple[str, restore.Mig]]:
+        """Yield the GPU instances of cards whose entry or record has some; where the driver can't tell, none."""
+        recorded = {row["address"] for row in facts.recorded if row["mig_before"] or row["instances"]}
+        for index, card in enumerate(facts.cards):
+            wanted = any(entry.instances and entry.cards.match(index, card.device) for entry in self._entries)
+            if not wanted and card.address not in recorded:
+                continue
+            try:
+                yield card.address, restore.mig(self._machine, card.address)
+            except Failed:
+                continue
 
     def _files_of_card(self, address: str) -> tuple[str, ...]:
-        minor = card_information(self._system, address).minor
+        minor = card_information(self._machine, address).minor
         return (f"/dev/nvidia{minor}",) if minor is not None else ()
 
-    def _files_of(self, key: str, function: str) -> tuple[str, ...]:
+    def _files_of(self, folder: str) -> tuple[str, ...]:
         """Return VFIO's files of a vGPU, or of a virtual function that a machine may have as it is."""
-        folder = f"{restore.PCI}/{function}" if key == function else f"{restore.INSTANCES}/{key}"
-        group = (self._system.link(f"{folder}/iommu_group") or "").rpartition("/")[2]
-        single = [f"/dev/vfio/devices/{name}" for name in self._system.names(f"{folder}/vfio-dev")]
+        group = (self._machine.link(f"{folder}/iommu_group") or "").rpartition("/")[2]
+        single = [f"/dev/vfio/devices/{name}" for name in self._machine.names(f"{folder}/vfio-dev")]
         return (*([f"/dev/vfio/{group}"] if group else []), *single)
 
     def plan(self, facts: Facts) -> Plan:
@@ -327,61 +509,92 @@ class Reconciler:
                 else:
                     self._must(step)
             except Failed as error:
-                raise ShareError(f"vgpu: {error}", code=error.code, **error.fields) from error
+                raise self._explained(error, facts) from error
+
+    def _explained(self, error: Failed, facts: Facts) -> ShareError:
+        """Return an error with who has opened what the kernel waits for, since the last observation."""
+        paths = facts.devices.get(error.fields.get("vgpu", ""), ()) if error.code == "vgpu_timeout" else ()
+        held = self._users({"": paths})
+        text = f"vgpu: {error}" + (f"; it is held by {_users(held)}" if held else "")
+        return ShareError(text, code=error.code, **error.fields, **({"held": held} if held else {}))
 
     def _fill(self, step: Fill) -> None:
-        card = restore.card(self._system, step.address)
+        machine, address = self._machine, step.address
+        card = sysfs.card(machine, address)
         for vgpu in surplus(card, restore.named(card, step.wanted)):
-            restore.remove(self._system, card, vgpu)
-        restore.create(self._system, step.address, step.wanted)
+            restore.remove(machine, card, vgpu)
         if step.disable:
-            restore.disable(self._system, step.address)
+            restore.disable(machine, address)
+        if step.mig:
+            restore.remove_instances(machine, address, step.mig.instances)
+        restore.create(machine, address, step.wanted, (step.mig.instances if step.mig else None) or {})
 
     def _put(self, file: PutFile) -> None:
         if file.text is None:
-            self._system.remove(file.path)
-            if file.path in (RECORD, PROGRAM):
-                # Fails while other parts of this collection have files there.
-                self._system.run(["rmdir", posixpath.dirname(file.path)])
+            self._machine.remove(file.path)
+            if file.path == RECORD or file.path in PROGRAMS:
+                self._remove_folders(posixpath.dirname(file.path))
         else:
-            self._system.write(file.path, file.text)
+            self._machine.write(file.path, file.text)
         if file.path == UNIT:
             self._must(RELOAD)
 
+    def _remove_folders(self, folder: str) -> None:
+        """Remove a folder, and those above it that are this collection's.
+
+        It fails while other parts of the collection have files there.
+        """
+        self._machine.run(["rmdir", folder])
+        if folder.startswith(f"{ROOT}/"):
+            self._remove_folders(posixpath.dirname(folder))
+
     def _must(self, argv: t.Sequence[str]) -> None:
-        done = self._system.run(argv)
+        done = self._machine.run(argv, restore.COMMAND_SECONDS)
         if done.rc:
             raise ShareError(f"{' '.join(argv)} failed: {(done.err or done.out).strip()}")
 
 
-def work(system: System, params: JsonObject, python: str, check: bool) -> JsonObject:
+def entries_of(params: JsonObject) -> tuple[Entry, ...]:
+    """Return the entries of the layout that the options name; none for ``state: absent``.
+
+    :raises BadInput: the layout is unknown, or NVIDIA's tool wouldn't accept it.
+    """
+    try:
+        layouts = parse_layouts(params["layouts"], "vgpu_layouts")
+        if params["state"] != "present":
+            return ()
+        if params["layout"] not in layouts:
+            known = ", ".join(layouts) or "none"
+            text = f"vgpu_layouts has no layout {params['layout']!r}: name one of those that it has ({known})"
+            raise Problem("layout_unknown", "vgpu_layout", text)
+        return layouts[params["layout"]]
+    except Problem as problem:
+        raise BadInput(str(problem), code=problem.code, where=problem.where) from problem
+
+
+def work(machine: Machine, params: JsonObject, python: str, check: bool) -> JsonObject:
     """Reconcile, and return ``changed``, ``diff`` and the vGPUs by card.
 
     :param python: the interpreter that the unit starts.
     :param check: predict the changes without applying them.
     :raises BadInput: the layout is unknown, or NVIDIA's tool wouldn't accept it.
     """
-    entries: t.Sequence[Entry] = ()
-    try:
-        layouts = parse_layouts(params["layouts"], "vgpu_layouts")
-        if params["state"] == "present":
-            if params["layout"] not in layouts:
-                known = ", ".join(layouts) or "none"
-                text = f"vgpu_layouts has no layout {params['layout']!r}: name one of those that it has ({known})"
-                raise Problem("layout_unknown", "vgpu_layout", text)
-            entries = layouts[params["layout"]]
-    except Problem as problem:
-        raise BadInput(str(problem), code=problem.code, where=problem.where) from problem
-    reconciler = Reconciler(entries, system, python)
+    reconciler = Reconciler(entries_of(params), machine, python)
     result = core_plan.run(reconciler, check)
-    return {**result, "cards": [_card(card) for card in reconciler.observe().cards]}
+    return {**result, **report(reconciler.cards)}
 
 
-def _card(card: Card) -> JsonObject:
+def report(cards: t.Iterable[Card]) -> JsonObject:
+    """Return what the module returns beside ``changed`` and ``diff``."""
     return {
-        "address": card.address,
-        "framework": card.framework,
-        "virtual_functions": len(card.virtual),
-        "vgpus": [dataclasses.asdict(vgpu) for vgpu in card.vgpus],
-        "types": sorted(card.names()),
+        "cards": [
+            {
+                "address": card.address,
+                "framework": card.framework,
+                "virtual_functions": len(card.virtual),
+                "vgpus": [dataclasses.asdict(vgpu) for vgpu in card.vgpus],
+                "types": sorted(card.names()),
+            }
+            for card in cards
+        ]
     }

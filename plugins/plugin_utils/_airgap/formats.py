@@ -115,15 +115,19 @@ def _oc_mirror(items: t.Sequence[Item], _inventory: Inventory) -> str:
     mirror: JsonObject = {}
     operators = [item for item in items if item["kind"] == needed.OPERATOR]
     if operators:
+        # oc-mirror refuses a configuration that names a catalogue twice.
         mirror["operators"] = [
-            {
-                "catalog": item["source"],
-                "packages": [{"name": item["name"], "channels": [{"name": item["version"]}]}],
-            }
-            for item in operators
+            {"catalog": catalog, "packages": [_package(item) for item in operators if item["source"] == catalog]}
+            for catalog in dict.fromkeys(item["source"] for item in operators)
         ]
     mirror["additionalImages"] = [{"name": name} for name in _references(items)]
     return _dumped({"kind": "ImageSetConfiguration", "apiVersion": OC_MIRROR_API, "mirror": mirror})
+
+
+def _package(item: Item) -> JsonObject:
+    """Return an operator of a catalogue; its own default channel needn't be the one that is taken."""
+    channel = item["version"]
+    return {"name": item["name"], "defaultChannel": channel, "channels": [{"name": channel}]}
 
 
 def _hauler(items: t.Sequence[Item], _inventory: Inventory) -> str:

@@ -405,7 +405,8 @@ class _Needed:
         for name, row in self.table["operators"].items():
             if self._holds(row, self.known.variables):
                 source, place = self._filled(row["catalog"], self.known.variables), str(self._set(row["variables"][0]))
-                found = _item(OPERATOR, f"operators/{name}", name, row, row["channel"], source=source)
+                channel = self._filled(row["channel"], self.known.variables)
+                found = _item(OPERATOR, f"operators/{name}", name, row, channel, source=source)
                 self._add({**found, "place": "" if place in CATALOGS else place})
 
 

@@ -21,7 +21,7 @@ from ...module_utils._contracts import card_exclusion
 from ...module_utils._contracts.backends import KATA, PASSTHROUGH
 from ...module_utils._core.types import JsonObject
 from ...module_utils._preflight.findings import NOTE, PROBLEM, WARNING, Finding, Findings
-from ...module_utils._preflight.inventory import listed
+from ...module_utils._preflight.inventory import ALL_CARDS, listed
 from .._actions.local_path import local_path
 from .specifications import FACTS, PASSED, Option
 
@@ -81,6 +81,14 @@ def problem(entry: t.Any) -> str:
     return ""
 
 
+def no_card(entry: t.Any) -> str:
+    """Return why an entry names no card for virtual machines, as the end of a sentence; empty where it does."""
+    text = str(entry).strip().lower()
+    if card_exclusion.address_of(text) or card_exclusion.UUID.fullmatch(text) or text == ALL_CARDS:
+        return ""
+    return "is neither a PCI address (0000:3b:00.0) nor a UUID (GPU-…) nor all"
+
+
 TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -94,6 +102,7 @@ ELEMENTS = {"int": "whole numbers", "str": "texts", "dict": "mappings"}
 # Lists whose entries argument specifications describe only in part, with what says why an entry is invalid.
 ENTRIES: dict[str, t.Callable[[t.Any], str]] = {
     "gpu_exclude": card_exclusion.problem,
+    "passthrough_cards": no_card,
     "gpushare_tolerations": problem,
     "hami_tolerations": problem,
     "hami_scheduler_tolerations": problem,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import yaml
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
@@ -202,6 +204,29 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
 # --------------------------------------------------------------------------- formats
 
 
+def operator(name, channel):
+    return {"name": name, "defaultChannel": channel, "channels": [{"name": channel}]}
+
+
+def test_oc_mirror_takes_the_gpu_operators_packages_each_catalogue_once():
+    """By OLM come the operators' images, with all that their bundles name, and none of the chart's."""
+    known = of(scheduler="openshift", kubernetes="v1.34.1", openshift="4.21.3", gpu_operator_channel="v25.10")
+    known = dataclasses.replace(known, software=frozenset({"gpu_operator"}))
+    items = needed(LIST, known)
+    [document] = yaml.safe_load_all(formats.text("oc-mirror", items, known))
+    assert document["mirror"]["operators"] == [
+        {
+            "catalog": "registry.redhat.io/redhat/certified-operator-index:v4.21",
+            "packages": [operator("gpu-operator-certified", "v25.10")],
+        },
+        {
+            "catalog": "registry.redhat.io/redhat/redhat-operator-index:v4.21",
+            "packages": [operator("nfd", "stable"), operator("openshift-secondary-scheduler-operator", "stable")],
+        },
+    ]
+    assert not [item["id"] for item in items if item["id"].startswith(("images/gpu-operator", "charts/gpu-operator"))]
+
+
 def test_oc_mirror_takes_images_by_tag_and_the_operator():
     known = of(scheduler="openshift", kubernetes="v1.34.1", openshift="4.21.3", backends=["nvidia"])
     text = formats.text("oc-mirror", needed(LIST, known), known)
@@ -211,7 +236,7 @@ def test_oc_mirror_takes_images_by_tag_and_the_operator():
         "operators": [
             {
                 "catalog": "registry.redhat.io/redhat/redhat-operator-index:v4.21",
-                "packages": [{"name": "openshift-secondary-scheduler-operator", "channels": [{"name": "stable"}]}],
+                "packages": [operator("openshift-secondary-scheduler-operator", "stable")],
             }
         ],
         "additionalImages": [

@@ -244,12 +244,12 @@ def test_nothing_is_evicted_while_a_virtual_machine_has_a_card():
 
 def test_a_plugin_of_two_back_ends_for_virtual_machines_is_left_of_neither():
     plugin = pod("plugin", {}, owners=[{"kind": "DaemonSet", "name": "d", "controller": True}])
-    plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "sandbox-device-plugin"}
+    plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "nvidia-kubevirt-gpu-device-plugin"}
     live = node()
     live["metadata"].setdefault("labels", {})["kubegpu.share/backend"] = "passthrough"
     kube = FakeKube(live, plugin)
     found = {
-        allocator: run(kube, "clean", allocator=allocator, check=True)["remains"] for allocator in ("kata", "nvidia")
+        allocator: run(kube, "clean", allocator=allocator, check=True)["remains"] for allocator in ("vgpu", "nvidia")
     }
-    assert [one["code"] for one in found["kata"]] == ["label"]
+    assert [one["code"] for one in found["vgpu"]] == ["label"]
     assert {one["code"] for one in found["nvidia"]} == {"label", "server"}

@@ -12,6 +12,11 @@ from ansible_collections.kubegpu.share.plugins.module_utils._allocation.machines
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.table import collect
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.virtual import is_kata, is_resource
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.errors import KubeError
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.checkpoint import parse_checkpoint
+from ansible_collections.kubegpu.share.plugins.module_utils._kubelet.types import no_pod_resources
+from ansible_collections.kubegpu.share.plugins.module_utils._node.gpus import pci
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.facts import facts
+from node_trees import TreeSystem, load
 from virtual_machines import A10, CLAIM, MADE, NAME, PGPU, VGPU, divided, gpu, in_slice, machine, node, pod
 
 FIRST, SECOND, THIRD = "0000:3b:00.0", "0000:5e:00.0", "0000:86:00.0"
@@ -282,6 +287,30 @@ def test_a_machine_with_two_cards_of_which_one_is_known_waits_for_the_other():
 def test_cards_of_containers_arent_listed():
     part, _result = seen([node()], [], {NAME: machine(gpu(FIRST, 14, "nvidia"), gpu(SECOND, 15))})
     assert [device["address"] for device in part["devices"]] == [SECOND]
+
+
+def test_the_facts_of_gpu_node_info_and_of_kubelets_checkpoint_are_taken_as_they_are(tmp_path):
+    system = TreeSystem(tmp_path, load("vfio-host"))
+    gpus, _switches = pci(system)
+    entry = {"PodUID": "uid-v", "ContainerName": "compute", "ResourceName": VGPU, "DeviceIDs": {"-1": ["47"]}}
+    registered = {VGPU: ["47"], A10: ["12"]}
+    written = {"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": registered}, "Checksum": 1}
+    kubelet = {
+        "checkpoint": parse_checkpoint(json.dumps(written).encode(), ["nvidia.com/"]),
+        "pod_resources": no_pod_resources("missing", "no socket"),
+    }
+    assert kubelet["checkpoint"]["state"] == "ok"
+    observed = {"gpus": gpus, "functions": facts(system)["functions"], "kubelet": kubelet}
+    launcher = pod("v", VGPU, machine="desktop")
+    part, _result = seen([node("vgpu", resources={VGPU: 1, A10: 1})], [launcher], {NAME: json.dumps(observed)})
+    assert states(part) == {
+        ("0000:01:00.0", ""): ("free", []),
+        ("0000:41:00.4", "c2b1a5f4-0000-4000-8000-0123456789ab"): held("virtual_machine", "desktop"),
+    }
+    assert [(device["driver"], device["iommu_group"]) for device in part["devices"]] == [
+        ("vfio-pci", 12),
+        ("nvidia", 47),
+    ]
 
 
 # --------------------------------------------------------------------------- NVIDIA's DRA driver

@@ -768,11 +768,16 @@ def kata_cards() -> JsonObject:
     labels = {"kubegpu.share/backend": "kata", "nvidia.com/cc.ready.state": "false"}
     held = pod(1, [container("work", {PGPU: 1})], runtimeClassName=KATA)
     made = world(node({PGPU: 2}, labels=labels), [held], [], [entry(1, "work", PGPU, ["14"], {})], {PGPU: ["14", "31"]})
-    function = {"present": True, "driver": "vfio-pci", "foreign": [], "ruled": True}
+    function = {"present": True, "driver": "vfio-pci", "state": "viable", "others": [], "ruled": True}
+    device = {"uuid": "", "type": "", "number": ""}
     cards = [("0000:02:00.0", uuid(1), "14"), ("0000:03:00.0", uuid(2), "31")]
     functions = [{**function, "address": address, "uuid": name, "group": group} for address, name, group in cards]
     evidence = made["evidence"][NODE]
-    evidence["virtual_machines"] = {"problem": "", "functions": functions, "missing": [], "others": 0, "vgpus": []}
+    evidence["virtual_machines"] = {
+        **{"problem": "", "functions": functions, "missing": [], "others": 0, "cards": []},
+        "images": [{"rule": True, "lacking": [], "newer": True, "path": "/boot/initrd.img", "release": "6.12"}],
+        "devices": [{**device, "address": address, "group": group} for address, _uuid, group in cards],
+    }
     evidence["nvml"] = {"available": False, "problem": "NVML isn't there"}
     evidence["kata"] = {
         **{"problem": "", "handler": KATA, "runtime_class": KATA, "handlers": [KATA, "runc"], "handler_loaded": True},

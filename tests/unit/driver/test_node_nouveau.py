@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._driver import nouveau, nouveau_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import observe, work
+from ansible_collections.kubegpu.share.plugins.module_utils._host import mounts as mounts_of
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from node_fakes import FakeSystem, killed_at_every_step
 
@@ -442,7 +443,7 @@ def test_read_only_boot_is_refused_before_anything_changes():
     ],
 )
 def test_read_only_mount_of_boot(mounts, answer):
-    assert nouveau.boot_read_only(mounts) is answer
+    assert mounts_of.read_only(mounts, "/boot") is answer
 
 
 def test_leftovers_of_a_removed_kernel_are_removed():

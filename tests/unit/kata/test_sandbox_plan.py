@@ -55,11 +55,8 @@ def test_nodes_are_grouped_by_what_they_announce_and_get_their_labels():
         (["gpu2", "gpu3"], {"nvidia.com/pgpu": 1}),
     ]
     [definition] = found["groups"][0]["definitions"]
-    assert definition["metadata"]["labels"] == {
-        "kubegpu.share/backend": "kata",
-        "node-restriction.kubernetes.io/kubegpu-share": "kata",
-        "node-restriction.kubernetes.io/kubegpu-sandbox": "kata",
-    }
+    # The labels of the back end are role passthrough's.
+    assert definition["metadata"]["labels"] == {"node-restriction.kubernetes.io/kubegpu-sandbox": "kata"}
     digests = [
         node["metadata"]["annotations"][plugins.CARDS] for group in found["groups"] for node in group["definitions"]
     ]
@@ -149,7 +146,7 @@ def test_what_the_gpu_operator_runs_is_left_to_it(kind, workloads, part, theirs)
     found = planned(facts(*CARDS), kind=kind, policies=policies, resources=["nvidia.com/pgpu"], pods=[pod("gpu1")])
     assert found["operated"] is theirs and bool(found["restart"]) is not theirs
     metadata = found["groups"][0]["definitions"][0]["metadata"]
-    assert (plugins.LABEL in metadata["labels"]) is not theirs and ("annotations" in metadata) is not theirs
+    assert (plugins.LABEL in metadata.get("labels", {})) is not theirs and ("annotations" in metadata) is not theirs
 
 
 def test_the_plugins_specification_is_known_among_others():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import build, engine, host, paths
+from lab import build, engine, host, nodeimage, paths
 from lab.settings import Settings
 from lab.shell import LabError
 
@@ -94,3 +94,19 @@ def test_limits_are_raised_and_restored(tmp_path: Path, monkeypatch: pytest.Monk
     assert (int(instances.read_text()), int(watches.read_text())) == (128, 9999999)
     assert not (tmp_path / "run").exists()
     host.restore_limits()
+
+
+def test_the_nodes_image_is_the_same_after_tests_of_the_nodes_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodeimage, "HERE", tmp_path)
+    monkeypatch.setattr(nodeimage, "BINARIES", {})
+    program = tmp_path / "rootfs" / "pci_bus.py"
+    program.parent.mkdir()
+    program.write_text("1")
+    before = nodeimage._key(Path("/rootfs"), {})
+    (program.parent / "__pycache__").mkdir()
+    (program.parent / "__pycache__" / "pci_bus.cpython-313.pyc").touch()
+    assert nodeimage._key(Path("/rootfs"), {}) == before
+    program.write_text("2")
+    assert nodeimage._key(Path("/rootfs"), {}) != before

@@ -12,7 +12,9 @@ import typing as t
 import pytest
 from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import pci_binding
+from ansible_collections.kubegpu.share.plugins.module_utils._boot import loaders
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host.facts import distribution
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._node.types import GpuNode
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
@@ -597,10 +599,70 @@ def test_bad_options_are_named(given, said):
         Machine().bind(**given)
 
 
+def boots_unified(machine):
+    machine.files.update({"/efi/loader/loader.conf": "timeout 3\n", "/efi/EFI/Linux/debian-6.1.efi": ""})
+    machine.files["/efi/loader/entries/debian.conf"] = "title Debian\nlinux /vmlinuz\n"
+
+
+def boots_by_sdbootutil(machine):
+    machine.files["/usr/bin/sdbootutil"] = ""
+
+
+def is_transactional(machine):
+    machine.files.update({"/usr/sbin/transactional-update": "", "/proc/self/mounts": "/dev/a / btrfs ro 0 0\n"})
+
+
+def is_ostree(machine):
+    machine.files.update({"/run/ostree-booted": "", "/usr/bin/rpm-ostree": ""})
+    machine.commands["rpm-ostree kargs"] = Done(0, "root=/dev/a ro\n", "")
+
+
+def is_of_openshift(machine):
+    machine.files["/etc/machine-config-daemon/currentconfig"] = "{}"
+
+
+def is_an_image(machine):
+    machine.files["/etc/os-release"] = "ID=flatcar\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "step"),
+    [
+        (boots_unified, "boot_unified", "ukify"),
+        (boots_by_sdbootutil, "boot_sdbootutil", "sdbootutil mkinitrd"),
+        (is_transactional, "boot_transactional", "transactional-update initrd"),
+        (is_ostree, "boot_ostree", "rpm-ostree initramfs-etc --track=PATH"),
+        (is_of_openshift, "boot_machine-config", "MachineConfig"),
+        (is_an_image, "boot_image", "have the image bind"),
+    ],
+)
+def test_a_system_whose_initramfs_isnt_this_roles_is_refused_with_the_steps_also_in_check_mode(
+    damage, code, step, monkeypatch
+):
+    machine = Machine()
+    damage(machine)
+    for check in (True, False):
+        [refusal] = refused(machine, CARD, check=check)
+        assert (refusal["code"], refusal["cards"], refusal["modules"]) == (code, [CARD], ["vfio_pci"])
+        assert step in messages.sentence(refusal) and "passthrough_state to external" in messages.sentence(refusal)
+    # The controller says so without connecting to the node.
+    about = distribution(machine)
+    facts = {
+        "distribution": {**about, "family": "debian"},
+        "kernel": {"installed": ["6.1"]},
+        "boot": loaders.observe(machine, dict(about)),
+        "passthrough": passthrough_facts.facts(machine),
+    }
+    result, executed = act(pci_binding, {"cards": [CARD], "observed": facts}, monkeypatch)
+    assert result["failed"] and result["refusals"][0]["code"] == code and not executed
+    assert not machine.absent()["changed"]
+
+
 def test_the_controller_plans_from_facts_as_the_node_does(monkeypatch):
     machine = Machine()
     machine.present(CARD)
     facts = {
+        "boot": {"loader": "grub-drop-in", "refused": ""},
         "distribution": {"family": "debian"},
         "kernel": {"installed": ["6.1"]},
         "passthrough": json.loads(json.dumps(passthrough_facts.facts(machine))),

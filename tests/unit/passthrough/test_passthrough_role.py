@@ -47,6 +47,7 @@ def node(machine: Machine, groups: int) -> dict[str, Any]:
         "distribution": {"family": "debian"},
         "kernel": {"installed": ["6.1"]},
         "iommu": {"groups": groups},
+        "boot": {"loader": "grub-drop-in", "refused": ""},
         "passthrough": passthrough_facts.facts(machine),
     }
 

@@ -11,7 +11,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host import records
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.model import RECORD
-from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import restore, vgpu
+from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import sysfs, vgpu
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from pci_machine import AUDIO, CARD, DRIVERS, IMAGE, PCI, RELEASE, TWIN, UUIDS, Machine
 
@@ -24,7 +24,7 @@ def evidence(machine: Machine) -> virtual_node.Evidence:
 
 
 def test_the_program_that_runs_at_boot_has_the_same_record():
-    assert (records.PASSTHROUGH, records.VGPU) == (RECORD, restore.RECORD)
+    assert (records.PASSTHROUGH, records.VGPU) == (RECORD, sysfs.RECORD)
 
 
 def test_a_machine_without_records_says_nothing():
@@ -146,20 +146,27 @@ def divided() -> Machine:
     machine.files[f"{PCI}/{FIRST}/nvidia/current_vgpu_type"] = "558\n"
     machine.files[f"{PCI}/{SECOND}/nvidia/current_vgpu_type"] = "0\n"
     machine.files[f"{PCI}/{SECOND}/nvidia/creatable_vgpu_types"] = "ID    : vGPU Name\n"
-    machine.links[f"{restore.INSTANCES}/{MDEV}"] = f"../../../devices/pci0000:00/{TWIN}/{MDEV}"
-    machine.links[f"{restore.INSTANCES}/{MDEV}/mdev_type"] = "../mdev_supported_types/nvidia-590"
-    machine.links[f"{restore.INSTANCES}/{MDEV}/iommu_group"] = "../../../kernel/iommu_groups/40"
-    types = f"{restore.PARENTS}/{TWIN}/mdev_supported_types/nvidia-590"
+    machine.links[f"{PCI}/{TWIN}/{MDEV}/mdev_type"] = "../mdev_supported_types/nvidia-590"
+    machine.links[f"{PCI}/{TWIN}/{MDEV}/iommu_group"] = "../../../kernel/iommu_groups/40"
+    types = f"{PCI}/{TWIN}/mdev_supported_types/nvidia-590"
     machine.files |= {f"{types}/name": "NVIDIA A10-4Q\n", f"{types}/available_instances": "0\n"}
     rows = [
-        {"address": address, "device": device, "wanted": wanted, "before": {}, "functions": False}
+        {
+            "address": address,
+            "device": device,
+            "wanted": wanted,
+            "instances": {},
+            "before": {},
+            "mig_before": None,
+            "functions": False,
+        }
         for address, device, wanted in (
             (CARD, "0x223610DE", {"A10-4Q": 1, "A10-8Q": 1}),
             (TWIN, "0x223610DE", {"A10-4Q": 1}),
             ("0000:09:00.0", "0x223610DE", {"A10-4Q": 1}),
         )
     ]
-    machine.files[restore.RECORD] = vgpu._recorded(rows)
+    machine.files[sysfs.RECORD] = vgpu._recorded(rows)
     return machine
 
 
@@ -177,7 +184,7 @@ def test_vgpus_have_their_types_in_either_framework():
         {"address": TWIN, "uuid": MDEV, "type": "A10-4Q", "group": "40", "number": ""},
     ]
     # This boot's own list has the name.
-    machine.files[restore.NAMES] = json.dumps({"558": "A10-8Q"})
+    machine.files[sysfs.NAMES] = json.dumps({"558": "A10-8Q"})
     again = evidence(machine)
     assert again["cards"][0]["vgpus"] == {"A10-8Q": 1} and again["devices"][0]["type"] == "A10-8Q"
 
@@ -191,7 +198,7 @@ def test_a_card_that_was_changed_for_another_model_has_none_of_the_recorded_vgpu
 
 def test_records_that_are_none_are_reported():
     machine = Machine()
-    machine.files.update({RECORD: "[]", restore.RECORD: json.dumps({"cards": [{}]})})
+    machine.files.update({RECORD: "[]", sysfs.RECORD: json.dumps({"cards": [{}]})})
     problem = evidence(machine)["problem"]
     assert f"{RECORD} can't be read: it is no record" in problem
-    assert f"{restore.RECORD} can't be read: it has another form" in problem
+    assert f"{sysfs.RECORD} can't be read: it has another form" in problem

@@ -10,10 +10,15 @@ import contextlib
 import os
 import re
 import signal
+import tempfile
 import threading
+from pathlib import Path
 
+import pci_machine
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from own_cluster import ROOT, controllers, run_playbook, until
+from plan_kit import facts
 from real_apiserver import MERGE, Refused, own_api_server
 from simulated_driver import CARDS, VERSION, compiled
 
@@ -429,3 +434,59 @@ def test_a_node_whose_machine_is_not_reached_goes_over_and_back(machine, tmp_pat
 def test_the_playbook_validates_before_it_takes_over_one_node_at_a_time():
     text = (ROOT / "playbooks" / "switch.yml").read_text()
     assert text.index("kubegpu.share.preflight") < text.index("serial: 1") < text.index("kubegpu.share.switch\n")
+
+
+# ---------------------------------------------------------------- virtual machines
+
+LAUNCHER = {"kubevirt.io": "virt-launcher"}
+
+
+def node_facts(tmp_path, *bound):
+    """The facts of a machine whose cards are on VFIO; ones of this machine would be its own."""
+    stand_in = pci_machine.Machine()
+    if bound:
+        stand_in.present(*bound)
+    found = facts("debian-12-bare", Path(tempfile.mkdtemp(dir=tmp_path)))
+    found["iommu"]["groups"] = 20
+    return {**found, "passthrough": passthrough_facts.facts(stand_in)}
+
+
+def virtual(machine, folder, to, known, **variables):
+    # The driver and the blacklist would be this machine's.
+    own = {"gpu_node": known, "gpu_node_software": "provider", "nouveau_state": "absent", "nouveau_keep_file": True}
+    given = {"gpushare_allocation": "extender", "gpu_backend": to, **own, **variables}
+    return switch(machine, folder, "extender", **given)
+
+
+@pytest.mark.long
+def test_a_node_goes_to_virtual_machines_and_back_when_none_has_a_card(machine, driver, tmp_path):
+    server = machine.server
+    begin(machine, tmp_path, "extender")
+    pod(server, "shares-again", 2)
+    bound = node_facts(tmp_path, pci_machine.CARD, pci_machine.TWIN)
+    done = virtual(machine, tmp_path, "passthrough", bound, switch_force=True)
+    assert done.rc == 0, done.text
+    labels = machine.node()["metadata"]["labels"]
+    assert finished(machine) and "gpushare" not in labels and "shares-again" not in pods(server)
+    assert labels["kubegpu.share/backend"] == "passthrough" and machine.canaries == []
+    again = virtual(machine, tmp_path, "passthrough", bound)
+    assert again.rc == 0 and again.changed == 0, again.text
+
+    # A virtual machine is stopped by its owner, and by nobody else.
+    spec = {"nodeName": "gpu1", "terminationGracePeriodSeconds": 0}
+    spec["containers"] = [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/10DE_2236": "1"}}}]
+    server.request("POST", DEFAULT_PODS, {"metadata": {"name": "virt-launcher-a", "labels": LAUNCHER}, "spec": spec})
+    free = node_facts(tmp_path)
+    refused = virtual(machine, tmp_path, "gpushare", free, switch_force=True, switch_delete_emptydir_data=True)
+    text = " ".join(refused.text.split())
+    assert refused.rc != 0 and "default/virt-launcher-a is a virtual machine with a card" in text, refused.text
+    assert "Nothing was evicted" in text and "Run the same command again" in text and "virt-launcher-a" in pods(server)
+    node = machine.node()
+    assert node["metadata"]["labels"]["kubegpu.share/backend"] == "passthrough" and node["spec"]["unschedulable"]
+    assert machine.label() is None
+
+    server.request("DELETE", f"{DEFAULT_PODS}/virt-launcher-a", {"gracePeriodSeconds": 0})
+    done = virtual(machine, tmp_path, "gpushare", free)
+    assert done.rc == 0, done.text
+    assert finished(machine) and machine.label() == "true" and machine.canaries == [("true", False)]
+    assert "kubegpu.share/backend" not in machine.node()["metadata"]["labels"] and machine.sold == []

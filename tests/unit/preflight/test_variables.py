@@ -54,7 +54,7 @@ def found(*hosts: Variables, cluster: bool = True) -> list[tuple[str, str, str]]
         ("gpushare_wait_timeout", "abc", "'abc' isn't a whole number; set it to a whole number"),
         ("runtime_name", "dockr", f"'dockr' isn't one of {RUNTIMES}; set it to 'docker'"),
         ("scheduler_mode", "statik", f"'statik' isn't one of {MODES}; set it to 'static_pod'"),
-        ("gpu_backend", "magic", "'magic' isn't one of 'gpushare', 'hami', 'nvidia'; set it to one of 'gpushare',"),
+        ("gpu_backend", "magic", "'magic' isn't one of 'gpushare', 'hami', 'nvidia', 'passthrough', 'vgpu', 'kata';"),
         ("gpu_maintenance", "now", "'now' isn't one of 'never', 'drain', 'reboot'; set it to one of 'never',"),
         ("gpushare_memory_unit", "GB", "'GB' isn't one of 'GiB', 'MiB'; set it to 'GiB'"),
         ("gpushare_placement", "worst", "'worst' isn't one of 'binpack', 'spread'; set it to one of 'binpack',"),
@@ -63,6 +63,7 @@ def found(*hosts: Variables, cluster: bool = True) -> list[tuple[str, str, str]]
         ("gpu_exclude", ["GPU-123"], "'GPU-123' is neither a PCI address (0000:3b:00.0), a UUID (GPU-…)"),
         ("gpu_exclude", ["3b:00.0", "*"], "'*' matches every card: take the machine out of gpu_nodes instead"),
         ("gpu_exclude", "0", "'0' is an index, which changes with the cards that the driver finds: use the card's PCI"),
+        ("passthrough_cards", ["NVIDIA A10"], "'NVIDIA A10' is neither a PCI address (0000:3b:00.0) nor"),
         ("gpu_exclude", {"a": 1}, '{"a": 1} isn\'t a list of texts; set it to a list of texts'),
         ("driver_version", [580], "[580] isn't a text; set it to a text"),
         ("gpushare_nodes", {"gpu1": None}, '{"gpu1": null} isn\'t a list of texts; set it to a list of texts'),
@@ -116,7 +117,7 @@ def test_what_a_role_accepts_is_no_finding(variable: str, value: t.Any) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("variable", sorted(set(ENTRIES) - {"gpu_exclude"}))
+@pytest.mark.parametrize("variable", sorted(set(ENTRIES) - {"gpu_exclude", "passthrough_cards"}))
 def test_wrong_tolerations_are_one_sentence(variable: str, value: t.Any, reason: str) -> None:
     [(id, severity, said)] = found(host(**{variable: value}))
     assert (id, severity) == ("wrong-value", "problem")

@@ -7,23 +7,32 @@ that shrinks. sriov-manage and nvidia-smi are stand-ins: NVIDIA's vGPU manager i
 
 from __future__ import annotations
 
+import errno
 import json
+import posixpath
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from action_plugins import act
+from ansible_collections.kubegpu.share.plugins.action import vgpu as vgpu_action
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host import kernel_write
+from ansible_collections.kubegpu.share.plugins.module_utils._host.kernel_write import Written
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus
-from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import restore, vgpu
+from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import facts, restore, sysfs, vgpu
 from node_fakes import FakeSystem, killed_at_every_step
 
-PCI, PARENTS, INSTANCES = restore.PCI, restore.PARENTS, restore.INSTANCES
+PCI = sysfs.PCI
 FIRST, SECOND = "0000:41:00.0", "0000:81:00.0"
-GB = {"1": "A10-4Q", "2": "A10-8Q", "3": "A10-24C"}
-SIZE = {"A10-4Q": 4, "A10-8Q": 8, "A10-24C": 24}
+GB = {"1": "A10-4Q", "2": "A10-8Q", "3": "A10-24C", "9": "A10-1-6C"}
+SIZE = {"A10-4Q": 4, "A10-8Q": 8, "A10-24C": 24, "A10-1-6C": 6}
+# Types of GPU instances, with the instance's profile.
+PROFILES = {"A10-1-6C": "1g.6gb"}
+OFF = None
 
 
 class Node(FakeSystem):
@@ -34,10 +43,15 @@ class Node(FakeSystem):
     """
 
     def __init__(self, framework: str, cards=(FIRST,)):
-        super().__init__({"/etc/machine-id": "0123456789abcdef0123456789abcdef\n", "/proc/1/comm": "systemd\n"})
+        super().__init__({"/etc/machine-id": "0123456789abcdef0123456789abcdef\n"})
+        self.folders.add("/run/systemd/system")
         self.framework = framework
         self.mixed: set[str] = set()
+        # Profiles of GPU instances by card and number; OFF without MIG.
+        self.instances: dict[str, dict[str, str] | None] = dict.fromkeys(cards, OFF)
         self.sriov = True
+        # The kernel's answers to writes: an error, or -1 where a write doesn't end.
+        self.answer = 0
         for number, address in enumerate(cards):
             folder = f"{PCI}/{address}"
             ids = {"vendor": "0x10de", "device": "0x2236", "class": "0x030200", "sriov_totalvfs": "0"}
@@ -51,18 +65,15 @@ class Node(FakeSystem):
                 self.files[f"{folder}/sriov_totalvfs"] = "8\n"
         self.commands.update(
             {
-                "tee": self._tee,
                 restore.SRIOV_MANAGE: self._manage,
                 "nvidia-smi vgpu -shm 1 -i": self._mix,
+                "nvidia-smi -i": self._mode,
+                "nvidia-smi mig -i": self._divide,
                 "systemctl enable": lambda _argv: self._enable(True),
                 "systemctl disable": lambda _argv: self._enable(False),
                 "systemctl daemon-reload": Done(0, "", ""),
             }
         )
-
-    def run(self, argv, timeout=60, stdin=None):
-        self.stdin = stdin
-        return super().run(argv, timeout, stdin)
 
     def functions(self, card):
         return [card] if self.framework == "card" else [f"{card[:-1]}{number}" for number in range(4, 8)]
@@ -73,17 +84,22 @@ class Node(FakeSystem):
         for function in self.functions(card):
             current = self.files.get(f"{PCI}/{function}/nvidia/current_vgpu_type", "0").strip()
             types += [current] if current != "0" else []
-        places = (link.split("/") for path, link in self.links.items() if path.count("/") == 5 and INSTANCES in path)
-        keys = [place[-1] for place in places if place[-2] in self.functions(card)]
-        types += [self.links[f"{INSTANCES}/{key}/mdev_type"].rpartition("/nvidia-")[2] for key in keys]
+        made = [
+            path for path in self.links if path.endswith("/mdev_type") and path.split("/")[5] in self.functions(card)
+        ]
+        types += [self.links[path].rpartition("/nvidia-")[2] for path in made]
         return [SIZE[GB[number]] for number in types]
 
     def creatable(self, card):
-        used = self.used(card)
+        used, instances = self.used(card), self.instances[card]
+        if instances is not OFF:
+            return {"9": GB["9"]} if len(used) < len(instances) else {}
         return {
             number: name
             for number, name in GB.items()
-            if SIZE[name] <= 24 - sum(used) and (card in self.mixed or not set(used) - {SIZE[name]})
+            if name not in PROFILES
+            and SIZE[name] <= 24 - sum(used)
+            and (card in self.mixed or not set(used) - {SIZE[name]})
         }
 
     def refresh(self, card):
@@ -92,27 +108,32 @@ class Node(FakeSystem):
                 rows = "".join(f"{number} : NVIDIA {name}\n" for number, name in self.creatable(card).items())
                 self.files[f"{PCI}/{function}/nvidia/creatable_vgpu_types"] = f"ID    : vGPU Name\n{rows}"
                 continue
-            busy = self.framework == "mdev" and any(f"/{function}/" in link for link in self.links.values())
+            made = f"{PCI}/{function}/"
+            busy = self.framework == "mdev" and any(
+                path.startswith(made) and path.endswith("/mdev_type") for path in self.links
+            )
             for number, name in GB.items():
                 room = (24 - sum(self.used(card))) // SIZE[name] if number in self.creatable(card) and not busy else 0
-                folder = f"{PARENTS}/{function}/mdev_supported_types/nvidia-{number}"
+                folder = f"{PCI}/{function}/mdev_supported_types/nvidia-{number}"
                 self.files[f"{folder}/available_instances"] = f"{min(room, 1) if self.framework == 'mdev' else room}\n"
 
     def _parent(self, function):
         for number, name in GB.items():
-            self.files[f"{PARENTS}/{function}/mdev_supported_types/nvidia-{number}/name"] = f"NVIDIA {name}\n"
+            self.files[f"{PCI}/{function}/mdev_supported_types/nvidia-{number}/name"] = f"NVIDIA {name}\n"
         self.refresh(next(card for card in (FIRST, SECOND) if card[:-1] == function[:-1]))
 
     def _manage(self, argv):
         self.step()
         option, card = argv[1:]
+        self.instances[card] = OFF
+        self.mixed.discard(card)
         if not self.sriov:
             return Done(1, "", "Cannot obtain unbindLock for 0000:41:00.0")
         for number, function in enumerate(self.functions(card)):
             if option == "-d":
                 self.links.pop(f"{PCI}/{card}/virtfn{number}", None)
                 self.files = {path: text for path, text in self.files.items() if f"/{function}/" not in path}
-                self.mixed.discard(card)
+                self.links = {path: link for path, link in self.links.items() if f"/{function}/" not in path}
                 continue
             self.links[f"{PCI}/{card}/virtfn{number}"] = f"../{function}"
             self.links[f"{PCI}/{function}/physfn"] = f"../{card}"
@@ -135,42 +156,74 @@ class Node(FakeSystem):
         self.refresh(card)
         return Done(0, "", "")
 
-    def _tee(self, argv):
+    def _mode(self, argv):
+        card = argv[2]
+        if argv[3] == "--query-gpu=mig.mode.current":
+            return Done(0, "Disabled\n" if self.instances[card] is OFF else "Enabled\n", "")
         self.step()
-        path, value = argv[1], (self.stdin or "").strip()
-        parts = path.split("/")
-        card = next((card for card in (FIRST, SECOND) if card[:-1] in path), FIRST)
-        if path.endswith("/current_vgpu_type"):
-            if value != "0" and value not in self.creatable(card):
-                return Done(1, "", f"tee: {path}: Operation not permitted")
-            self.files[path] = f"{value}\n"
-        elif path.endswith("/create"):
-            function, kind = parts[4], parts[6]
-            if self.files[f"{path.rpartition('/')[0]}/available_instances"].strip() == "0":
-                return Done(1, "", f"tee: {path}: Input/output error")
-            self.links[f"{INSTANCES}/{value}"] = f"../../../devices/pci0000:40/{function}/{value}"
-            self.links[f"{INSTANCES}/{value}/mdev_type"] = f"../mdev_supported_types/{kind}"
-            self.links[f"{INSTANCES}/{value}/iommu_group"] = f"../../kernel/iommu_groups/{60 + len(self.links)}"
-        else:
-            key = parts[-2]
-            card = next(card for card in (FIRST, SECOND) if card[:-1] in self.links[f"{INSTANCES}/{key}"])
-            self.links = {path: link for path, link in self.links.items() if f"/{key}" not in path}
+        if self.used(card):
+            return Done(19, "", "In use by another client")
+        self.instances[card] = {} if argv[4] == "1" else OFF
         self.refresh(card)
         self.step()
         return Done(0, "", "")
 
+    def _divide(self, argv):
+        card, there = argv[3], self.instances[argv[3]]
+        if "-lgi" in argv:
+            rows = "".join(f"|   0  MIG {name}  14  {number}  {number}:1 |\n" for number, name in (there or {}).items())
+            return Done(0, rows, "") if rows else Done(6, "No GPU instances found: Not Found\n", "")
+        if there is OFF:
+            return Done(6, "No MIG-enabled devices found.\n", "")
+        self.step()
+        if "-cgi" in argv:
+            first = max(map(int, there), default=6) + 1
+            there.update(
+                {str(first + number): name for number, name in enumerate(argv[argv.index("-cgi") + 1].split(","))}
+            )
+        elif "-dgi" in argv:
+            del there[argv[argv.index("-gi") + 1]]
+        self.refresh(card)
+        self.step()
+        return Done(0, "", "")
+
+    def put(self, path, text, seconds):
+        self.step()
+        self.ran.append(f"put {path}")
+        if self.answer:
+            return Written(self.answer, 4711 if self.answer < 0 else 0)
+        value, parts = text.strip(), path.split("/")
+        card = next((card for card in (FIRST, SECOND) if card[:-1] in path), FIRST)
+        if path.endswith("/current_vgpu_type"):
+            if value != "0" and value not in self.creatable(card):
+                return Written(errno.EPERM)
+            self.files[path] = f"{value}\n"
+        elif path.endswith("/create"):
+            function, kind = parts[5], parts[7]
+            if self.files[f"{path.rpartition('/')[0]}/available_instances"].strip() == "0":
+                return Written(errno.EIO)
+            self.links[f"{PCI}/{function}/{value}/mdev_type"] = f"../mdev_supported_types/{kind}"
+            self.links[f"{PCI}/{function}/{value}/iommu_group"] = f"../../kernel/iommu_groups/{60 + len(self.links)}"
+        else:
+            self.links = {path: link for path, link in self.links.items() if f"/{parts[-2]}/" not in path}
+        self.refresh(card)
+        self.step()
+        return Written(0)
+
     def _enable(self, enable):
         self.step()
         if enable:
-            self.links[vgpu.WANTED_BY] = vgpu.UNIT
+            self.links[facts.WANTED_BY] = facts.UNIT
         else:
-            self.links.pop(vgpu.WANTED_BY, None)
+            self.links.pop(facts.WANTED_BY, None)
         return Done(0, "", "")
 
     def boot(self):
         """Forget what no boot keeps."""
         self.files.pop(restore.NAMES, None)
-        self.links = {path: link for path, link in self.links.items() if not path.startswith(INSTANCES)}
+        self.links = {path: link for path, link in self.links.items() if not re.search(f"/{sysfs.UUID.pattern}/", path)}
+        for card in self.instances:
+            self.instances[card] = OFF
         for card in [each for each in (FIRST, SECOND) if self.exists(f"{PCI}/{each}")]:
             if self.framework != "card":
                 self._manage(["", "-d", card])
@@ -226,7 +279,7 @@ def test_a_layout_is_made_once_changed_by_its_difference_and_taken_away(framewor
     run(node, entry(A10_8Q=3))
     assert counts(node) == {"A10-8Q": 3}
     assert run(node)["changed"]
-    assert node.files == files and vgpu.WANTED_BY not in node.links and counts(node) == {}
+    assert node.files == files and facts.WANTED_BY not in node.links and counts(node) == {}
     assert not run(node)["changed"]
 
 
@@ -248,7 +301,7 @@ def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
     run(node, entry(A10_4Q=1, A10_8Q=1))
     assert counts(node) == {"A10-4Q": 1, "A10-8Q": 1}
     order = [line.split()[0].rpartition("/")[2] for line in node.ran if "systemctl" not in line]
-    assert order == ["sriov-manage", "nvidia-smi", "tee", "tee"]
+    assert order == ["sriov-manage", "nvidia-smi", "put", "put"]
     node.boot()
     assert restored(node) == []
     assert counts(node) == {"A10-4Q": 1, "A10-8Q": 1}
@@ -259,8 +312,7 @@ def test_what_a_machine_holds_stays_and_is_named(framework):
     node = Node(framework)
     run(node, entry(A10_4Q=2))
     [first, *_rest] = restore.card(node, FIRST).vgpus
-    place = f"{PCI}/{first.function}" if framework == "vendor" else f"{INSTANCES}/{first.key}"
-    node.hold(f"/dev/vfio/{node.links[f'{place}/iommu_group'].rpartition('/')[2]}")
+    node.hold(f"/dev/vfio/{node.links[f'{first.folder}/iommu_group'].rpartition('/')[2]}")
     held = (dict(node.files), dict(node.links))
     for entries in ((entry(A10_8Q=1),), ()):
         with pytest.raises(BadInput, match=r"qemu-kvm \(process 4242\)") as error:
@@ -299,14 +351,16 @@ def test_nothing_is_left_of_the_folders():
     node = Node("vendor")
     run(node, entry(A10_4Q=1))
     run(node)
-    for path in (restore.RECORD, vgpu.PROGRAM):
-        assert f"rmdir {path.rpartition('/')[0]}" in node.ran
+    package = f"{facts.ROOT}/{facts.PACKAGE}"
+    for path in (posixpath.dirname(restore.RECORD), f"{package}/_vgpu", f"{package}/_host", package, facts.ROOT):
+        assert f"rmdir {path}" in node.ran
+    assert f"rmdir {posixpath.dirname(facts.ROOT)}" not in node.ran
 
 
 @FRAMEWORKS
 def test_vgpus_of_others_count_and_come_back(framework):
     node = Node(framework)
-    restore.create(node, FIRST, {"A10-8Q": 2})
+    restore.create(node, FIRST, {"A10-8Q": 2}, {})
     run(node, entry(A10_8Q=2))
     assert counts(node) == {"A10-8Q": 2}
     run(node, entry(A10_24C=1))
@@ -317,7 +371,7 @@ def test_vgpus_of_others_count_and_come_back(framework):
 
 def test_vgpus_of_others_come_back_where_the_full_card_doesnt_tell_their_types_name():
     node = Node("vendor")
-    restore.create(node, FIRST, {"A10-24C": 1})
+    restore.create(node, FIRST, {"A10-24C": 1}, {})
     # Nobody of this collection has seen the list before it was full.
     del node.files[restore.NAMES]
     assert counts(node) == {"type 3": 1}
@@ -332,7 +386,7 @@ def test_vgpus_of_others_come_back_where_the_full_card_doesnt_tell_their_types_n
 
 def test_a_vgpu_of_others_has_the_name_that_a_free_function_of_the_card_lists():
     node = Node("vendor")
-    restore.create(node, FIRST, {"A10-8Q": 1})
+    restore.create(node, FIRST, {"A10-8Q": 1}, {})
     del node.files[restore.NAMES]
     node.files[f"{PCI}/0000:41:00.4/nvidia/creatable_vgpu_types"] = "ID    : vGPU Name\n"
     node.hold("/dev/vfio/50")
@@ -352,7 +406,7 @@ def test_a_card_that_leaves_the_layout_gets_back_what_it_had():
 def test_a_run_that_was_killed_is_completed_and_can_be_undone(framework):
     def begin():
         node = Node(framework)
-        restore.create(node, FIRST, {"A10-24C": 1})
+        restore.create(node, FIRST, {"A10-24C": 1}, {})
         return node
 
     def work(node):
@@ -432,8 +486,9 @@ def test_a_card_that_moved_is_refused_by_the_role_and_at_boot():
     ("damage", "code"),
     [
         (lambda node: setattr(node, "sriov", False), "vgpu_command"),
-        (lambda node: node.commands.update({"tee": Done(1, "", "tee: Operation not permitted")}), "vgpu_refused"),
-        (lambda node: node.commands.update({"tee": Done(0, "", "")}), "vgpu_without_effect"),
+        (lambda node: setattr(node, "answer", errno.EPERM), "vgpu_refused"),
+        (lambda node: setattr(node, "answer", -1), "vgpu_timeout"),
+        (lambda node: setattr(node, "put", lambda path, text, seconds: Written(0)), "vgpu_without_effect"),
     ],
 )
 def test_what_the_driver_refuses_is_said_with_the_drivers_words(damage, code):
@@ -451,7 +506,15 @@ def test_a_card_takes_no_more_than_it_has_room_for():
     assert error.value.details["code"] == "vgpu_unavailable" and counts(node) == {"A10-8Q": 3}
 
 
-RECORDED = {"address": FIRST, "device": "0x223610DE", "wanted": {}, "before": {}, "functions": False}
+RECORDED = {
+    "address": FIRST,
+    "device": "0x223610DE",
+    "wanted": {},
+    "instances": {},
+    "before": {},
+    "mig_before": None,
+    "functions": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -473,6 +536,9 @@ RECORDED = {"address": FIRST, "device": "0x223610DE", "wanted": {}, "before": {}
                 {"before": None},
                 {"functions": "no"},
                 {"more": 1},
+                {"instances": {"1g.6gb,all": 1}},
+                {"mig_before": {"on": True}},
+                {"mig_before": {"on": 1, "instances": {}}},
             )
         ),
     ],
@@ -517,7 +583,7 @@ def test_indices_of_a_layout_are_those_of_the_facts():
     node._manage(["", "-e", FIRST])
     other = f"{PCI}/0000:05:00.0"
     node.files.update({f"{other}/vendor": "0x10de\n", f"{other}/device": "0x2236\n", f"{other}/class": "0x038000\n"})
-    assert restore.cards(node) == [card["address"] for card in gpus.pci(node)[0]] == [FIRST, SECOND]
+    assert sysfs.cards(node) == [card["address"] for card in gpus.pci(node)[0]] == [FIRST, SECOND]
 
 
 def test_numbers_of_sysfs_that_are_none_are_no_vgpus():
@@ -532,10 +598,231 @@ def test_numbers_of_sysfs_that_are_none_are_no_vgpus():
 
 
 def test_the_program_at_boot_is_this_code_and_needs_nothing_else(tmp_path: Path):
-    program = tmp_path / "vgpu_restore.py"
-    program.write_text(vgpu.program_text())
-    assert program.read_text() == Path(restore.__file__).read_text()
-    assert f"ExecStart=/usr/bin/python3 {vgpu.PROGRAM}" in vgpu.unit_text("/usr/bin/python3")
-    done = subprocess.run([sys.executable, "-I", str(program)], capture_output=True, text=True, check=False)
+    sources = (restore, sysfs, kernel_write)
+    for path, source in zip(facts.PROGRAMS, sources, strict=True):
+        copied = tmp_path / Path(path).relative_to(facts.ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_text(vgpu.texts("/usr/bin/python3")[path])
+        assert copied.read_text() == Path(source.__file__).read_text()
+    unit = vgpu.unit_text("/usr/bin/python3")
+    assert f"WorkingDirectory={facts.ROOT}\nExecStart=/usr/bin/python3 -B -m vgpu_boot._vgpu.restore\n" in unit
+    words = [sys.executable, "-B", "-S", "-m", "vgpu_boot._vgpu.restore"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env={})
     # No machine of the tests has a record.
     assert (done.returncode, done.stderr) == (1, f"{restore.RECORD} has no vGPUs of format 1: run the playbook again\n")
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("framework", ["mdev", "vendor"])
+def test_gpu_instances_come_after_virtual_functions_and_before_their_types_also_at_boot(framework):
+    node = Node(framework)
+    assert run(node, entry(A10_1_6C=2), check=True)["changed"] and node.instances[FIRST] is OFF
+    run(node, entry(A10_1_6C=2))
+    assert counts(node) == {"A10-1-6C": 2} and [*node.instances[FIRST].values()] == ["1g.6gb", "1g.6gb"]
+    changed = [line for line in node.ran if "systemctl" not in line and "--query" not in line and "-lgi" not in line]
+    assert [line.split(" -i ")[0] for line in changed[:3]] == [
+        f"{restore.SRIOV_MANAGE} -e {FIRST}",
+        "nvidia-smi",
+        "nvidia-smi mig",
+    ]
+    before = restore.card(node, FIRST).vgpus
+    node.boot()
+    assert counts(node) == {} and restored(node) == [] and restore.card(node, FIRST).vgpus == before
+    ran = len(node.ran)
+    assert restored(node) == [] and len(node.ran) == ran
+    assert not run(node, entry(A10_1_6C=2))["changed"]
+    # Only the difference.
+    first = dict(node.instances[FIRST])
+    run(node, entry(A10_1_6C=3))
+    assert first.items() < node.instances[FIRST].items() and set(before) < set(restore.card(node, FIRST).vgpus)
+    run(node)
+    assert node.instances[FIRST] is OFF and counts(node) == {} and not restore.card(node, FIRST).virtual
+
+
+def test_a_card_between_types_of_gpu_instances_and_others():
+    node = Node("vendor")
+    run(node, entry(A10_4Q=2))
+    run(node, entry(A10_1_6C=1))
+    assert counts(node) == {"A10-1-6C": 1}
+    run(node, entry(A10_8Q=2))
+    assert counts(node) == {"A10-8Q": 2} and node.instances[FIRST] is OFF
+    run(node)
+    assert counts(node) == {} and restore.RECORD not in node.files
+
+
+def test_gpu_instances_that_were_there_come_back():
+    node = Node("vendor")
+    node._manage(["", "-e", FIRST])
+    node.instances[FIRST] = {"1": "1g.6gb+me"}
+    run(node, entry(A10_1_6C=1))
+    assert [*node.instances[FIRST].values()] == ["1g.6gb"]
+    run(node)
+    assert [*node.instances[FIRST].values()] == ["1g.6gb+me"] and restore.RECORD not in node.files
+
+
+def test_several_vgpus_share_a_gpu_instance_where_that_is_given():
+    shared = {**entry(A10_1_6C=1), "mig-devices": {"1g.6gb": 3}}
+    node = Node("vendor")
+    run(node, shared)
+    assert len(node.instances[FIRST]) == 3 and counts(node) == {"A10-1-6C": 1}
+    assert not run(node, shared)["changed"]
+    run(node, entry(A10_1_6C=1))
+    assert len(node.instances[FIRST]) == 1 and counts(node) == {"A10-1-6C": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [("A100-1-5C", "1g.5gb"), ("A100-1-5CME", "1g.5gb+me"), ("DC-1-24CGFX", "1g.24gb+gfx"), ("H100-7-80C", "7g.80gb")],
+)
+def test_the_profile_of_a_type_is_the_one_that_nvidias_manager_derives(name, profile):
+    [parsed] = vgpu.parse_layouts(layout({"devices": "all", "vgpu-devices": {name: 2}}), "")["mine"]
+    assert parsed.instances == {profile: 2}
+
+
+def test_gpu_instances_of_a_card_in_use_arent_changed():
+    node = Node("vendor")
+    node._manage(["", "-e", FIRST])
+    node.hold("/dev/nvidia0")
+    before = (dict(node.files), dict(node.links))
+    with pytest.raises(BadInput, match=r"qemu-kvm \(process 4242\)") as error:
+        run(node, entry(A10_1_6C=1))
+    assert error.value.details["code"] == "vgpu_held" and (node.files, node.links) == before
+
+
+def test_a_run_with_gpu_instances_that_was_killed_is_completed_and_can_be_undone():
+    def begin():
+        node = Node("vendor")
+        node._manage(["", "-e", FIRST])
+        node.instances[FIRST] = {"1": "1g.6gb+me"}
+        return node
+
+    for node in killed_at_every_step(begin, lambda node: run(node, entry(A10_1_6C=2))):
+        run(node, entry(A10_1_6C=2))
+        assert counts(node) == {"A10-1-6C": 2} and not run(node, entry(A10_1_6C=2))["changed"]
+        run(node)
+        assert [*node.instances[FIRST].values()] == ["1g.6gb+me"] and restore.RECORD not in node.files
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"), [("Disabled", "vgpu_mig_pending"), ("Enabled", "vgpu_no_instances"), ("", "vgpu_command")]
+)
+def test_instances_that_the_card_doesnt_make_are_said(mode, code):
+    node = Node("vendor")
+    node.commands["nvidia-smi -i"] = Done(0 if mode else 9, f"{mode}\n", "")
+    node.commands["nvidia-smi mig -i"] = Done(0, "", "")
+    with pytest.raises(ShareError) as error:
+        run(node, entry(A10_1_6C=1))
+    assert error.value.details["code"] == code and error.value.details["address"] == FIRST
+
+
+@pytest.mark.parametrize("framework", ["card", "vendor"])
+def test_a_write_that_waits_is_left_behind_and_reported_with_who_has_opened_the_vgpu(framework):
+    node = Node(framework)
+    run(node, entry(A10_4Q=1))
+    [one] = restore.card(node, FIRST).vgpus
+    put = node.put
+
+    def opened(path, text, seconds):
+        # A machine has opened it after it was looked at.
+        node.hold(f"/dev/vfio/{node.links[f'{one.folder}/iommu_group'].rpartition('/')[2]}")
+        node.answer = -1
+        return put(path, text, seconds)
+
+    node.put = opened
+    with pytest.raises(ShareError, match=r"within 60 s: process 4711 .* held by qemu-kvm \(process 4242\)") as error:
+        run(node)
+    details = error.value.details
+    assert (details["code"], details["address"], details["seconds"]) == ("vgpu_timeout", FIRST, 60.0)
+    assert (details["vgpu"], [row["pid"] for row in details["held"]]) == (one.key, [4242])
+    # The unit restores it still.
+    assert restore.RECORD in node.files and facts.WANTED_BY in node.links
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    ("mounts", "systemd", "code"),
+    [
+        ("/dev/a / btrfs ro 0 0\n", True, "vgpu_read_only"),
+        ("/dev/a / btrfs rw 0 0\n/dev/b /usr/local ext4 ro 0 0\n", True, "vgpu_read_only"),
+        ("/dev/a / ext4 rw 0 0\n", False, "vgpu_no_systemd"),
+    ],
+)
+def test_a_system_on_which_no_boot_would_restore_vgpus_is_refused_with_what_to_do(mounts, systemd, code, check):
+    node = Node("vendor")
+    node.files["/proc/self/mounts"] = mounts
+    if not systemd:
+        node.folders.clear()
+    before = (dict(node.files), dict(node.links))
+    with pytest.raises(BadInput, match="vgpu_state to external") as error:
+        run(node, entry(A10_4Q=1), check=check)
+    assert error.value.details["code"] == code and (node.files, node.links) == before
+    assert not run(node, check=check)["changed"]
+
+
+def test_a_transactional_system_has_writable_volumes_for_these_files():
+    node = Node("vendor")
+    # As on SLE Micro; on Red Hat's CoreOS the second one is a link into /var.
+    rows = ["/dev/a / btrfs ro", "overlay /etc overlay rw", "/dev/a /var btrfs rw", "/dev/a /usr/local btrfs rw"]
+    node.files["/proc/self/mounts"] = "".join(f"{row} 0 0\n" for row in rows)
+    assert run(node, entry(A10_4Q=1))["changed"]
+    node.files["/proc/self/mounts"] = "".join(f"{row} 0 0\n" for row in rows[:3])
+    node.links["/usr/local"] = "../var/usrlocal"
+    assert facts.facts(node)["read_only"] == []
+
+
+def controller(node, *entries):
+    """What the controller plans from the node's facts."""
+    params = {"state": "present" if entries else "absent", "layout": "mine", "layouts": layout(*entries or [entry()])}
+    wanted = vgpu.texts("/usr/bin/python3")
+    known = vgpu.observed(gpus.pci(node)[0], facts.facts(node), wanted)
+    return vgpu.make_plan(vgpu.entries_of(params), known, wanted), vgpu.report(known.cards)
+
+
+@pytest.mark.parametrize(
+    ("framework", "entries"),
+    [
+        ("card", (entry([0], A10_4Q=6), entry([1], A10_8Q=2))),
+        ("mdev", (entry([0], A10_4Q=3), entry([1], A10_24C=1))),
+        ("vendor", (entry([0], A10_4Q=4), entry([1], A10_1_6C=2))),
+    ],
+)
+def test_the_controller_plans_from_facts_as_the_node_does(framework, entries):
+    node = Node(framework, (FIRST, SECOND))
+    assert controller(node)[0].empty and not controller(node, *entries)[0].empty
+    result = run(node, *entries)
+    plan, report = controller(node, *entries)
+    assert plan.empty and not run(node, *entries)["changed"]
+    # Types are summed up in the facts.
+    assert [{**card, "types": 0} for card in report["cards"]] == [{**card, "types": 0} for card in result["cards"]]
+    assert not controller(node, entry(A10_8Q=1))[0].empty and not controller(node)[0].empty
+    node.files[facts.PROGRAMS[0]] = "# An earlier release's.\n"
+    assert [change.header for change in controller(node, *entries)[0].changes] == [facts.PROGRAMS[0]]
+    run(node)
+    assert controller(node)[0].empty
+
+
+def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
+    node = Node("vendor", (FIRST, SECOND))
+    options = {"layout": "mine", "layouts": layout(entry(A10_4Q=2))}
+
+    def done(given, excluded=()):
+        observed = {
+            "python": {"version": "3.11.2", "executable": "/usr/bin/python3"},
+            "gpus": gpus.pci(node)[0],
+            "driver": {"excluded": {"cards": list(excluded)}},
+            "vgpu": facts.facts(node),
+        }
+        return act(vgpu_action, {**given, "observed": observed}, monkeypatch)
+
+    assert done(options)[1] == [options] and done({"state": "absent"})[1] == []
+    run(node, entry(A10_4Q=2))
+    result, executed = done(options)
+    assert (result["changed"], executed) == (False, []) and len(result["cards"][0]["vgpus"]) == 2
+    assert done({"state": "absent"})[1] == [{"state": "absent"}]
+    # The facts have no vGPUs of excluded cards, and the layout counts them.
+    assert done(options, [{"address": FIRST}])[1] == [options]
+    node.boot()
+    assert done(options)[1] == [options]
+    node.folders.clear()
+    result, executed = done(options)
+    assert result["failed"] and result["code"] == "vgpu_no_systemd" and not executed
