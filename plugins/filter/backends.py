@@ -55,8 +55,8 @@ def permitted_cards(
     from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
 
-    names = zip(hosts, node_names(hosts, hostvars), strict=True)
-    return permitted({host: hostvars[host] for host, node in names if node in nodes})
+    names = {host: node for host, node in zip(hosts, node_names(hosts, hostvars), strict=True) if node in nodes}
+    return permitted({host: hostvars[host] for host in names}, names)
 
 
 def kata_plan(options: KataOptions) -> KataResult:

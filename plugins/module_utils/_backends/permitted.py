@@ -65,7 +65,8 @@ def _ids(variables: t.Mapping[str, t.Any]) -> dict[str, int] | None:
     node = variables["gpu_node"]
     try:
         options = options_of(params)
-        state = state_of(node["passthrough"], node["distribution"]["family"], not node["kernel"]["installed"])
+        container = not node["kernel"]["installed"]
+        state = state_of(node["passthrough"], node["distribution"]["family"], container, node["boot"])
     except ShareError:
         return None
     cards = [state.functions[address] for address in wanted(options, state).cards]

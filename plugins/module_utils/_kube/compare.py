@@ -38,7 +38,9 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
 }
 
 # Below these keys "0.5" and "500m" are the same quantity.
-QUANTITIES = frozenset({"limits", "requests", "capacity", "allocatable", "hard", "sizeLimit", "storage", "divisor"})
+QUANTITIES = frozenset(
+    {"limits", "requests", "capacity", "allocatable", "hard", "sizeLimit", "storage", "divisor", "podFixed"}
+)
 
 
 class _Missing:

@@ -80,6 +80,7 @@ BINDING = (
     " or passthrough_cards | default([]) | length > 0 else [])"
 )
 VGPU = f"{NODE} in {BACKENDS}.vgpu | default([{NODE}] if gpu_backend | default('') == 'vgpu' else [])"
+KATA = f"{NODE} in {BACKENDS}.kata | default([{NODE}] if gpu_backend | default('') == 'kata' else [])"
 # Its containers get cards.
 CONTAINERS = (
     f"({BY_ROLES}) and {NODE} not in {BACKENDS}.virtual"
@@ -87,6 +88,9 @@ CONTAINERS = (
 )
 VIRTUAL = f"{BACKENDS}.virtual | default([]) | length > 0"
 KUBEVIRT = f"{BACKENDS}.parts.kubevirt | default(false)"
+KATAS = f"{BACKENDS}.parts.kata | default(false)"
+KATAS_LEAVE = f"{BACKENDS}.leaving.kata | default(false)"
+KATAS_PLUGIN = {"sandbox_device_plugin_kind": "kata"}
 KUBEVIRT_LEAVES = f"{BACKENDS}.leaving.kubevirt | default(false)"
 OPERATOR = f"{BACKENDS}.software.installs | default(false)"
 
@@ -112,7 +116,7 @@ STAGES = (
     # Its hosts are those that the stage before adds to its group.
     Stage("maintenance", (MAINTENANCE,), (Entry("maintenance"),), serial=True),
     Stage("runtime", (GPU_NODES,), (Entry("toolkit", when=CONTAINERS), Entry("runtime", when=CONTAINERS))),
-    Stage("virtual", (GPU_NODES,), (Entry("vgpu", when=VGPU),)),
+    Stage("virtual", (GPU_NODES,), (Entry("vgpu", when=VGPU), Entry("kata", {"kata_step": "node"}, KATA))),
     Stage("gpu_operator", (), (Entry("gpu_operator", {"gpu_operator_step": "cluster"}, OPERATOR),)),
     Stage(
         "extender",
@@ -158,7 +162,14 @@ STAGES = (
     Stage(
         "virtual_nodes",
         (),
-        (Entry("passthrough", when=VIRTUAL, tasks="nodes"), Entry("kubevirt_devices", when=KUBEVIRT)),
+        (
+            Entry("passthrough", when=VIRTUAL, tasks="nodes"),
+            Entry("kubevirt_devices", when=KUBEVIRT),
+            Entry("kata", {"kata_step": "cluster"}, KATAS),
+            Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "cluster"}, KATAS),
+            Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "nodes"}, KATAS),
+            Entry("kata", {"kata_step": "nodes"}, KATAS),
+        ),
     ),
     # What no node needs any more, in the reverse order: no node has a card of it.
     Stage(
@@ -166,6 +177,8 @@ STAGES = (
         (),
         (
             Entry("kubevirt_devices", {"kubevirt_devices_state": "absent"}, KUBEVIRT_LEAVES),
+            Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "remove"}, KATAS_LEAVE),
+            Entry("kata", {"kata_step": "remove"}, KATAS_LEAVE),
             Entry("gpushare", {"gpushare_component": "dra", **ABSENT}, DRA_LEAVES),
             Entry("gpushare", {"gpushare_component": "device_plugin", **ABSENT}, EXTENDER_LEAVES),
             Entry("scheduler", {"scheduler_step": "cluster", "scheduler_state": "absent"}, EXTENDER_LEAVES),

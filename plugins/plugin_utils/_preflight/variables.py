@@ -120,12 +120,13 @@ CLOSE_REST, CLOSE_NAME = 0.8, 0.85
 # second each role would do the same step.
 STATES = (
     *("driver_state", "gpushare_state", "kubevirt_devices_state", "nouveau_state", "passthrough_state"),
-    *("runtime_state", "scheduler_state", "toolkit_state", "vgpu_state"),
+    *("kata_state", "runtime_state", "scheduler_state", "toolkit_state", "vgpu_state"),
 )
 ABSENT = "absent"
 STEPS = (
     *("gpu_operator_step", "gpushare_component", "gpushare_node_allocation", "hami_step", "node_baseline_state"),
-    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_step", "scheduler_step"),
+    *("kata_step", "nvidia_device_plugin_step", "sandbox_device_plugin_kind", "sandbox_device_plugin_step"),
+    "scheduler_step",
 )
 # A prefix that nobody else uses.
 OWN_PREFIX = "gpushare_"

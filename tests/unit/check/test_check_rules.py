@@ -408,7 +408,7 @@ def test_findings_are_sorted_by_level() -> None:
         ("G10", "UNKNOWN", None),
     ]
     assert report["time"] == "2026-11-22T12:00:00Z"
-    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 57}
+    assert report["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "PASS": 60}
     (first,) = [check for check in report["checks"] if check["id"] == "G1"]
     assert (first["result"], first["n"], first["fail"]) == ("FAIL", 2, 2)
 

@@ -190,3 +190,17 @@ def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):
     assert [(step["stage"], step["changes"]) for step in found["steps"]] == [
         ("leaving", ["KubeVirt kubevirt/kubevirt"])
     ], found
+
+
+def test_katas_nodes_get_the_plugin_that_announces_their_cards(tmp_path):
+    hosts = {"gpu1": host("gpu1", gpu_node=node(Machine(), tmp_path))}
+    found = cluster_plan(cluster_of(), backends("kata"), hosts)
+    steps = [(step["role"], step["changes"]) for step in found["steps"]]
+    assert steps[0] == ("passthrough", ["Node gpu1"]), found
+    # Without kata-deploy there is no RuntimeClass, and the role says so before anything is deployed.
+    assert found["refusal"]["role"] == "kata" and "RuntimeClass" in found["refusal"]["reason"], found
+    klass = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "kata-qemu-nvidia-gpu"}}
+    klass |= {"handler": "kata-qemu-nvidia-gpu"}
+    found = cluster_plan(cluster_of(klass), backends("kata"), hosts)
+    assert found["refusal"] is None, found["refusal"]
+    assert "sandbox_device_plugin" in roles(found) and "kubevirt_devices" not in roles(found)
