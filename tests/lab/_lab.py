@@ -332,7 +332,7 @@ class Lab:
                 timeout=seconds,
                 check=False,
             )
-        self._log(playbook, done.stdout)
+        self.keep_output(playbook, done.stdout)
         return Done(done.returncode, done.stdout)
 
     def interrupted_playbook(
@@ -371,7 +371,7 @@ class Lab:
                 process.wait()
             sink.seek(0)
             said = sink.read()
-        self._log(f"{playbook}-interrupted", said)
+        self.keep_output(f"{playbook}-interrupted", said)
         assert came, f"it ended, or went on too long, before the moment came:\n{said[-6000:]}"
 
     def killed_playbook(self, playbook: str, marker: str, delay: float) -> str:
@@ -404,11 +404,11 @@ class Lab:
             finally:
                 kill_tree(process.pid)
                 process.wait()
-        self._log(f"{playbook}-killed", "".join(lines))
+        self.keep_output(f"{playbook}-killed", "".join(lines))
         assert ended is None, f"it ended before {marker!r} was seen:\n{''.join(lines)[-6000:]}"
         return "".join(lines)
 
-    def _log(self, name: str, text: str) -> None:
+    def keep_output(self, name: str, text: str) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
         number = len(list(LOGS.glob("*.log")))
         (LOGS / f"{number:03}-{Path(name).stem}.log").write_text(text)

@@ -316,8 +316,8 @@ def _cluster(
     options: Options, cluster: Cluster, hosts: t.Sequence[Host], shared: frozenset[str]
 ) -> t.Iterator[Finding]:
     if options.record is not None:
-        backends = options.claims.backends
-        set_up = backends is not None and any(backends["there"].values())
+        decided = options.claims.backends
+        set_up = decided is not None and any(decided["there"].values())
         yield from ownership.examine(options.record, options.owner, options.take_over, set_up)
     yield from ownership.bindings(options.bindings)
     yield from _images(options, cluster.version)
@@ -344,6 +344,8 @@ def _cluster(
             yield from _node(options, host, node, host.node in shared, cluster.plugins)
             if host.node in shared:
                 yield from _given_away(options, host)
+            if virtual.backend_of(host.node, host.virtual, options.claims.backends) == backends.KATA:
+                yield from virtual.kata_runtime(host.node, node.runtime.partition(":")[0])
             if options.claims.installed_by_roles(host.node):
                 yield from _driver_container(host, node, cluster.operators)
     yield from _taints(options, cluster, shared)

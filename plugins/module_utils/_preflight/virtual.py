@@ -15,6 +15,10 @@ from .findings import PROBLEM, Finding
 
 DESCRIBED = {
     "virtual-no-login": "Cards of a node that is no host of gpu_nodes are to go to virtual machines.",
+    "virtual-iommu": "A machine whose cards are to go to virtual machines has no IOMMU that can be turned on.",
+    "virtual-functions": "A card that is to go whole to a virtual machine has virtual functions, or vGPUs.",
+    "kata-runtime": "A node of Kata has another container runtime than containerd, which alone gives its pods cards.",
+    "vgpu-framework": "NVIDIA's driver is loaded on a machine whose cards are to be divided, and it makes no vGPUs.",
     "virtual-driver": "Roles are to install a driver for containers where virtual machines have all cards.",
 }
 # What of the other findings about a machine matters where no role installs a driver for containers.
@@ -74,6 +78,28 @@ def unreached(known: Backends, machines: t.Collection[str]) -> t.Iterator[Findin
             )
 
 
+def _divides(card: t.Mapping[str, t.Any]) -> bool:
+    """Return whether a card's driver makes vGPUs of it, now or after its virtual functions are enabled."""
+    return bool(card["vgpu_host"]["framework"] != "none" or card["virtual_functions"]["total"] > 0)
+
+
+def kata_runtime(node: str, runtime: str) -> t.Iterator[Finding]:
+    """Report a node of Kata whose container runtime gives Kata's pods no cards.
+
+    :param runtime: its name, as the node has it in its status.
+    """
+    if runtime != "containerd":
+        yield Finding(
+            "kata-runtime",
+            PROBLEM,
+            "node {node} has {runtime}, and pods of Kata get cards by containerd only",
+            "leave the node out, or set up containerd there",
+            node,
+            "gpu_backend",
+            {"node": node, "runtime": runtime or "an unknown container runtime"},
+        )
+
+
 def examine(host: str, backend: str, options: VirtualOptions, facts: GpuNode) -> t.Iterator[Finding]:
     """Return the findings about a machine whose cards are for virtual machines.
 
@@ -83,6 +109,33 @@ def examine(host: str, backend: str, options: VirtualOptions, facts: GpuNode) ->
     def found(id: str, what: str, action: str, variable: str, severity: str = PROBLEM, **fields: t.Any) -> Finding:
         return Finding(id, severity, what, action, host, variable, {"backend": backend, **fields}, SUBJECT)
 
+    seen = facts["passthrough"]
+    divided = [row["address"] for row in seen["functions"] if row["virtual"] or row["mdevs"]] if seen else []
+    if backend != VGPU and divided:
+        yield found(
+            "virtual-functions",
+            "is to give whole cards to virtual machines ({backend}), and {cards} have virtual functions or vGPUs",
+            "remove them (vgpu_state: absent by role vgpu, or sriov_numvfs), or set it to vgpu",
+            "gpu_backend",
+            cards=divided,
+        )
+    cards = [card for card in facts["gpus"] if "vgpu_host" in card]
+    if backend == VGPU and facts["driver"]["module_version"] and cards and not any(map(_divides, cards)):
+        yield found(
+            "vgpu-framework",
+            "divides its cards into vGPUs, and its driver ({version}) shows no way to make one",
+            "install NVIDIA's vGPU manager, which isn't the driver for containers; where it is there, turn on SR-IOV "
+            "in the firmware",
+            "gpu_backend",
+            version=facts["driver"]["module_version"],
+        )
+    if facts["iommu"]["groups"] == 0 and not facts["iommu"]["table"]:
+        yield found(
+            "virtual-iommu",
+            "has no IOMMU, without which no virtual machine gets a card, and its firmware announces none",
+            "turn on VT-d or AMD-Vi in the firmware's setup; a virtual machine needs a virtual IOMMU",
+            "",
+        )
     if backend != VGPU and options.driver_state == "present":
         yield found(
             "virtual-driver",

@@ -43,14 +43,14 @@ def examine(
     if not cluster:
         known = dataclasses.replace(known, backends=frozenset(), scheduler="", software=frozenset())
     items = needed(table.listed(), known)
-    checked = mirrors.at_mirrors(items)
+    registry = str(known.variables(REGISTRY) or "")
+    checked = mirrors.at_mirrors(items, registry)
     if not checked:
         return []
     authority, auth_file = (web.own_path(str(known.variables(name) or "")) for name in (AUTHORITY, AUTH_FILE))
-    named = str(known.variables(REGISTRY) or "").partition("/")[0]
-    insecure = {named} - {""} if boolean(known.variables(INSECURE) or False) else set()
+    insecure = {registry.partition("/")[0]} - {""} if boolean(known.variables(INSECURE) or False) else set()
     found = ask(checked, seconds, web.fetcher(authority, AUTHORITY), auth_file=auth_file, insecure=insecure)
-    return list(_findings(found, mirrors.elsewhere(items), insecure))
+    return list(_findings(found, mirrors.elsewhere(items, registry), insecure))
 
 
 def _findings(

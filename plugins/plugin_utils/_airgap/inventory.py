@@ -55,12 +55,14 @@ def inventory(
     machines: t.Mapping[str, JsonObject],
     cluster: JsonObject,
     kubernetes: str = "",
+    planned: bool = False,
 ) -> Inventory:
     """Return what decides on the list.
 
     :param machines: by host of group gpu_nodes what the filter ``driver_choice`` returned.
     :param cluster: what ``cluster_info`` returned with back ends and scheduler; empty where the cluster isn't asked.
     :param kubernetes: the cluster's version where it isn't asked.
+    :param planned: also the back ends that variables ask for on nodes which playbook switch.yml hasn't switched yet.
     """
     # The get of Ansible's hostvars has no default.
     local = variables(LOCAL, hostvars[LOCAL] if LOCAL in hostvars else {})  # noqa: SIM401
@@ -72,7 +74,7 @@ def inventory(
     return Inventory(
         str(cluster.get("version") or kubernetes),
         str(scheduler.get("openshift") or ""),
-        frozenset(_backends(hostvars, machines, cluster, local)),
+        frozenset(_backends(hostvars, machines, cluster, local, planned)),
         mode if mode in (DEDICATED, OPENSHIFT) else "",
         delivery.resolve(str(local("gpushare_image_delivery")), image, archive),
         local,
@@ -113,14 +115,18 @@ def _backends(
     machines: t.Iterable[str],
     cluster: JsonObject,
     local: t.Callable[[str], t.Any],
+    planned: bool,
 ) -> set[str]:
     """Return the back ends that are to be in the cluster; without it, what variables ask for."""
     resolved = cluster.get("backends")
-    if not resolved:
+    found: set[str] = set()
+    if planned or not resolved:
         given = {"gpu_backend": str(local("gpu_backend") or "")}
         rows = wanted_backends(hostvars, list(machines), local("gpushare_nodes") or (), given)
-        return {row["backend"] for row in rows}
-    found = {name for name in ("hami", "nvidia") if resolved["parts"][name]}
+        found |= {row["backend"] for row in rows}
+    if not resolved:
+        return found
+    found |= {name for name in ("hami", "nvidia") if resolved["parts"][name]}
     # The GPU Operator deploys NVIDIA's device plugin without a chart of this collection.
     if any(operator["kind"] == "ClusterPolicy" for operator in cluster.get("operators") or ()):
         found -= {"nvidia"}

@@ -75,29 +75,44 @@ class _Unknown(Exception):
     """Whether the items are there couldn't be learnt; the message says why."""
 
 
-def at_mirrors(items: t.Iterable[Item]) -> list[Item]:
+def at_mirrors(items: t.Iterable[Item], registry: str = "") -> list[Item]:
     """Return the items that are taken from a server that the user has named.
 
     An image that only a variable names is one of them where others come from the same registry.
+
+    :param registry: the user's own, with or without a folder; empty where no variable names it.
     """
     items = list(items)
-    found = [item for item in items if _is_remote(item)]
-    registries = {_registry(item["place"]) for item in found if item["kind"] == needed.IMAGE}
-    return found + [
-        {**item, "place": item["source"]}
-        for item in items
-        if item["kind"] == needed.IMAGE and not item["place"] and _registry(item["source"]) in registries
+    registries = _registries(items, registry)
+    return [item for item in items if _is_remote(item)] + [
+        {**item, "place": item["source"]} for item in items if _is_of(item, registries)
     ]
 
 
-def elsewhere(items: t.Iterable[Item]) -> list[Item]:
+def elsewhere(items: t.Iterable[Item], registry: str = "") -> list[Item]:
     """Return the items that nodes, the cluster or charts take from where they are public.
 
     What the controller has installed, and the distribution's own packages, aren't among them.
+
+    :param registry: as ``at_mirrors`` has it.
     """
+    items = list(items)
+    registries = _registries(items, registry)
     kinds = (needed.IMAGE, needed.CHART, needed.FILE, "apt", "rpm")
     public = (item for item in items if item["kind"] in kinds and not item["place"] and item["source"])
+    public = (item for item in public if not _is_of(item, registries))
     return [item for item in public if not item["id"].startswith(("files/program/", "images/gpushare"))]
+
+
+def _registries(items: t.Sequence[Item], registry: str) -> set[str]:
+    """Return the hosts of the user's own registries."""
+    places = [item["place"] for item in items if item["kind"] == needed.IMAGE and _is_remote(item)]
+    return {*map(_registry, places), *([registry.partition("/")[0]] if registry else [])}
+
+
+def _is_of(item: Item, registries: t.Collection[str]) -> bool:
+    """Return whether an image that only a variable names is in one of these registries."""
+    return item["kind"] == needed.IMAGE and not item["place"] and _registry(item["source"]) in registries
 
 
 def _registry(reference: str) -> str:

@@ -41,7 +41,7 @@ def need(action: ActionBase, params: JsonObject, task_vars: JsonObject) -> Need:
     planner = Planner(action, task_vars)
     choices = untagged({name: planner.validate(name)["driver_choice"] for name in params["gpu_nodes"]})
     cluster = untagged(params["cluster"] or {})
-    known = inventory.inventory(task_vars["hostvars"], choices, cluster, params["kubernetes"])
+    known = inventory.inventory(task_vars["hostvars"], choices, cluster, params["kubernetes"], planned=True)
     refused = {host: line(" ".join(choice["refusals"])) for host, choice in choices.items() if choice["refusals"]}
     for text in refused.values():
         show(action._display, f"What role driver refuses may be missing from the list: {text}", stderr=True)

@@ -84,10 +84,10 @@ class Registry(t.NamedTuple):
             return b""
 
 
-def _certificates(folder: Path) -> tuple[Path, Path, Path]:
-    """An authority, as people make them: without key usage; and a key and a certificate of 127.0.0.1 by it."""
+def _certificates(folder: Path, address: str) -> tuple[Path, Path, Path]:
+    """An authority, as people make them: without key usage; and a key and a certificate of an address by it."""
     paths = {name: folder / name for name in ("ca.key", "ca.pem", "tls.key", "tls.csr", "tls.pem", "ext")}
-    paths["ext"].write_text("subjectAltName=IP:127.0.0.1\n")
+    paths["ext"].write_text(f"subjectAltName=IP:{address}\n")
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     signed = ["openssl", "x509", "-req", "-days", "2", "-CAcreateserial", "-extfile", paths["ext"]]
     for command in (
@@ -100,17 +100,19 @@ def _certificates(folder: Path) -> tuple[Path, Path, Path]:
 
 
 @contextlib.contextmanager
-def registry(folder: Path) -> t.Iterator[Registry]:
+def registry(folder: Path, address: str = "127.0.0.1", within: t.Sequence[str] = ()) -> t.Iterator[Registry]:
     """Run an empty registry with TLS, an authority of its own, and a password.
 
+    :param address: where it listens.
+    :param within: the beginning of a command that runs the rest where that address is.
     :raises LookupError: as ``local_registry.program``.
     """
     binary, port = local_registry.program(), free_port()
     folder.mkdir(parents=True)
-    authority, key, certificate = _certificates(folder)
+    authority, key, certificate = _certificates(folder, address)
     (folder / "htpasswd").write_text(f"{USER}:{HASHED}\n")
     auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-    host = f"127.0.0.1:{port}"
+    host = f"{address}:{port}"
     (folder / "auth.json").write_text(json.dumps({"auths": {host: {"auth": auth}}}))
     settings = {
         "version": "0.1",
@@ -121,7 +123,8 @@ def registry(folder: Path) -> t.Iterator[Registry]:
     }
     (folder / "config.yml").write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([binary, "serve", folder / "config.yml"], stdout=log, stderr=subprocess.STDOUT)
+        command = [*within, binary, "serve", folder / "config.yml"]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         made = Registry(host, str(authority), str(folder / "auth.json"), folder / "data")
         end = time.monotonic() + START
         try:

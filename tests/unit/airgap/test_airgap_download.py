@@ -22,6 +22,7 @@ import zipfile
 from pathlib import Path
 
 import local_registry
+import played_galaxy
 import ports
 import pytest
 import real_skopeo
@@ -731,48 +732,15 @@ def test_the_script_makes_the_controllers_environment(tmp_path, monkeypatch):
     assert done.returncode == 1 and "isn't complete: copy it again" in done.stderr and not (tmp_path / "venv2").exists()
 
 
-class Galaxy(http.server.BaseHTTPRequestHandler):
-    """Answers as Galaxy's API v3 does, for one collection in one version; November 2026."""
-
-    def do_GET(self):
-        base, place = f"http://127.0.0.1:{self.server.server_port}", "/api/v3/collections/kubegpu/other/versions/"
-        if self.path == "/file":
-            return self.answer(self.server.tarball)
-        version = {
-            **{"version": "1.1.0", "href": f"{place}1.1.0/", "download_url": f"{base}/file", "signatures": []},
-            **{"namespace": {"name": "kubegpu"}, "collection": {"name": "other"}, "metadata": {"dependencies": {}}},
-            "artifact": {"sha256": hashlib.sha256(self.server.tarball).hexdigest()},
-        }
-        known = {
-            "/api/": {"available_versions": {"v3": "v3/"}},
-            place.removesuffix("versions/"): {"created_at": "2026-01-01", "updated_at": "2026-01-01"},
-            place: {"data": [version], "links": {"next": None}, "meta": {"count": 1}},
-            f"{place}1.1.0/": version,
-        }
-        found = known.get(self.path.partition("?")[0])
-        return self.answer(json.dumps(found or {"errors": []}).encode(), 200 if found else 404)
-
-    def answer(self, content, status=200):
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_arguments):
-        pass
-
-
 @pytest.mark.long
 def test_ansible_galaxy_downloads_and_installs_offline(tmp_path, monkeypatch):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Galaxy)
-    server.tarball = Path(_packed(installed(tmp_path / "other", "other"), str(tmp_path / "other.tar.gz"))).read_bytes()
-    monkeypatch.setenv("ANSIBLE_GALAXY_SERVER", f"http://127.0.0.1:{server.server_port}/api/")
+    tarball = Path(_packed(installed(tmp_path / "other", "other"), str(tmp_path / "other.tar.gz")))
     monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / "home"))
     make = Made(
         tmp_path / "a", programs.run, collection=_packed(installed(tmp_path / "own"), str(tmp_path / "own.tar.gz"))
     )
-    with ports.serving(server):
+    with played_galaxy.galaxy(tarball.read_bytes(), manifest_of(str(tarball))) as address:
+        monkeypatch.setenv("ANSIBLE_GALAXY_SERVER", address)
         make(item("collection", "kubegpu.other", ">=1.0"), item("collection", "kubegpu.share", "==1.1.0"))
     tarballs = sorted(str(path) for path in make.folder.glob("collections/*.tar.gz"))
     assert [os.path.basename(path) for path in tarballs] == ["kubegpu-other-1.1.0.tar.gz", "kubegpu-share-1.1.0.tar.gz"]

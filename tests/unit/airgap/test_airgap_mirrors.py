@@ -301,6 +301,14 @@ def test_an_image_that_only_a_variable_names_is_asked_for_at_the_same_registry()
     known = of(backends=["hami"], hami_image="m.example.org/hami:v2.10.0", acceptance_image="m.example.org/cuda:1")
     places = {item["place"] for item in mirrors.at_mirrors(needed(LIST, known))}
     assert places == {"m.example.org/hami:v2.10.0", "m.example.org/cuda:1"}
+    # It isn't public, either; and airgap_push.yml's registry may have no other image.
+    assert "m.example.org/cuda:1" not in {item["source"] for item in mirrors.elsewhere(needed(LIST, known))}
+    known = of(backends=[], acceptance_image="m.example.org/cuda:1")
+    [image] = mirrors.at_mirrors(needed(LIST, known), "m.example.org/gpu")
+    assert (
+        image["place"] == "m.example.org/cuda:1" and mirrors.elsewhere(needed(LIST, known), "m.example.org/gpu") == []
+    )
+    assert [item["source"] for item in mirrors.elsewhere(needed(LIST, known))] == ["m.example.org/cuda:1"]
 
 
 def test_preflight_stops_before_anything_changes_and_counts_what_is_missing(server, tmp_path):

@@ -152,6 +152,8 @@ def test_an_operators_plugin_takes_no_chart_and_the_cluster_decides():
     known = inventory(hostvars, {"gpu1": {}}, cluster)
     assert (known.backends, known.scheduler, known.delivery) == ({"gpushare"}, "dedicated", "build")
     assert inventory(hostvars, {"gpu1": {}}, {}, "v1.36.3").backends == {"hami"}
+    # What is carried in has to do for the switch as well.
+    assert inventory(hostvars, {"gpu1": {}}, cluster, planned=True).backends == {"gpushare", "hami"}
 
 
 def test_nodes_to_which_nobody_logs_in_count_without_the_cluster():

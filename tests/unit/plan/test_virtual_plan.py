@@ -128,7 +128,8 @@ def test_role_driver_runs_where_virtual_machines_have_all_cards_only_to_remove_a
 
 
 def test_the_cards_of_vgpus_keep_their_driver(tmp_path):
-    given = {"driver_state": "external", "vgpu_layout": "a", "vgpu_layouts": {"version": "v1", "vgpu-configs": {}}}
+    layouts = {"version": "v1", "vgpu-configs": {"a": [{"devices": "all", "vgpu-devices": {}}]}}
+    given = {"driver_state": "external", "vgpu_layout": "a", "vgpu_layouts": layouts}
     found = plan(Machine(), tmp_path, backends("vgpu"), tree="ubuntu-24.04-cuda-repo", **given)
     assert found["refusal"] is None, found["refusal"]
     assert "vgpu" in roles(found) and not {"passthrough", "driver", "toolkit"} & {*roles(found)}

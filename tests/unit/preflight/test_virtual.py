@@ -91,9 +91,9 @@ def test_kubevirt_is_looked_for_only_where_virtual_machines_get_cards():
 def test_what_kubelet_still_reports_of_the_back_end_before_counts_no_share(backend):
     for resource in ("nvidia.com/gpu", "aliyun.com/gpu-mem"):
         [shares] = read_node(node("gpu1", {resource: "8"}, labels={LABEL: backend}, free={resource: "0"}))
-        assert shares.parts == {} and not shares.labelled
+        assert [*shares.parts] == ["virtual"] and not shares.parts["virtual"].capacity and not shares.labelled
         [shares] = read_node(node("gpu1", {resource: "8"}, labels={LABEL: backend}))
-        assert shares.parts, "somebody does give them away"
+        assert {*shares.parts} > {"virtual"}, "somebody does give them away"
 
 
 def findings(backend, objects=None, known=None, **virtual):
@@ -101,7 +101,9 @@ def findings(backend, objects=None, known=None, **virtual):
     decided = cluster["backends"]
     claims = Claims(cluster["given"], cluster["capacity"], decided, (), cluster["releases"], decided["software"])
     about = VirtualOptions(backend=backend, **virtual)
-    hosts = [Host("gpu1", "gpu1", "gpu_nodes", known or facts(), R615, (), None, about)]
+    iommu = {"groups": 20, "table": "DMAR", "arguments": [], "default_on": None}
+    known = {"passthrough": None, "iommu": iommu, **(known or facts())}
+    hosts = [Host("gpu1", "gpu1", "gpu_nodes", known, R615, (), None, about)]
     return {finding.id: finding for finding in examine(Options(claims=claims), cluster_of(cluster), hosts)}
 
 
@@ -164,3 +166,39 @@ def test_the_variables_say_which_cards_the_back_end_leaves_alone():
     assert cards_left_alone(None, ["all"], "nvidia") == [] == cards_left_alone(None, [ADDRESS], "kata")
     [option] = card_exclusions(hostvars, ["a", "b", "c"])
     assert '"nodes":["a"]' in option and ADDRESS in option and "t400" in option
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_machine_lacks_for_virtual_machines_is_said_before_anything_changes(backend):
+    known = {**facts(), "iommu": {"groups": 0, "table": "", "arguments": [], "default_on": None}}
+    known["passthrough"] = {"functions": [{"address": ADDRESS, "virtual": 4, "mdevs": []}]}
+    given = {"driver_state": "external"}
+    mixed = set() if backend == "vgpu" else {"virtual-functions"}
+    assert {*findings(backend, known=known, **given)} == {"virtual-iommu", *mixed}
+    # An argument of the kernel's turns it on.
+    known["iommu"]["table"] = "DMAR"
+    assert {*findings(backend, known=known, **given)} == mixed
+    assert findings("nvidia", known=known) == {}
+
+
+@pytest.mark.parametrize("runtime", ["docker", "cri-o", ""])
+def test_pods_of_kata_get_cards_by_containerd_only(runtime):
+    live = node("gpu1", runtime=f"{runtime}://1" if runtime else "")
+    assert "by containerd only" in findings("kata", [live])["kata-runtime"].text
+    assert "kata-runtime" not in findings("passthrough", [live])
+
+
+def test_a_driver_that_makes_no_vgpus_is_refused():
+    known = facts()
+    known["driver"]["module_version"] = "580.95.05"
+    for framework, functions, refused in (
+        ("none", 0, True),
+        ("mdev", 0, False),
+        ("vendor", 16, False),
+        ("none", 16, False),
+    ):
+        for card in known["gpus"]:
+            card.update(vgpu_host={"framework": framework}, virtual_functions={"total": functions})
+        assert ("vgpu-framework" in findings("vgpu", known=known, driver_state="external")) == refused
+    known["driver"]["module_version"] = None
+    assert "vgpu-framework" not in findings("vgpu", known=known, driver_state="external")

@@ -68,6 +68,10 @@ spec:
           env:
             - {name: DEVICE_LIST_STRATEGY, value: {{ .Values.devicePlugin.deviceListStrategy }}}
             - {name: HOOK_PATH, value: {{ .Values.global.gpuHookPath }}}
-          volumeMounts: [{name: lib, mountPath: {{ .Values.global.gpuHookPath }}/vgpu}]
+            - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+          volumeMounts:
+            - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
+            - {name: lib, mountPath: {{ .Values.global.gpuHookPath }}/vgpu}
       volumes:
+        - {name: device-plugins, hostPath: {path: /var/lib/kubelet/device-plugins}}
         - {name: lib, hostPath: {path: {{ .Values.devicePlugin.libPath }}}}
