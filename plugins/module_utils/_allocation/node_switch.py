@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
-from .._contracts import claim_templates
-from .._contracts.backends import KATA
+from .._contracts import claim_templates, virtual
 from .._contracts.claims import Claim, claim_of
 from .._contracts.gpushare import ContractError
 from .._contracts.model import Node, Pod, PodParser, node_of, well_formed
@@ -37,8 +36,7 @@ ARGUMENTS: JsonObject = {
     "resources": {"type": "list", "elements": "str", "default": []},
 }
 MIRROR = "kubernetes.io/config.mirror"
-# On the pod in which KubeVirt runs a virtual machine; the resources of its cards mostly have NVIDIA's name.
-LAUNCHER = ("kubevirt.io", "virt-launcher")
+# The resources of virtual machines' cards mostly have NVIDIA's name.
 OF_NVIDIA = "nvidia.com/"
 
 # What may be left of an allocation on a node.
@@ -140,18 +138,13 @@ def holders(state: NodeState, resources: t.Collection[str] = ()) -> list[BoundPo
     ]
 
 
-def is_machine(pod: Pod) -> bool:
-    """Return whether a pod is a virtual machine of KubeVirt's."""
-    return pod.labels.get(LAUNCHER[0]) == LAUNCHER[1]
-
-
 def _asks_virtual(pod: Pod, resources: t.Collection[str]) -> bool:
-    """Return whether a virtual machine requests a card: KubeVirt's, or a pod with Kata's runtime."""
-    of_kata = allocators.ALLOCATORS[KATA]
+    """Return whether a pod requests a card for virtual machines; one that is no virtual machine gets it, too."""
     requests = {name for container in pod.containers for name, number in container.requests.items() if number > 0}
-    if is_machine(pod):
-        return any(name.startswith(OF_NVIDIA) or name in resources for name in requests)
-    return any(map(of_kata.announces, requests))
+    return any(
+        virtual.is_resource(name) or name in resources or (pod.machine and name.startswith(OF_NVIDIA))
+        for name in requests
+    )
 
 
 def _asks_others(pod: Pod) -> bool:
@@ -224,7 +217,8 @@ class Drain:
         key, (kind, name) = bound.pod.key, bound.controller
         if bound.pod.terminating:
             return ""
-        if is_machine(bound.pod):
+        # By its label alone anybody's pod could hinder the drain, and no virtctl could stop it.
+        if bound.pod.machine:
             return (
                 f"{key} is a virtual machine with a card, which can't be moved to another node: stop it (virtctl stop)"
             )

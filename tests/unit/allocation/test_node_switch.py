@@ -214,6 +214,8 @@ def machine_pod(name, limits):
     """A virtual machine of KubeVirt's, as its controller makes the pod."""
     made = pod(name, limits)
     made["metadata"].setdefault("labels", {})["kubevirt.io"] = "virt-launcher"
+    owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": name, "controller": True}
+    made["metadata"]["ownerReferences"] = [owner]
     return made
 
 
@@ -227,19 +229,33 @@ def test_nothing_is_evicted_while_a_virtual_machine_has_a_card():
     assert ["pod", "default/vm"] in [
         [*one.values()] for one in run(kube, "clean", allocator="nvidia", check=True)["remains"]
     ]
-    # One without a card stays, and so does a pod of others with a resource of that name; Kata's are pods like others.
+    # A virtual machine without a card stays; any other pod with one goes, whatever its runtime.
     kube = FakeKube(
         node(),
         machine_pod("nic", {"devices.kubevirt.io/kvm": "1", "example.org/nic": "1"}),
+        pod("network", {"nvidia.com/sriov_cx5": "1"}),
         pod("others", card),
         pod("kata", {"nvidia.com/pgpu": "1"}),
     )
     run(kube, "drained")
-    assert left(kube) == {"nic", "others"}
+    assert left(kube) == {"nic", "network"}
     named = FakeKube(node(), machine_pod("vm", {"example.org/card": "1"}))
     assert not run(named, "drained")["changed"]
     with pytest.raises(BadInput, match="is a virtual machine with a card"):
         run(named, "drained", resources=["example.org/card"])
+
+
+def test_a_pod_that_only_calls_itself_a_virtual_machine_is_evicted_like_any_other():
+    labels = {"kubevirt.io": "virt-launcher"}
+    kube = FakeKube(node(), *(pod(name, {name: "1"}, labels=labels) for name in (MEMORY, "nvidia.com/gpu")))
+    run(kube, "drained")
+    assert left(kube) == set()
+
+
+def test_a_pod_that_takes_a_card_as_virtual_machines_do_leaves_before_it_goes():
+    kube = FakeKube(node(), pod("plain", {"nvidia.com/GA102GL_A10": "1"}), pod("named", {"example.org/card": "1"}))
+    found = run(kube, "clean", allocator="nvidia", check=True, resources=["example.org/card"])["remains"]
+    assert {one["name"] for one in found if one["code"] == "pod"} == {"default/plain", "default/named"}
 
 
 def test_a_plugin_of_two_back_ends_for_virtual_machines_is_left_of_neither():
