@@ -74,10 +74,21 @@ def machine_of(given: t.Any) -> Machine:
         if facts.get("problem"):
             return Machine(line(facts["problem"]))
         functions = {row["address"]: row for row in facts.get("functions") or ()}
-        found = [each for gpu in facts["gpus"] for each in _functions(gpu, functions)]
+        found = [_checked(each) for gpu in facts["gpus"] for each in _functions(gpu, functions)]
         return Machine(functions=tuple(found), **_kubelet(facts.get("kubelet")))
     except MALFORMED:
         return Machine("what its machine answered is malformed")
+
+
+def _checked(function: Function) -> Function:
+    """Return a function whose fields are what they are said to be.
+
+    :raises TypeError: one isn't.
+    """
+    texts = (function.card, function.address, function.driver, function.uuid, function.type)
+    if not all(isinstance(text, str) for text in texts) or type(function.group) not in (int, type(None)):
+        raise TypeError("a field of a card has another type")
+    return function
 
 
 def _functions(gpu: JsonObject, functions: t.Mapping[str, JsonObject]) -> t.Iterator[Function]:

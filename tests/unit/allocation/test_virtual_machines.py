@@ -239,6 +239,27 @@ def test_a_machine_of_another_form_is_a_problem_of_its_node(given):
     assert "what its machine answered is malformed" in result["nodes"][0]["problem"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        machine(gpu(5, 1)),
+        machine(gpu(FIRST, 1) | {"address": ["vfio"]}),
+        machine(gpu(FIRST, "1")),
+        machine(gpu(FIRST, 1.5)),
+        machine(divided(FIRST, FIRST, 7, 1) | {"driver": {"a": "vfio"}}),
+        machine(
+            gpu(FIRST, 1, "nvidia", virtual_functions={"enabled": [{"address": 7, "driver": "vfio", "iommu_group": 1}]})
+        ),
+    ],
+    ids=["number", "list", "group", "fraction", "dictionary", "function"],
+)
+def test_a_machine_whose_texts_are_none_doesnt_end_the_inspection_of_the_cluster(given):
+    other = node(name="n2")
+    result = collect(Cluster([node(), other], [DESKTOP]), ("table", "wide"), {NAME: given})
+    assert "what its machine answered is malformed" in result["nodes"][0]["problem"]
+    assert "n2" in "".join(result["wide"])
+
+
 def test_a_machine_that_couldnt_be_reached_is_a_problem_of_its_node():
     part, result = seen([node()], [DESKTOP], {NAME: {"problem": "its machine is unreachable: no\x1b[2J route"}})
     assert part["devices"] == []
