@@ -34,7 +34,8 @@ def test_managed_from_nothing_to_nothing(server, tmp_path):
     assert managed.step("cluster") == 1 and managed.step("cluster") == 0
     [made] = server.request("GET", CLASSES)["items"]
     assert (made["handler"], made["scheduling"]["nodeSelector"]) == (CLASS, {LABEL: "false"})
-    assert made["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
+    # The API server writes 10240Mi so.
+    assert made["overhead"]["podFixed"] == {"memory": "10Gi", "cpu": "1"}
     assert managed.step("nodes") == 1 and managed.step("nodes") == 0
     assert labels(server, "gpu1")[LABEL] == "false" and LABEL not in labels(server, "gpu2")
     assert managed.step("remove") == 2 and managed.step("remove") == 0
