@@ -71,7 +71,7 @@ def command_line(
     :param counted: its time passes with its instructions, on one processor. Otherwise it spends all its time on timer
         interrupts where this machine gives it little.
     """
-    processor = ("tcg,thread=multi", "-smp", "2")
+    processor: tuple[str, ...] = ("tcg,thread=multi", "-smp", "2")
     if counted:
         processor = ("tcg,thread=single", "-smp", "1", "-icount", "shift=1")
     return [

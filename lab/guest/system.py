@@ -168,7 +168,7 @@ class System:
             *machine.folder("machine", Path("/"), "readonly=on"),
             *machine.folder("result", results),
         ]
-        arguments = ("root=/dev/vda", "rw", "rootfstype=ext4", "fsck.mode=skip")
+        arguments: tuple[str, ...] = ("root=/dev/vda", "rw", "rootfstype=ext4", "fsck.mode=skip")
         arguments += ("init=/lib/systemd/systemd", "systemd.unit=guest.target", "systemd.show_status=false")
         words = machine.command_line(self._kernel.image, initrd, arguments, devices, counted=True)
         ended = machine.boot(words, results, seconds, show)
@@ -197,8 +197,8 @@ def unpack(deb: Path, root: Path, only: str = ".") -> None:
 def _tree(kernel: Kernel) -> Path:
     """Return the system's files in the cache, without an initramfs."""
     source = read_machine()
-    parts = (RECIPE, PACKAGES, MODULES, source.uri, source.suite, kernel.layer.parent.name, BOOT.read_bytes())
-    parts += (MASKED, UNITS, [(TOOLS / name).read_bytes() for name in NVIDIA])
+    parts: tuple[object, ...] = (RECIPE, PACKAGES, MODULES, source.uri, source.suite, kernel.layer.parent.name)
+    parts += (BOOT.read_bytes(), MASKED, UNITS, [(TOOLS / name).read_bytes() for name in NVIDIA])
     target = cache_root() / "guest" / f"system-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
     with made_once(target) as fresh:
         if fresh:

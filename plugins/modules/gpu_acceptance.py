@@ -40,7 +40,8 @@ description:
   - >-
     O(suite=kata) runs cases as O(suite=nvidia) does, in pods of O(kata_runtime_class) on a node of that back end: a pod with a card runs, a second one waits
     where one card was free, the container's kernel isn't the node's, and it has the device node of one card, which nvidia-smi lists.
-  - A step that is V(skipped) for what isn't there has a C(code): no_kubevirt, kubevirt_not_ready, not_schedulable, no_kvm, no_resource, no_second,
+  - >-
+    A step that is V(skipped) for what isn't there has a C(code): no_kubevirt, kubevirt_not_ready, not_schedulable, no_kvm, no_resource, no_second,
     no_runtime_class, or not_selected (the RuntimeClass isn't for the node).
   - >-
     O(suite=all) runs a suite for each kind of node that the cluster has, one after another: V(workloads) for the extender's and for those of claims,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from own_cluster import RoleSteps
+from own_cluster import RoleSteps, controllers, until
 from real_apiserver import own_api_server
 
 CLASS = "kata-qemu-nvidia-gpu"
@@ -14,7 +14,7 @@ LABEL = "nvidia.com/cc.ready.state"
 
 @pytest.fixture
 def server():
-    with own_api_server() as started:
+    with own_api_server() as started, controllers(started, "garbage-collector"):
         for name in ("gpu1", "gpu2"):
             started.request("POST", NODES, {"metadata": {"name": name, "labels": {"mine": "kept"}}})
         yield started
@@ -34,11 +34,14 @@ def test_managed_from_nothing_to_nothing(server, tmp_path):
     assert managed.step("cluster") == 1 and managed.step("cluster") == 0
     [made] = server.request("GET", CLASSES)["items"]
     assert (made["handler"], made["scheduling"]["nodeSelector"]) == (CLASS, {LABEL: "false"})
-    assert made["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
+    # The API server writes 10240Mi so.
+    assert made["overhead"]["podFixed"] == {"memory": "10Gi", "cpu": "1"}
     assert managed.step("nodes") == 1 and managed.step("nodes") == 0
     assert labels(server, "gpu1")[LABEL] == "false" and LABEL not in labels(server, "gpu2")
     assert managed.step("remove") == 2 and managed.step("remove") == 0
-    assert not server.request("GET", CLASSES)["items"] and labels(server, "gpu1")["mine"] == "kept"
+    # It is deleted in the foreground, by the garbage collector.
+    until(lambda: not server.request("GET", CLASSES)["items"])
+    assert labels(server, "gpu1")["mine"] == "kept"
     assert LABEL not in labels(server, "gpu1")
 
 
