@@ -188,6 +188,7 @@ class NodeKubelet:
                         "pod_uid": owner.pod_uid,
                         "container_id": owner.container_id,
                         "minors": _card_minors(f"{self._proc}/{pid}/root/dev"),
+                        "privileged": self._has_all_rights(pid),
                     }
             except PermissionError:
                 return None
@@ -195,6 +196,21 @@ class NodeKubelet:
                 # The process has ended, or has no /dev.
                 continue
         return [row for row in opened.values() if row["minors"]]
+
+    def _has_all_rights(self, pid: int) -> bool:
+        """Return whether a process may get each capability that the machine's first process may get."""
+        own, machine = (_capabilities(f"{self._proc}/{name}/status") for name in (pid, "1"))
+        return bool(machine) and not machine & ~own
+
+
+def _capabilities(path: str) -> int:
+    """Return the bounding set of a process's capabilities; 0 where it is unknown."""
+    try:
+        with open(path, "rb") as file:
+            match = re.search(rb"^CapBnd:\s*([0-9a-f]+)", file.read(1 << 16), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match.group(1), 16) if match else 0
 
 
 def _card_minors(folder: str) -> list[int]:

@@ -78,11 +78,15 @@ class PodResources(t.TypedDict):
 
 
 class DeviceNodes(t.TypedDict):
-    """The device nodes ``/dev/nvidiaN`` of a running container, by N, whoever created them."""
+    """The device nodes ``/dev/nvidiaN`` of a running container, by N, whoever created them.
+
+    ``privileged``: its first process has all of the machine's rights, as a privileged container, which has all devices.
+    """
 
     pod_uid: str
     container_id: str
     minors: list[int]
+    privileged: bool
 
 
 class RecordedShare(t.TypedDict):

@@ -126,7 +126,10 @@ def _listed(seen: KubeletDevices, uuid: str) -> t.Iterator[str]:
 
 
 def _with_node(seen: KubeletDevices, number: int | None) -> t.Iterator[str]:
-    """Yield the UIDs of pods with a container that has the card's device file; any card's where that is unknown."""
+    """Yield the UIDs of pods with a container that has the card's device file; any card's where that is unknown.
+
+    A privileged container, as virt-handler's, has those of all cards: it holds one only where it has it open.
+    """
     for row in seen["device_nodes"] or ():
-        if number is None or number in row["minors"]:
+        if not row["privileged"] and (number is None or number in row["minors"]):
             yield row["pod_uid"]

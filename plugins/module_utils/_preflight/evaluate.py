@@ -430,6 +430,10 @@ def _given_away(options: Options, host: Host) -> t.Iterator[Finding]:
         return
     if not cards or not all("vfio" in (card["driver"] or "") for card in cards):
         return
+    present = next((row["present"] for row in claims["nodes"] if row["node"] == host.node), []) if claims else []
+    if any(name in backends.VIRTUAL for name in present):
+        # Role switch returns them.
+        return
     yield Finding(
         "cards-given-away",
         PROBLEM,

@@ -172,8 +172,30 @@ def test_device_nodes_of_containers(tmp_path):
     running(tmp_path, 13, "", "", ("nvidia6", 195, 6))
     (tmp_path / "12" / "root" / "dev" / "nvidia1").write_text("a file")
     (tmp_path / "14").mkdir()
-    expected = [{"pod_uid": POD, "container_id": ours, "minors": [0, 3]}]
+    expected = [{"pod_uid": POD, "container_id": ours, "minors": [0, 3], "privileged": False}]
     assert NodeKubelet(proc=str(tmp_path)).device_nodes() == expected
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root creates device nodes")
+@pytest.mark.parametrize(
+    ("machine", "own", "privileged"),
+    [
+        ("000001ffffffffff", "000001ffffffffff", True),
+        # A machine that is itself a container may lack rights.
+        ("000001fffeffffff", "000001fffeffffff", True),
+        ("000001ffffffffff", "00000000a80425fb", False),
+        ("000001ffffffffff", "", False),
+        ("", "000001ffffffffff", False),
+    ],
+)
+def test_a_privileged_container_is_told_by_its_rights(tmp_path, machine, own, privileged):
+    running(tmp_path, 10, POD, "a" * 64, ("nvidia0", 195, 0))
+    (tmp_path / "1").mkdir()
+    for pid, rights in (("1", machine), ("10", own)):
+        if rights:
+            (tmp_path / pid / "status").write_text(f"Name:\tsleep\nCapPrm:\t0000000000000000\nCapBnd:\t{rights}\n")
+    [row] = NodeKubelet(proc=str(tmp_path)).device_nodes()
+    assert (row["minors"], row["privileged"]) == ([0], privileged)
 
 
 def test_device_nodes_of_the_machine_are_no_containers(tmp_path):

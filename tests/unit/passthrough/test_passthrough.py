@@ -190,7 +190,7 @@ def allocated_to_a_pod(machine):
 
 
 def shared_with_a_pod(machine):
-    machine.kubelet = NoPods({"pod_uid": POD, "container_id": "1" * 64, "minors": [0]})
+    machine.kubelet = NoPods({"pod_uid": POD, "container_id": "1" * 64, "minors": [0], "privileged": False})
     return ("held_by_pod", CARD)
 
 
@@ -314,11 +314,20 @@ def test_usb_devices_in_use_are_named_and_a_hub_or_an_unused_one_doesnt_count(li
     assert idle.driver(USB) == "vfio-pci"
 
 
+def test_a_privileged_pod_that_has_no_card_open_holds_none():
+    """As KubeVirt's virt-handler and a network's agent, which have each device file of the machine."""
+    machine = Machine()
+    machine.kubelet = NoPods({"pod_uid": POD, "container_id": "1" * 64, "minors": [0, 1], "privileged": True})
+    assert machine.present(CARD)["changed"]
+
+
 def test_what_holds_the_twin_doesnt_matter():
     machine = Machine()
     machine.open(80, "python3", "/dev/nvidiactl", "/dev/nvidia1")
     pods = {"default/train": {"main": {"nvidia.com/gpu": [UUIDS[TWIN]]}}}
-    machine.kubelet = NoPods({"pod_uid": POD, "container_id": "1" * 64, "minors": [1]}, response=list_response(pods))
+    machine.kubelet = NoPods(
+        {"pod_uid": POD, "container_id": "1" * 64, "minors": [1], "privileged": False}, response=list_response(pods)
+    )
     assert machine.present(CARD)["changed"]
 
 

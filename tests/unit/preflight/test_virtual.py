@@ -96,8 +96,8 @@ def test_what_kubelet_still_reports_of_the_back_end_before_counts_no_share(backe
         assert {*shares.parts} > {"virtual"}, "somebody does give them away"
 
 
-def findings(backend, objects=None, known=None, **virtual):
-    cluster = read(backend, *(objects or ()), cards=bool(virtual.get("cards")))
+def findings(backend, objects=None, known=None, switch=(), **virtual):
+    cluster = read(backend, *(objects or ()), cards=bool(virtual.get("cards")), switch=switch)
     decided = cluster["backends"]
     claims = Claims(cluster["given"], cluster["capacity"], decided, (), cluster["releases"], decided["software"])
     about = VirtualOptions(backend=backend, **virtual)
@@ -130,6 +130,13 @@ def test_all_cards_of_a_node_that_shares_them_are_refused():
     assert refused.variable == "passthrough_cards" and "set gpu_backend to passthrough" in refused.do
     assert "cards-given-away" not in findings("nvidia", cards=(ADDRESS,))
     assert "cards-given-away" not in findings("passthrough", cards=("all",))
+
+
+def test_cards_that_vfio_has_are_no_problem_where_the_switch_returns_them():
+    known = given_away("vfio-pci", "vfio-pci")
+    assert "cards-given-away" in findings("gpushare", known=known)
+    switched = [node("gpu1", labels={LABEL: "passthrough"})]
+    assert "cards-given-away" not in findings("gpushare", switched, known, switch=["gpu1"])
 
 
 def test_a_card_for_virtual_machines_is_no_card_that_the_back_end_cant_leave_alone():

@@ -28,6 +28,7 @@ _ATTR, _ENTRY, _ATTR_HEAD = struct.Struct("<6Q10I"), struct.Struct("<4QII"), str
 _OPENED, _TRANSFER, _WRITTEN = struct.Struct("<QII"), struct.Struct("<QQIIQII"), struct.Struct("<II")
 _DIRENT, _KSTATFS = struct.Struct("<QQII"), struct.Struct("<5Q10I")
 _INIT_OUT = struct.Struct("<IIIIHHII32x")
+_DEVICE, _NUMBER = "/dev/fuse", os.makedev(10, 229)
 _DIRECT_IO = 1
 _MAJOR, _MINOR, _MAX_WRITE = 7, 31, 65536
 _ROOT = 1
@@ -68,7 +69,10 @@ class Files:
         self._tree = tree
         self._paths: list[tuple[str, ...]] = [(), ()]
         self._numbers: dict[tuple[str, ...], int] = {(): _ROOT}
-        self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        # A container that isn't privileged has it only by its own hand.
+        if not os.path.exists(_DEVICE):
+            os.mknod(_DEVICE, stat.S_IFCHR | 0o600, _NUMBER)
+        self._device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
         _mount("simulated-pci", str(target), "fuse.simulated-pci", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
 
