@@ -154,8 +154,11 @@ def missing(have: Card, wanted: t.Mapping[str, int]) -> list[str]:
 
 
 def lacking(have: t.Mapping[str, int], wanted: t.Mapping[str, int]) -> list[str]:
-    """Return what is wanted more often than it is there, each as often as it lacks."""
-    return [name for name, count in wanted.items() for _each in range(count - have.get(name, 0))]
+    """Return what is wanted more often than it is there, each as often as it lacks.
+
+    By name, so that a virtual function has the same type after a boot, whose file has another order than the user's.
+    """
+    return [name for name, count in sorted(wanted.items()) for _each in range(count - have.get(name, 0))]
 
 
 def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:

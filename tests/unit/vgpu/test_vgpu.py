@@ -296,6 +296,10 @@ def test_a_boot_restores_the_same_vgpus_and_touches_nothing_that_is_there(framew
     assert restored(node) == [] and len(node.ran) == ran
 
 
+def test_a_virtual_function_has_the_same_type_in_whatever_order_types_are_named():
+    assert restore.lacking({"A10-4Q": 1}, {"A10-4Q": 2, "A10-12Q": 1}) == ["A10-12Q", "A10-4Q"]
+
+
 def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
     node = Node("vendor")
     run(node, entry(A10_4Q=1, A10_8Q=1))
