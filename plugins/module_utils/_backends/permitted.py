@@ -9,6 +9,7 @@ import typing as t
 
 from .._core.errors import ShareError
 from .._core.types import JsonObject
+from .._kubevirt.devices import SELECTOR
 from .._passthrough.facts import state_of
 from .._passthrough.model import ARGUMENTS, options_of
 from .._passthrough.plan import wanted
@@ -73,7 +74,10 @@ def _ids(variables: t.Mapping[str, t.Any]) -> dict[str, int] | None:
     numbers: dict[str, int] = {}
     for card in cards:
         if card.card:
-            name = _short(card.vendor, card.device)
+            name = _short(str(card.vendor), str(card.device))
+            # A machine that answers something else stops nobody but itself.
+            if not SELECTOR.fullmatch(name):
+                return None
             numbers[name] = numbers.get(name, 0) + int(card.vfio)
     return numbers
 

@@ -12,6 +12,7 @@ import pytest
 from ansible.template import trust_as_template
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.cluster import Cluster
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_backends import NO_PARTS, resolve
+from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
 from ansible_collections.kubegpu.share.plugins.module_utils._boot import plan as boot_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
@@ -178,6 +179,15 @@ def test_cards_that_this_run_doesnt_know_stay_permitted():
     decided = backends("passthrough", kubevirt=True)
     found = cluster_plan(cluster_of(ours, **LABELS), decided, {"gpu1": host("gpu1")})
     assert (found["steps"], found["refusal"]) == ([], None)
+
+
+@pytest.mark.parametrize("device", ["0x22", "x' or 'y"])
+def test_a_machine_that_answers_no_id_is_unknown_and_stops_nobody_else(tmp_path, device):
+    machines = [{"gpu_node": node(Machine(), tmp_path), "passthrough_cards": ["all"]} for _each in range(2)]
+    for function in machines[0]["gpu_node"]["passthrough"]["functions"]:
+        function["device"] = device
+    made = permitted(dict(zip("ab", machines, strict=True)), {"a": "gpu1", "b": "gpu2"})
+    assert made["unknown"] == ["a"] and [*made["cards"]] == ["gpu2"] and made["pci"]
 
 
 def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):
