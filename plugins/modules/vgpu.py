@@ -45,6 +45,12 @@ options:
     description: The name of this node's layout.
     type: str
     default: ""
+  exclude:
+    description: >-
+      PCI addresses of cards that stay as they are, also where the layout has C(devices) C(all). The layout's numbers count them.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""

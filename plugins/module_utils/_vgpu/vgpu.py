@@ -33,6 +33,7 @@ ARGUMENTS: JsonObject = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "layouts": {"type": "dict", "default": {}},
     "layout": {"type": "str", "default": ""},
+    "exclude": {"type": "list", "elements": "str", "default": []},
     "observed": {"type": "dict"},
 }
 KEYS = frozenset(("devices", "device-filter", "vgpu-devices", "mig-devices"))
@@ -183,17 +184,24 @@ ENABLE, DISABLE = ("systemctl", "enable", NAME), ("systemctl", "disable", NAME)
 RELOAD = ("systemctl", "daemon-reload")
 
 
-def make_plan(entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, str]) -> Plan:
+def make_plan(
+    entries: t.Sequence[Entry], facts: Facts, texts: t.Mapping[str, str], exclude: t.Collection[str] = ()
+) -> Plan:
     """Return what has to be done; an entry of the layout decides on all vGPUs of its cards.
 
     :param entries: the layout's; none removes what was made, and restores what was there before.
     :param texts: the unit's and the programs', by path.
+    :param exclude: addresses of cards that a layout counts, and that stay as they are.
     :raises BadInput: a card can't have what it is to have, a process holds what has to go, or no boot would restore it.
     """
     recorded = {row["address"]: row for row in facts.recorded}
     rows: list[Row] = []
     changes: list[Change | None] = []
     for index, card in enumerate(facts.cards):
+        if entries and card.address in exclude:
+            # What was made on it before it was excluded is removed with everything else.
+            rows += [recorded.pop(card.address)] if card.address in recorded else []
+            continue
         entry = next((entry for entry in entries if entry.cards.match(index, card.device)), None)
         if entry is None:
             continue
@@ -443,8 +451,12 @@ def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted
 class Reconciler:
     """vGPUs on the machine that the module runs on."""
 
-    def __init__(self, entries: t.Sequence[Entry], machine: Machine, python: str) -> None:
+    def __init__(
+        self, entries: t.Sequence[Entry], machine: Machine, python: str, exclude: t.Collection[str] = ()
+    ) -> None:
+        """:param exclude: addresses of cards that stay as they are."""
         self._entries = entries
+        self._exclude = exclude
         self._machine = machine
         self._texts = texts(python)
         # Of the last observation.
@@ -496,7 +508,7 @@ class Reconciler:
         return (*([f"/dev/vfio/{group}"] if group else []), *single)
 
     def plan(self, facts: Facts) -> Plan:
-        return make_plan(self._entries, facts, self._texts)
+        return make_plan(self._entries, facts, self._texts, self._exclude)
 
     def apply(self, facts: Facts, plan: Plan) -> None:
         for change in plan.changes:
@@ -579,7 +591,7 @@ def work(machine: Machine, params: JsonObject, python: str, check: bool) -> Json
     :param check: predict the changes without applying them.
     :raises BadInput: the layout is unknown, or NVIDIA's tool wouldn't accept it.
     """
-    reconciler = Reconciler(entries_of(params), machine, python)
+    reconciler = Reconciler(entries_of(params), machine, python, params.get("exclude") or ())
     result = core_plan.run(reconciler, check)
     return {**result, **report(reconciler.cards)}
 

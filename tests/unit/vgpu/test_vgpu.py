@@ -243,8 +243,9 @@ def entry(devices="all", **types):
     return {"devices": devices, "vgpu-devices": {name.replace("_", "-"): count for name, count in types.items()}}
 
 
-def run(node, *entries, check=False):
+def run(node, *entries, check=False, exclude=()):
     params = {
+        "exclude": list(exclude),
         "state": "present" if entries else "absent",
         "layout": "mine",
         "layouts": layout(*entries) if entries else {},
@@ -294,6 +295,19 @@ def test_a_boot_restores_the_same_vgpus_and_touches_nothing_that_is_there(framew
     assert [restore.card(node, card).vgpus for card in (FIRST, SECOND)] == before
     ran = len(node.ran)
     assert restored(node) == [] and len(node.ran) == ran
+
+
+@FRAMEWORKS
+def test_a_card_that_is_left_alone_is_counted_and_not_divided(framework):
+    node = Node(framework, (FIRST, SECOND))
+    assert run(node, entry(A10_4Q=2), exclude=[FIRST])["changed"]
+    assert (counts(node), counts(node, SECOND)) == ({}, {"A10-4Q": 2})
+    assert not run(node, entry(A10_4Q=2), exclude=[FIRST])["changed"]
+    # The second card is number 1, as without the exclusion.
+    assert not run(node, entry([1], A10_4Q=2), exclude=[FIRST])["changed"]
+    # One that is excluded later keeps what it has, and uninstall still knows it.
+    assert not run(node, entry([1], A10_8Q=1), exclude=[SECOND])["changed"]
+    assert run(node)["changed"] and counts(node, SECOND) == {}
 
 
 def test_a_virtual_function_has_the_same_type_in_whatever_order_types_are_named():
