@@ -23,7 +23,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Modules that send requests to the cluster run on the controller and have both clients, of which they import the one
 # with the library kubernetes only for kubeconfigs that need it.
 LIMITS: dict[str, tuple[int, int]] = {
-    "vgpu": (16, 88),
+    "vgpu": (16, 89),
     "virtual_machines_info": (26, 126),
     "kata_info": (16, 119),
     "kata_handler": (16, 128),
