@@ -48,6 +48,7 @@ def test_the_list_is_current():
 # Names of variables by which something may be fetched, and those that look so and aren't: where, or why not.
 FETCHES = re.compile(r"_(image|base|archive|runfile|chart|chart_ref|chart_repository|\w*_url|pip_args|source|\w*_dir)$")
 OTHERS = {
+    "acceptance_machine_image": "the user's own, of a virtual machine with a driver",
     "image_archive": "role gpushare's",
     "preflight_image": "role gpushare's",
     "preflight_image_archive": "role gpushare's",

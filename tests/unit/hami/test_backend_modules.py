@@ -161,6 +161,6 @@ def test_hamis_release_is_ready_only_with_its_webhook():
 
 
 def test_each_back_end_with_files_has_its_own_removal():
-    assert set(machine.REMOVED) == {"hami", "nvidia"}
+    assert set(machine.REMOVED) == {"hami", "kata", "nvidia"}
     # One option of either is none of the other's.
     assert set(machine.ARGUMENTS) == {"backend", "library_folder", "mps_root", "kubelet_root"}

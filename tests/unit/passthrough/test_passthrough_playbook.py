@@ -6,7 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._boot import plan as boot_plan
+from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
+from boot_machines import debian
 from own_cluster import ROOT, run_playbook
 from pci_machine import CARD, TWIN, Machine
 
@@ -22,6 +25,7 @@ def node(*bound: str) -> dict[str, Any]:
         "kernel": {"installed": ["6.1"]},
         "iommu": {"groups": 20},
         "passthrough": passthrough_facts.facts(machine),
+        "boot": {**BootReconciler(debian(), boot_plan.Options(False)).observe()},
     }
 
 
