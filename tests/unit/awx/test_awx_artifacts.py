@@ -47,7 +47,15 @@ def test_acceptance_leaves_its_steps_also_where_one_failed(tmp_path):
 
 def test_acceptance_passes_without_what_only_a_real_card_shows_and_not_without_a_kind_of_node(tmp_path):
     stage = Stage(tmp_path)
-    passed = {"id": "M01", "title": "Pods run", "result": "PASS", "what": "2 run", "do": "", "unshown": False}
+    passed = {
+        "id": "M01",
+        "title": "Pods run",
+        "result": "PASS",
+        "what": "2 run",
+        "do": "",
+        "code": "",
+        "unshown": False,
+    }
     silicon = {**passed, "id": "M02", "result": "UNKNOWN", "what": "only a real card", "unshown": True}
     skipped = {**passed, "id": "M00", "result": "skipped", "what": "no node of HAMi can be used"}
     suites = [{"suite": "nvidia", "result": "UNKNOWN", "steps": [passed, silicon]}]
