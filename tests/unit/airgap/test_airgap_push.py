@@ -119,7 +119,7 @@ def playbook(place, *words, **given):
     inventory_file = place / "inventory" / "hosts.yml"
     if not inventory_file.exists():
         inventory_file.parent.mkdir()
-        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}}
+        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}, "apt": None, "rpm": None}
         # Of the other one nobody has the facts yet.
         write_inventory(inventory_file.parent, {"gpu_nodes": {"gpu1": {"gpu_node": facts}, "gpu2": None}})
     return ansible(
