@@ -9,12 +9,16 @@ answered.
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import json
 import os
 import socket
+import socketserver
 import struct
 import subprocess
 import tempfile
+import threading
 import typing as t
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -237,6 +241,33 @@ def joined(lab: Lab, name: str, number: int) -> Iterator[Member]:
         if own.exists():
             own.rmdir()
         run("ip", "netns", "delete", space)
+
+
+@contextlib.contextmanager
+def served(member: Member, folder: Path, port: int) -> Iterator[list[str]]:
+    """Serve a folder by HTTP at a member's address; yields a line for each request so far."""
+    requests: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, form: str, *words: t.Any) -> None:
+            requests.append(form % words)
+
+    class Server(socketserver.ThreadingTCPServer):
+        """Not an HTTPServer, which asks for the name of its own address."""
+
+        allow_reuse_address = True
+        daemon_threads = True
+
+    handler = functools.partial(Handler, directory=str(folder))
+    server = member.in_it(lambda: Server((member.address, port), handler))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield requests
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
 
 
 class Closed:

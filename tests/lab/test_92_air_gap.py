@@ -3,8 +3,8 @@
 
 An archive is made outside, by the lab's vendors and by PyPI and Debian, and carried in. Each packet of IPv4 and IPv6 to
 anything else is counted on each node, on the controller and on this machine, and so are questions for names. Real are
-nodes, cluster, package managers, registry, skopeo, helm and the controller's environment; the driver, the charts of HAMi
-and NVIDIA and Galaxy are stand-ins. It begins with a cluster that knows nothing of the collection, and ends with it.
+nodes, cluster, package managers, registry, skopeo, helm and the controller's environment; the driver, the charts of
+HAMi and NVIDIA and Galaxy are stand-ins. It begins with a cluster that knows nothing of the collection, and ends so.
 """
 
 from __future__ import annotations
