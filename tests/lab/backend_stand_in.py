@@ -4,7 +4,8 @@
 
 It runs on top of the servers' image, whose messages and gRPC it uses, and its name says what it is.
 ``nvidia-device-plugin`` gives whole cards as nvidia.com/gpu; where HAMi's chart has started it, ten parts of each, with
-HAMi's register. ``scheduler`` is HAMi's webhook alone, and ``kube-scheduler`` places nothing.
+HAMi's register. ``scheduler`` is HAMi's webhook, which also names the node of pods that may run on one only, since
+``kube-scheduler`` places nothing.
 """
 
 from __future__ import annotations
@@ -98,19 +99,29 @@ def plugin() -> None:
     server.wait_for_termination()
 
 
+def named(spec: dict[str, Any]) -> list[str]:
+    """Return the node that a pod's affinity names, if it names only that."""
+    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    names = [name for term in terms for field in term.get("matchFields", []) for name in field["values"]]
+    return names if len(names) == 1 else []
+
+
 class Webhook(http.server.BaseHTTPRequestHandler):
-    """Gives pods that want HAMi's memory to its scheduler, with a card."""
+    """Gives pods that want HAMi's memory a card, and the node that their affinity names."""
 
     def do_POST(self) -> None:
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         request = review["request"]
         response = {"uid": request["uid"], "allowed": True}
-        limits = request["object"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+        spec = request["object"]["spec"]
+        limits = spec["containers"][0].get("resources", {}).get("limits", {})
         if MEMORY in limits:
             patch = [
                 {"op": "add", "path": "/spec/schedulerName", "value": "hami-scheduler"},
-                {"op": "add", "path": "/spec/containers/0/resources/limits", "value": {**limits, RESOURCE: "1"}},
+                {"op": "add", "path": "/spec/containers/0/resources/limits", "value": {RESOURCE: "1", **limits}},
             ]
+            patch += [{"op": "add", "path": "/spec/nodeName", "value": name} for name in named(spec)]
             response |= {"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
         content = json.dumps({**review, "request": None, "response": response}).encode()
         self.send_response(200)
