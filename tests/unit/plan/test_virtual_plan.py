@@ -31,6 +31,14 @@ FUNCTIONS = {f"PCI device {address}" for address in (CARD, AUDIO, TWIN, TWIN_AUD
 LABELS = {"kubegpu.share/backend": "passthrough", "node-restriction.kubernetes.io/kubegpu-share": "passthrough"}
 
 
+VGPU_RESOURCE = "nvidia.com/NVIDIA_A10-12Q"
+DISABLED = {"enabled": False}
+
+
+def vgpu_labels():
+    return {name: "vgpu" for name in LABELS}
+
+
 def backends(backend, cards=False, kubevirt=False, there=None):
     """What preflight decides for node gpu1."""
     row = {"node": "gpu1", "backend": backend, "allocation": "extender", "cards": cards}
@@ -189,6 +197,29 @@ def test_a_machine_that_answers_no_id_is_unknown_and_stops_nobody_else(tmp_path,
         function["device"] = device
     made = permitted(dict(zip("ab", machines, strict=True)), {"a": "gpu1", "b": "gpu2"})
     assert made["unknown"] == ["a"] and [*made["cards"]] == ["gpu2"] and made["pci"]
+
+
+def test_the_types_of_the_layout_are_permitted_to_kubevirt_which_makes_none(tmp_path):
+    found = node(Machine(), tmp_path)
+    types = [{"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0}]
+    made = [{"address": CARD, "uuid": "", "type": "nvidia-592", "iommu_group": 1}]
+    host_of = {"framework": "mdev", "types": types, "vgpus": made}
+    found["gpus"] = [{"vendor": "0x10de", "device": "0x2236", "vgpu_host": host_of}]
+    layouts = {"version": "v1", "vgpu-configs": {"a": [{"devices": "all", "vgpu-devices": {"A10-12Q": 1}}]}}
+    hosts = {"gpu1": host("gpu1", gpu_node=found, vgpu_layouts=layouts, vgpu_layout="a")}
+    seen = cluster_plan(cluster_of(kubevirt(), **vgpu_labels()), backends("vgpu", kubevirt=True), hosts)
+    assert seen["refusal"] is None, seen["refusal"]
+    [step] = steps_of(seen, "kubevirt_devices")
+    assert step["changes"] == ["KubeVirt kubevirt/kubevirt"]
+    permitted_now = {"mediatedDevices": [{"mdevNameSelector": "NVIDIA A10-12Q", "resourceName": VGPU_RESOURCE}]}
+    done = kubevirt(configuration={"permittedHostDevices": permitted_now, "mediatedDevicesConfiguration": DISABLED})
+    record = {"before": True, "entries": {"mediated": permitted_now["mediatedDevices"]}}
+    done["metadata"]["annotations"] = {"kubegpu.share/permitted-devices": json.dumps(record, sort_keys=True)}
+    done["spec"]["configuration"] |= {"developerConfiguration": {"featureGates": ["DisableMDEVConfiguration"]}}
+    announcing = labelled(vgpu_labels())
+    announcing["status"] = {"allocatable": {VGPU_RESOURCE: "1"}}
+    seen = cluster_plan(FakeKube(announcing, done), backends("vgpu", kubevirt=True), hosts)
+    assert (seen["refusal"], steps_of(seen, "kubevirt_devices")) == (None, [])
 
 
 def claimed(tmp_path, device, number=1):
