@@ -36,8 +36,8 @@ VARIABLE = "kubevirt_devices_allowed_ids"
 class Permitted(t.TypedDict):
     """``pci`` and ``mediated`` are entries of these variables; ``unknown`` the hosts whose cards this run doesn't know.
 
-    ``cards`` are numbers of cards that VFIO has, and of vGPUs, by node and by selector. ``refused`` are what nodes say they
-    have, and nobody permits: each with ``code``, ``node`` and ``text``.
+    ``cards`` are numbers of cards that VFIO has, and of vGPUs, by node and by selector.
+    ``refused`` are what nodes say they have, and nobody permits: each with ``code`` and ``text``.
     """
 
     pci: list[JsonObject]
@@ -52,6 +52,7 @@ def permitted(
     nodes: t.Mapping[str, str],
     allowed: t.Collection[str] = (),
     divided: t.Collection[str] = (),
+    external: bool = False,
 ) -> Permitted:
     """Return the entries for the cards and vGPUs that hosts give to virtual machines.
 
@@ -63,6 +64,8 @@ def permitted(
     :param nodes: the name of each host's node.
     :param divided: hosts with vGPUs, by a layout. Of what these say they have only the layout's types are permitted.
     :param allowed: vendor and device of the only cards that may be permitted; empty for all that are known.
+    :param external: NVIDIA's device plugin announces them, which names whole cards by the database of PCI ids, and
+        doesn't know virtual functions (kubevirt-gpu-device-plugin v1.6.0): such entries have to be given.
     """
     named = frozenset(str(name).upper() for name in allowed)
     ids: set[str] = set()
@@ -99,21 +102,32 @@ def permitted(
         else:
             refused.append(_mixed(selector, names, selector in pci))
     mediated = {name: _resource(name) for seen in known.values() for name in seen.mediated}
+    if external:
+        refused += [_nameless(name) for name in sorted(pci)]
+        pci = {}
     return {
-        "pci": _rows(pci),
-        "mediated": _rows(mediated),
+        "pci": _rows(pci, external),
+        "mediated": _rows(mediated, external),
         "unknown": unknown,
         "cards": bound,
         "refused": refused,
     }
 
 
-def _rows(resources: t.Mapping[str, str]) -> list[JsonObject]:
-    """Return entries that KubeVirt itself announces."""
+def _rows(resources: t.Mapping[str, str], external: bool) -> list[JsonObject]:
     return [
-        {"selector": selector, "resource": name, "external_provider": False}
+        {"selector": selector, "resource": name, "external_provider": external}
         for selector, name in sorted(resources.items())
     ]
+
+
+def _nameless(name: str) -> JsonObject:
+    """Return why a card can't be permitted whose resource a device plugin names."""
+    text = (
+        f"kubevirt_devices_external_provider is true, and NVIDIA's device plugin names a card {name} by the database "
+        "of PCI ids: name it in kubevirt_devices_pci with that resource, as nvidia.com/GA102GL_A10"
+    )
+    return {"code": "needs_name", "id": name, "text": text}
 
 
 def _resource(name: str) -> str:
@@ -171,7 +185,8 @@ def _vgpus(variables: t.Mapping[str, t.Any]) -> _Vgpus | None:
             numbers[ids] = numbers.get(ids, 0) + len(host["vgpus"])
         if host["framework"] == MDEV:
             names = {str(row["id"]): str(row["name"]) for row in host["types"]}
-            given = {number: name for number, name in names.items() if short(name) in wished and _MAKERS.fullmatch(name)}
+            fitting = (number for number, name in names.items() if short(name) in wished and _MAKERS.fullmatch(name))
+            given = {number: names[number] for number in fitting}
             mediated |= set(given.values())
             for vgpu in host["vgpus"]:
                 name = given.get(str(vgpu["type"]))

@@ -13,7 +13,7 @@ import datetime
 import typing as t
 
 from .._allocation import virtual
-from .model import FUNCTION, FINDING_LEVELS, LEVELS, Card, Node, View
+from .model import FINDING_LEVELS, FUNCTION, LEVELS, Card, Node, View
 
 Sample = tuple[dict[str, str], float]
 

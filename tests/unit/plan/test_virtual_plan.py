@@ -145,12 +145,13 @@ def test_the_cards_of_vgpus_keep_their_driver(tmp_path):
     assert "vgpu" in roles(found) and not {"passthrough", "driver", "toolkit"} & {*roles(found)}
 
 
-def cluster_plan(kube, decided, hosts):
+def cluster_plan(kube, decided, hosts, **variables):
     class Fake(ClusterTasks):
         def _with(self, options, work):
             return work(ReadOnce(kube))
 
     local = {"inventory_hostname": "localhost", "gpu_backends": decided, "groups": {"gpu_nodes": [*hosts]}}
+    local |= variables
     hostvars = HostVars({**hosts, "localhost": local})
     made = planner({**local, "hostvars": hostvars}, known=local)
     made._known["hostvars"] = hostvars
@@ -267,6 +268,22 @@ def test_the_plan_refuses_a_card_that_nobody_allowed_and_says_which_variable_all
     found = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts)
     assert not steps_of(found, "kubevirt_devices")
     assert re.search("node gpu1 .* 10DE:9999.*kubevirt_devices_allowed_ids", found["refusal"]["reason"]), found
+
+
+def test_nvidias_plugin_announces_the_cards_where_the_variable_says_so(tmp_path):
+    machine = Machine()
+    machine.present(CARD, TWIN)
+    hosts = {"gpu1": host("gpu1", gpu_node=node(machine, tmp_path))}
+    decided = backends("passthrough", kubevirt=True)
+    given = {"kubevirt_devices_external_provider": True}
+    # Whole cards have names that only its database of PCI ids says.
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert re.search("name it in kubevirt_devices_pci", seen["refusal"]["reason"]), seen
+    given["kubevirt_devices_pci"] = [{"selector": "10DE:2236", "resource": "nvidia.com/GA102GL_A10"}]
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert seen["refusal"] is None, seen["refusal"]
+    steps = [step["role"] for step in seen["steps"]]
+    assert steps == ["kubevirt_devices", "sandbox_device_plugin", "sandbox_device_plugin"], seen["steps"]
 
 
 def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):

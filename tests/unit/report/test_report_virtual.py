@@ -70,9 +70,7 @@ def test_the_terminal_has_a_line_for_each():
 
 def checked(*states):
     """A report whose node has a recorded function in each state of V1."""
-    rows = [
-        {"address": f"0000:3b:00.{at}", "group": str(14 + at), "state": state} for at, state in enumerate(states)
-    ]
+    rows = [{"address": f"0000:3b:00.{at}", "group": str(14 + at), "state": state} for at, state in enumerate(states)]
     report = copy.deepcopy(HEALTHY)
     report["nodes"][0]["virtual_machines"] = rows
     return report
