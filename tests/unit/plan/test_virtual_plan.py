@@ -31,6 +31,14 @@ FUNCTIONS = {f"PCI device {address}" for address in (CARD, AUDIO, TWIN, TWIN_AUD
 LABELS = {"kubegpu.share/backend": "passthrough", "node-restriction.kubernetes.io/kubegpu-share": "passthrough"}
 
 
+VGPU_RESOURCE = "nvidia.com/NVIDIA_A10-12Q"
+DISABLED = {"enabled": False}
+
+
+def vgpu_labels():
+    return {name: "vgpu" for name in LABELS}
+
+
 def backends(backend, cards=False, kubevirt=False, there=None):
     """What preflight decides for node gpu1."""
     row = {"node": "gpu1", "backend": backend, "allocation": "extender", "cards": cards}
@@ -137,12 +145,13 @@ def test_the_cards_of_vgpus_keep_their_driver(tmp_path):
     assert "vgpu" in roles(found) and not {"passthrough", "driver", "toolkit"} & {*roles(found)}
 
 
-def cluster_plan(kube, decided, hosts):
+def cluster_plan(kube, decided, hosts, **variables):
     class Fake(ClusterTasks):
         def _with(self, options, work):
             return work(ReadOnce(kube))
 
     local = {"inventory_hostname": "localhost", "gpu_backends": decided, "groups": {"gpu_nodes": [*hosts]}}
+    local |= variables
     hostvars = HostVars({**hosts, "localhost": local})
     made = planner({**local, "hostvars": hostvars}, known=local)
     made._known["hostvars"] = hostvars
@@ -191,6 +200,29 @@ def test_a_machine_that_answers_no_id_is_unknown_and_stops_nobody_else(tmp_path,
     assert made["unknown"] == ["a"] and [*made["cards"]] == ["gpu2"] and made["pci"]
 
 
+def test_the_types_of_the_layout_are_permitted_to_kubevirt_which_makes_none(tmp_path):
+    found = node(Machine(), tmp_path)
+    types = [{"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0}]
+    made = [{"address": CARD, "uuid": "", "type": "nvidia-592", "iommu_group": 1}]
+    host_of = {"framework": "mdev", "types": types, "vgpus": made}
+    found["gpus"] = [{"vendor": "0x10de", "device": "0x2236", "vgpu_host": host_of}]
+    layouts = {"version": "v1", "vgpu-configs": {"a": [{"devices": "all", "vgpu-devices": {"A10-12Q": 1}}]}}
+    hosts = {"gpu1": host("gpu1", gpu_node=found, vgpu_layouts=layouts, vgpu_layout="a")}
+    seen = cluster_plan(cluster_of(kubevirt(), **vgpu_labels()), backends("vgpu", kubevirt=True), hosts)
+    assert seen["refusal"] is None, seen["refusal"]
+    [step] = steps_of(seen, "kubevirt_devices")
+    assert step["changes"] == ["KubeVirt kubevirt/kubevirt"]
+    permitted_now = {"mediatedDevices": [{"mdevNameSelector": "NVIDIA A10-12Q", "resourceName": VGPU_RESOURCE}]}
+    done = kubevirt(configuration={"permittedHostDevices": permitted_now, "mediatedDevicesConfiguration": DISABLED})
+    record = {"before": True, "entries": {"mediated": permitted_now["mediatedDevices"]}}
+    done["metadata"]["annotations"] = {"kubegpu.share/permitted-devices": json.dumps(record, sort_keys=True)}
+    done["spec"]["configuration"] |= {"developerConfiguration": {"featureGates": ["DisableMDEVConfiguration"]}}
+    announcing = labelled(vgpu_labels())
+    announcing["status"] = {"allocatable": {VGPU_RESOURCE: "1"}}
+    seen = cluster_plan(FakeKube(announcing, done), backends("vgpu", kubevirt=True), hosts)
+    assert (seen["refusal"], steps_of(seen, "kubevirt_devices")) == (None, [])
+
+
 def claimed(tmp_path, device, number=1):
     """Variables of a host that says it has so many cards of a model."""
     found = node(Machine(), tmp_path)
@@ -236,6 +268,22 @@ def test_the_plan_refuses_a_card_that_nobody_allowed_and_says_which_variable_all
     found = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts)
     assert not steps_of(found, "kubevirt_devices")
     assert re.search("node gpu1 .* 10DE:9999.*kubevirt_devices_allowed_ids", found["refusal"]["reason"]), found
+
+
+def test_nvidias_plugin_announces_the_cards_where_the_variable_says_so(tmp_path):
+    machine = Machine()
+    machine.present(CARD, TWIN)
+    hosts = {"gpu1": host("gpu1", gpu_node=node(machine, tmp_path))}
+    decided = backends("passthrough", kubevirt=True)
+    given = {"kubevirt_devices_external_provider": True}
+    # Whole cards have names that only its database of PCI ids says.
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert re.search("name it in kubevirt_devices_pci", seen["refusal"]["reason"]), seen
+    given["kubevirt_devices_pci"] = [{"selector": "10DE:2236", "resource": "nvidia.com/GA102GL_A10"}]
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert seen["refusal"] is None, seen["refusal"]
+    steps = [step["role"] for step in seen["steps"]]
+    assert steps == ["kubevirt_devices", "sandbox_device_plugin", "sandbox_device_plugin"], seen["steps"]
 
 
 def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):
