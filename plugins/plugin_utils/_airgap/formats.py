@@ -14,6 +14,7 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
 from . import needed
 from .needed import KINDS, Inventory, Item
+from .package_sets import facts_of
 
 YAML, PLAIN, OC_MIRROR, HAULER = "yaml", "plain", "oc-mirror", "hauler"
 # What each takes; of the rest the head says how much there is.
@@ -94,7 +95,8 @@ def _dumped(*documents: t.Any) -> str:
 def _yaml(items: t.Sequence[Item], inventory: Inventory) -> str:
     known = {"kubernetes": inventory.kubernetes, "openshift": inventory.openshift}
     rows = [{**item, "bytes": size(item)} for item in items]
-    return _dumped({"format": 1, **known, "totals": totals(items), "items": rows})
+    machines = [facts_of(machine) for machine in inventory.machines]
+    return _dumped({"format": 1, **known, "totals": totals(items), "items": rows, "machines": machines})
 
 
 def _lines(items: t.Sequence[Item], _inventory: Inventory) -> str:
