@@ -218,7 +218,8 @@ def _room(path: str, more: str = "") -> t.Iterator[None]:
         # A copy that finds no room names the file that it reads.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise BadInput(
-                f"airgap_files_folder: the disk of {path} is full: make room there, and run it again, which goes on{more}",
+                f"airgap_files_folder: the disk of {path} is full: make room there, and run it again, which goes "
+                f"on{more}",
                 code="full",
             ) from error
         raise BadInput(f"airgap_files_folder: {error.filename or path}: {error.strerror}") from error

@@ -36,7 +36,7 @@ ARGUMENTS: JsonObject = {
     "create_mediated": {"type": "bool"},
     "cards": {"type": "dict", "default": {}},
     "wait_timeout": {"type": "int", "default": 180},
-    "keep": {"type": "bool", "default": False},
+    "keep": {"type": "list", "elements": "str", "choices": ["pci", "mediated"], "default": []},
 }
 OURS = "kubegpu.share/permitted-devices"
 KUBEVIRT = ("kubevirt.io/v1", "KubeVirt")
@@ -208,11 +208,13 @@ def is_ours(item: JsonObject) -> bool:
     return OURS in ((item.get("metadata") or {}).get("annotations") or {})
 
 
-def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False) -> JsonObject:
+def make_body(
+    live: Live, devices: t.Sequence[Device], create_mediated: bool | None, keep: t.Collection[str] = ()
+) -> JsonObject:
     """Return the merge patch that permits these devices and no others of ours; empty where nothing differs.
 
     :param create_mediated: whether KubeVirt makes vGPUs itself; None leaves that alone.
-    :param keep: our entries for other cards stay.
+    :param keep: lists in which our entries for other cards stay.
     :raises BadInput: somebody else's entry is for the same cards, with another resource.
     """
     item, fields = live.item, live.fields
@@ -226,7 +228,7 @@ def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | N
         wanted = [_entry(device, fields) for device in devices if device.list == kind]
         key = fields.selectors[kind]
         named = {str(row[key]).upper() for row in wanted}
-        if keep:
+        if kind in keep:
             own = record["entries"].get(kind, [])
             wanted += [row for row in own if row in have and str(row.get(key)).upper() not in named]
         for row in theirs:
@@ -314,15 +316,19 @@ class Reconciler:
     """The devices that are permitted to virtual machines."""
 
     def __init__(
-        self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False
+        self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None, keep: t.Collection[str] = ()
     ) -> None:
         self._kube = kube
         self._devices = devices
         self._create = create_mediated
         self._keep = keep
+        # Of KubeVirt, whose own pods are there; empty as long as it isn't known.
+        self.namespace = ""
 
     def observe(self) -> Live | None:
-        return find(self._kube)
+        live = find(self._kube)
+        self.namespace = live.ref.namespace if live else ""
+        return live
 
     def plan(self, state: Live | None) -> Plan:
         if state is None:
@@ -356,9 +362,10 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
     present = params["state"] == "present"
     devices = devices_of(params)
     create = params.get("create_mediated")
-    keep = bool(params.get("keep")) and present
-    result = run(Reconciler(kube, devices if present else (), create if present else None, keep), check)
-    own = {each.selector: each.resource for each in devices if each.list == "pci" and not each.external}
+    keep = params.get("keep") or () if present else ()
+    reconciler = Reconciler(kube, devices if present else (), create if present else None, keep)
+    result = run(reconciler, check)
+    own = {device.selector.upper(): device.resource for device in devices if not device.external}
     wanted = announced.numbers_of(params.get("cards") or {}, own) if present else {}
     if check:
         # Where KubeVirt's object changes, virt-handler may see the cards by that.
@@ -366,5 +373,5 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
         replaced = sorted({row.node for row in behind})
     else:
         timeout = float(params.get("wait_timeout") or 0)
-        replaced = announced.ensure(kube, wanted, result["changed"], waiting or Waiting(timeout))
+        replaced = announced.ensure(kube, wanted, result["changed"], waiting or Waiting(timeout), reconciler.namespace)
     return {**result, "changed": result["changed"] or bool(replaced), "replaced": replaced}

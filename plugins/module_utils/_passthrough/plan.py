@@ -402,9 +402,18 @@ def _finished(options: Options, state: State, want: Wanted) -> tuple[str, ...]:
 
 
 def reboot_required(options: Options, state: State) -> bool:
-    """Return whether a function gets its driver, or its old one back, only at the next boot."""
+    """Return whether a function gets its driver, or its old one back, only at the next boot.
+
+    What nothing delays isn't meant: a run that changes something does it now.
+    """
     if options.state == "external":
         return False
     want = wanted(options, state)
-    late = any(state.functions[address].driver != driver for address, driver in want.targets.items())
-    return late or bool(_to_give_back(state, want.targets))
+    left = {before.address for before in _to_give_back(state, want.targets)}
+    if options.live:
+        waiting = {state.functions[hold.address].group for hold in want.busy}
+        left &= {hold.address for hold in want.busy}
+    else:
+        waiting = {function.group for function in state.functions.values()}
+    targets = [(state.functions[address], driver) for address, driver in want.targets.items()]
+    return bool(left) or any(function.driver != driver and function.group in waiting for function, driver in targets)

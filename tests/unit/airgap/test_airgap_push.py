@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import gzip
 import hashlib
 import http.client
 import http.server
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +36,7 @@ import served as fake
 import yaml
 from action_plugins import load
 from ansible_collections.kubegpu.share.plugins.action import airgap_files
-from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core import plan, tar_headers
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
@@ -916,6 +918,45 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     assert not (tmp_path / "evil").exists()
     with pytest.raises(BadInput, match=r"can't be read|isn't as it was made|isn't a complete archive"):
         archive.read(str(folder), "")
+
+
+def tar_header(kind, size, **headers):
+    member = tarfile.TarInfo("x")
+    member.type, member.size, member.pax_headers = kind, size, headers
+    return member.tobuf(tarfile.PAX_FORMAT if headers else tarfile.GNU_FORMAT)
+
+
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # What extends a header is read with it: here 256 MiB.
+        *(tar_header(kind, 256 << 20) for kind in (b"x", b"X", b"L", b"K")),
+        # A global header goes with each that follows.
+        tar_header(b"g", 512) + b"9 a=bcd\n".ljust(512, b"\0") + tar_header(b"0", 0),
+        # The map of a sparse file stands in its content.
+        tar_header(b"0", 256 << 20, **SPARSE) + b"9999999999\n" + b"1\n" * 4_000_000,
+        # More members than an archive has, which take no place in it.
+        tar_header(b"5", 0) * (tar_headers.MOST // 100 + 1),
+    ],
+    ids=["pax", "solaris", "long-name", "long-link", "global", "sparse-map", "folders"],
+)
+@pytest.mark.parametrize("packer", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
+def test_what_a_file_says_of_itself_takes_no_memory_before_its_signature(tmp_path, monkeypatch, content, packer):
+    monkeypatch.setattr(tar_headers, "MOST", tar_headers.MOST // 100)
+    file = tmp_path / "a.tar"
+    file.write_bytes(packer(content))
+    if packer is bytes:
+        os.truncate(file, len(content) + (256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"isn't a whole archive \(.+\): decompress it if it is compressed"):
+            unpack.unpack(str(file), str(tmp_path / "there"), "")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_link_in_the_folder_is_followed(tmp_path, small):

@@ -85,6 +85,9 @@ def test_kubevirt_is_looked_for_only_where_virtual_machines_get_cards():
     ours = kubevirt({"kubegpu.share/permitted-devices": "{}"})
     made = read("kata", ours)["backends"]
     assert made["there"]["kubevirt"] and made["leaving"]["kubevirt"]
+    # A node had given away some of its cards, which only KubeVirt's object still tells.
+    made = read("nvidia", ours, node("gpu1", labels={"kubevirt.io/schedulable": "true"}))["backends"]
+    assert made["leaving"]["kubevirt"] and not made["parts"]["kubevirt"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
