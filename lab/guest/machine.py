@@ -8,10 +8,12 @@ the tests put the simulated cards there.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ ALONE = 4
 TOGETHER = 2
 # Under load the kernel now and then takes the timer for broken, and panics, without the third.
 KERNEL_ARGUMENTS = ("console=ttyS0", "panic=-1", "no_timer_check", "quiet", "mitigations=off", "nokaslr")
+# A guest that has less than this part of a processor stands still, even as one of many on a busy machine.
+LEAST = 1 / 12
 # Lines of the console that are shown where the guest ended without a result.
 LAST_LINES = 30
 
@@ -95,7 +99,7 @@ def run_inside(
     """Boot the guest on this machine's root, run a command in the checkout, and wait for its end.
 
     :param results: a folder, which the guest has at /run/guest.
-    :param seconds: the longest time that boot and command may take; then the guest is ended.
+    :param seconds: the most processor time that boot and command may take; then the guest is ended.
     :param show: called with each line of the console.
     :raises LabError: QEMU is missing, or the guest ended without a result: it panicked, or took too long.
     """
@@ -120,6 +124,8 @@ def run_inside(
 def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[str], object] = print) -> Result:
     """Run QEMU until the guest ends, and return the exit status that it wrote into the folder.
 
+    :param seconds: of QEMU's processor time, by which a guest moves on however busy this machine is; a guest that
+        stands still is ended, too.
     :raises LabError: as ``run_inside``.
     """
     (results / "code").unlink(missing_ok=True)
@@ -136,10 +142,15 @@ def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[st
         raise LabError("setpriv of util-linux is missing on this machine.") from None
     reader = threading.Thread(target=_read, args=(process.stdout, last, show), daemon=True)
     reader.start()
+    began = time.monotonic()
     try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        raise LabError(f"the guest didn't end within {seconds:.0f} s; it printed last: {_told(last)}") from None
+        while not _ended(process):
+            used = _processor_seconds(process.pid)
+            if used > seconds or time.monotonic() - began > seconds / LEAST:
+                raise LabError(
+                    f"the guest didn't end within {used:.0f} s of processor time and "
+                    f"{time.monotonic() - began:.0f} s; it printed last: {_told(last)}"
+                )
     finally:
         if process.poll() is None:
             process.kill()
@@ -149,6 +160,21 @@ def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[st
         return Result(int((results / "code").read_text()), list(last))
     except (FileNotFoundError, ValueError):
         raise LabError(f"the guest ended without a result; it printed last: {_told(last)}") from None
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _processor_seconds(number: int) -> float:
+    """Return the processor time that a process and its threads have used."""
+    # After the program's name, which may contain anything, are the fields from the third one on.
+    fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _read(console: IO[bytes] | None, last: deque[str], show: Callable[[str], object]) -> None:
