@@ -50,13 +50,16 @@ def helm_release(secrets: list[JsonObject]) -> JsonObject:
 
 
 def permitted_cards(
-    hostvars: t.Mapping[str, t.Mapping[str, t.Any]], hosts: t.Sequence[str], nodes: t.Collection[str]
+    hostvars: t.Mapping[str, t.Mapping[str, t.Any]],
+    hosts: t.Sequence[str],
+    nodes: t.Collection[str],
+    allowed: t.Collection[str] = (),
 ) -> Permitted:
     from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
 
     names = {host: node for host, node in zip(hosts, node_names(hosts, hostvars), strict=True) if node in nodes}
-    return permitted({host: hostvars[host] for host in names}, names)
+    return permitted({host: hostvars[host] for host in names}, names, allowed)
 
 
 def kata_plan(options: KataOptions) -> KataResult:

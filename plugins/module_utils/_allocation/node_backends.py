@@ -125,8 +125,8 @@ class Backends(t.TypedDict):
     whose cards VFIO gets. ``parts`` are needed in the cluster; ``there`` are in it, and ``leaving`` are those of them
     that no node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of
     ``CLAIMS_ALL``, ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has
-    none of them. ``allocators`` has each allocator's ``role``, the label of its ``server``, and the ``restricted``
-    label of its nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether
+    none of them. ``allocators`` has each allocator's ``role``, the label and the ``namespace`` of its
+    ``server``, and the ``restricted`` label of its nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether
     machines of the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose
     their server in this run: it was selected by a label that kubelet may set, and will be by the restricted one, which
     they haven't.
@@ -288,7 +288,12 @@ def resolve(
         ),
         "claims": claims_of(having[EXTENDER], having[DRA]),
         "allocators": {
-            name: {"role": allocator.role, "server": list(allocator.server), "restricted": list(allocator.restricted)}
+            name: {
+                "role": allocator.role,
+                "server": list(allocator.server),
+                "namespace": str(values.get(allocator.namespace) or ""),
+                "restricted": list(allocator.restricted),
+            }
             for name, allocator in ALLOCATORS.items()
         },
         "templates": templates,

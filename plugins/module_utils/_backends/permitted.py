@@ -10,6 +10,7 @@ import typing as t
 from .._core.errors import ShareError
 from .._core.types import JsonObject
 from .._kubevirt.devices import SELECTOR
+from .._node.gpus import UNKNOWN, generation
 from .._passthrough.facts import state_of
 from .._passthrough.model import ARGUMENTS, options_of
 from .._passthrough.plan import wanted
@@ -19,40 +20,82 @@ PREFIX = "passthrough_"
 VARIABLES = {"exclude": "gpu_exclude", "seconds": f"{PREFIX}unbind_seconds"}
 
 
+# More cards than any machine has. What a node says of itself is waited for.
+MOST_CARDS = 64
+VARIABLE = "kubevirt_devices_allowed_ids"
+
+
 class Permitted(t.TypedDict):
     """``pci`` are entries of kubevirt_devices_pci; ``unknown`` the hosts whose cards this run doesn't know.
 
-    ``cards`` are numbers of cards that VFIO has, by node and by vendor and device.
+    ``cards`` are numbers of cards that VFIO has, by node and by vendor and device. ``refused`` are what nodes say they
+    have, and nobody permits: each with ``code``, ``node`` and ``text``.
     """
 
     pci: list[JsonObject]
     unknown: list[str]
     cards: dict[str, dict[str, int]]
+    refused: list[JsonObject]
 
 
-def permitted(hosts: t.Mapping[str, t.Mapping[str, t.Any]], nodes: t.Mapping[str, str]) -> Permitted:
+def permitted(
+    hosts: t.Mapping[str, t.Mapping[str, t.Any]], nodes: t.Mapping[str, str], allowed: t.Collection[str] = ()
+) -> Permitted:
     """Return the entries for the cards that hosts give to virtual machines.
+
+    A permission is the whole cluster's, and who is root on a node may say that it has any card. So an id counts only
+    where the administrator has named it, or else is one of a card's that is known here.
 
     :param hosts: the variables of each host that gives cards away, with its facts ``gpu_node``; one without
         ``passthrough_cards`` gives all of them.
     :param nodes: the name of each host's node.
+    :param allowed: vendor and device of the only cards that may be permitted; empty for all that are known.
     """
+    named = frozenset(str(name).upper() for name in allowed)
     ids: set[str] = set()
     bound: dict[str, dict[str, int]] = {}
-    unknown = []
+    unknown: list[str] = []
+    refused: list[JsonObject] = []
     for host, variables in hosts.items():
         section = (variables.get("gpu_node") or {}).get("passthrough")
-        found = _ids(variables) if section else None
-        if found is None:
+        numbers = _ids(variables) if section else None
+        if numbers is None:
             unknown.append(host)
+            continue
+        problems = [*_refused(nodes[host], numbers, named)]
+        if problems:
+            unknown.append(host)
+            refused += problems
         else:
-            ids |= set(found)
-            bound[nodes[host]] = found
+            ids |= set(numbers)
+            bound[nodes[host]] = numbers
     rows: list[JsonObject] = [
         {"selector": name, "resource": f"nvidia.com/{name.replace(':', '_')}", "external_provider": False}
         for name in sorted(ids)
     ]
-    return {"pci": rows, "unknown": unknown, "cards": bound}
+    return {"pci": rows, "unknown": unknown, "cards": bound, "refused": refused}
+
+
+def _refused(node: str, numbers: t.Mapping[str, int], named: frozenset[str]) -> t.Iterator[JsonObject]:
+    """Return what of a node's cards isn't permitted.
+
+    :param numbers: by vendor and device.
+    :param named: as ``allowed`` for ``permitted``.
+    """
+    for name in sorted(numbers):
+        if named and name not in named:
+            text = f"node {node} says that it has a card {name}, which {VARIABLE} doesn't name"
+            yield {"code": "not_allowed", "node": node, "id": name, "text": text}
+        elif not named and generation(name.partition(":")[2]) == UNKNOWN:
+            text = (
+                f"node {node} says that it has a card {name}, which is of no generation that this release knows; "
+                f"if that is so, name it and all other cards of virtual machines in {VARIABLE}"
+            )
+            yield {"code": "unknown_id", "node": node, "id": name, "text": text}
+    total = sum(numbers.values())
+    if total > MOST_CARDS:
+        text = f"node {node} says that VFIO has {total} of its cards; no machine has more than {MOST_CARDS}"
+        yield {"code": "too_many", "node": node, "number": total, "text": text}
 
 
 def _ids(variables: t.Mapping[str, t.Any]) -> dict[str, int] | None:

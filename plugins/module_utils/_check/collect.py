@@ -57,6 +57,7 @@ GRACE_SECONDS = 30
 SERVERS_ARGUMENTS: JsonObject = {
     "control_plane": {"type": "list", "elements": "str", "default": []},
     "namespace": {"type": "str", "default": "gpushare-system"},
+    "dedicated_namespace": {"type": "str", "default": "gpushare-scheduler"},
     "scheduler": {
         "type": "str",
         "choices": [*constants.ON_MACHINES, constants.DEDICATED, constants.OPENSHIFT],

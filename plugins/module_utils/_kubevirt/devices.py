@@ -320,9 +320,13 @@ class Reconciler:
         self._devices = devices
         self._create = create_mediated
         self._keep = keep
+        # Of KubeVirt, whose own pods are there; empty as long as it isn't known.
+        self.namespace = ""
 
     def observe(self) -> Live | None:
-        return find(self._kube)
+        live = find(self._kube)
+        self.namespace = live.ref.namespace if live else ""
+        return live
 
     def plan(self, state: Live | None) -> Plan:
         if state is None:
@@ -357,7 +361,8 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
     devices = devices_of(params)
     create = params.get("create_mediated")
     keep = bool(params.get("keep")) and present
-    result = run(Reconciler(kube, devices if present else (), create if present else None, keep), check)
+    reconciler = Reconciler(kube, devices if present else (), create if present else None, keep)
+    result = run(reconciler, check)
     own = {each.selector: each.resource for each in devices if each.list == "pci" and not each.external}
     wanted = announced.numbers_of(params.get("cards") or {}, own) if present else {}
     if check:
@@ -366,5 +371,5 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
         replaced = sorted({row.node for row in behind})
     else:
         timeout = float(params.get("wait_timeout") or 0)
-        replaced = announced.ensure(kube, wanted, result["changed"], waiting or Waiting(timeout))
+        replaced = announced.ensure(kube, wanted, result["changed"], waiting or Waiting(timeout), reconciler.namespace)
     return {**result, "changed": result["changed"] or bool(replaced), "replaced": replaced}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import gzip
 import hashlib
 import http.client
 import http.server
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +33,7 @@ import pytest
 import real_skopeo
 import served as fake
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
+from ansible_collections.kubegpu.share.plugins.module_utils._core import plan, tar_headers
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
@@ -47,6 +49,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     unpack,
     web,
 )
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import inventory as of_inventory
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.inventory import variables
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.layout import Layout
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import Inventory, needed
@@ -118,7 +121,7 @@ def playbook(place, *words, **given):
     inventory_file = place / "inventory" / "hosts.yml"
     if not inventory_file.exists():
         inventory_file.parent.mkdir()
-        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}}
+        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}, "apt": None, "rpm": None}
         # Of the other one nobody has the facts yet.
         write_inventory(inventory_file.parent, {"gpu_nodes": {"gpu1": {"gpu_node": facts}, "gpu2": None}})
     return ansible(
@@ -211,6 +214,79 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
     gone = playbook(tmp_path, state="absent")
     assert gone.rc == 0, gone.text
     assert not folder.exists() and not (tmp_path / "inventory/group_vars/all/airgap.yml").exists()
+
+
+# What only a user names: an image, and two files of the machine with access.
+CUDA = "registry.outside.example/cuda"
+
+
+def carried(folder, items):
+    """An archive of a list's items, with the files of the machine with access."""
+    maker = archives.Maker(folder)
+    for item in items:
+        if item["id"] in ("images/gpushare", "files/runfile"):
+            path = f"files/{item['place'].rpartition('/')[2]}"
+            maker.entries.append({**item, **maker.file(path, b"x")})
+        elif item["id"] == "images/acceptance_image":
+            maker.take([item])
+    return archive.read(maker.close(), "", whole=False).contents.items
+
+
+def test_a_list_that_is_made_inside_has_the_names_outside(tmp_path):
+    """As the playbook lists it: where the variables of the first archive count more than the user's own."""
+    place = tmp_path / "inventory"
+    his = {"gpushare_image_archive": f"{tmp_path}/gpushare-image.tar", "driver_runfile": f"{tmp_path}/580.95.05.run"}
+    for path in his.values():
+        Path(path).write_bytes(b"x")
+    his |= {"acceptance_image": f"{CUDA}:12", "driver_source": "runfile", "driver_runfile_sha256": fake.sha256(b"x")}
+    (place / "group_vars/all").mkdir(parents=True)
+    write_inventory(place, {"gpu_nodes": {"gpu1": {"gpu_backend": "gpushare"}}})
+    (place / "group_vars/all/a.yml").write_text(yaml.safe_dump(his))
+
+    def listed(output):
+        given = ("-e", "airgap_kubernetes=v1.36.3", "-e", f"airgap_output={output}")
+        done = ansible(tmp_path, "ansible-playbook", "-i", place, ROOT / "playbooks/airgap_list.yml", *given)
+        assert done.rc == 0, done.text
+        return yaml.safe_load((tmp_path / output).read_text())["items"]
+
+    outside = listed("outside.yml")
+    sources = {item["id"]: item["place"] or item["source"] for item in outside}
+    assert sources["images/acceptance_image"] == his["acceptance_image"]
+    assert sources["images/gpushare"] == his["gpushare_image_archive"]
+    assert sources["files/runfile"] == his["driver_runfile"]
+    entries = carried(tmp_path / "archive", outside)
+    assert {entry["id"] for entry in entries} == {"images/acceptance_image", "images/gpushare", "files/runfile"}
+    where = push.registry("r.example.org/gpu")
+    places = named.Places(where, "http://f.example.org", str(tmp_path / "archive"))
+    values = named.variables(LIST, entries, push.targets(entries, where), places)
+    assert values["acceptance_image"].startswith("r.example.org/gpu/cuda:12@sha256:")
+    assert values["driver_runfile"] == f"{tmp_path}/archive/files/580.95.05.run"
+    text = named.text(values, archives.CREATED)
+    (place / "group_vars/all/airgap.yml").write_text(text)
+    assert listed("inside.yml") == outside
+    # Without the map the list would have the names inside.
+    del values[named.OUTSIDE]
+    (place / "group_vars/all/airgap.yml").write_text(named.text(values, archives.CREATED))
+    assert listed("without.yml") != outside
+    # What the user has named since then is outside, too.
+    (place / "group_vars/all/airgap.yml").write_text(text)
+    (place / "group_vars/all/later.yml").write_text(f"acceptance_image: {CUDA}:13\n")
+    newer = {item["id"]: item["source"] for item in listed("newer.yml")}
+    assert newer["images/acceptance_image"] == f"{CUDA}:13"
+
+
+def test_what_was_outside_is_no_template_and_has_both_names():
+    with pytest.raises(BadInput, match="would be a template"):
+        row = {"kind": "file", "id": "files/runfile", "variables": [], "path": "files/x", "place": "{{ x }}"}
+        named.variables(LIST, [row], [], named.Places(None, "http://f.example.org", "/inside"))
+    own = {"acceptance_image": "r.example.org/cuda:12"}
+    moved = {"acceptance_image": {"inside": "r.example.org/cuda:12", "outside": "o.example.org/cuda:12"}}
+    assert variables("localhost", own, moved)("acceptance_image") == "o.example.org/cuda:12"
+    assert variables("localhost", {"acceptance_image": "other:1"}, moved)("acceptance_image") == "other:1"
+    for damaged in ({"x": "y"}, {"x": {"inside": "a"}}, {"x": {"inside": 1, "outside": "b"}}):
+        with pytest.raises(BadInput, match="airgap_outside: x hasn't the two names"):
+            of_inventory.moved(damaged)
+    assert of_inventory.moved({}) == {} == of_inventory.moved(None)
 
 
 # --------------------------------------------------------------------------- what isn't taken
@@ -725,6 +801,45 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     assert not (tmp_path / "evil").exists()
     with pytest.raises(BadInput, match=r"can't be read|isn't as it was made|isn't a complete archive"):
         archive.read(str(folder), "")
+
+
+def tar_header(kind, size, **headers):
+    member = tarfile.TarInfo("x")
+    member.type, member.size, member.pax_headers = kind, size, headers
+    return member.tobuf(tarfile.PAX_FORMAT if headers else tarfile.GNU_FORMAT)
+
+
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # What extends a header is read with it: here 256 MiB.
+        *(tar_header(kind, 256 << 20) for kind in (b"x", b"X", b"L", b"K")),
+        # A global header goes with each that follows.
+        tar_header(b"g", 512) + b"9 a=bcd\n".ljust(512, b"\0") + tar_header(b"0", 0),
+        # The map of a sparse file stands in its content.
+        tar_header(b"0", 256 << 20, **SPARSE) + b"9999999999\n" + b"1\n" * 4_000_000,
+        # More members than an archive has, which take no place in it.
+        tar_header(b"5", 0) * (tar_headers.MOST // 100 + 1),
+    ],
+    ids=["pax", "solaris", "long-name", "long-link", "global", "sparse-map", "folders"],
+)
+@pytest.mark.parametrize("packer", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
+def test_what_a_file_says_of_itself_takes_no_memory_before_its_signature(tmp_path, monkeypatch, content, packer):
+    monkeypatch.setattr(tar_headers, "MOST", tar_headers.MOST // 100)
+    file = tmp_path / "a.tar"
+    file.write_bytes(packer(content))
+    if packer is bytes:
+        os.truncate(file, len(content) + (256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"isn't a whole archive \(.+\): decompress it if it is compressed"):
+            unpack.unpack(str(file), str(tmp_path / "there"), "")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_link_in_the_folder_is_followed(tmp_path, small):

@@ -35,6 +35,32 @@ def test_chain_removal_removes_the_engines_rules_and_no_others() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("files", "weight"),
+    [
+        (["cpu/cpu.shares"], ("cpu/kubegpu-lab/cpu.shares", "16384")),
+        (["cgroup.controllers", "cgroup.subtree_control"], ("kubegpu-lab/cpu.weight", "1600")),
+    ],
+)
+def test_the_labs_cgroup_has_sixteen_times_the_weight_of_a_process(
+    tmp_path: Path, files: list[str], weight: tuple[str, str]
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    # A second start finds the folder of the first.
+    for _ in range(2):
+        assert engine.give_weight(tmp_path) == tmp_path / weight[0]
+    assert (tmp_path / weight[0]).read_text() == weight[1]
+    if "cgroup.subtree_control" in files:
+        assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+
+
+def test_a_machine_without_a_hierarchy_for_processor_time_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        engine.give_weight(tmp_path)
+
+
 def test_versions_of_kubernetes() -> None:
     assert build.kubernetes(Settings().kubernetes_version) == build.SETS["kubernetes"]
     assert "gitMinor=37 " in build.SETS["kubernetes"].flags()[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -188,6 +189,53 @@ def test_a_machine_that_answers_no_id_is_unknown_and_stops_nobody_else(tmp_path,
         function["device"] = device
     made = permitted(dict(zip("ab", machines, strict=True)), {"a": "gpu1", "b": "gpu2"})
     assert made["unknown"] == ["a"] and [*made["cards"]] == ["gpu2"] and made["pci"]
+
+
+def claimed(tmp_path, device, number=1):
+    """Variables of a host that says it has so many cards of a model."""
+    found = node(Machine(), tmp_path)
+    [function] = [each for each in found["passthrough"]["functions"] if each["address"] == CARD]
+    twins = [
+        {**function, "address": f"0000:{at:02x}:00.0", "device": device, "driver": "vfio-pci"} for at in range(number)
+    ]
+    found["passthrough"]["functions"] = twins
+    return {"gpu_node": found, "passthrough_cards": ["all"]}
+
+
+@pytest.mark.parametrize(
+    ("device", "allowed", "code"),
+    [
+        # An NVSwitch's id with the class of a card, a model that isn't named, and what is.
+        ("0x22a3", (), "unknown_id"),
+        ("0x2236", (), ""),
+        ("0x2330", ("10DE:2236",), "not_allowed"),
+        ("0x2236", ("10de:2236",), ""),
+        ("0x9999", ("10DE:9999",), ""),
+    ],
+)
+def test_what_a_node_says_of_its_cards_is_permitted_only_where_that_is_allowed(tmp_path, device, allowed, code):
+    """A permission is the whole cluster's, so it would be of other nodes' cards, too."""
+    hosts = {"bad": claimed(tmp_path, device), "good": claimed(tmp_path, "0x2236")}
+    made = permitted(hosts, {"bad": "gpu1", "good": "gpu2"}, allowed)
+    assert [(row["code"], row["node"], row["id"]) for row in made["refused"] if row["node"] == "gpu1"] == (
+        [(code, "gpu1", f"10DE:{device[2:].upper()}")] if code else []
+    )
+    assert ("bad" in made["unknown"]) == ("gpu1" not in made["cards"]) == bool(code)
+    assert code == "" or f"10DE:{device[2:].upper()}" not in [row["selector"] for row in made["pci"]]
+
+
+def test_a_number_of_cards_that_no_machine_has_is_named_and_not_waited_for(tmp_path):
+    made = permitted({"bad": claimed(tmp_path, "0x2236", 65)}, {"bad": "gpu1"})
+    assert [(row["code"], row["node"], row["number"]) for row in made["refused"]] == [("too_many", "gpu1", 65)]
+    assert made["cards"] == {} and made["unknown"] == ["bad"]
+
+
+def test_the_plan_refuses_a_card_that_nobody_allowed_and_says_which_variable_allows_it(tmp_path):
+    hosts = {"gpu1": host("gpu1", **claimed(tmp_path, "0x9999"))}
+    decided = backends("passthrough", kubevirt=True)
+    found = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts)
+    assert not steps_of(found, "kubevirt_devices")
+    assert re.search("node gpu1 .* 10DE:9999.*kubevirt_devices_allowed_ids", found["refusal"]["reason"]), found
 
 
 def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):
