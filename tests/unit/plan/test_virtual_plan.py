@@ -17,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted 
 from ansible_collections.kubegpu.share.plugins.module_utils._boot import plan as boot_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.operator_labels import WORKLOAD
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks, ReadOnce
@@ -179,6 +180,25 @@ def test_the_node_is_labelled_and_its_cards_are_permitted_to_kubevirt(tmp_path):
     # Nobody is told where there is no KubeVirt.
     found = cluster_plan(cluster_of(**LABELS), backends("passthrough"), hosts)
     assert (found["steps"], found["refusal"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "value"), [("passthrough", "vm-passthrough"), ("kata", "vm-passthrough"), ("vgpu", "vm-vgpu")]
+)
+def test_the_gpu_operator_gets_its_label_where_it_runs_parts_for_virtual_machines(backend, value):
+    """Without it the operator would install a driver for containers on such a node, by its default."""
+    own = dict.fromkeys(LABELS, backend)
+    decided = backends(backend)
+    decided["parts"]["kata"] = False
+    hosts = {"gpu1": host("gpu1")}
+    assert cluster_plan(cluster_of(**own), decided, hosts)["steps"] == []
+    decided |= {"workloads": True, "nvidia": ["gpu2"]}
+    others = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu2", "labels": {}}}
+    [step] = cluster_plan(FakeKube(labelled(own), others), decided, hosts)["steps"]
+    assert (step["role"], step["changes"]) == ("passthrough", ["Node gpu1", "Node gpu2"])
+    others["metadata"]["labels"] = {WORKLOAD: "container"}
+    done = FakeKube(labelled({**own, WORKLOAD: value}), others)
+    assert cluster_plan(done, decided, hosts)["steps"] == []
 
 
 def test_cards_that_this_run_doesnt_know_stay_permitted():
