@@ -17,6 +17,7 @@ import json
 import re
 import typing as t
 
+from .._contracts import virtual
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -39,7 +40,7 @@ ARGUMENTS: JsonObject = {
     "keep": {"type": "list", "elements": "str", "choices": ["pci", "mediated"], "default": []},
 }
 OURS = "kubegpu.share/permitted-devices"
-KUBEVIRT = ("kubevirt.io/v1", "KubeVirt")
+KUBEVIRT = (virtual.API, "KubeVirt")
 # Newest first.
 HYPERCONVERGED = (("hco.kubevirt.io/v1", "HyperConverged"), ("hco.kubevirt.io/v1beta1", "HyperConverged"))
 DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubevirts.kubevirt.io")
@@ -103,7 +104,7 @@ def devices_of(params: JsonObject) -> list[Device]:
 
     :raises BadInput: an entry isn't one, or two are for the same cards.
     """
-    found: list[Device] = []
+    devices: list[Device] = []
     for kind in LISTS:
         for number, row in enumerate(params[kind] or ()):
             where = f"kubevirt_devices_{kind}[{number}]"
@@ -114,13 +115,13 @@ def devices_of(params: JsonObject) -> list[Device]:
                 raise BadInput(f"{where}: {selector!r} isn't vendor and device of a PCI device, as 10DE:2236")
             if not RESOURCE.fullmatch(str(row["resource"])) or not selector:
                 raise BadInput(f"{where}: {row['resource']!r} isn't the name of a resource, as nvidia.com/GA102GL_A10")
-            if any((each.list, each.selector) == (kind, selector) for each in found):
+            if any((each.list, each.selector) == (kind, selector) for each in devices):
                 raise BadInput(f"{where}: another entry is for {selector}, too")
             external = row.get("external_provider", True)
             if not isinstance(external, bool):
                 raise BadInput(f"{where}.external_provider: it is true or false")
-            found.append(Device(kind, selector, str(row["resource"]), external))
-    return found
+            devices.append(Device(kind, selector, str(row["resource"]), external))
+    return devices
 
 
 class Live(t.NamedTuple):
@@ -192,9 +193,9 @@ class Recorded(t.TypedDict, total=False):
 def _recorded(item: JsonObject) -> Recorded:
     text = ((item.get("metadata") or {}).get("annotations") or {}).get(OURS)
     try:
-        found = json.loads(text) if text else {"entries": {}}
-        if set(found) <= {"entries", "before"} and all(isinstance(rows, list) for rows in found["entries"].values()):
-            return t.cast(Recorded, found)
+        record = json.loads(text) if text else {"entries": {}}
+        if set(record) <= {"entries", "before"} and all(isinstance(rows, list) for rows in record["entries"].values()):
+            return t.cast(Recorded, record)
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise BadInput(
@@ -297,13 +298,13 @@ def patched(item: t.Any, body: t.Any) -> t.Any:
     """Return an object as the API server has it after a merge patch (RFC 7396): a null removes a field."""
     if not isinstance(body, dict):
         return body
-    found = dict(item) if isinstance(item, dict) else {}
+    merged = dict(item) if isinstance(item, dict) else {}
     for key, value in body.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         else:
-            found[key] = patched(found.get(key), value)
-    return found
+            merged[key] = patched(merged.get(key), value)
+    return merged
 
 
 def _shown(item: JsonObject) -> JsonObject:

@@ -371,6 +371,41 @@ def test_a_failure_leaves_what_is_there_and_the_next_run_goes_on(tmp_path, regis
         assert [row["code"] for row in e.value.details["failed"]] == [code]
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (Answer(404), "status", "3bf863cc.pub is answered with HTTP 404"),
+        (Answer(503), "status", "3bf863cc.pub is answered with HTTP 503"),
+        (Answer(200, KEY[:2], headers={"Content-Length": "5"}), "truncated", "3bf863cc.pub sent 2 of 5 bytes"),
+        (Answer(200, b"changed"), "other_digest", "it has SHA-256 "),
+        (Answer(0, failure="unreachable"), "unreachable", "3bf863cc.pub: it can't be reached from this machine"),
+        (Answer(0, failure="tls"), "tls", "its certificate isn't one that this machine trusts"),
+    ],
+)
+def test_a_file_that_is_missing_cut_off_or_another_is_one_sentence_and_the_others_come(
+    tmp_path, monkeypatch, answer, code, said
+):
+    make = Made(tmp_path / "a", programs.run)
+    real = fetch
+
+    def failing(url, until, largest=0, headers=None):
+        return answer if url == key()["source"] else real(url, until, largest, headers)
+
+    monkeypatch.setitem(globals(), "fetch", failing)
+    with pytest.raises(ShareError) as raised:
+        make(key(), chart())
+    text = str(raised.value)
+    assert (
+        "\n" not in text and text.startswith("1 of 2 can't be fetched: file debian12/3bf863cc.pub: ") and said in text
+    )
+    assert text.endswith(f"{make.folder} isn't a complete archive yet; what is there stays, and the next run goes on")
+    assert [row["code"] for row in raised.value.details["failed"]] == [code]
+    assert (make.folder / "charts/hami-2.10.0.tgz").read_bytes() == CHART and not (make.folder / "files").exists()
+    monkeypatch.undo()
+    assert make(key(), chart())["changed"] and make.told[0].startswith("1 of 1: file debian12/3bf863cc.pub")
+    assert len(make.read().contents.items) == 2
+
+
 def test_an_index_that_a_registry_changes_under_its_digest_is_refused(tmp_path, registry):
     digest = registry.push("lies/one", "one")
 
