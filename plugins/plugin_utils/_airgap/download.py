@@ -376,6 +376,7 @@ class Download:
         progress = Progress(self._tell, [artifact.size for artifact in artifacts])
         for artifact in artifacts:
             progress.begin(artifact.name)
+            artifact.watch = progress.within
             try:
                 with self.store.work() as work:
                     brought = artifact.fetch(self.store, work)

@@ -89,7 +89,8 @@ def _head(form: str, items: t.Sequence[Item]) -> str:
 
 
 def _dumped(*documents: t.Any) -> str:
-    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=1000, explicit_start=True)
+    # Without a first line of three dashes: Hauler would take the comments before it for a document, and warn of it.
+    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=1000)
 
 
 def _yaml(items: t.Sequence[Item], inventory: Inventory) -> str:
