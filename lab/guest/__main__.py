@@ -2,7 +2,7 @@
 """Run pytest in the guest: ``python -m lab.guest [pytest's arguments]``, by default on tests/kernel.
 
 The exit status is pytest's. A report of ``--junitxml=FILE`` is written to that file of this machine.
-``KUBEGPU_GUEST_SECONDS`` (900) is the longest time that the guest may take.
+``KUBEGPU_GUEST_SECONDS`` (900) is the most processor time that the guest may take.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ the tests put the simulated cards there.
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import tempfile
 import threading
@@ -31,6 +32,8 @@ ALONE = 4
 TOGETHER = 2
 # Under load the kernel now and then takes the timer for broken, and panics, without the third.
 KERNEL_ARGUMENTS = ("console=ttyS0", "panic=-1", "no_timer_check", "quiet", "mitigations=off", "nokaslr")
+# A guest that has less than this part of a processor stands still, even as one of many on a busy machine.
+LEAST = 1 / 50
 # Lines of the console that are shown where the guest ended without a result.
 LAST_LINES = 30
 
@@ -95,7 +98,7 @@ def run_inside(
     """Boot the guest on this machine's root, run a command in the checkout, and wait for its end.
 
     :param results: a folder, which the guest has at /run/guest.
-    :param seconds: the longest time that boot and command may take; then the guest is ended.
+    :param seconds: the most processor time that boot and command may take; then the guest is ended.
     :param show: called with each line of the console.
     :raises LabError: QEMU is missing, or the guest ended without a result: it panicked, or took too long.
     """
@@ -120,6 +123,8 @@ def run_inside(
 def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[str], object] = print) -> Result:
     """Run QEMU until the guest ends, and return the exit status that it wrote into the folder.
 
+    :param seconds: of QEMU's processor time, by which a guest moves on however busy this machine is; a guest that
+        stands still is ended, too.
     :raises LabError: as ``run_inside``.
     """
     (results / "code").unlink(missing_ok=True)
@@ -127,7 +132,7 @@ def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[st
     try:
         # It ends with this process.
         process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *words],
+            ["setpriv", "--pdeathsig", "KILL", "prlimit", f"--cpu={max(round(seconds), 1)}:", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -137,14 +142,16 @@ def boot(words: Sequence[str], results: Path, seconds: float, show: Callable[[st
     reader = threading.Thread(target=_read, args=(process.stdout, last, show), daemon=True)
     reader.start()
     try:
-        process.wait(seconds)
+        process.wait(seconds / LEAST)
     except subprocess.TimeoutExpired:
-        raise LabError(f"the guest didn't end within {seconds:.0f} s; it printed last: {_told(last)}") from None
+        raise LabError(f"the guest stands still, and printed last: {_told(last)}") from None
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
         reader.join(timeout=5)
+    if process.returncode == -signal.SIGXCPU:
+        raise LabError(f"the guest didn't end within {seconds:.0f} s of processor time; it printed last: {_told(last)}")
     try:
         return Result(int((results / "code").read_text()), list(last))
     except (FileNotFoundError, ValueError):

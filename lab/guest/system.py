@@ -150,6 +150,7 @@ class System:
         It has this machine's files below /machine, ``$PYTHONPATH`` for the collection and ansible-core, and in
         /run/modules-of-initramfs the lines of /proc/modules from before the root's udev began.
 
+        :param seconds: the most processor time.
         :returns: the folder that the script has had as /run/guest.
         :raises LabError: it ended without a result, or the script failed.
         """

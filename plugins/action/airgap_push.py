@@ -340,7 +340,7 @@ def _elsewhere(values: JsonObject, written: JsonObject, hostvars: t.Mapping[str,
     found: dict[str, list[str]] = {}
     for host in sorted({*hostvars, "localhost"} & set(hostvars)):
         for name, wanted in values.items():
-            if name in (*named.OWN, named.SOURCES, named.PREREQUISITES):
+            if name in (*named.OWN, named.SOURCES, named.PREREQUISITES, named.OUTSIDE):
                 continue
             try:
                 # The get of Ansible's hostvars has no default.

@@ -38,6 +38,10 @@ class ActionModule(PlannedAction):
     def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
         return planner(package_set(params), t.cast(PackageFacts, observed)).plan()
 
+    def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
+        spec = package_set(params)
+        return {"left": planner(spec, t.cast(PackageFacts, observed)).left()} if spec.exclusive else {}
+
     def files(self, params: JsonObject) -> list[str]:
         observed = params["observed"] or {}
         endings = tuple(ending for ending, section in ENDINGS.items() if observed.get(section, True) is not None)

@@ -28,15 +28,9 @@ class ActionModule(PlannedAction):
     arguments = ARGUMENTS
     sections = ("python", "gpus", "driver", "vgpu")
 
-    def predict(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject | None:
-        # Facts leave out excluded cards, and a layout counts all of them.
-        if ((params.get("observed") or {}).get("driver") or {}).get("excluded", {}).get("cards"):
-            return None
-        return super().predict(params, task_vars)
-
     def plan(self, params: JsonObject, observed: JsonObject) -> Plan:
         facts, wanted = _facts(observed)
-        return make_plan(entries_of(params), facts, wanted)
+        return make_plan(entries_of(params), facts, wanted, params["exclude"])
 
     def unchanged(self, params: JsonObject, observed: JsonObject) -> JsonObject:
         return report(_facts(observed)[0].cards)

@@ -55,9 +55,13 @@ options:
     type: dict
     suboptions:
       namespace:
-        description: Namespace of the servers.
+        description: Namespace of the servers. Pods of another namespace are none of them, whatever their labels are.
         type: str
         default: gpushare-system
+      dedicated_namespace:
+        description: Namespace of the dedicated scheduler.
+        type: str
+        default: gpushare-scheduler
       nodes:
         description: Names of the nodes whose pods may be asked; an empty list means all.
         type: list

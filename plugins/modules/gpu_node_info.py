@@ -25,7 +25,7 @@ options:
   exclude:
     description:
       - Cards that Kubernetes must not get, as the variable C(gpu_exclude) names them, by PCI address, UUID or a pattern of the model.
-      - The facts have them in C(driver.excluded) only.
+      - The facts have them in C(driver.excluded), and in C(vgpu.excluded) for role vgpu, whose layouts count all cards.
     type: list
     elements: str
     default: []
@@ -350,6 +350,7 @@ gpu_node:
         enabled: {description: Whether the unit starts at boot., type: bool}
         systemd: {description: Whether systemd is the machine's init., type: bool}
         read_only: {description: Folders for these files that are on file systems mounted read-only., type: list, elements: str}
+        excluded: {description: "Cards of O(exclude), with their types and vGPUs.", type: list, elements: dict}
     nouveau:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict

@@ -32,6 +32,7 @@ options:
   grace_period: {description: Seconds that a pod gets to end., type: int}
   timeout: {description: Time limit in seconds., type: int, default: 600}
   resources: {description: "What KubeVirt's virtual machines request for cards, beside resources of C(nvidia.com).", type: list, elements: str, default: []}
+  namespaces: {description: "Of V(clean), the namespace of each allocator's servers. Pods of other ones are nobody's server.", type: dict, default: {}}
 """
 
 EXAMPLES = r"""

@@ -204,6 +204,13 @@ options:
         nothing is locked. O(keep) and packages that nothing needed before stay.
     type: bool
     default: false
+  exclusive:
+    description:
+      - Whether repositories that this set has written earlier and that aren't in O(repositories) any more are removed with their keys, with
+        O(state=absent) too. Each repository's file then has a record of the set and of its content.
+      - A file that somebody has changed since stays, and is named in RV(left).
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -248,10 +255,17 @@ EXAMPLES = r"""
     erase_dependencies: true
 """
 
-RETURN = r""" # """
+RETURN = r"""
+left:
+  description: Paths of files of repositories that aren't in O(repositories) any more, and that stay because somebody has changed them.
+  returned: with O(exclusive=true)
+  type: list
+  elements: str
+"""
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubegpu.share.plugins.module_utils._core.plan import run, run_module
+from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.module_utils._host.facts import distribution
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
@@ -262,12 +276,12 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     system = RealSystem(run_command=module.run_command)
     host = distribution(system)
-    run_module(
-        module,
-        lambda: run(
-            PackagesReconciler(package_set(module.params), system, host["family"], host["arch"]), module.check_mode
-        ),
-    )
+
+    def ensure() -> JsonObject:
+        work = PackagesReconciler(package_set(module.params), system, host["family"], host["arch"])
+        return run(work, module.check_mode, work.details)
+
+    run_module(module, ensure)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ description:
   - Enables a card's virtual functions by NVIDIA's own C(sriov-manage) where it has none. Then it turns MIG on and creates GPU instances, where
     the layout has types of them (C(A100-1-5C)), or enables the mode for vGPUs of several sizes, where the layout has several on one card. Enabling
     the functions would make the card forget both.
-  - UUIDs of mediated devices are the same each time on a machine, so that definitions of virtual machines keep them.
+  - A boot gives each function the type, and each mediated device the UUID, that it had, so that definitions of virtual machines keep them.
   - Refuses to remove a vGPU that a process has open, and to enable virtual functions or change GPU instances of a card that a process has open.
     Where a process opens it a moment later, the kernel waits; the module doesn't, and names the process.
   - Refuses a machine on which no boot would restore vGPUs, because it has no systemd, or a read-only file system where the unit is to be.

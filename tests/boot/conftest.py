@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernel")]
 # The file name of the program of each boot, and what it is asked for.
 STEPS = ("apply", "again_and_undo", "look")
-# Two images are built in a boot, by an emulated processor: two minutes of its time.
-SECONDS = 3600
+# Of processor time. Two or three images are built in a boot, by an emulated processor.
+SECONDS = 1200
 
 
 def functions() -> list[str]:

@@ -10,8 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.kubegpu.share.plugins.module_utils._driver.nouveau_apply import Image
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import files
 from ansible_collections.kubegpu.share.plugins.module_utils._vgpu import restore, sysfs
-from fakes import ALONE, DEVICES, driver_of, module
+from ansible_collections.kubegpu.share.plugins.module_utils._vgpu.machine import RealMachine
+from fakes import ALONE, DEVICES, driver_of, killed, module
 
 CARDS = [f"0000:{bus:02x}:00.0" for bus in ALONE]
 FIRST, TWIN, MIXED, INSTANCES = CARDS
@@ -21,10 +25,13 @@ UNIT = "kubegpu-share-vgpu.service"
 LAYOUTS = {
     "version": "v1",
     "vgpu-configs": {
+        # The first card's functions then have their types in an order that no boot would give them by the types alone.
+        "first": [{"devices": [2], "vgpu-devices": {"A10-4Q": 1, "A10-12Q": 1}}],
+        "second": [{"devices": [2], "vgpu-devices": {"A10-4Q": 2}}],
         "mine": [
             {"devices": [2], "vgpu-devices": {"A10-4Q": 2, "A10-12Q": 1}},
             {"devices": [3], "vgpu-devices": {"A10-1-6C": 2}},
-        ]
+        ],
     },
 }
 PRESENT: dict[str, dict[str, Any]] = {
@@ -72,12 +79,26 @@ def run(name: str, **given: Any) -> dict[str, Any]:
     return result
 
 
+def stopped() -> None:
+    """Have earlier layouts, and runs that were killed on the way: what comes next completes what they have begun."""
+    for layout in ("first", "second"):
+        run("vgpu", layout=layout, layouts=LAYOUTS)
+    killed(RealMachine, "put", lambda *_arguments: True, "vgpu", **PRESENT["vgpu"])
+    binding = PRESENT["pci_binding"]
+    killed(RealSystem, "write", lambda _system, path, *_more: path == files.RULE, "pci_binding", **binding)
+    killed(Image, "rebuild", lambda _image: True, "pci_binding", first=True, **binding)
+
+
 def main(step: str) -> None:
     report: dict[str, Any] = {"seen": look()}
+    if step == "apply":
+        stopped()
+        report["stopped"] = look()
     if step != "look":
         report["present"] = {name: run(name, **given) for name, given in PRESENT.items()}
         report["now"] = look()
     if step == "again_and_undo":
+        killed(Image, "rebuild", lambda _image: True, "pci_binding", first=True, state="absent")
         report["absent"] = {name: run(name, state="absent") for name in PRESENT}
     print(json.dumps(report))
 

@@ -25,7 +25,11 @@ def names(seen: dict) -> dict:
 def test_vgpus_are_restored_by_the_unit_after_a_reboot_and_by_nobody_after_the_undo(boots):
     first, second, third = boots
     assert first["seen"]["vgpus"] == {address: [] for address in first["seen"]["vgpus"]}
+    # A run was killed after its first vGPU.
+    assert names(first["stopped"]) == {MIXED: {"A10-4Q": 2, "A10-12Q": 1}, INSTANCES: {}}
     assert first["present"]["vgpu"]["changed"] and names(first["now"]) == NAMES
+    # By their types alone the larger one would be first.
+    assert [name for _function, name in first["now"]["vgpus"][MIXED]] == ["A10-4Q", "A10-4Q", "A10-12Q"]
 
     assert second["seen"]["unit"] == {
         "ActiveState": "active",

@@ -13,6 +13,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import time
 import typing as t
@@ -210,3 +211,34 @@ def module(name: str, check: bool = False, **arguments: t.Any) -> dict[str, t.An
     if result.get("failed"):
         raise Failed(result)
     return result
+
+
+def killed(
+    owner: t.Any, method: str, when: t.Callable[..., bool], name: str, first: bool = False, **given: t.Any
+) -> None:
+    """Run a module in a process of its own that is killed by SIGKILL at a call of a method.
+
+    :param owner: the class that has the method.
+    :param when: from the call's arguments, whether it is the one.
+    :param name: of the module; ``given`` are its options.
+    :param first: before the call does something; otherwise right after it.
+    """
+    whole = getattr(owner, method)
+
+    def called(*arguments: t.Any, **named: t.Any) -> t.Any:
+        last = when(*arguments, **named)
+        if last and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = whole(*arguments, **named)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    process = os.fork()
+    if not process:
+        with contextlib.suppress(BaseException):
+            setattr(owner, method, called)
+            module(name, **given)
+        os._exit(0)
+    _process, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (name, method, status)

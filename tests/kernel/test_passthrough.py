@@ -10,7 +10,7 @@ import stat
 import subprocess
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._check.evidence impo
 from ansible_collections.kubegpu.share.plugins.module_utils._check.result import CheckResult
 from ansible_collections.kubegpu.share.plugins.module_utils._driver.library import card_information
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
+from ansible_collections.kubegpu.share.plugins.module_utils._passthrough.kernel import RealKernel
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions import observations
 from fakes import (
     ALONE,
@@ -34,6 +35,7 @@ from fakes import (
     driver_of,
     group_of,
     held,
+    killed,
     module,
     run,
     viable,
@@ -133,6 +135,24 @@ def test_one_of_two_identical_cards_goes_with_its_audio_and_comes_back(host):
     assert {override_of(address) for address in (CARD, AUDIO, TWIN, TWIN_AUDIO)} == {"(null)"}
     assert not RULE.exists() and not RECORD.exists()
     assert not module("pci_binding", state="absent")["changed"]
+
+
+def unbound(address: str) -> Callable[..., bool]:
+    return lambda _kernel, path, *_more: path.endswith(f"/{address}/driver/unbind")
+
+
+def test_a_run_that_was_killed_between_two_drivers_is_completed_and_can_be_undone(host):
+    killed(RealKernel, "put", unbound(CARD), "pci_binding", cards=[CARD])
+    assert drivers() == [None, *BEFORE[1:]]
+    assert module("pci_binding", cards=[CARD])["changed"] and drivers() == AFTER
+    # The way back, too.
+    killed(RealKernel, "put", unbound(AUDIO), "pci_binding", state="absent")
+    assert driver_of(AUDIO) is None
+    assert module("pci_binding", state="absent")["changed"] and drivers() == BEFORE
+    killed(RealKernel, "put", unbound(AUDIO), "pci_binding", cards=[CARD])
+    assert drivers() == ["vfio-pci", None, *BEFORE[2:]]
+    assert module("pci_binding", state="absent")["changed"] and drivers() == BEFORE
+    assert not RULE.exists() and not RECORD.exists()
 
 
 def verified() -> tuple[dict[str, str], list[tuple[str, str]]]:

@@ -67,7 +67,8 @@ def test_vgpus_are_made_once_and_a_full_card_tells_no_names(machine, framework):
         "device": "0x223610DE",
         "wanted": {"A10-12Q": 2},
         "instances": {},
-        "before": {},
+        "places": [],
+        "before": [],
         "mig_before": None,
         "functions": framework != "card",
     }

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Both sides of the lab's air gap: the vendors and a machine with access, and a controller inside, with a registry.
 
-The lab's own repositories stand for NVIDIA's, a registry on loopback for public ones, and Galaxy is a stand-in; PyPI
-and Debian are the real ones. The controller has this machine's programs and files, a network of its own, and none of
-the checkout.
+The lab's own repositories, a chart server and a registry on loopback stand for NVIDIA, HAMi and their registries, and
+Galaxy is a stand-in; PyPI and Debian are the real ones. The controller has this machine's programs and files, a network
+of its own, and none of the checkout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import typing as t
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +34,7 @@ sys.path += [str(ROOT / "tests" / "unit"), str(ROOT / "tests" / "unit" / "airgap
 
 import local_registry
 import played_galaxy
+import ports
 import real_skopeo
 
 from lab import aptsources, nodes, publish, repository, rootfs
@@ -53,16 +60,32 @@ def listed(path: Path) -> JsonObject:
 # --------------------------------------------------------------------------- outside
 
 
+def _chart(folder: Path, name: str) -> bytes:
+    """Pack a folder as helm packs charts; the same content gives the same bytes."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile("", "wb", fileobj=packed, mtime=0) as plain,
+        tarfile.open(fileobj=plain, mode="w") as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                member = tarfile.TarInfo(f"{name}/{path.relative_to(folder)}")
+                member.size, member.mode = path.stat().st_size, 0o644
+                tar.addfile(member, io.BytesIO(path.read_bytes()))
+    return packed.getvalue()
+
+
 class Vendors:
     """Who has what an inventory needs.
 
     :ivar registry: its host, which stands for every public registry.
+    :ivar charts: address of the server of charts.
     :ivar galaxy: address for ansible-galaxy.
     """
 
-    def __init__(self, lab: Lab, folder: Path, registry: str, galaxy: str) -> None:
+    def __init__(self, lab: Lab, folder: Path, registry: str, charts: str, galaxy: str) -> None:
         """Make the home of who works on the machine with access, whose programs ask these vendors."""
-        self.registry, self.galaxy = registry, galaxy
+        self.registry, self.charts, self.galaxy = registry, charts, galaxy
         self.home = folder / "home"
         self._folder = folder
         self._repository = lab.state["repository"]["url"]
@@ -89,43 +112,110 @@ class Vendors:
         """The variables that hold the vendors' keys, as an inventory has them."""
         return {f"{role}_repo_key_sha256": self._places[f"{role}_key_sha256"] for role in ("driver", "toolkit")}
 
-    def image(self, reference: str, layer: Path) -> None:
-        """Put an image into the registry under its public name."""
+    def image(self, reference: str, layers: Sequence[Path], environment: Sequence[str] = ()) -> None:
+        """Put an image into the registry under its public name.
+
+        :param environment: instead of an image's usual one.
+        """
         packed = self._folder / "image.tar"
-        images.write([images.Image(reference, (layer,))], packed, publish.architecture_here().debian)
+        made = images.Image(reference, tuple(layers))
+        if environment:
+            made = dataclasses.replace(made, environment=tuple(environment))
+        images.write([made], packed, publish.architecture_here().debian)
         target = f"docker://{self.registry}/{reference}"
         command = [real_skopeo.program(), "copy", "--quiet", "--dest-tls-verify=false", f"docker-archive:{packed}"]
         subprocess.run([*command, target], check=True, env=self.environment, capture_output=True)
         packed.unlink()
 
+    def program(self, reference: str, program: Path, *names: str) -> None:
+        """Put a stand-in into the registry: a program of the tests on top of the servers' image.
+
+        :param names: by which it is called.
+        """
+        layers = []
+        with tarfile.open(LAB / "images" / "gpushare.tar") as saved:
+
+            def content(name: str) -> bytes:
+                file = saved.extractfile(name)
+                assert file is not None
+                return file.read()
+
+            [known] = json.loads(content("manifest.json"))
+            environment = json.loads(content(known["Config"]))["config"]["Env"]
+            for number, name in enumerate(known["Layers"]):
+                layers.append(self._folder / f"{number}.layer")
+                layers[-1].write_bytes(content(name))
+        own = images.layer_of({f"usr/local/bin/{name}": program for name in names}, self._folder / "own.layer")
+        # Its plugin asks for the cards without being given any.
+        kept = [row for row in environment if not row.startswith("NVIDIA_")]
+        cards = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+        self.image(reference, [*layers, own], [*kept, *cards])
+        for path in (*layers, own):
+            path.unlink()
+
     def sell(self, needed: Path) -> None:
-        """Change a list of what is needed: driver and toolkit are in the lab's repositories."""
+        """Change a list of what is needed so that it names the lab's vendors, who have their own digests."""
         known = listed(needed)
         for item in known["items"]:
-            section, part, *_rest = item["id"].split("/")
-            if (section, part) in (("packages", "driver"), ("packages", "toolkit")):
-                item["source"] = self._repository + self._places[part]
-            elif (section, part) == ("files", "key"):
-                role = "toolkit" if "libnvidia-container" in item["id"] else "driver"
-                item["source"] = self._repository + self._places[f"{role}_key"]
+            if item["kind"] == "chart":
+                item["source"] = self.charts
+            elif item["kind"] == "image":
+                item["digest"], item["platforms"] = "", {}
         needed.write_text(yaml.safe_dump(known, sort_keys=False))
+        of_the_labs_repositories(needed, self._repository, self._places)
+
+
+def of_the_labs_repositories(needed: Path, url: str, places: Mapping[str, str]) -> None:
+    """Change a list of what is needed: driver and toolkit are in the lab's repositories.
+
+    :param places: paths of these and of their keys, as the lab's state has them of a machine.
+    """
+    known = listed(needed)
+    for item in known["items"]:
+        section, part, *_rest = item["id"].split("/")
+        if (section, part) in (("packages", "driver"), ("packages", "toolkit")):
+            item["source"] = url + places[part]
+        elif (section, part) == ("files", "key"):
+            item["source"] = url + places["toolkit_key" if "libnvidia-container" in item["id"] else "driver_key"]
+    # The tests' helm is built here, not downloaded.
+    kept = [item for item in known["items"] if item["id"] != "files/program/helm"]
+    needed.write_text(yaml.safe_dump({**known, "items": kept}, sort_keys=False))
 
 
 @contextlib.contextmanager
-def vendors(lab: Lab, folder: Path) -> Iterator[Vendors]:
-    """Run the vendors' servers."""
+def vendors(lab: Lab, folder: Path, charts: Mapping[str, Path]) -> Iterator[Vendors]:
+    """Run the vendors' servers.
+
+    :param charts: by name the folders of charts.
+    """
     folder.mkdir(parents=True)
+    served = folder / "charts"
+    served.mkdir()
+    handler = functools.partial(_Quiet, directory=str(served))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     collection = Path(next(iter(core.__path__)))
     about = json.loads((collection / "MANIFEST.json").read_text())["collection_info"]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ports.serving(server))
         registry = stack.enter_context(local_registry.running(folder / "registry"))
         galaxy = stack.enter_context(played_galaxy.galaxy(played_galaxy.tarball_of(collection), about))
-        made = Vendors(lab, folder, registry.host, galaxy)
+        made = Vendors(lab, folder, registry.host, f"http://127.0.0.1:{server.server_port}", galaxy)
+        rows = {}
+        for name, source in charts.items():
+            version = listed(source / "Chart.yaml")["version"]
+            (served / f"{name}-{version}.tgz").write_bytes(_chart(source, name))
+            rows[name] = [{"name": name, "version": version, "urls": [f"{name}-{version}.tgz"]}]
+        (served / "index.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "entries": rows}))
         base = rootfs.rootfs("base", rootfs.BASE_PACKAGES, aptsources.read_machine())
-        made.image(BASE, base)
+        made.image(BASE, [base])
         _make_key(folder, made.environment)
         yield made
         subprocess.run(["gpgconf", "--kill", "gpg-agent"], env=made.environment, check=False)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_args: t.Any) -> None:
+        pass
 
 
 def _make_key(folder: Path, environment: Mapping[str, str]) -> None:
@@ -136,6 +226,10 @@ def _make_key(folder: Path, environment: Mapping[str, str]) -> None:
         ["--armor", "--output", str(folder / "key.asc"), "--export", SIGNER],
     ):
         subprocess.run([*gpg, *words], env=environment, check=True, capture_output=True)
+
+
+def chart_digest(source: Path, name: str) -> str:
+    return hashlib.sha256(_chart(source, name)).hexdigest()
 
 
 @contextlib.contextmanager

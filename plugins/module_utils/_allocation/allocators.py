@@ -32,6 +32,7 @@ class Allocator:
     :param label: of a node that has it.
     :param restricted: the label that lets its servers run on a node, which no kubelet may set.
     :param server: label of its server's pods on a node, where it has one.
+    :param namespace: the variable with the namespace of its server. Anybody's pod may have that label.
     :param annotations: what that server writes on a node.
     :param resources: what a node announces by it, as a shell matches names.
     """
@@ -42,6 +43,7 @@ class Allocator:
     label: tuple[str, str]
     restricted: tuple[str, str]
     server: tuple[str, str]
+    namespace: str
     annotations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
 
@@ -55,7 +57,8 @@ class Allocator:
 
 
 _NAME = "app.kubernetes.io/name"
-_KUBEVIRT = "nvidia-kubevirt-gpu-device-plugin"
+# What tells the pods of role sandbox_device_plugin's two kinds from each other; both have one name.
+_SANDBOX = {kind: ("app.kubernetes.io/component", kind) for kind in ("kubevirt", "kata")}
 ALLOCATORS: t.Mapping[str, Allocator] = {
     EXTENDER: Allocator(
         GPUSHARE,
@@ -64,6 +67,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (contract.NODE_LABEL, contract.NODE_LABEL_VALUE),
         (backends.RESTRICTED, EXTENDER),
         (_NAME, "gpushare-device-plugin"),
+        "gpushare_namespace",
         (contract.NODE_CARDS,),
         (contract.RESOURCE_MEMORY,),
     ),
@@ -74,6 +78,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (contract.NODE_LABEL, contract.NODE_LABEL_CLAIMS),
         (backends.RESTRICTED, DRA),
         (_NAME, "gpushare-dra-driver"),
+        "gpushare_namespace",
     ),
     HAMI: Allocator(
         HAMI,
@@ -82,6 +87,7 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (backends.LABEL, HAMI),
         (backends.RESTRICTED, HAMI),
         hami_marks.PLUGIN_LABEL,
+        "hami_namespace",
         (hami.NODE_REGISTER,),
         (hami.RESOURCE_COUNT,),
     ),
@@ -92,18 +98,27 @@ ALLOCATORS: t.Mapping[str, Allocator] = {
         (backends.LABEL, NVIDIA),
         (backends.RESTRICTED, NVIDIA),
         (_NAME, "nvidia-device-plugin"),
+        "nvidia_device_plugin_namespace",
         (),
         (nvidia_plugin.RESOURCE, nvidia_plugin.RESOURCE_SHARED, f"{nvidia_plugin.RESOURCE_MIG}*"),
     ),
     **{
         name: Allocator(
-            name, role, title, (backends.LABEL, name), (backends.RESTRICTED, name), (_NAME, server), (), own
+            name,
+            role,
+            title,
+            (backends.LABEL, name),
+            (backends.RESTRICTED, name),
+            _SANDBOX[kind],
+            "sandbox_device_plugin_namespace",
+            (),
+            own,
         )
-        for name, role, title, server, own in (
+        for name, role, title, kind, own in (
             # The plugin of NVIDIA's for KubeVirt, where that doesn't announce the cards by itself.
-            (PASSTHROUGH, "passthrough", "virtual machines (passthrough)", _KUBEVIRT, ()),
-            (VGPU, "vgpu", "virtual machines (vGPU)", _KUBEVIRT, ()),
-            (KATA, "kata", "Kata's virtual machines", "nvidia-sandbox-device-plugin", ("nvidia.com/pgpu",)),
+            (PASSTHROUGH, "passthrough", "virtual machines (passthrough)", "kubevirt", ()),
+            (VGPU, "vgpu", "virtual machines (vGPU)", "kubevirt", ()),
+            (KATA, "kata", "Kata's virtual machines", "kata", ("nvidia.com/pgpu",)),
         )
     },
 }

@@ -34,6 +34,7 @@ ARGUMENTS: JsonObject = {
     "grace_period": {"type": "int"},
     "timeout": {"type": "int", "default": 600},
     "resources": {"type": "list", "elements": "str", "default": []},
+    "namespaces": {"type": "dict", "default": {}},
 }
 MIRROR = "kubernetes.io/config.mirror"
 # The resources of virtual machines' cards mostly have NVIDIA's name.
@@ -152,11 +153,26 @@ def _asks_others(pod: Pod) -> bool:
     return any(foreign.announced(container.requests) for container in pod.containers)
 
 
-def remains(state: NodeState, allocator: str, requested: t.Collection[str] = ()) -> list[Remain]:
+def is_server(bound: BoundPod, label: tuple[str, str], namespace: str) -> bool:
+    """Return whether a pod is a server of an allocator: a DaemonSet's, in the namespace that only administrators have.
+
+    By its label alone a pod of anybody would be one, and hinder a switch for ever.
+
+    :param label: of the allocator's servers.
+    """
+    pod = bound.pod
+    of_set = bound.controller[0] == "DaemonSet"
+    return of_set and pod.key.partition("/")[0] == namespace and pod.labels.get(label[0]) == label[1]
+
+
+def remains(
+    state: NodeState, allocator: str, requested: t.Collection[str] = (), namespaces: t.Mapping[str, str] | None = None
+) -> list[Remain]:
     """Return what is left in the API of a node's allocators, except for the one that is to have it.
 
     :param allocator: that one's name, a key of ``ALLOCATORS``.
     :param requested: as ``resources`` for ``holders``.
+    :param namespaces: of the servers, by allocator.
     """
     node = state.node
     if node is None:
@@ -166,12 +182,12 @@ def remains(state: NodeState, allocator: str, requested: t.Collection[str] = ())
     # Before the node has its label, it announces nothing there.
     own = kept.labels(node.labels)
     resources = [name for name, number in node.allocatable.items() if number > 0 and not (own and kept.announces(name))]
-    for other in allocators.ALLOCATORS.values():
+    for name, other in allocators.ALLOCATORS.items():
         if other == kept:
             continue
-        server, component = other.server
         if other.server != kept.server:
-            left += [Remain(SERVER, bound.pod.key) for bound in state.pods if bound.pod.labels.get(server) == component]
+            space = (namespaces or {}).get(name) or ""
+            left += [Remain(SERVER, bound.pod.key) for bound in state.pods if is_server(bound, other.server, space)]
         own_labels = (other.label, other.restricted)
         left += [Remain(LABEL, f"{key}={value}") for key, value in own_labels if node.labels.get(key) == value]
         left += [Remain(ANNOTATION, name) for name in other.annotations if name in node.annotations]
@@ -277,7 +293,8 @@ def ensure(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None 
         raise BadInput("state clean needs the allocator beside which nothing may be left")
     by_claims, left = serves_claims(kube), list[Remain]()
     for _attempt in waiting.attempts():
-        left = remains(read(kube, params["node"], by_claims), params["allocator"], params.get("resources") or ())
+        state = read(kube, params["node"], by_claims)
+        left = remains(state, params["allocator"], params.get("resources") or (), params.get("namespaces"))
         if not left or check:
             return {"changed": False, "remains": [remain._asdict() for remain in left]}
     raise NotInEffect(

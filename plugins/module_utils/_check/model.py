@@ -37,6 +37,7 @@ class Servers:
 
     :param control_plane: nodes on which a scheduler runs.
     :param namespace: of the servers.
+    :param dedicated_namespace: of the dedicated scheduler.
     :param scheduler: how the cluster runs its scheduler, as ``cluster_info`` reports it.
     :param admission: what the admission policy does with a GPU pod for another scheduler: deny, warn or none.
     :param reserved_mib: of each card, what isn't given to pods beside the driver's own.
@@ -50,6 +51,7 @@ class Servers:
     namespace: str
     scheduler: str
     admission: str
+    dedicated_namespace: str = "gpushare-scheduler"
     reserved_mib: int = 0
     problem: str = ""
     running: t.Mapping[str, t.Any] = dataclasses.field(default_factory=dict)

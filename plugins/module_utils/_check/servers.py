@@ -26,6 +26,7 @@ from .result import CheckResult
 from .servers_scheduler import (
     DRA_DRIVER,
     DRA_TEMPLATES,
+    SCHEDULER,
     allocations,
     check_openshift,
     gpu_nodes,
@@ -122,7 +123,6 @@ def unenforced(node: Node, violations: frozenset[str] | set[str], result: CheckR
 
 EXTENDER = "extender"
 DEVICE_PLUGIN = "device-plugin"
-SCHEDULER = "scheduler"
 # Those that a Deployment runs.
 DEPLOYMENTS = {
     SCHEDULER: constants.DEDICATED_NAME,
@@ -165,7 +165,7 @@ def servers_are_ready(snapshot: Snapshot, result: CheckResult) -> None:
 
 def _check_anywhere(servers: Servers, component: str, result: CheckResult) -> None:
     """Check a server that is bound to no node: FAIL without a ready pod, WARN where it has fewer than it should."""
-    mine = [pod for pod in servers.pods if is_server(pod, component)]
+    mine = [pod for pod in servers.pods if is_server(pod, component, servers)]
     result.count()
     place = {"key": component, "server": component}
     live, unread = None, ""
@@ -206,7 +206,7 @@ def _refusals(deployment: JsonObject) -> list[str]:
 
 def _kept_away(servers: Servers, component: str, node: Node | None) -> list[JsonObject]:
     """Return the taints of a node that the server's pods on other nodes don't tolerate; all, where it has no pod."""
-    pods = [pod for pod in servers.pods if is_server(pod, component)]
+    pods = [pod for pod in servers.pods if is_server(pod, component, servers)]
     tolerated = [toleration for pod in pods[:1] for toleration in (pod.get("spec") or {}).get("tolerations") or []]
     return tolerations.untolerated(tolerations.lasting(node.taints), tolerated) if node else []
 
@@ -215,13 +215,7 @@ def _check_server(
     servers: Servers, component: str, node: str, result: CheckResult, nodes: t.Mapping[str, Node]
 ) -> None:
     result.count()
-    mine = [
-        pod
-        for pod in servers.pods
-        if is_server(pod, component)
-        and pod["metadata"].get("namespace") == servers.namespace
-        and contract.pod_node(pod) == node
-    ]
+    mine = [pod for pod in servers.pods if is_server(pod, component, servers) and contract.pod_node(pod) == node]
     if any(ready(pod) for pod in mine):
         return
     taints = _kept_away(servers, component, nodes.get(node)) if not mine else []

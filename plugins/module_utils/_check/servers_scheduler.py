@@ -24,6 +24,8 @@ from .result import CheckResult
 
 COMPONENT = "app.kubernetes.io/component"
 DRA_DRIVER, DRA_TEMPLATES = "dra-driver", "dra-templates"
+# The dedicated one, with the extender in its pod.
+SCHEDULER = "scheduler"
 
 
 def has_labels(pod: JsonObject, key: str, value: str) -> bool:
@@ -31,9 +33,11 @@ def has_labels(pod: JsonObject, key: str, value: str) -> bool:
     return ((pod.get("metadata") or {}).get("labels") or {}).get(key) == value
 
 
-def is_server(pod: JsonObject, component: str) -> bool:
-    """Return whether a pod is one of this collection's servers."""
-    return has_labels(pod, *constants.PART_OF) and has_labels(pod, COMPONENT, component)
+def is_server(pod: JsonObject, component: str, servers: Servers) -> bool:
+    """Return whether a pod is one of this collection's servers: in another namespace anybody may have these labels."""
+    namespace = servers.dedicated_namespace if component == SCHEDULER else servers.namespace
+    own = (pod.get("metadata") or {}).get("namespace") == namespace
+    return own and has_labels(pod, *constants.PART_OF) and has_labels(pod, COMPONENT, component)
 
 
 def gpu_nodes(snapshot: Snapshot) -> list[Node]:
@@ -60,8 +64,9 @@ def needed(snapshot: Snapshot) -> frozenset[str]:
 
 def _usual(snapshot: Snapshot) -> str:
     known = {allocation_of(node) for node in gpu_nodes(snapshot)} - {""}
-    if not known and snapshot.servers is not None:
-        known = {DRA for pod in snapshot.servers.pods if is_server(pod, DRA_TEMPLATES)}
+    servers = snapshot.servers
+    if not known and servers is not None:
+        known = {DRA for pod in servers.pods if is_server(pod, DRA_TEMPLATES, servers)}
     return DRA if known == {DRA} else EXTENDER
 
 
@@ -155,9 +160,7 @@ def _check_pods(servers: Servers, result: CheckResult) -> None:
     mine = [pod for pod in servers.pods if is_openshift_scheduler(pod)]
     if not mine:
         result.fail("no_scheduler_in_namespace", key="pods", namespace=own.PODS[0])
-    extenders = [
-        pod for pod in servers.pods if has_labels(pod, *constants.PART_OF) and has_labels(pod, COMPONENT, "extender")
-    ]
+    extenders = [pod for pod in servers.pods if is_server(pod, "extender", servers)]
     with_extender = {contract.pod_node(pod) for pod in extenders if ready(pod)}
     for pod in sorted(mine, key=contract.pod_node):
         node = contract.pod_node(pod)

@@ -328,9 +328,11 @@ def holders(pods: t.Iterable[JsonObject]) -> list[str]:
     return sorted(pod_key(pod) for pod in running if hami.POD_ALLOCATED in (pod["metadata"].get("annotations") or {}))
 
 
-def _plugins(kube: Kube, node: str) -> list[str]:
+def _plugins(kube: Kube, node: str, namespace: str) -> list[str]:
+    """Return HAMi's device plugin on a node. Elsewhere a pod of anybody may have its label."""
     key, value = hami_marks.PLUGIN_LABEL
-    pods = kube.list_all("v1", "Pod", field_selector=f"spec.nodeName={node}", label_selector=f"{key}={value}")
+    selectors = {"field_selector": f"spec.nodeName={node}", "label_selector": f"{key}={value}"}
+    pods = kube.list_all("v1", "Pod", namespace, **selectors)
     return list(map(pod_key, pods))
 
 
@@ -359,14 +361,14 @@ class _Labels:
             self._kube.patch(ref, {"metadata": {"labels": {name: None for name, _value in labels}}})
 
 
-def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:
+def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], namespace: str, waiting: Waiting) -> None:
     """Wait until no pod of the device plugin is left on the nodes: it writes its annotations again.
 
     :raises NotInEffect: one is there at the timeout.
     """
     left: list[str] = []
     for _poll in waiting.attempts():
-        left = [pod for name in nodes for pod in _plugins(kube, name)]
+        left = [pod for name in nodes for pod in _plugins(kube, name, namespace)]
         if not left:
             return
     raise NotInEffect(
@@ -375,13 +377,13 @@ def _wait_for_plugins(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> N
     )
 
 
-def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], waiting: Waiting) -> None:
+def _wait_until_forgotten(kube: Kube, nodes: t.Sequence[str], namespace: str, waiting: Waiting) -> None:
     """Wait until HAMi's scheduler places no pod on the nodes any more, where it still runs.
 
     It forgets a node at the latest a minute after its last handshake, and removes or marks that then, for some seconds.
     """
     key, value = hami_marks.SCHEDULER_LABEL
-    if not kube.list_all("v1", "Pod", label_selector=f"{key}={value}"):
+    if not kube.list_all("v1", "Pod", namespace, label_selector=f"{key}={value}"):
         return
     left = set(nodes)
     for _poll in dataclasses.replace(waiting, timeout=min(FORGET_SECONDS, waiting.timeout)).attempts():
@@ -428,9 +430,9 @@ def ensure_removed(kube: Kube, params: JsonObject, check: bool, waiting: Waiting
         return {**run(leftovers, check), "requests": dict(kube.requests)}
     first = run(_Labels(kube, nodes), check)
     waiting = waiting or Waiting(timeout=params["wait_timeout"])
-    _wait_for_plugins(kube, nodes, waiting)
+    _wait_for_plugins(kube, nodes, params["namespace"], waiting)
     second = run(leftovers, check)
     if first["changed"]:
-        _wait_until_forgotten(kube, nodes, waiting)
+        _wait_until_forgotten(kube, nodes, params["namespace"], waiting)
     result = {"changed": first["changed"] or second["changed"], "diff": first["diff"] + second["diff"]}
     return {**result, "requests": dict(kube.requests)}

@@ -13,6 +13,7 @@ import tarfile
 import typing as t
 import zlib
 
+from .._core import tar_headers
 from .._core.errors import BadInput
 from .names import full_reference
 
@@ -92,9 +93,10 @@ def require(archive: str, reference: str) -> None:
 
 def _names(archive: str) -> set[str]:
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            docker = _member(tar, "manifest.json")
-            layout = _member(tar, "index.json")
+        with tarfile.open(archive, "r:*", tarinfo=tar_headers.Header) as tar:
+            rows = list(tar_headers.members(tar))
+            docker = _member(tar, rows, "manifest.json")
+            layout = _member(tar, rows, "index.json")
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, RecursionError) as error:
         raise BadInput(f"image_archive: {archive} isn't an image archive: {error}") from error
     if docker is None and layout is None:
@@ -109,13 +111,13 @@ def _names(archive: str) -> set[str]:
     return names
 
 
-def _member(tar: tarfile.TarFile, name: str) -> t.Any:
+def _member(tar: tarfile.TarFile, rows: t.Sequence[tarfile.TarInfo], name: str) -> t.Any:
     """Return a file's JSON; None where there is none.
 
     :raises ValueError: the archive has it twice, as something else than a file, or larger than any manifest: what is
         read here has to be what the container runtime reads.
     """
-    members = [member for member in tar.getmembers() if member.name.removeprefix("./") == name]
+    members = [member for member in rows if member.name.removeprefix("./") == name]
     if not members:
         return None
     if len(members) > 1 or not members[0].isreg():

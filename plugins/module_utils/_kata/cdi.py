@@ -20,9 +20,12 @@ FOLDERS = ("/etc/cdi", "/var/run/cdi")
 VENDOR, DEVICES = "nvidia.com/", "/dev/vfio/"
 # With IOMMUFD.
 CDEVS = "/dev/vfio/devices/"
-_KIND = re.compile(r"^kind:\s*[\"']?([^\s\"']+)", re.MULTILINE)
-_NAME = re.compile(r"^(?:- |  )\s*(?:- )?name:\s*[\"']?([^\s\"']+)", re.MULTILINE)
-_PATH = re.compile(r"^\s*(?:- )?path:\s*[\"']?([^\s\"']+)", re.MULTILINE)
+# Blanks within a line, and few of them: a node writes the file, and with any number of them, over lines' ends, a search
+# would take the square of its length.
+_BLANKS, _VALUE = "[ ]{0,40}", "[\"']?([^\\s\"']{1,4096})"
+_KIND = re.compile(rf"^kind:{_BLANKS}{_VALUE}", re.MULTILINE)
+_NAME = re.compile(rf"^(?:- |  ){_BLANKS}(?:- )?name:{_BLANKS}{_VALUE}", re.MULTILINE)
+_PATH = re.compile(rf"^{_BLANKS}(?:- )?path:{_BLANKS}{_VALUE}", re.MULTILINE)
 # Characters: some hundred of each card.
 LARGEST = 1 << 20
 
@@ -52,13 +55,14 @@ def parse(path: str, text: str) -> Spec | None:
     """Return what a file specifies; None where it is none."""
     if path.endswith(".json"):
         return _parse_json(path, text)
-    kind = _KIND.search(text[:LARGEST])
-    if not kind:
-        return None
-    return Spec(path, kind[1], tuple(_NAME.findall(text[:LARGEST])), tuple(_PATH.findall(text[:LARGEST])))
+    text = text[:LARGEST]
+    kind = _KIND.search(text)
+    return Spec(path, kind[1], tuple(_NAME.findall(text)), tuple(_PATH.findall(text))) if kind else None
 
 
 def _parse_json(path: str, text: str) -> Spec | None:
+    if len(text) > LARGEST:
+        return None
     try:
         fields = json.loads(text)
         devices = fields["devices"]

@@ -158,7 +158,8 @@ def observe(
 
     :param image_references: images to search in the container runtime.
     :param package_patterns: names of packages to include, beside NVIDIA's.
-    :param exclude: entries of ``gpu_exclude``: no section has anything of these cards but ``driver.excluded``.
+    :param exclude: entries of ``gpu_exclude``: no section has anything of these cards but ``driver.excluded``
+        and ``vgpu.excluded``.
     :param content: include the snapshot of the baseline, which is as long as these facts.
     :param driver_version: ask the package lists where this version, or its module for a kernel, isn't installed.
     """
@@ -198,7 +199,7 @@ def observe(
         "nvswitches": switches,
         "integrated": gpu.integrated(system),
         "passthrough": passthrough.facts(system),
-        "vgpu": vgpu.facts(system),
+        "vgpu": vgpu.facts(system, left_out),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
         "driver": {**installed, "fabric": driver.fabric(system, every, switches, kernel["release"])},

@@ -178,12 +178,9 @@ def virtual_functions(system: System, address: str) -> VirtualFunctions:
 
 def vgpu_host(system: System, card: sysfs.Card) -> VgpuHost:
     """Return which vGPUs a card can have, and has, by what its driver shows, whatever kernel and release it is."""
-    types: dict[str, VgpuType] = {}
-    for each in (each for function in card.functions for each in function.types):
-        known = types.setdefault(each.id, {"id": each.id, "name": each.name, "available": 0})
-        known["available"] += each.available
+    types: list[VgpuType] = [{"id": each.id, "name": each.name, "available": each.available} for each in card.offered]
     vgpus = [_vgpu(system, each) for each in card.vgpus]
-    return {"framework": card.framework or "none", "types": list(types.values()), "vgpus": vgpus}
+    return {"framework": card.framework or "none", "types": types, "vgpus": vgpus}
 
 
 def _vgpu(system: System, made: sysfs.VGpu) -> Vgpu:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from .._core.errors import ShareError
 from .._core.plan import Plan
 from .._host.system import Done, System
-from .options import Fetch, PackageSet, Repository, fetch_key, key_of
+from .options import Fetch, PackageSet, Repository, fetch_key, key_of, rpm_names
 from .plan import (
     Planner,
     PutKey,
@@ -26,6 +26,7 @@ from .plan import (
     steps_of,
     with_record,
     without_record,
+    written,
 )
 from .steps import FinishInterrupted, RemoveFile
 from .types import PackageFacts
@@ -232,13 +233,13 @@ class Applier(ABC, t.Generic[AnyPlanner]):
             path, key_path = planner.repository_path(repository), planner.key_path(repository)
             have, key = before[path], keys.get(key_path)
             record = self.keys_to_record(planner, have or "", key or before[key_path] or "")
-            text = with_record(planner.repository_text(repository), directories, record)
+            text = with_record(planner.repository_text(repository), directories, record, planner.writer(repository))
             if key is not None:
                 # The new origin may be written only after its key, or a killed run would keep the old key for good.
                 waiting = (
                     planner.disabled(text)
                     if have is None or before[key_path] is None
-                    else with_record(without_record(have), directories, record)
+                    else with_record(without_record(have), directories, record, written(have))
                 )
                 if waiting != have:
                     self.system.write(path, waiting)
@@ -272,12 +273,30 @@ class Applier(ABC, t.Generic[AnyPlanner]):
             text = planner.disabled(repository.text)
             if text != repository.text:
                 self.system.write(repository.path, text)
+        going = self._hand_over(planner, repositories)
         for step in steps_of(plan, RemoveFile):
             self.system.remove(step.path)
         for repository in repositories:
-            self.remove_keys(imported(repository.text))
+            self.remove_keys(name for name in imported(repository.text) if name in going)
             self.remove_directories(created(repository.text))
             self.system.remove(repository.path)
+
+    def without_removed(self, planner: AnyPlanner, plan: Plan) -> AnyPlanner:
+        """Return the planner of what is left after repositories have gone, with their keys and directories."""
+        return self.planner(self.observe()) if steps_of(plan, RemoveRepository) else planner
+
+    def _hand_over(self, planner: AnyPlanner, repositories: t.Sequence[RemoveRepository]) -> set[str]:
+        """Have repositories that stay record the keys that they share with those that go; return the other keys."""
+        going = {name for repository in repositories for name in imported(repository.text)}
+        gone = {repository.path for repository in repositories}
+        for path, text in planner.files.items():
+            key = (self.system.read(planner.key_beside(path)) or "") if going and path not in gone else ""
+            shared = [name for name in rpm_names(key) if name in going]
+            if shared:
+                keys = [*imported(text), *shared]
+                self.system.write(path, with_record(without_record(text), created(text), keys, written(text)))
+                going -= set(shared)
+        return going
 
     def remove_directories(self, folders: t.Iterable[str]) -> None:
         remove_directories(self.system, [folder for folder in folders if not self.owned(folder)])

@@ -85,6 +85,9 @@ class AptPlanner(Planner):
     def disabled(self, text: str) -> str:
         return text if text.endswith(DISABLED) else text + DISABLED
 
+    def enabled(self, text: str) -> str:
+        return text.removesuffix(DISABLED)
+
     def file_changes(self) -> t.Iterator[Change]:
         present = self.spec.present
         yield from self.file_change(

@@ -52,6 +52,7 @@ class AptApplier(Applier[AptPlanner]):
 
     def make_present(self, planner: AptPlanner, plan: Plan, keys: t.Mapping[str, str]) -> None:
         self.remove_files(planner, plan)
+        planner = self.without_removed(planner, plan)
         before = self.put_repositories(planner, plan, keys)
         for step in steps_of(plan, PutFile):
             self.system.write(step.path, step.text)

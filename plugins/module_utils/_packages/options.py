@@ -85,6 +85,7 @@ class PackageSet:
 
     :param present: whether the set is wanted; where ``verified``, neither it nor its absence is.
     :param verified: only the keys of its repositories are checked.
+    :param exclusive: repositories that it has written and that aren't listed any more are removed.
     """
 
     name: str
@@ -102,6 +103,7 @@ class PackageSet:
     keep: tuple[str, ...]
     erase_dependencies: bool
     verified: bool = False
+    exclusive: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -349,6 +351,7 @@ ARGUMENTS: JsonObject = {
     "node_dir": {"type": "path"},
     "keep": _WORDS,
     "erase_dependencies": {"type": "bool", "default": False},
+    "exclusive": {"type": "bool", "default": False},
     "observed": {"type": "dict"},
 }
 
@@ -390,6 +393,7 @@ def package_set(params: JsonObject) -> PackageSet:
         keep=tuple(params["keep"]),
         erase_dependencies=params["erase_dependencies"],
         verified=params["state"] == "verified",
+        exclusive=params["exclusive"],
     )
 
 

@@ -29,7 +29,9 @@ from .types import InstalledPackage
 CREATED = "# Created: "
 # Keys that were imported into rpm's database.
 IMPORTED = "# Imported: "
-MARKS = (CREATED, IMPORTED)
+# The set that wrote the file, and the SHA-256 of what it wrote.
+WRITTEN = "# Set: "
+MARKS = (CREATED, IMPORTED, WRITTEN)
 # The key's origin; it is part of the wanted text, so that another origin is a change.
 KEY_ORIGIN = "# Key: "
 
@@ -44,14 +46,24 @@ def imported(text: str) -> tuple[str, ...]:
     return _recorded(text, IMPORTED)
 
 
+def written(text: str) -> tuple[str, ...]:
+    """Return the set that wrote a repository's file, and the SHA-256 of what it wrote; nothing without a record."""
+    return _recorded(text, WRITTEN)
+
+
 def _recorded(text: str, mark: str) -> tuple[str, ...]:
     recorded = [line[len(mark) :].split() for line in text.splitlines() if line.startswith(mark)]
     return tuple(word for words in recorded for word in words)
 
 
-def with_record(text: str, directories: t.Iterable[str], keys: t.Iterable[str] = ()) -> str:
-    """Return a repository's file with a record below the comments that it begins with."""
-    words = {IMPORTED: " ".join(keys), CREATED: " ".join(directories)}
+def with_record(
+    text: str, directories: t.Iterable[str], keys: t.Iterable[str] = (), writer: t.Iterable[str] = ()
+) -> str:
+    """Return a repository's file with a record below the comments that it begins with.
+
+    :param writer: as ``written`` returns it.
+    """
+    words = {WRITTEN: " ".join(writer), IMPORTED: " ".join(keys), CREATED: " ".join(directories)}
     record = "".join(f"{mark}{some}\n" for mark, some in words.items() if some)
     rows = text.splitlines(keepends=True)
     comments = next((count for count, row in enumerate(rows) if not row.startswith("#")), len(rows))
@@ -189,7 +201,8 @@ class Planner(ABC):
         """
 
     @abstractmethod
-    def repository_path(self, repository: Repository) -> str: ...
+    def repository_path(self, repository: Repository) -> str:
+        """Return the path of the repository's file: its name has the mark, the repository's name and one ending."""
 
     @abstractmethod
     def repository_text(self, repository: Repository) -> str:
@@ -197,6 +210,10 @@ class Planner(ABC):
 
     def disabled(self, text: str) -> str:
         """Return a repository's file in the form in which the package manager ignores it while its key is missing."""
+        return text
+
+    def enabled(self, text: str) -> str:
+        """Return what ``disabled`` was given."""
         return text
 
     def file_changes(self) -> t.Iterator[Change]:
@@ -224,7 +241,33 @@ class Planner(ABC):
     # ------------------------------------------------------------------ the same for all
 
     def key_path(self, repository: Repository) -> str:
-        return f"{self.key_directory}/{self.key_prefix}{repository.name}.asc"
+        return self.key_beside(self.repository_path(repository))
+
+    def writer(self, repository: Repository) -> tuple[str, ...]:
+        """Return what a repository's file records of who wrote it."""
+        return (self.spec.name, digest(self.repository_text(repository))) if self.spec.exclusive else ()
+
+    def key_beside(self, path: str) -> str:
+        """Return the path of the key of one of our repositories, by that of its file."""
+        name = posixpath.basename(path).removeprefix(MARK).rpartition(".")[0]
+        return f"{self.key_directory}/{self.key_prefix}{name}.asc"
+
+    def _unlisted(self) -> list[str]:
+        """Return the files of repositories that this set has written and that aren't listed any more."""
+        if not self.spec.exclusive:
+            return []
+        listed = set(map(self.repository_path, self.spec.repositories))
+        own = (path for path, text in self.files.items() if written(text)[:1] == (self.spec.name,))
+        return sorted(path for path in own if path not in listed)
+
+    def _is_as_written(self, path: str) -> bool:
+        text = without_record(self.files[path])
+        # A run that was killed leaves one that is switched off.
+        return written(self.files[path])[1:] in ((digest(text),), (digest(self.enabled(text)),))
+
+    def left(self) -> list[str]:
+        """Return the files of repositories that aren't listed any more, and stay, because somebody has changed them."""
+        return [path for path in self._unlisted() if not self._is_as_written(path)]
 
     def plan(self) -> Plan:
         """Return what has to be done.
@@ -246,6 +289,8 @@ class Planner(ABC):
 
     def _present(self) -> t.Iterator[Change]:
         packages = list(self.package_changes())
+        # First: apt refuses a repository that two files name with different keys.
+        yield from self._removals(path for path in self._unlisted() if self._is_as_written(path))
         for repository in self.spec.repositories:
             yield from self._repository_changes(repository)
         yield from self.file_changes()
@@ -258,11 +303,17 @@ class Planner(ABC):
         yield from self.interrupted(bool(removals))
         yield from removals
         yield from self.file_changes()
-        for path in map(self.key_path, self.spec.repositories):
+        unlisted = [path for path in self._unlisted() if self._is_as_written(path)]
+        yield from self._removals([*map(self.repository_path, self.spec.repositories), *unlisted])
+
+    def _removals(self, paths: t.Iterable[str]) -> t.Iterator[Change]:
+        """Yield the removals of repositories and their keys, by the paths of their files."""
+        files = list(paths)
+        for path in map(self.key_beside, files):
             if path in self.keys:
                 yield Change(path, f"key with SHA-256 {self.keys[path]}\n", "", RemoveFile(path))
         # The repositories' files are removed last: they record what was created for their keys.
-        for path in map(self.repository_path, self.spec.repositories):
+        for path in files:
             if path in self.files:
                 text = self.files[path]
                 yield Change(path, without_record(text), "", RemoveRepository(path, text))

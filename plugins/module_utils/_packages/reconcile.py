@@ -9,6 +9,7 @@ import dataclasses
 import time
 
 from .._core.plan import Plan
+from .._core.types import JsonObject
 from .._host.system import System
 from . import installed
 from .apply import Sleep
@@ -48,6 +49,10 @@ class PackagesReconciler:
 
     def plan(self, seen: PackageFacts) -> Plan:
         return planner(self.spec, seen).plan()
+
+    def details(self, seen: PackageFacts) -> JsonObject:
+        """Return what the module returns beside ``changed`` and ``diff``."""
+        return {"left": planner(self.spec, seen).left()} if self.spec.exclusive else {}
 
     def apply(self, seen: PackageFacts, plan: Plan) -> None:
         applier = AptApplier if seen["rpm"] is None else RpmApplier

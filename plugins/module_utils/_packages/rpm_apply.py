@@ -49,6 +49,8 @@ class RpmApplier(Applier[RpmPlanner]):
         packages, streams = steps_of(plan, SetPackage), steps_of(plan, EnableStream)
         plugins = steps_of(plan, InstallLockPlugin)
         install = [step for step in packages if step.install]
+        self.remove_files(planner, plan)
+        planner = self.without_removed(planner, plan)
         before = self.put_repositories(planner, plan, keys)
         if before or install or plugins or streams:
             self.refresh(planner, before)

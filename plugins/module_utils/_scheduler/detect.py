@@ -15,7 +15,7 @@ from .._allocation.allocators import CLAIMS_SINCE, DRA, release
 from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
 from .._contracts import claim_templates, model, virtual
 from .._contracts import claims as dra
-from .._contracts.backends import GPUSHARE, HAMI, KATA, LABEL, NVIDIA, OPERATOR, VIRTUAL
+from .._contracts.backends import GPUSHARE, HAMI, KATA, LABEL, NVIDIA, OPERATOR, RESTRICTED, VIRTUAL
 from .._contracts.gpushare import NODE_LABEL, ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -497,7 +497,9 @@ def _parts(
     namespaces = kube.list_all("v1", "Namespace", label_selector=LABEL)
     labelled = {(item["metadata"].get("labels") or {}).get(LABEL) for item in namespaces}
     operator = OPERATOR in labelled
-    labelled |= {node.labels.get(LABEL) for node in state.nodes}
+    # A kubelet labels its own node as it likes: what is there is removed by its name, which may be somebody else's.
+    given = [(node.labels.get(LABEL), node.labels.get(RESTRICTED)) for node in state.nodes]
+    labelled |= {value for value, restricted in given if value == restricted}
     labelled |= {NVIDIA for operator in state.operators if operator["changed"]}
     namespace = str(options["namespace"])
     daemon_sets = kube.list_all("apps/v1", "DaemonSet", namespace=namespace)

@@ -25,11 +25,41 @@ WANTED_BY = f"/etc/systemd/system/multi-user.target.wants/{NAME}"
 FOLDERS = ("/usr/local/lib", "/etc/systemd/system", "/var/lib")
 
 
+class ExcludedType(t.TypedDict):
+    """A type that a card's functions can have ``available`` more of, all together."""
+
+    id: str
+    name: str
+    available: int
+
+
+class ExcludedVgpu(t.TypedDict):
+    """A vGPU, as ``sysfs.VGpu``; ``id`` is its type's."""
+
+    function: str
+    key: str
+    id: str
+
+
+class ExcludedCard(t.TypedDict):
+    """A card of ``gpu_exclude``, as ``sysfs.Card``: a layout counts it, and it may have been divided before."""
+
+    address: str
+    device: str
+    driver: str | None
+    most_functions: int
+    virtual: list[str]
+    framework: str
+    types: list[ExcludedType]
+    vgpus: list[ExcludedVgpu]
+
+
 class VgpuFacts(t.TypedDict):
     """What role vgpu has on the machine: texts of its record, of its unit and of the types' names, None without them.
 
     ``programs`` are SHA-256 by path. ``enabled``: the unit starts at boot. ``systemd``: it is the machine's init.
-    ``read_only`` are the folders for these files that are on file systems mounted read-only.
+    ``read_only`` are the folders for these files that are on file systems mounted read-only. ``excluded`` are the cards
+    that ``gpu_node.gpus`` leaves out.
     """
 
     record: str | None
@@ -39,10 +69,14 @@ class VgpuFacts(t.TypedDict):
     enabled: bool
     systemd: bool
     read_only: list[str]
+    excluded: list[ExcludedCard]
 
 
-def facts(system: System) -> VgpuFacts:
-    """Return the section."""
+def facts(system: System, excluded: t.Iterable[str] = ()) -> VgpuFacts:
+    """Return the section.
+
+    :param excluded: the addresses of the cards that ``gpu_exclude`` names.
+    """
     lenient = Lenient(system)
     mounts = text(system, "/proc/self/mounts")
     texts = {path: lenient.read(path) for path in PROGRAMS}
@@ -54,4 +88,18 @@ def facts(system: System) -> VgpuFacts:
         "enabled": system.exists(WANTED_BY),
         "systemd": system.exists("/run/systemd/system"),
         "read_only": [path for path in FOLDERS if read_only(mounts, target(system, path))],
+        "excluded": [_excluded(sysfs.card(lenient, address)) for address in sorted(excluded)],
+    }
+
+
+def _excluded(card: sysfs.Card) -> ExcludedCard:
+    return {
+        "address": card.address,
+        "device": card.device,
+        "driver": card.driver,
+        "most_functions": card.most_functions,
+        "virtual": list(card.virtual),
+        "framework": card.framework,
+        "types": [{"id": each.id, "name": each.name, "available": each.available} for each in card.offered],
+        "vgpus": [{"function": vgpu.function, "key": vgpu.key, "id": vgpu.id} for vgpu in card.vgpus],
     }

@@ -35,6 +35,7 @@ MOST = 1024
 # Seconds: for the driver at boot, for the virtual functions of a card, for a command, and for a write.
 DRIVER_SECONDS, FUNCTIONS_SECONDS, COMMAND_SECONDS, WRITE_SECONDS = 120.0, 30.0, 120.0, 60.0
 _FRAMEBUFFER = re.compile(r"-([0-9]+)[A-Z]+$")
+_INSTANCE_SIZE = re.compile(r"\.([0-9]+)gb")
 # Of NVIDIA's names of GPU instances, as 1g.10gb+me and 2g.20gb-me.
 PROFILE = re.compile(r"[1-9]g\.[1-9][0-9]*gb([+-][a-z.]+)?")
 # |   0  MIG 1g.5gb          19        7          4:1     |
@@ -85,21 +86,31 @@ class MigBefore(t.TypedDict):
     instances: dict[str, int]
 
 
+class Place(t.TypedDict):
+    """Where a vGPU is: a PCI function, its key there as in ``VGpu``, and its type's name."""
+
+    function: str
+    key: str
+    type: str
+
+
 class Row(t.TypedDict):
     """A recorded card.
 
     :ivar device: its PCI ids, by which a card that moved is noticed.
     :ivar wanted: how many vGPUs of each type it is to have.
+    :ivar places: where they are, as far as they have been made: a boot puts them there again.
     :ivar instances: how many GPU instances of each profile it is to have for them; empty where they need none.
-    :ivar before: how many vGPUs it had; ``functions`` says whether it had virtual functions.
+    :ivar before: the vGPUs that it had; ``functions`` says whether it had virtual functions.
     :ivar mig_before: None where its GPU instances were never changed.
     """
 
     address: str
     device: str
     wanted: dict[str, int]
+    places: list[Place]
     instances: dict[str, int]
-    before: dict[str, int]
+    before: list[Place]
     mig_before: MigBefore | None
     functions: bool
 
@@ -122,8 +133,15 @@ def _row(row: dict[str, t.Any]) -> Row:
     before = row["mig_before"]
     if set(row) != set(Row.__annotations__) or (before is not None and set(before) != {"on", "instances"}):
         raise ValueError("it has other keys")
-    for counts in (row["wanted"], row["before"]):
-        _counts(counts)
+    _counts(row["wanted"])
+    for place in (*row["places"], *row["before"]):
+        if set(place) != set(Place.__annotations__) or not isinstance(place["type"], str):
+            raise ValueError("no place of a vGPU")
+        # Both become a part of a path.
+        if not sysfs.ADDRESS.fullmatch(place["function"]):
+            raise ValueError("no place of a vGPU")
+        if place["key"] != place["function"] and not sysfs.UUID.fullmatch(place["key"]):
+            raise ValueError("no place of a vGPU")
     for instances in (row["instances"], before["instances"] if before is not None else {}):
         if not all(PROFILE.fullmatch(profile) for profile in _counts(instances)):
             raise ValueError("no profiles of GPU instances")
@@ -156,9 +174,26 @@ def missing(have: Card, wanted: t.Mapping[str, int]) -> list[str]:
 def lacking(have: t.Mapping[str, int], wanted: t.Mapping[str, int]) -> list[str]:
     """Return what is wanted more often than it is there, each as often as it lacks.
 
-    By name, so that a virtual function has the same type after a boot, whose file has another order than the user's.
+    The largest first, which the driver puts at multiples of their size: smaller ones could leave no such place.
     """
-    return [name for name, count in sorted(wanted.items()) for _each in range(count - have.get(name, 0))]
+    return [name for name in sorted(wanted, key=_largest_first) for _each in range(wanted[name] - have.get(name, 0))]
+
+
+def _largest_first(name: str) -> tuple[int, str]:
+    """Return a key by which types of vGPUs, or profiles of GPU instances, are sorted."""
+    match = _FRAMEBUFFER.search(name) or _INSTANCE_SIZE.search(name)
+    return -int(match.group(1)) if match else 0, name
+
+
+def places_of(vgpus: t.Iterable[VGpu]) -> list[Place]:
+    """Return where vGPUs are, as it is recorded."""
+    found: list[Place] = [{"function": vgpu.function, "key": vgpu.key, "type": vgpu.name} for vgpu in vgpus]
+    return sorted(found, key=lambda place: (place["function"], place["key"]))
+
+
+def counts_of(places: t.Iterable[Place]) -> dict[str, int]:
+    """Return how many vGPUs of each type."""
+    return dict(collections.Counter(place["type"] for place in places))
 
 
 def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
@@ -166,13 +201,18 @@ def named(have: Card, wanted: t.Mapping[str, int]) -> dict[str, int]:
 
     A card that is full lists nothing that it can still become, and so no names of what others have made on it.
     """
-    creatable = [item for function in have.functions for item in function.creatable.items()]
-    names = {sysfs.unknown(number): name for number, name in creatable}
-    names.update({sysfs.unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
-    found: collections.Counter[str] = collections.Counter()
+    names, found = _names(have), collections.Counter[str]()
     for name, count in wanted.items():
         found[names.get(name, name)] += count
     return dict(found)
+
+
+def _names(have: Card) -> dict[str, str]:
+    """Return the names of types by what stands for them where they aren't known."""
+    creatable = [item for function in have.functions for item in function.creatable.items()]
+    names = {sysfs.unknown(number): name for number, name in creatable}
+    names.update({sysfs.unknown(vgpu.id): vgpu.name for vgpu in have.vgpus})
+    return names
 
 
 def sizes(wanted: t.Mapping[str, int]) -> set[str]:
@@ -181,13 +221,20 @@ def sizes(wanted: t.Mapping[str, int]) -> set[str]:
     return {match.group(1) for match in found if match}
 
 
-def create(machine: Machine, address: str, wanted: t.Mapping[str, int], instances: Instances) -> None:
+def create(
+    machine: Machine,
+    address: str,
+    wanted: t.Mapping[str, int],
+    instances: Instances,
+    places: t.Iterable[Place] = (),
+) -> None:
     """Create what a card lacks: its virtual functions first, which makes it forget what comes next.
 
     Then GPU instances, or the mode for several sizes, and then the vGPUs one by one.
 
     :param wanted: how many vGPUs of each type.
     :param instances: how many GPU instances of each profile; empty leaves MIG as it is.
+    :param places: where vGPUs that lack are put; those without a place get the first function that can have them.
     :raises Failed: the card doesn't take it.
     """
     have = card(machine, address)
@@ -204,18 +251,24 @@ def create(machine: Machine, address: str, wanted: t.Mapping[str, int], instance
         _must(machine, address, (SMI, "vgpu", "-shm", "1", "-i", address))
         have = card(machine, address)
         _remember(machine, have)
+    names = _names(have)
+    known = [
+        Place(function=place["function"], key=place["key"], type=names.get(place["type"], place["type"]))
+        for place in places
+    ]
+    queue = sorted(known, key=lambda place: (_largest_first(place["type"]), place["function"], place["key"]))
     while True:
         left = missing(have, wanted)
         if not left:
             return
-        _create(machine, have, left[0])
+        made = _create(machine, have, left, queue)
         before, have = have, card(machine, address)
         if len(missing(have, wanted)) >= len(left):
             raise Failed(
                 "vgpu_without_effect",
-                f"card {address} took {left[0]}, and doesn't show it",
+                f"card {address} took {made}, and doesn't show it",
                 address=address,
-                type=left[0],
+                type=made,
                 vgpus=before.counts(),
             )
 
@@ -249,21 +302,21 @@ def _with_functions(machine: Machine, have: Card) -> Card:
         time.sleep(0.5)
 
 
-def _create(machine: Machine, have: Card, name: str) -> None:
-    for function in have.functions:
-        # A virtual function has one vGPU, a card that is its own parent has several.
-        if function.vgpus and function.address != have.address:
-            continue
-        number = next((number for number, each in function.creatable.items() if each == name), None)
-        if number is None:
-            continue
-        folder = f"{PCI}/{function.address}"
-        if function.framework == sysfs.VENDOR:
-            _put(machine, have.address, f"{folder}/nvidia/current_vgpu_type", number)
-        else:
-            made = _uuid(machine, function.address, name)
-            _put(machine, have.address, f"{folder}/mdev_supported_types/{number}/create", made)
-        return
+def _create(machine: Machine, have: Card, left: list[str], places: list[Place]) -> str:
+    """Create one of the vGPUs that a card lacks, and return its type's name.
+
+    :param places: to try first; those that were tried are removed.
+    :raises Failed: the card can't have it.
+    """
+    functions = {function.address: function for function in have.functions}
+    while places:
+        place = places.pop(0)
+        function = functions.get(place["function"])
+        if place["type"] in left and function and _made(machine, have, function, place["type"], place["key"]):
+            return place["type"]
+    name = left[0]
+    if any(_made(machine, have, function, name, "") for function in have.functions):
+        return name
     raise Failed(
         "vgpu_unavailable",
         f"card {have.address} can't have another {name}: it has {have.counts() or 'none'}, and could have "
@@ -273,6 +326,26 @@ def _create(machine: Machine, have: Card, name: str) -> None:
         vgpus=have.counts(),
         types=sorted(have.names()),
     )
+
+
+def _made(machine: Machine, have: Card, function: sysfs.Function, name: str, key: str) -> bool:
+    """Create a vGPU on a function, and return whether the function can have it.
+
+    :param key: its UUID, or anything else for a new one.
+    """
+    # A virtual function has one vGPU, a card that is its own parent has several.
+    if function.vgpus and function.address != have.address:
+        return False
+    number = next((number for number, each in function.creatable.items() if each == name), None)
+    if number is None or key in {vgpu.key for vgpu in function.vgpus}:
+        return False
+    folder = f"{PCI}/{function.address}"
+    if function.framework == sysfs.VENDOR:
+        _put(machine, have.address, f"{folder}/nvidia/current_vgpu_type", number)
+    else:
+        own = key if sysfs.UUID.fullmatch(key) else _uuid(machine, function.address, name)
+        _put(machine, have.address, f"{folder}/mdev_supported_types/{number}/create", own)
+    return True
 
 
 def _uuid(machine: Machine, function: str, name: str) -> str:
@@ -499,7 +572,7 @@ def restore(machine: Machine, rows: t.Iterable[Row]) -> list[Failed]:
             _await_driver(machine, row, until)
             have = card(machine, address)
             if missing(have, named(have, row["wanted"])):
-                create(machine, address, row["wanted"], row["instances"])
+                create(machine, address, row["wanted"], row["instances"], row["places"])
         except Failed as error:
             failed.append(error)
         except OSError as error:

@@ -124,6 +124,15 @@ class Card:
         """``mdev``, ``vendor``, or empty where no function can have vGPUs, maybe because it has none yet."""
         return self.functions[0].framework if self.functions else ""
 
+    @property
+    def offered(self) -> list[Type]:
+        """The types that its functions list, each with how many more of it they can have together."""
+        found: dict[str, Type] = {}
+        for each in (each for function in self.functions for each in function.types):
+            more = found[each.id].available if each.id in found else 0
+            found[each.id] = dataclasses.replace(each, available=more + each.available)
+        return list(found.values())
+
     def names(self) -> set[str]:
         """The types that can be created now, or are there."""
         return {name for function in self.functions for name in function.creatable.values()} | set(self.counts())

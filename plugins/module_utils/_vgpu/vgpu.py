@@ -26,7 +26,7 @@ from . import facts as vgpu_facts
 from . import restore, sysfs
 from .facts import NAME, PACKAGE, PROGRAMS, ROOT, UNIT, VgpuFacts
 from .machine import Machine
-from .restore import FORMAT, PROFILE, Failed, Instances, MigBefore, Row
+from .restore import FORMAT, PROFILE, Failed, Instances, MigBefore, Place, Row
 from .sysfs import NAMES, RECORD, Card, VGpu
 
 ARGUMENTS: JsonObject = {
@@ -106,6 +106,21 @@ def _instances(given: t.Any, where: str, derived: Instances) -> Instances:
     return {str(name): count for name, count in given.items()}
 
 
+def recorded_rows(text: str | None) -> list[Row]:
+    """Return the record's cards; none without a record.
+
+    :raises ShareError: another version or program has written it.
+    """
+    if text is None:
+        return []
+    try:
+        return restore.recorded(text)
+    except ValueError as error:
+        raise ShareError(
+            f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand"
+        ) from error
+
+
 @dataclasses.dataclass(frozen=True)
 class Facts:
     """
@@ -133,15 +148,7 @@ class Facts:
 
         :raises ShareError: another version or program has written it.
         """
-        text = self.files[RECORD]
-        if text is None:
-            return []
-        try:
-            return restore.recorded(text)
-        except ValueError as error:
-            raise ShareError(
-                f"{RECORD} isn't a record of format {FORMAT}: move it away, and undo its vGPUs by hand"
-            ) from error
+        return recorded_rows(self.files[RECORD])
 
     def holders(self, key: str) -> list[JsonObject]:
         """Return the processes that have a vGPU or a card open.
@@ -163,13 +170,16 @@ class Mig:
 class Fill:
     """Bring a card's vGPUs to these, and its GPU instances where ``mig`` is given.
 
-    ``disable``: then disable its virtual functions where it had none.
+    ``places``: where they were, which is where they are put again. ``disable``: then disable its virtual functions
+    where it had none. ``recorded``: where they are then is what the next boot restores.
     """
 
     address: str
     wanted: Counts
+    places: tuple[Place, ...] = ()
     disable: bool = False
     mig: Mig | None = None
+    recorded: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +188,13 @@ class PutFile:
 
     path: str
     text: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Forget:
+    """Take cards out of the record, which goes with the last one."""
+
+    addresses: frozenset[str]
 
 
 ENABLE, DISABLE = ("systemctl", "enable", NAME), ("systemctl", "disable", NAME)
@@ -211,7 +228,7 @@ def make_plan(
         row = _row(card, entry, old, facts)
         rows.append(row)
         mig = Mig(entry.instances) if entry.instances else _mig_before(row)
-        changes.append(_fill(card, entry.wanted, mig, False, facts))
+        changes.append(_fill(card, Fill(card.address, entry.wanted, tuple(row["places"]), mig=mig), facts))
     if entries and not rows:
         shown = ", ".join(f"{index} is {card.address} ({card.device})" for index, card in enumerate(facts.cards))
         what = f"for none of this node's cards; {shown}" if shown else "for cards, and this node has none of NVIDIA's"
@@ -221,7 +238,7 @@ def make_plan(
     cards = {card.address: card for card in facts.cards}
     # Cards that the layout has left get back what they had.
     back = [
-        _fill(cards[row["address"]], row["before"], _mig_before(row), not row["functions"], facts)
+        _fill(cards[row["address"]], _given_back(row), facts)
         for row in recorded.values()
         if row["address"] in cards and cards[row["address"]].device == row["device"]
     ]
@@ -239,7 +256,7 @@ def make_plan(
     # left the layout stays in it until it has back what it had.
     now, during, after = facts.files[RECORD], _recorded([*rows, *recorded.values()]), _recorded(rows)
     begun = [Change(RECORD, now or "", during or "", PutFile(RECORD, during))] if during != now else []
-    ended = [Change(RECORD, during or "", after or "", PutFile(RECORD, after))] if after != during else []
+    ended = [Change(RECORD, during or "", after or "", Forget(frozenset(recorded)))] if recorded else []
     # The unit needs its files as long as it is enabled.
     made = (*files, *unit) if rows else (*unit, *files)
     return Plan((*begun, *filled, *made, *ended))
@@ -277,11 +294,32 @@ def _row(card: Card, entry: Entry, old: Row | None, facts: Facts) -> Row:
         "address": card.address,
         "device": card.device,
         "wanted": dict(entry.wanted),
+        "places": _places(card, entry.wanted, old["places"] if old else []),
         "instances": dict(entry.instances),
-        "before": old["before"] if old else card.counts(),
+        "before": old["before"] if old else restore.places_of(card.vgpus),
         "mig_before": (old["mig_before"] if old else None) or seen,
         "functions": old["functions"] if old else bool(card.virtual),
     }
+
+
+def _places(card: Card, wanted: Counts, recorded: t.Sequence[Place]) -> list[Place]:
+    """Return where a boot puts a card's vGPUs: where those are that stay, and where those were that it lacks."""
+    gone = surplus(card, restore.named(card, wanted), recorded)
+    found = restore.places_of(vgpu for vgpu in card.vgpus if vgpu not in gone)
+    taken = {(place["function"], place["key"]) for place in found}
+    left = collections.Counter(restore.missing(card, wanted))
+    for place in recorded:
+        if left[place["type"]] > 0 and (place["function"], place["key"]) not in taken:
+            left[place["type"]] -= 1
+            found.append(place)
+    return sorted(found, key=lambda place: (place["function"], place["key"]))
+
+
+def _given_back(row: Row) -> Fill:
+    """Return what gives a card back what it had."""
+    before = tuple(row["before"])
+    wanted = restore.counts_of(before)
+    return Fill(row["address"], wanted, before, not row["functions"], _mig_before(row), recorded=False)
 
 
 def _mig_before(row: Row) -> Mig | None:
@@ -297,10 +335,11 @@ def _unit(enable: bool) -> Change:
     return Change(NAME, before, after, ENABLE if enable else DISABLE)
 
 
-def surplus(card: Card, wanted: Counts) -> list[VGpu]:
-    """Return the vGPUs that a card has beyond what it is to have."""
+def surplus(card: Card, wanted: Counts, places: t.Iterable[Place] = ()) -> list[VGpu]:
+    """Return the vGPUs that a card has beyond what it is to have; those at these places stay first."""
     left, found = dict(wanted), []
-    for vgpu in card.vgpus:
+    first = {(place["function"], place["key"], place["type"]) for place in places}
+    for vgpu in sorted(card.vgpus, key=lambda vgpu: (vgpu.function, vgpu.key, vgpu.name) not in first):
         if left.get(vgpu.name, 0) > 0:
             left[vgpu.name] -= 1
         else:
@@ -308,9 +347,9 @@ def surplus(card: Card, wanted: Counts) -> list[VGpu]:
     return found
 
 
-def _fill(card: Card, wanted: Counts, mig: Mig | None, disable: bool, facts: Facts) -> Change | None:
-    disable, wanted = disable and bool(card.virtual), restore.named(card, wanted)
-    gone = surplus(card, wanted)
+def _fill(card: Card, fill: Fill, facts: Facts) -> Change | None:
+    disable, wanted, mig = fill.disable and bool(card.virtual), restore.named(card, fill.wanted), fill.mig
+    gone = surplus(card, wanted, fill.places)
     lacking = restore.missing(card, wanted)
     divided = mig is not None and _differs(mig, facts.mig.get(card.address))
     if not (gone or lacking or disable or divided):
@@ -338,7 +377,8 @@ def _fill(card: Card, wanted: Counts, mig: Mig | None, disable: bool, facts: Fac
     now = facts.mig.get(card.address)
     before = _shown(card.counts(), now.counts() if now and now.on else {})
     after = _shown(wanted, (mig.instances if mig else None) or {})
-    return Change(f"vGPUs of card {card.address}", before, after, Fill(card.address, wanted, disable, mig))
+    step = dataclasses.replace(fill, wanted=wanted, disable=disable)
+    return Change(f"vGPUs of card {card.address}", before, after, step)
 
 
 def _differs(wanted: Mig, now: restore.Mig | None) -> bool:
@@ -414,17 +454,39 @@ def card_of(gpu: t.Mapping[str, t.Any], names: t.Mapping[str, str]) -> Card:
     :param names: of types by their ids, as far as they are known.
     """
     host = gpu["vgpu_host"]
-    types = tuple(sysfs.Type(each["id"], each["name"], each["available"]) for each in host["types"])
     vgpus = tuple(VGpu(each["address"], each["uuid"] or each["address"], each["type"], "") for each in host["vgpus"])
-    functions = [sysfs.Function(gpu["address"], host["framework"], types, vgpus)] if host["framework"] != "none" else []
+    framework = "" if host["framework"] == "none" else host["framework"]
     return Card(
         gpu["address"],
         sysfs.pci_ids(gpu["vendor"], gpu["device"]),
         gpu["driver"],
         gpu["virtual_functions"]["total"],
         tuple(each["address"] for each in gpu["virtual_functions"]["enabled"]),
-        sysfs.named(functions, names),
+        _functions(gpu["address"], framework, host["types"], vgpus, names),
     )
+
+
+def excluded_card(row: vgpu_facts.ExcludedCard, names: t.Mapping[str, str]) -> Card:
+    """Return a card of gpu_exclude in the same way.
+
+    :param row: an element of ``gpu_node.vgpu.excluded``.
+    """
+    vgpus = tuple(VGpu(each["function"], each["key"], each["id"], "") for each in row["vgpus"])
+    functions = _functions(row["address"], row["framework"], row["types"], vgpus, names)
+    return Card(row["address"], row["device"], row["driver"], row["most_functions"], tuple(row["virtual"]), functions)
+
+
+def _functions(
+    address: str,
+    framework: str,
+    types: t.Iterable[t.Mapping[str, t.Any]],
+    vgpus: tuple[VGpu, ...],
+    names: t.Mapping[str, str],
+) -> tuple[sysfs.Function, ...]:
+    if not framework:
+        return ()
+    offered = tuple(sysfs.Type(each["id"], each["name"], each["available"]) for each in types)
+    return sysfs.named([sysfs.Function(address, framework, offered, vgpus)], names)
 
 
 def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted: t.Mapping[str, str]) -> Facts:
@@ -439,8 +501,10 @@ def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted
         there = section["programs"].get(path)
         same = there == digest(wanted[path])
         files[path] = None if there is None else wanted[path] if same else "another version\n"
+    # A layout's numbers count cards of gpu_exclude, too.
+    cards = [*(card_of(gpu, names) for gpu in gpus), *(excluded_card(row, names) for row in section["excluded"])]
     return Facts(
-        tuple(card_of(gpu, names) for gpu in gpus),
+        tuple(sorted(cards, key=lambda card: card.address)),
         files,
         section["enabled"],
         section["systemd"],
@@ -518,6 +582,8 @@ class Reconciler:
                     self._put(step)
                 elif isinstance(step, Fill):
                     self._fill(step)
+                elif isinstance(step, Forget):
+                    self._forget(step)
                 else:
                     self._must(step)
             except Failed as error:
@@ -533,13 +599,33 @@ class Reconciler:
     def _fill(self, step: Fill) -> None:
         machine, address = self._machine, step.address
         card = sysfs.card(machine, address)
-        for vgpu in surplus(card, restore.named(card, step.wanted)):
+        for vgpu in surplus(card, restore.named(card, step.wanted), step.places):
             restore.remove(machine, card, vgpu)
         if step.disable:
             restore.disable(machine, address)
         if step.mig:
             restore.remove_instances(machine, address, step.mig.instances)
-        restore.create(machine, address, step.wanted, (step.mig.instances if step.mig else None) or {})
+        instances = (step.mig.instances if step.mig else None) or {}
+        restore.create(machine, address, step.wanted, instances, step.places)
+        if step.recorded:
+            self._note(address)
+
+    def _note(self, address: str) -> None:
+        """Record where a card's vGPUs are."""
+        card = sysfs.card(self._machine, address)
+        rows = self._rows()
+        for row in rows:
+            if row["address"] == address:
+                row["places"] = _places(card, row["wanted"], row["places"])
+        self._put(PutFile(RECORD, _recorded(rows)))
+
+    def _forget(self, step: Forget) -> None:
+        rows = [row for row in self._rows() if row["address"] not in step.addresses]
+        self._put(PutFile(RECORD, _recorded(rows)))
+
+    def _rows(self) -> list[Row]:
+        """Return the record's cards as they are now."""
+        return recorded_rows(self._machine.read(RECORD))
 
     def _put(self, file: PutFile) -> None:
         if file.text is None:

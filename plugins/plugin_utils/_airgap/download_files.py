@@ -51,7 +51,7 @@ class File(Artifact):
 
     def request(self) -> t.Sequence[str]:
         [item] = self.items
-        return [self.url, self.digest, self._key, item["name"], item["place"], *self._allowance]
+        return [self.url, self.digest, self._key, item["name"], *self._allowance]
 
     @property
     def verified(self) -> bool:
@@ -139,7 +139,7 @@ class Chart(Artifact):
     def request(self) -> t.Sequence[str]:
         [item] = self.items
         allowed = [] if item["digest"] else [str(self._unverified)]
-        return [item["source"], item["name"], item["version"], item["digest"], item["place"], *allowed]
+        return [item["source"], item["name"], item["version"], item["digest"], *allowed]
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         [item] = self.items

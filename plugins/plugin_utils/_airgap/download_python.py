@@ -18,6 +18,7 @@ import tarfile
 import typing as t
 from pathlib import Path
 
+from ...module_utils._core import tar_headers
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.paths import file_path
 from ...module_utils._core.types import JsonObject
@@ -344,8 +345,8 @@ def manifest_of(path: str) -> dict[str, str]:
     :raises Failed: it isn't one.
     """
     try:
-        with tarfile.open(path) as tar:
-            member = tar.getmember("MANIFEST.json")
+        with tarfile.open(path, tarinfo=tar_headers.Header) as tar:
+            member = {row.name: row for row in tar_headers.members(tar)}["MANIFEST.json"]
             file = tar.extractfile(member) if member.isreg() and member.size <= LARGEST_LIST else None
             about = _json(file.read() if file else b"", "MANIFEST.json").get("collection_info")
     except FileNotFoundError as error:

@@ -15,6 +15,7 @@ from ansible.errors import AnsibleError
 from ...module_utils._contracts.backends import VIRTUAL
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
+from ...module_utils._core.untrusted import line
 from ...module_utils._images import delivery
 from ...module_utils._preflight.inventory import node_name, wanted_backends, wanted_software
 from .needed import DEDICATED, GPUSHARE, OPENSHIFT, OPERATOR_SOFTWARE, Inventory, Machine
@@ -34,10 +35,18 @@ def defaults() -> dict[str, t.Any]:
     return found
 
 
-def variables(host: str, own: Variables) -> t.Callable[[str], t.Any]:
+class Moved(t.TypedDict):
+    """A variable's value that airgap_push.yml has written, and the one that it had where the archive was made."""
+
+    inside: str
+    outside: str
+
+
+def variables(host: str, own: Variables, outside: t.Mapping[str, Moved] | None = None) -> t.Callable[[str], t.Any]:
     """Return what looks up a role's variable on a host: its value there, or the role's default; None without one.
 
     :param own: the host's, with their templates evaluated on access.
+    :param outside: by variable what it was outside; a value that somebody has set since then stays.
     """
 
     def value(name: str) -> t.Any:
@@ -45,7 +54,8 @@ def variables(host: str, own: Variables) -> t.Callable[[str], t.Any]:
             found = own[name] if name in own else defaults().get(name)
         except AnsibleError as error:
             raise BadInput(f"host {host}: {name} can't be evaluated: {error}") from error
-        return found
+        moved = (outside or {}).get(name)
+        return moved["outside"] if moved and found == moved["inside"] else found
 
     return value
 
@@ -56,6 +66,7 @@ def inventory(
     cluster: JsonObject,
     kubernetes: str = "",
     planned: bool = False,
+    outside: t.Mapping[str, Moved] | None = None,
 ) -> Inventory:
     """Return what decides on the list.
 
@@ -63,9 +74,10 @@ def inventory(
     :param cluster: what ``cluster_info`` returned with back ends and scheduler; empty where the cluster isn't asked.
     :param kubernetes: the cluster's version where it isn't asked.
     :param planned: also the back ends that variables ask for on nodes which playbook switch.yml hasn't switched yet.
+    :param outside: as ``variables`` takes it, for a list by which something is downloaded outside.
     """
     # The get of Ansible's hostvars has no default.
-    local = variables(LOCAL, hostvars[LOCAL] if LOCAL in hostvars else {})  # noqa: SIM401
+    local = variables(LOCAL, hostvars[LOCAL] if LOCAL in hostvars else {}, outside)  # noqa: SIM401
     scheduler = cluster.get("scheduler") or {}
     mode = str(scheduler.get("mode") or (local("scheduler_mode") if not cluster else ""))
     if mode == OPENSHIFT and scheduler.get("takes_policy"):
@@ -78,9 +90,24 @@ def inventory(
         mode if mode in (DEDICATED, OPENSHIFT) else "",
         delivery.resolve(str(local("gpushare_image_delivery")), image, archive),
         local,
-        tuple(_machine(host, hostvars[host], choice, cluster) for host, choice in machines.items()),
+        tuple(_machine(host, hostvars[host], choice, cluster, outside) for host, choice in machines.items()),
         frozenset(_software(hostvars, machines, cluster, local)),
     )
+
+
+def moved(given: t.Any) -> dict[str, Moved]:
+    """Return variable ``airgap_outside`` of the file that airgap_push.yml writes.
+
+    :raises BadInput: somebody has made it something else.
+    """
+    found: dict[str, Moved] = {}
+    for name, row in given.items() if isinstance(given, dict) else ():
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("inside", "outside")):
+            raise BadInput(
+                f"airgap_outside: {line(name, 100)} hasn't the two names that airgap_push.yml wrote: run that again"
+            )
+        found[str(name)] = {"inside": row["inside"], "outside": row["outside"]}
+    return found
 
 
 def _software(
@@ -133,8 +160,10 @@ def _backends(
     return found | ({GPUSHARE} if resolved["gpushare"] else set())
 
 
-def _machine(host: str, own: Variables, choice: JsonObject, cluster: JsonObject) -> Machine:
-    lookup = variables(host, own)
+def _machine(
+    host: str, own: Variables, choice: JsonObject, cluster: JsonObject, outside: t.Mapping[str, Moved] | None
+) -> Machine:
+    lookup = variables(host, own, outside)
     return Machine(
         host,
         own["gpu_node"]["distribution"],

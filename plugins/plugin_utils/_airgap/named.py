@@ -54,6 +54,8 @@ PULL_SECRETS = (
 )
 _WORD = re.compile(r"\\\{[a-z_]+\\\}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# What outside had another name that only the archive knows: by variable, the value inside and the one outside.
+OUTSIDE = "airgap_outside"
 # What a value may have: no template, no quote, nothing that controls a terminal.
 _VALUE = re.compile(r"[\w.+~:@=%,/^()\[\] -]*", re.ASCII)
 
@@ -125,7 +127,31 @@ def variables(
     values |= places.own
     for name, value in values.items():
         _check(name, value)
+    outside = _outside(table, entries, values)
+    values |= {OUTSIDE: outside} if outside else {}
     return dict(sorted(values.items()))
+
+
+def _outside(table: Table, entries: t.Iterable[Entry], values: t.Mapping[str, t.Any]) -> dict[str, dict[str, str]]:
+    """Return what these values were where the archive was made, as far as the table has no public name for it: images
+    and files that the user alone names. A list that is made inside takes them from there.
+
+    :raises BadInput: one would be a template.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        name, value = "", ""
+        if entry["kind"] == FILE:
+            name, value = ON_CONTROLLER.get(entry["id"], ""), entry["place"]
+        elif entry["kind"] == IMAGE:
+            row = table["images"].get(entry["id"].removeprefix("images/"))
+            if row and not row["reference"]:
+                name, value = row["variables"][0], entry["source"]
+        if name in values and value:
+            if "{" in value:
+                raise BadInput(f"the archive's {line(entry['id'], 100)} would be a template: {line(value, 200)}")
+            found[name] = {"inside": values[name], "outside": value}
+    return found
 
 
 def _check_names(table: Table, entries: t.Iterable[Entry]) -> None:

@@ -12,6 +12,7 @@ import shutil
 import tarfile
 import typing as t
 
+from ...module_utils._core import tar_headers
 from ...module_utils._core.errors import BadInput
 from . import archive
 from .archive import CONTENTS, LARGEST, PART, SIGNATURE, SUMS
@@ -39,8 +40,8 @@ def is_packed(folder: str, target: str) -> bool:
     """
     names = members(folder)
     try:
-        with tarfile.open(target, "r:") as tar:
-            rows = tar.getmembers()
+        with tarfile.open(target, "r:", tarinfo=tar_headers.Header) as tar:
+            rows = list(tar_headers.members(tar))
             sizes = [os.lstat(os.path.join(folder, name)).st_size for name in names]
             if [(row.name, row.size) for row in rows] != list(zip(names, sizes, strict=True)):
                 return False

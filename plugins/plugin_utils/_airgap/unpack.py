@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import lzma
 import os
 import shutil
 import tarfile
 import typing as t
-import zlib
 
+from ...module_utils._core import tar_headers
 from ...module_utils._core.errors import BadInput
 from ...module_utils._core.untrusted import line
 from . import archive
@@ -26,7 +25,7 @@ FOLDER = ".unpacked"
 # Bytes that stay free.
 SPARE = 64 << 20
 Accept = t.Callable[[Contents], None]
-_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError, RecursionError)
+_DAMAGED = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)
 
 
 def unpack(path: str, folder: str, key_file: str, program: Run = run, accept: Accept = lambda _contents: None) -> None:
@@ -38,7 +37,8 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run, accept: Ac
     :raises BadInput: it can't be read, there is no room for it, or another run unpacks it.
     """
     try:
-        with tarfile.open(path, "r:*") as tar:
+        # As it was packed: a compressed one would have no bound before its signature is read.
+        with tarfile.open(path, "r:", tarinfo=tar_headers.Header) as tar:
             members = _members(tar, path)
             content, detached = (_small(tar, members.pop(name, None), path) for name in (SUMS, SIGNATURE))
             if content is None:
@@ -65,7 +65,10 @@ def unpack(path: str, folder: str, key_file: str, program: Run = run, accept: Ac
                 for name in missing:
                     _write(tar, members[name], os.path.join(folder, name), sums[name], path)
     except _DAMAGED as error:
-        raise Broken("truncated", f"{path} isn't a whole archive ({line(error, 200)}): copy it again") from error
+        raise Broken(
+            "truncated",
+            f"{path} isn't a whole archive ({line(error, 200)}): decompress it if it is compressed, or copy it again",
+        ) from error
     except OSError as error:
         name = line(error.filename or path, 300)
         raise BadInput(
@@ -80,7 +83,7 @@ def _members(tar: tarfile.TarFile, path: str) -> dict[str, tarfile.TarInfo]:
     :raises Broken: something is no file, or is there twice.
     """
     members: dict[str, tarfile.TarInfo] = {}
-    for member in tar:
+    for member in tar_headers.members(tar):
         name = member.name.removeprefix("./")
         if member.isdir():
             continue
@@ -88,8 +91,6 @@ def _members(tar: tarfile.TarFile, path: str) -> dict[str, tarfile.TarInfo]:
         if not member.isreg() or member.issparse() or name in members:
             raise Broken("damaged", f"{path}: {line(name, 200)} is no file, or is in it twice")
         members[name] = member
-        if len(members) > archive.MOST_FILES:
-            raise Broken("damaged", f"{path} has more than {archive.MOST_FILES} files")
     return members
 
 

@@ -11,8 +11,10 @@ import functools
 import http.client
 import json
 import os
+import queue
 import re
 import ssl
+import threading
 import time
 import typing as t
 import urllib.error
@@ -37,6 +39,7 @@ class Answer(t.NamedTuple):
     :param content: at most as many bytes as were asked for.
     :param failure: why there is none: ``timeout``, ``tls``, ``unreachable`` or ``too_large``; empty with an answer.
     :param plain: a registry gave it without TLS.
+    :param elsewhere: another server gave it, to which the one that was asked has redirected.
     """
 
     status: int
@@ -44,6 +47,7 @@ class Answer(t.NamedTuple):
     failure: str = ""
     headers: t.Mapping[str, str] = {}
     plain: bool = False
+    elsewhere: bool = False
 
 
 class Fetch(t.Protocol):
@@ -81,18 +85,47 @@ def fetch(
     :param largest: in bytes.
     :param authorities: those that are trusted; by default the environment's.
     """
-    if until <= time.monotonic():
+    left = until - time.monotonic()
+    if left <= 0:
         return Answer(0, failure="timeout")
+    done: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            done.put(_fetch(url, until, largest, headers, authorities))
+        except Exception as error:  # An error of this code: it is raised where somebody waits.
+            done.put(error)
+
+    # A name server, or a header that comes byte by byte, may take longer: such a thread ends with the process.
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        answer = done.get(timeout=left)
+    except queue.Empty:
+        return Answer(0, failure="timeout")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _fetch(
+    url: str, until: float, largest: int, headers: t.Mapping[str, str] | None, authorities: ssl.SSLContext | None
+) -> Answer:
     opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=authorities))
     try:
         request = urllib.request.Request(url, headers=dict(headers or {}))
-        with opener.open(request, timeout=min(PATIENCE, until - time.monotonic())) as answer:
-            return _read(answer, until, largest)
+        with opener.open(request, timeout=max(min(PATIENCE, until - time.monotonic()), 0.01)) as answer:
+            return _read(answer, until, largest)._replace(elsewhere=_server(answer.url) != _server(url))
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, headers=dict(error.headers.items()))
+            other = _server(error.geturl()) != _server(url)
+            return Answer(error.code, headers=dict(error.headers.items()), elsewhere=other)
     except (OSError, ValueError, http.client.HTTPException) as error:
         return Answer(0, failure=_failure(error))
+
+
+def _server(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
 
 
 def own_path(value: str) -> str:
@@ -241,7 +274,9 @@ class Registries:
     def _asked(self, url: str, own: str, until: float, schemes: tuple[str, ...] = ("https://",)) -> Answer:
         first = self._fetch(url, until, LARGEST_MANIFEST, _accept(own))
         wanted = next((value for name, value in first.headers.items() if name.lower() == "www-authenticate"), "")
-        address = token_address(wanted, schemes) if first.status == 401 else ""
+        # The credentials are for the registry alone: a server to which it redirects doesn't say who gets them.
+        asks = first.status == 401 and not first.elsewhere
+        address = token_address(wanted, schemes) if asks else ""
         if not address:
             return first
         granted = self._fetch(address, until, CHUNK, {"Authorization": own} if own else {})

@@ -21,6 +21,7 @@ from ...module_utils._contracts import claim_templates
 from ...module_utils._contracts.claims import Slice, slice_of
 from ...module_utils._contracts.gpushare import ContractError
 from ...module_utils._contracts.model import Node, node_of
+from ...module_utils._core import tar_headers
 from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.types import JsonObject
 from ...module_utils._kube import apply_set, helm, setup_record
@@ -271,11 +272,11 @@ def _chart_version(path: str) -> str:
             with open(os.path.join(path, "Chart.yaml"), encoding="utf-8") as file:
                 text = file.read()
         else:
-            with tarfile.open(path) as archive:
+            with tarfile.open(path, tarinfo=tar_headers.Header) as archive:
                 # The charts that it depends on are in folders below.
                 [found] = [
                     member_info
-                    for member_info in archive
+                    for member_info in tar_headers.members(archive)
                     if member_info.name.count("/") == 1 and member_info.name.endswith("/Chart.yaml")
                 ]
                 member = archive.extractfile(found) if found.isreg() else None

@@ -21,6 +21,7 @@ ARGUMENTS: JsonObject = {
     "gpu_nodes": {"type": "list", "elements": "str", "required": True},
     "cluster": {"type": "dict"},
     "kubernetes": {"type": "str", "default": ""},
+    "outside": {"type": "dict", "default": {}},
 }
 
 
@@ -40,8 +41,9 @@ def need(action: ActionBase, params: JsonObject, task_vars: JsonObject) -> Need:
     """
     planner = Planner(action, task_vars)
     choices = untagged({name: planner.validate(name)["driver_choice"] for name in params["gpu_nodes"]})
-    cluster = untagged(params["cluster"] or {})
-    known = inventory.inventory(task_vars["hostvars"], choices, cluster, params["kubernetes"], planned=True)
+    cluster, outside = untagged(params["cluster"] or {}), inventory.moved(untagged(params["outside"]))
+    hostvars = task_vars["hostvars"]
+    known = inventory.inventory(hostvars, choices, cluster, params["kubernetes"], planned=True, outside=outside)
     refused = {host: line(" ".join(choice["refusals"])) for host, choice in choices.items() if choice["refusals"]}
     for text in refused.values():
         show(action._display, f"What role driver refuses may be missing from the list: {text}", stderr=True)

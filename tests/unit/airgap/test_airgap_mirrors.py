@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import http.client
 import io
 import json
+import socket
+import threading
 import time
 import urllib.request
 
@@ -284,6 +287,58 @@ def test_credentials_go_to_their_registry_alone(server, tmp_path):
         server.files["/here"] = (302, {"Location": f"{other.url}/there"}, b"")
         answer = web.fetch(f"{server.url}/here", time.monotonic() + 5, 10, {"Authorization": "Basic x"})
     assert (answer.status, answer.content, seen) == (200, b"x", [None])
+
+
+def test_where_a_registry_redirects_nobody_asks_for_its_credentials(server):
+    """Blobs and manifests may be at a storage's: a token that it demands is for itself."""
+    seen = []
+
+    def token(headers):
+        seen.append(headers.get("Authorization"))
+        return 200, {}, b'{"token": "t"}'
+
+    with served.Server().running() as other:
+        for path, realm in (("/v2/a/manifests/1", other.url), ("/v2/b/manifests/1", server.url)):
+            demand = (401, {"WWW-Authenticate": f'Bearer realm="{realm}/token",service="s"'}, b"")
+            server.files[path] = (307, {"Location": f"{other.url}{path}"}, b"") if "/a/" in path else demand
+            other.files[path] = demand
+        server.files["/token?service=s"] = other.files["/token?service=s"] = token
+        registries = web.Registries(web.fetch, {server.address: "Basic eDp5"}, [server.address])
+        assert registries.manifest(server.address, "a", "1", time.monotonic() + 10).status == 401
+        assert seen == []
+        # The registry itself may name any place.
+        registries.manifest(server.address, "b", "1", time.monotonic() + 10)
+        assert seen == ["Basic eDp5"]
+
+
+def test_a_registry_that_answers_for_a_digest_with_another_image_hasnt_it(server):
+    content = manifest("amd64", "arm64")[2]
+    own, other = f"sha256:{served.sha256(content)}", f"sha256:{'0' * 64}"
+    server.files |= dict.fromkeys((f"/v2/hami/manifests/{own}", f"/v2/hami/manifests/{other}"), content)
+    known = of(machine("debian-12"), backends=("hami",))
+    [item] = [item for item in needed(LIST, known) if item["id"] == "images/hami"]
+    rows = [{**item, "place": f"{server.address}/hami@{digest}"} for digest in (own, other)]
+    found = [mirrors.ask([row], 10, insecure=[server.address])[0] for row in rows]
+    assert [each.state for each in found] == ["present", "missing"]
+    assert found[1].reason == f"there is another image, whose digest isn't {other}"
+
+
+def test_a_header_that_never_ends_takes_no_longer_than_the_answer_may():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection, _address = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=answer, daemon=True).start()
+        began = time.monotonic()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        assert web.fetch(url, began + 1, 10).failure == "timeout"
+        assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import gzip
 import hashlib
 import http.client
 import http.server
@@ -15,11 +16,13 @@ import lzma
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +34,9 @@ import pytest
 import real_skopeo
 import served as fake
 import yaml
-from ansible_collections.kubegpu.share.plugins.module_utils._core import plan
+from action_plugins import load
+from ansible_collections.kubegpu.share.plugins.action import airgap_files
+from ansible_collections.kubegpu.share.plugins.module_utils._core import plan, tar_headers
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
 from ansible_collections.kubegpu.share.plugins.module_utils._packages.options import ARGUMENTS, package_set
@@ -41,12 +46,14 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     mirrors,
     named,
     pack,
+    programs,
     push,
     repositories,
     served,
     unpack,
     web,
 )
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import inventory as of_inventory
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.inventory import variables
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.layout import Layout
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import Inventory, needed
@@ -118,7 +125,7 @@ def playbook(place, *words, **given):
     inventory_file = place / "inventory" / "hosts.yml"
     if not inventory_file.exists():
         inventory_file.parent.mkdir()
-        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}}
+        facts = {"distribution": {"id": "debian", "version": "12", "arch": "amd64"}, "apt": None, "rpm": None}
         # Of the other one nobody has the facts yet.
         write_inventory(inventory_file.parent, {"gpu_nodes": {"gpu1": {"gpu_node": facts}, "gpu2": None}})
     return ansible(
@@ -211,6 +218,79 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
     gone = playbook(tmp_path, state="absent")
     assert gone.rc == 0, gone.text
     assert not folder.exists() and not (tmp_path / "inventory/group_vars/all/airgap.yml").exists()
+
+
+# What only a user names: an image, and two files of the machine with access.
+CUDA = "registry.outside.example/cuda"
+
+
+def carried(folder, items):
+    """An archive of a list's items, with the files of the machine with access."""
+    maker = archives.Maker(folder)
+    for item in items:
+        if item["id"] in ("images/gpushare", "files/runfile"):
+            path = f"files/{item['place'].rpartition('/')[2]}"
+            maker.entries.append({**item, **maker.file(path, b"x")})
+        elif item["id"] == "images/acceptance_image":
+            maker.take([item])
+    return archive.read(maker.close(), "", whole=False).contents.items
+
+
+def test_a_list_that_is_made_inside_has_the_names_outside(tmp_path):
+    """As the playbook lists it: where the variables of the first archive count more than the user's own."""
+    place = tmp_path / "inventory"
+    his = {"gpushare_image_archive": f"{tmp_path}/gpushare-image.tar", "driver_runfile": f"{tmp_path}/580.95.05.run"}
+    for path in his.values():
+        Path(path).write_bytes(b"x")
+    his |= {"acceptance_image": f"{CUDA}:12", "driver_source": "runfile", "driver_runfile_sha256": fake.sha256(b"x")}
+    (place / "group_vars/all").mkdir(parents=True)
+    write_inventory(place, {"gpu_nodes": {"gpu1": {"gpu_backend": "gpushare"}}})
+    (place / "group_vars/all/a.yml").write_text(yaml.safe_dump(his))
+
+    def listed(output):
+        given = ("-e", "airgap_kubernetes=v1.36.3", "-e", f"airgap_output={output}")
+        done = ansible(tmp_path, "ansible-playbook", "-i", place, ROOT / "playbooks/airgap_list.yml", *given)
+        assert done.rc == 0, done.text
+        return yaml.safe_load((tmp_path / output).read_text())["items"]
+
+    outside = listed("outside.yml")
+    sources = {item["id"]: item["place"] or item["source"] for item in outside}
+    assert sources["images/acceptance_image"] == his["acceptance_image"]
+    assert sources["images/gpushare"] == his["gpushare_image_archive"]
+    assert sources["files/runfile"] == his["driver_runfile"]
+    entries = carried(tmp_path / "archive", outside)
+    assert {entry["id"] for entry in entries} == {"images/acceptance_image", "images/gpushare", "files/runfile"}
+    where = push.registry("r.example.org/gpu")
+    places = named.Places(where, "http://f.example.org", str(tmp_path / "archive"))
+    values = named.variables(LIST, entries, push.targets(entries, where), places)
+    assert values["acceptance_image"].startswith("r.example.org/gpu/cuda:12@sha256:")
+    assert values["driver_runfile"] == f"{tmp_path}/archive/files/580.95.05.run"
+    text = named.text(values, archives.CREATED)
+    (place / "group_vars/all/airgap.yml").write_text(text)
+    assert listed("inside.yml") == outside
+    # Without the map the list would have the names inside.
+    del values[named.OUTSIDE]
+    (place / "group_vars/all/airgap.yml").write_text(named.text(values, archives.CREATED))
+    assert listed("without.yml") != outside
+    # What the user has named since then is outside, too.
+    (place / "group_vars/all/airgap.yml").write_text(text)
+    (place / "group_vars/all/later.yml").write_text(f"acceptance_image: {CUDA}:13\n")
+    newer = {item["id"]: item["source"] for item in listed("newer.yml")}
+    assert newer["images/acceptance_image"] == f"{CUDA}:13"
+
+
+def test_what_was_outside_is_no_template_and_has_both_names():
+    with pytest.raises(BadInput, match="would be a template"):
+        row = {"kind": "file", "id": "files/runfile", "variables": [], "path": "files/x", "place": "{{ x }}"}
+        named.variables(LIST, [row], [], named.Places(None, "http://f.example.org", "/inside"))
+    own = {"acceptance_image": "r.example.org/cuda:12"}
+    moved = {"acceptance_image": {"inside": "r.example.org/cuda:12", "outside": "o.example.org/cuda:12"}}
+    assert variables("localhost", own, moved)("acceptance_image") == "o.example.org/cuda:12"
+    assert variables("localhost", {"acceptance_image": "other:1"}, moved)("acceptance_image") == "other:1"
+    for damaged in ({"x": "y"}, {"x": {"inside": "a"}}, {"x": {"inside": 1, "outside": "b"}}):
+        with pytest.raises(BadInput, match="airgap_outside: x hasn't the two names"):
+            of_inventory.moved(damaged)
+    assert of_inventory.moved({}) == {} == of_inventory.moved(None)
 
 
 # --------------------------------------------------------------------------- what isn't taken
@@ -526,7 +606,9 @@ def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, regis
         # Harbor's words for a project that isn't there, and for an account that may not write.
         ("denied: requested access to the resource is denied", "Harbor needs the project r.example.org/gpu first"),
         ("unauthorized: project gpu not found", "Harbor needs the project r.example.org/gpu first"),
-        ("writing blob: no space left on device", ""),
+        ("writing blob: no space left on device", "make room on the disk of r.example.org, or raise its quota"),
+        ("received unexpected HTTP status: 500 Internal Server Error", "make room on the disk of r.example.org"),
+        ("connection reset by peer", ""),
     ],
 )
 def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, said, hint):
@@ -536,8 +618,9 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
     targets = push.targets(found.contents.items, where)
     words = []
 
-    def program(argv, timeout=60, folder=None, also=None):
+    def program(argv, timeout=60, folder=None, also=None, watch=None):
         words.append(argv)
+        watch(1_000_000_000)
         return Done(1, "", f'time="2026-11-30T00:00:00Z" level=fatal msg="{said}"\n')
 
     def fetch(_url, _until, _largest=0, headers=None):
@@ -558,11 +641,121 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
     with pytest.raises(ShareError) as raised:
         plan.run(pusher, False)
     text = str(raised.value)
-    assert said in text and hint in text and ("Harbor" in text) == bool(hint)
+    assert said in text and hint in text and ("Harbor" in text) == ("Harbor" in hint)
+    assert ("make room" in text) == ("make room" in hint)
     assert "1 more images were still to be copied, and the next run goes on there" in text
-    assert len(words) == len(told) == 1 and told[0].startswith("1 of 2: r.example.org/gpu/")
+    assert len(words) == 1 and [row[:25] for row in told] == ["1 of 2: r.example.org/gpu/"[:25]] * 2
+    # Never more than there is.
+    assert told[1].endswith(": 0 of 0 MB so far")
     assert raised.value.details["code"] == "not_taken" and raised.value.details["changed"]
     assert {"--all", "--preserve-digests", "--dest-authfile", "auth.json"} <= set(words[0])
+
+
+@contextlib.contextmanager
+def small_disk(place, megabytes):
+    """A file system of its own; yields what changes its size."""
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}M", "none", place]).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield lambda size: subprocess.run(["mount", "-o", f"remount,size={size}M", place], check=True)
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def pushed_into(running, small, program, skopeo):
+    found = archive.read(small.close(), "")
+    where = push.registry(f"{running.host}/gpu")
+    targets = push.targets(found.contents.items, where)
+    layout = Layout(found.folder, found.sums.get)
+    access = Access(running.auth_file, running.authority)
+    return plan.run(Pusher(where, targets, layout, access, skopeo, lambda _text: None, program), False)
+
+
+def test_a_full_disk_of_the_registry_is_one_sentence_and_the_next_run_goes_on(tmp_path, small, skopeo):
+    with small_disk(tmp_path / "disk", 8) as resize, real_skopeo.registry(tmp_path / "disk/r") as running:
+        with (tmp_path / "disk/filler").open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        with pytest.raises(ShareError) as raised:
+            pushed_into(running, small, programs.run, skopeo)
+        text = str(raised.value)
+        assert "\n" not in text and f"{running.host}/gpu/projecthami/hami:v2.10.0 wasn't taken" in text, text
+        assert f"make room on the disk of {running.host}" in text and "the next run goes on there" in text, text
+        assert running.manifest("gpu/projecthami/hami", "v2.10.0") == b""
+        resize(64)
+        assert pushed_into(running, small, programs.run, skopeo)["changed"]
+        assert not pushed_into(running, small, programs.run, skopeo)["changed"]
+        assert running.manifest("gpu/projecthami/hami", "v2.10.0")
+
+
+def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small, registry, skopeo):
+    """Killed between the blobs, which are there, and the manifest that names them."""
+    small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
+
+    def deadly(argv, timeout=60, folder=None, also=None, watch=None):
+        if "hami" in argv[-1]:
+            place = argv[-1].replace("gpu/projecthami", "gpu/killed/projecthami")
+            programs.run([*argv[:-1], place], timeout, folder, also, watch)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return programs.run(argv, timeout, folder, also, watch)
+
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            pushed_into(registry, small, deadly, skopeo)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    small_again = pushed_into(registry, small, programs.run, skopeo)
+    assert small_again["changed"]
+    assert not pushed_into(registry, small, programs.run, skopeo)["changed"]
+
+
+def test_a_full_disk_of_the_server_of_files_is_one_sentence_and_its_last_files_stay(tmp_path):
+    from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import Tree
+
+    def wanted(*texts):
+        return {f"files/{number}": fake.sha256(text) for number, text in enumerate(texts)}
+
+    def come(tree, *texts):
+        source = tmp_path / "come"
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        for text in texts:
+            (source / fake.sha256(text)).write_bytes(text)
+        tree.take(str(source))
+
+    small_file, large = b"old", os.urandom(3 << 20)
+    with small_disk(tmp_path / "disk", 2) as resize:
+        folder = tmp_path / "disk/served"
+        old = Tree(str(folder), wanted(small_file))
+        come(old, small_file)
+        old.place()
+        new = Tree(str(folder), wanted(large))
+        with pytest.raises(BadInput) as raised:
+            come(new, large)
+        assert str(raised.value) == (
+            f"airgap_files_folder: the disk of {folder} is full: make room there, and run it again, which goes on; "
+            "what is served hasn't changed"
+        )
+        assert (folder / "files/0").read_bytes() == small_file and old.observe()["missing"] == []
+        resize(16)
+        come(new, large)
+        new.place()
+        assert (folder / "files/0").read_bytes() == large and new.observe()["missing"] == []
+
+
+def test_the_action_refuses_a_disk_that_is_too_small_before_a_file_is_copied(tmp_path, small, monkeypatch):
+    seen = {"missing": ["charts/index.yaml"], "stale": [], "have": [], "free": 1 << 20}
+    action = load(airgap_files, {"folder": small.close(), "path": "/var/lib/x"})
+    asked = []
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: asked.append(module_args) or seen)
+    monkeypatch.setattr(action, "_remove_tmp_path", lambda *_arguments: None)
+    done = action.run(task_vars={})
+    words = "airgap_files_folder: /var/lib/x needs 64 MiB, and 1 MiB are free there: make room, or name another folder"
+    assert done["failed"] and done["msg"] == f"{words}; nothing was changed there"
+    assert [one["state"] for one in asked] == ["observed"]
 
 
 def test_the_server_of_files_keeps_its_last_files_when_a_part_is_missing(tmp_path):
@@ -725,6 +918,45 @@ def test_a_damaged_file_is_refused(tmp_path, small, damage, text):
     assert not (tmp_path / "evil").exists()
     with pytest.raises(BadInput, match=r"can't be read|isn't as it was made|isn't a complete archive"):
         archive.read(str(folder), "")
+
+
+def tar_header(kind, size, **headers):
+    member = tarfile.TarInfo("x")
+    member.type, member.size, member.pax_headers = kind, size, headers
+    return member.tobuf(tarfile.PAX_FORMAT if headers else tarfile.GNU_FORMAT)
+
+
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "x", "GNU.sparse.realsize": "9"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        # What extends a header is read with it: here 256 MiB.
+        *(tar_header(kind, 256 << 20) for kind in (b"x", b"X", b"L", b"K")),
+        # A global header goes with each that follows.
+        tar_header(b"g", 512) + b"9 a=bcd\n".ljust(512, b"\0") + tar_header(b"0", 0),
+        # The map of a sparse file stands in its content.
+        tar_header(b"0", 256 << 20, **SPARSE) + b"9999999999\n" + b"1\n" * 4_000_000,
+        # More members than an archive has, which take no place in it.
+        tar_header(b"5", 0) * (tar_headers.MOST // 100 + 1),
+    ],
+    ids=["pax", "solaris", "long-name", "long-link", "global", "sparse-map", "folders"],
+)
+@pytest.mark.parametrize("packer", [bytes, gzip.compress, lzma.compress], ids=["plain", "gzip", "xz"])
+def test_what_a_file_says_of_itself_takes_no_memory_before_its_signature(tmp_path, monkeypatch, content, packer):
+    monkeypatch.setattr(tar_headers, "MOST", tar_headers.MOST // 100)
+    file = tmp_path / "a.tar"
+    file.write_bytes(packer(content))
+    if packer is bytes:
+        os.truncate(file, len(content) + (256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"isn't a whole archive \(.+\): decompress it if it is compressed"):
+            unpack.unpack(str(file), str(tmp_path / "there"), "")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_link_in_the_folder_is_followed(tmp_path, small):

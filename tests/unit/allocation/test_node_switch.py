@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import allocators
 from ansible_collections.kubegpu.share.plugins.module_utils._allocation.node_switch import ensure
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
@@ -16,6 +17,12 @@ from fake_kube import FakeKube
 
 OURS = "gpu.kubegpu.share"
 MEMORY = "aliyun.com/gpu-mem"
+# Of the servers, by allocator.
+SANDBOX = "kubegpu-sandbox"
+NAMESPACES = {
+    **{"extender": "gpushare-system", "dra": "gpushare-system", "hami": "hami", "nvidia": "plugin"},
+    **{"passthrough": SANDBOX, "vgpu": SANDBOX, "kata": SANDBOX},
+}
 OWNED = [{"kind": "ReplicaSet", "name": "r", "controller": True}]
 
 
@@ -34,6 +41,12 @@ def pod(name, limits=None, on="gpu1", owners=tuple(OWNED), phase="Running", labe
     if volumes:
         spec["volumes"] = list(volumes)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": phase}}
+
+
+def server(namespace, label, value, kind="DaemonSet"):
+    """A pod of an allocator's device plugin."""
+    owner = {"kind": kind, "name": "d", "controller": True}
+    return pod("s", owners=[owner], labels={label: value}, namespace=namespace)
 
 
 def claim(name, user, driver=OURS, pool="gpu1"):
@@ -58,6 +71,7 @@ def slice_of(driver=OURS, on="gpu1"):
 
 def params(state, **given):
     usual = {"node": "gpu1", "force": False, "delete_emptydir_data": False, "grace_period": None, "timeout": 10}
+    usual["namespaces"] = NAMESPACES
     return {**usual, "state": state, "allocator": None, **given}
 
 
@@ -158,15 +172,15 @@ REMAINS = {
     "label": ("dra", node(labels={"gpushare": "true"}), []),
     "annotation": ("hami", node(annotations={"kubegpu.share/cards": "[]"}), []),
     "resource": ("nvidia", node(free="32"), []),
-    "server": ("dra", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-device-plugin"})]),
+    "server": ("dra", node(), [server("gpushare-system", "app.kubernetes.io/name", "gpushare-device-plugin")]),
     "pod": ("extender", node(), [pod("p", {MEMORY: "2"})]),
     "slice": ("extender", node(), [slice_of()]),
     "claim": ("hami", node(), [claim("c", "gone")]),
     "label ": ("nvidia", node(labels={"gpushare": "dra"}), []),
-    "server ": ("extender", node(), [pod("s", labels={"app.kubernetes.io/name": "gpushare-dra-driver"})]),
+    "server ": ("extender", node(), [server("gpushare-system", "app.kubernetes.io/name", "gpushare-dra-driver")]),
     "label  ": ("nvidia", node(labels={"kubegpu.share/backend": "hami"}), []),
     "annotation ": ("extender", node(annotations={"hami.io/node-nvidia-register": "[]"}), []),
-    "server  ": ("nvidia", node(), [pod("s", labels={"app.kubernetes.io/component": "hami-device-plugin"})]),
+    "server  ": ("nvidia", node(), [server("hami", "app.kubernetes.io/component", "hami-device-plugin")]),
     # Both have the resource: before HAMi's label is there, it is the other's.
     "resource ": ("hami", node(resources={"nvidia.com/gpu": "2"}), []),
     "resource  ": ("dra", node(resources={"nvidia.com/mig-1g.10gb": "7"}), []),
@@ -181,6 +195,18 @@ def test_each_thing_that_is_left_is_named(name):
     with pytest.raises(NotInEffect, match=f"isn't clean for {allocator} after 10 s: {name.strip()} ") as error:
         run(kube, "clean", allocator=allocator)
     assert error.value.details["remains"][0]["code"] == name.strip()
+
+
+@pytest.mark.parametrize("allocator", ["extender", "dra", "hami", "nvidia", "kata", "passthrough"])
+def test_a_tenants_pod_with_the_label_of_a_server_is_none(allocator):
+    """By its label alone it would hinder each switch of its node, until an administrator deletes it."""
+    label, value = allocators.ALLOCATORS[allocator].server
+    other = "nvidia" if allocator != "nvidia" else "dra"
+    own = NAMESPACES[allocator]
+    for tenants in (server("team", label, value), server(own, label, value, "ReplicaSet")):
+        assert run(FakeKube(node(), tenants), "clean", allocator=other)["remains"] == []
+    left_over = run(FakeKube(node(), server(own, label, value)), "clean", True, allocator=other)["remains"]
+    assert left_over == [{"code": "server", "name": f"{own}/s"}]
 
 
 def test_what_the_other_allocation_or_another_node_has_is_no_remains():
@@ -259,8 +285,7 @@ def test_a_pod_that_takes_a_card_as_virtual_machines_do_leaves_before_it_goes():
 
 
 def test_a_plugin_of_two_back_ends_for_virtual_machines_is_left_of_neither():
-    plugin = pod("plugin", {}, owners=[{"kind": "DaemonSet", "name": "d", "controller": True}])
-    plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "nvidia-kubevirt-gpu-device-plugin"}
+    plugin = server("kubegpu-sandbox", "app.kubernetes.io/component", "kubevirt")
     live = node()
     live["metadata"].setdefault("labels", {})["kubegpu.share/backend"] = "passthrough"
     kube = FakeKube(live, plugin)

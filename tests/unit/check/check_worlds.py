@@ -180,11 +180,12 @@ def world(
 
 def server(component: str, on: str, ready: str = "True", **status: Any) -> JsonObject:
     """A pod of this collection's servers."""
+    space = "gpushare-scheduler" if component == "scheduler" else "gpushare-system"
     labels = {"app.kubernetes.io/component": component, "app.kubernetes.io/part-of": "gpushare"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"{component}-{on}", "namespace": "gpushare-system", "labels": labels},
+        "metadata": {"name": f"{component}-{on}", "namespace": space, "labels": labels},
         "spec": {"nodeName": on},
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}], **status},
     }

@@ -279,6 +279,22 @@ def test_server_that_is_bound_to_no_node(mode, component):
     assert findings([*rest, unready], **wanted) == [("S1", "FAIL", "not_ready_anywhere", "")]
 
 
+def test_a_pod_of_a_tenant_stands_for_no_server():
+    """Nor does a dedicated scheduler's in the servers' namespace, where tenants have none, either."""
+
+    def of_tenant(component, namespace="team"):
+        made = server(component, "gpu1")
+        made["metadata"]["namespace"] = namespace
+        return made
+
+    rest = [*without("device-plugin-gpu1"), of_tenant("device-plugin")]
+    assert findings(rest) == [("S1", "FAIL", "not_running", "gpu1")]
+    others = (*GUARDS, named(""), node("cp1"), gpu1(), server("device-plugin", "gpu1"))
+    for namespace in ("team", "gpushare-system"):
+        seen = findings([*others, of_tenant("scheduler", namespace)], control_plane=[], scheduler="dedicated")
+        assert seen == [("S1", "FAIL", "not_running_anywhere", "")]
+
+
 def deployment(name, wanted, ready, **status):
     """A Deployment as its controller reports it."""
     counted = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), ready)

@@ -20,11 +20,13 @@ class Cluster:
 
     :param cards: what VFIO has; ``seen`` what virt-handler has seen of it.
     :param works: nodes whose virt-handler announces anything at all.
+    :param ready: whether virt-handler's pods are.
     """
 
-    def __init__(self, cards, seen, works=None):
+    def __init__(self, cards, seen, works=None, ready=True):
         self.cards, self.seen = cards, dict(seen)
         self.works = set(cards) if works is None else works
+        self.ready = ready
         self.deleted = []
         self.requests = 0
         self.seconds = 0.0
@@ -36,19 +38,24 @@ class Cluster:
                 {"metadata": {"name": node}, "status": {"allocatable": {RESOURCE: str(number)}}}
                 for node, number in self.seen.items()
             ]
-        assert (kind, label_selector) == ("Pod", "kubevirt.io=virt-handler")
+        assert (kind, namespace, label_selector) == ("Pod", "kubevirt", "kubevirt.io=virt-handler")
+        own = {"kind": "DaemonSet", "name": "virt-handler", "controller": True}
         return [
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": f"virt-handler-{node}", "namespace": "kubevirt"},
+                "metadata": {"name": f"{name}-{node}-{started}", "namespace": "kubevirt", "ownerReferences": owners},
                 "spec": {"nodeName": node},
+                "status": {"conditions": [{"type": "Ready", "status": str(self.ready)}]},
             }
             for node in self.cards
+            for started in (self.deleted.count(node),)
+            # Another one only has its label.
+            for name, owners in (("virt-handler", [own]), ("other", [{**own, "name": "other"}]))
         ]
 
     def delete(self, ref, version=""):
-        node = ref.name.removeprefix("virt-handler-")
+        node = ref.name.removeprefix("virt-handler-").rpartition("-")[0]
         self.deleted.append(node)
         if node in self.works:
             self.seen[node] = self.cards[node]
@@ -59,9 +66,9 @@ class Cluster:
 
         return Waiting(timeout, 1.0, sleep, lambda: self.seconds)
 
-    def ensure(self, changed=False):
+    def ensure(self, changed=False, timeout=60):
         wanted = announced.numbers_of({node: {CARD: number} for node, number in self.cards.items()}, OWN)
-        return announced.ensure(self, wanted, changed, self.waiting())
+        return announced.ensure(self, wanted, changed, self.waiting(timeout), "kubevirt")
 
 
 def test_a_node_that_announces_its_cards_is_left_alone():
@@ -101,11 +108,19 @@ def test_a_change_that_is_not_seen_in_time_ends_in_a_replaced_pod():
 
 
 def test_a_node_that_never_announces_is_named_with_its_numbers():
-    cluster = Cluster({"gpu1": 2, "gpu2": 1}, {"gpu1": 1, "gpu2": 1}, works=set())
-    with pytest.raises(NotInEffect, match=r"after 60 s: node gpu1 has 1 of 2 nvidia\.com/10DE_2236") as error:
+    cluster = Cluster({"gpu1": 2, "gpu2": 1}, {"gpu1": 1, "gpu2": 1}, works=set(), ready=False)
+    with pytest.raises(NotInEffect, match=r"all cards: node gpu1 has 1 of 2 nvidia\.com/10DE_2236") as error:
         cluster.ensure()
     assert error.value.details["missing"] == [{"node": "gpu1", "resource": RESOURCE, "announced": 1, "wanted": 2}]
-    assert cluster.deleted == ["gpu1"]
+    assert cluster.deleted == ["gpu1"] and cluster.seconds == 60
+
+
+@pytest.mark.parametrize("seen", [0, 2])
+def test_a_number_that_a_node_invented_ends_the_wait_once_virt_handler_has_looked(seen):
+    cluster = Cluster({"gpu1": 40}, {"gpu1": seen}, works=set())
+    with pytest.raises(NotInEffect, match=f"has {seen} of 40 .*what the node says of itself"):
+        cluster.ensure(timeout=3600)
+    assert announced.SETTLED <= cluster.seconds <= announced.SETTLED + 3
 
 
 def test_more_than_wanted_is_not_missing_and_a_node_outside_the_cluster_is_not_asked():

@@ -59,7 +59,8 @@ def test_the_initramfs_is_an_archive_that_cpio_would_read(tmp_path):
     ("script", "seconds", "message"),
     [
         ("echo panic; exit 0", 30, "ended without a result; it printed last: \n    panic"),
-        ("echo hangs; exec sleep 600", 0.5, "didn't end within 0 s; it printed last: \n    hangs"),
+        ("echo hangs; exec sleep 600", 0.05, "stands still, and printed last: \n    hangs"),
+        ("echo spins; while :; do :; done", 1, "didn't end within 1 s of processor time; it printed last: \n    spins"),
     ],
 )
 def test_a_guest_without_a_result_is_an_error_and_is_ended(script, seconds, message, tmp_path):

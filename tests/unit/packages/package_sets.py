@@ -47,7 +47,8 @@ def reconciler(spec, node, family, fetch=lambda _url: KEY.encode(), sleep=lambda
 
 def apply(spec, node, family, check=False, **hooks):
     """Run the module's reconciler; its result."""
-    return run(reconciler(spec, node, family, **hooks), check)
+    work = reconciler(spec, node, family, **hooks)
+    return run(work, check, work.details)
 
 
 def headers(result):

@@ -38,12 +38,12 @@ DRIVER = [
 def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
     with rpm_tree.borrowed(request.param) as borrowed:
         rpm_tree.reset(borrowed)
-        _sign_metadata(borrowed)
+        sign_metadata(borrowed)
         yield borrowed
         rpm_tree.reset(borrowed)
 
 
-def _sign_metadata(tree: Tree) -> None:
+def sign_metadata(tree: Tree) -> None:
     """Give the distribution's own repository, in which only the metadata is signed, a key of its own."""
     tree.write("/root/batch", rpm_tree.batch("distribution@example.org"))
     sign = "gpg -q --armor --detach-sign -u distribution@example.org /srv/foreign/repodata/repomd.xml"
@@ -63,7 +63,7 @@ def _sign_metadata(tree: Tree) -> None:
         tree.run("sh", "-c", "sed -i 's/^gpgcheck=0/gpgcheck=1\\npkg_gpgcheck=0/' /etc/zypp/repos.d/mine.repo")
 
 
-def _make(tree: Tree, **more: Any) -> dict[str, Any]:
+def make_mirror(tree: Tree, **more: Any) -> dict[str, Any]:
     def open_file(url: str, _certificates: Certificates) -> IO[bytes]:
         path = tree.root / url.removeprefix("file:///")
         if not path.is_file():
@@ -76,7 +76,7 @@ def _make(tree: Tree, **more: Any) -> dict[str, Any]:
     repository |= {"components": [], "architectures": [], "targets": [], "signed": ["packages"]}
     stream = {"module": "nvidia-driver", "stream": "580-open", "switch": True}
     one = {
-        **{"name": "set-1", "hosts": ["gpu-node-1"], "manager": "rpm", "row": "", "architectures": ["amd64"]},
+        **{"name": "set-1", "hosts": ["gpu-node-1"], "manager": "rpm", "architectures": ["amd64"]},
         **{"id": name, "version": version},
         "roles": {"cuda": "driver"},
         "repositories": [repository],
@@ -115,7 +115,7 @@ def _install(tree: Tree, *names: str) -> tuple[int, str]:
 
 
 def test_a_mirror_has_what_is_needed_and_a_node_installs_from_it(tree: Tree) -> None:
-    made = _make(tree)
+    made = make_mirror(tree)
     assert made["changed"]
     assert made["left_out"] == []
     by_role = {row["role"]: row for row in made["repositories"]}
@@ -130,7 +130,7 @@ def test_a_mirror_has_what_is_needed_and_a_node_installs_from_it(tree: Tree) -> 
             assert (folder / "repodata" / path.name).read_bytes() == path.read_bytes()
     # Again: nothing is taken anew.
     kept = {path: path.stat().st_ino for path in (tree.root / "srv/air/packages").rglob("*") if path.is_file()}
-    assert not _make(tree)["changed"]
+    assert not make_mirror(tree)["changed"]
     assert {path: path.stat().st_ino for path in kept} == kept
     _use(tree, made["repositories"])
     if tree.kind == "dnf":
@@ -183,20 +183,20 @@ def _replace(path: Path, content: bytes) -> None:
 
 def test_what_cannot_be_had_or_verified_is_one_sentence_and_the_next_run_goes_on(tree: Tree) -> None:
     with pytest.raises(ShareError, match=r"can't resolve .*nowhere") as raised:
-        _make(tree, packages=["nowhere"])
+        make_mirror(tree, packages=["nowhere"])
     assert raised.value.details["code"] == "unresolved"
     # Signed, but not by the key that was announced.
     with pytest.raises(ShareError) as refused:
-        _make(tree, repositories=[_other_key(tree)])
+        make_mirror(tree, repositories=[_other_key(tree)])
     assert "\n" not in str(refused.value)
     assert not list((tree.root / "srv/air/packages").rglob("*.rpm"))
     where = "/etc/zypp/repos.d/mine.repo" if tree.kind == "zypper" else "/etc/yum.repos.d/mine.repo"
     text = tree.read(where)
     tree.write(where, text.replace("repo_gpgcheck=1", "repo_gpgcheck=0"))
     with pytest.raises(ShareError, match=r"repository mine is needed for tool, .* neither its packages nor its"):
-        _make(tree)
+        make_mirror(tree)
     tree.write(where, text)
-    assert _make(tree)["changed"]
+    assert make_mirror(tree)["changed"]
 
 
 def _other_key(tree: Tree) -> dict[str, Any]:

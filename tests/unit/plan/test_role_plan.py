@@ -11,7 +11,9 @@ import pytest
 import test_driver_role as driver
 import yaml
 from ansible.errors import AnsibleError
+from ansible_collections.kubegpu.share.plugins.module_utils._core.digest import digest
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput
+from ansible_collections.kubegpu.share.plugins.module_utils._packages.plan import with_record
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.walk import (
     BLOCK,
@@ -107,6 +109,21 @@ def test_the_distributions_repositories_inside_come_before_the_driver(tmp_path):
     changes = [(step["role"], step["changes"]) for step in found["steps"]]
     assert [role for role, _changes in changes][:4] == ["node_baseline", "airgap", "nouveau", "driver"], found
     assert "/etc/apt/sources.list.d/kubegpu-debian.sources" in changes[1][1]
+
+
+def test_repositories_of_an_earlier_archive_go_without_a_word_of_them(tmp_path):
+    """As after airgap_push.yml with airgap_state absent, and as with a newer archive that lacks them."""
+    folder = "/etc/apt/sources.list.d"
+    text = "# Written by hand or not.\nTypes: deb\nURIs: http://files.example.org/x/\nSuites: /\n"
+    seen = facts("debian-12-bare", tmp_path)
+    seen["apt"]["files"] |= {
+        f"{folder}/kubegpu-airgap-old.sources": with_record(text, [], (), ("airgap", digest(text))),
+        f"{folder}/kubegpu-airgap-changed.sources": with_record(text, [], (), ("airgap", digest("other"))),
+        f"{folder}/kubegpu-of-another-set.sources": with_record(text, [], (), ("tools", digest(text))),
+    }
+    found = planned(host("fresh", gpu_node=seen, **REGISTRY))
+    [step] = [step for step in found["steps"] if step["role"] == "airgap"]
+    assert step["changes"] == [f"{folder}/kubegpu-airgap-old.sources"], found
 
 
 def test_with_claims_a_control_plane_has_a_step_only_where_it_runs_a_server(tmp_path):

@@ -310,8 +310,65 @@ def test_a_card_that_is_left_alone_is_counted_and_not_divided(framework):
     assert run(node)["changed"] and counts(node, SECOND) == {}
 
 
-def test_a_virtual_function_has_the_same_type_in_whatever_order_types_are_named():
+def test_the_largest_comes_first_in_whatever_order_types_are_named():
     assert restore.lacking({"A10-4Q": 1}, {"A10-4Q": 2, "A10-12Q": 1}) == ["A10-12Q", "A10-4Q"]
+    assert restore.lacking({}, {"1g.24gb": 2, "1g.24gb+me": 1, "4g.96gb": 1}) == [
+        *("4g.96gb", "1g.24gb", "1g.24gb", "1g.24gb+me")
+    ]
+
+
+@FRAMEWORKS
+def test_a_changed_layout_changes_only_the_difference_and_a_boot_gives_each_function_its_type(framework):
+    node = Node(framework)
+    run(node, entry(A10_4Q=3, A10_8Q=1))
+    made = restore.card(node, FIRST).vgpus
+    wanted = entry(A10_4Q=1, A10_8Q=2)
+    run(node, wanted)
+    changed = restore.card(node, FIRST).vgpus
+    assert len(set(made) & set(changed)) == 2 and counts(node) == {"A10-4Q": 1, "A10-8Q": 2}
+    if framework != "card":
+        # A boot that goes by types alone would put them elsewhere.
+        assert [vgpu.name for vgpu in changed] == ["A10-8Q", "A10-4Q", "A10-8Q"]
+    assert not run(node, wanted)["changed"]
+    node.boot()
+    assert restored(node) == [] and restore.card(node, FIRST).vgpus == changed
+    assert not run(node, wanted)["changed"]
+    # The run puts them there, too, where a boot couldn't.
+    node.boot()
+    assert run(node, wanted)["changed"] and restore.card(node, FIRST).vgpus == changed
+
+
+@FRAMEWORKS
+def test_the_undo_gives_back_the_vgpus_that_were_there_on_their_functions(framework):
+    node = Node(framework)
+    if framework != "card":
+        node._manage(["", "-e", FIRST])
+    function = node.functions(FIRST)[-1]
+    file, value = "mdev_supported_types/nvidia-1/create", "11111111-2222-3333-4444-555555555555"
+    if framework == "vendor":
+        file, value = "nvidia/current_vgpu_type", "1"
+    node.put(f"{PCI}/{function}/{file}", f"{value}\n", 1)
+    before = restore.card(node, FIRST).vgpus
+    assert [vgpu.function for vgpu in before] == [function]
+    run(node, entry(A10_8Q=3))
+    assert counts(node) == {"A10-8Q": 3}
+    run(node)
+    assert restore.card(node, FIRST).vgpus == before and restore.RECORD not in node.files
+
+
+@FRAMEWORKS
+def test_a_place_that_cant_be_had_any_more_is_another_ones(framework):
+    node = Node(framework)
+    run(node, entry(A10_4Q=2))
+    record = json.loads(node.files[restore.RECORD])
+    gone, kept = record["cards"][0]["places"]
+    gone["function"], gone["key"] = ["0000:41:01.7"] * 2
+    node.files[restore.RECORD] = json.dumps(record)
+    node.boot()
+    assert restored(node) == [] and counts(node) == {"A10-4Q": 2}
+    assert (kept["function"], kept["key"]) in {(vgpu.function, vgpu.key) for vgpu in restore.card(node, FIRST).vgpus}
+    # The record then says where they are.
+    assert run(node, entry(A10_4Q=2))["changed"] and not run(node, entry(A10_4Q=2))["changed"]
 
 
 def test_several_sizes_on_a_card_need_the_mode_that_the_driver_forgets():
@@ -394,9 +451,8 @@ def test_vgpus_of_others_come_back_where_the_full_card_doesnt_tell_their_types_n
     del node.files[restore.NAMES]
     assert counts(node) == {"type 3": 1}
     run(node, entry(A10_8Q=2))
-    assert counts(node) == {"A10-8Q": 2} and json.loads(node.files[restore.RECORD])["cards"][0]["before"] == {
-        "type 3": 1
-    }
+    [before] = json.loads(node.files[restore.RECORD])["cards"][0]["before"]
+    assert counts(node) == {"A10-8Q": 2} and before["type"] == "type 3"
     run(node)
     assert node.used(FIRST) == [24] and restore.RECORD not in node.files
     assert not run(node)["changed"]
@@ -524,12 +580,14 @@ def test_a_card_takes_no_more_than_it_has_room_for():
     assert error.value.details["code"] == "vgpu_unavailable" and counts(node) == {"A10-8Q": 3}
 
 
+PLACE = {"function": FIRST, "key": FIRST, "type": "A10-4Q"}
 RECORDED = {
     "address": FIRST,
     "device": "0x223610DE",
     "wanted": {},
+    "places": [],
     "instances": {},
-    "before": {},
+    "before": [],
     "mig_before": None,
     "functions": False,
 }
@@ -552,6 +610,11 @@ RECORDED = {
                 {"wanted": {"A10-4Q": "2"}},
                 {"wanted": {"A10-4Q": 10**9}},
                 {"before": None},
+                {"before": {"A10-4Q": 2}},
+                {"places": [{**PLACE, "function": f"../../{FIRST}"}]},
+                {"before": [{**PLACE, "key": "../create"}]},
+                {"places": [{**PLACE, "type": 4}]},
+                {"places": [{"function": FIRST, "key": FIRST}]},
                 {"functions": "no"},
                 {"more": 1},
                 {"instances": {"1g.6gb,all": 1}},
@@ -788,12 +851,13 @@ def test_a_transactional_system_has_writable_volumes_for_these_files():
     assert facts.facts(node)["read_only"] == []
 
 
-def controller(node, *entries):
-    """What the controller plans from the node's facts."""
+def controller(node, *entries, exclude=()):
+    """What the controller plans from the node's facts, which leave excluded cards out of ``gpus``."""
     params = {"state": "present" if entries else "absent", "layout": "mine", "layouts": layout(*entries or [entry()])}
     wanted = vgpu.texts("/usr/bin/python3")
-    known = vgpu.observed(gpus.pci(node)[0], facts.facts(node), wanted)
-    return vgpu.make_plan(vgpu.entries_of(params), known, wanted), vgpu.report(known.cards)
+    shown = [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in exclude]
+    known = vgpu.observed(shown, json.loads(json.dumps(facts.facts(node, exclude))), wanted)
+    return vgpu.make_plan(vgpu.entries_of(params), known, wanted, exclude), vgpu.report(known.cards)
 
 
 @pytest.mark.parametrize(
@@ -819,6 +883,31 @@ def test_the_controller_plans_from_facts_as_the_node_does(framework, entries):
     assert controller(node)[0].empty
 
 
+@FRAMEWORKS
+@pytest.mark.parametrize("left_alone", [FIRST, SECOND])
+def test_the_controller_plans_exactly_also_where_a_card_is_left_alone(framework, left_alone):
+    node = Node(framework, (FIRST, SECOND))
+
+    def planned(*entries, exclude=(left_alone,)):
+        """Return the controller's plan, which is the node's."""
+        plan, report = controller(node, *entries, exclude=exclude)
+        result = run(node, *entries, check=True, exclude=exclude)
+        assert (not plan.empty, plan.diff()) == (result["changed"], result["diff"])
+        assert [{**card, "types": 0} for card in report["cards"]] == [{**card, "types": 0} for card in result["cards"]]
+        return not plan.empty
+
+    every = entry(A10_4Q=2)
+    assert planned(every) and run(node, every, exclude=[left_alone])["changed"] and not planned(every)
+    assert planned(every, exclude=()) and run(node, every)["changed"]
+    # One that has been divided before: only the undo gives it back what it had.
+    assert not planned(every) and planned(entry(A10_8Q=1)) and planned()
+    run(node, exclude=[left_alone])
+    assert counts(node, left_alone) == {} and not planned()
+    with pytest.raises(BadInput) as error:
+        controller(node, entry([[FIRST, SECOND].index(left_alone)], A10_4Q=1), exclude=[left_alone])
+    assert error.value.details["code"] == "vgpu_no_card"
+
+
 def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
     node = Node("vendor", (FIRST, SECOND))
     options = {"layout": "mine", "layouts": layout(entry(A10_4Q=2))}
@@ -826,9 +915,9 @@ def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
     def done(given, excluded=()):
         observed = {
             "python": {"version": "3.11.2", "executable": "/usr/bin/python3"},
-            "gpus": gpus.pci(node)[0],
-            "driver": {"excluded": {"cards": list(excluded)}},
-            "vgpu": facts.facts(node),
+            "gpus": [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in excluded],
+            "driver": {"version": "580.178.04"},
+            "vgpu": facts.facts(node, excluded),
         }
         return act(vgpu_action, {**given, "observed": observed}, monkeypatch)
 
@@ -837,9 +926,10 @@ def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
     result, executed = done(options)
     assert (result["changed"], executed) == (False, []) and len(result["cards"][0]["vgpus"]) == 2
     assert done({"state": "absent"})[1] == [{"state": "absent"}]
-    # The facts have no vGPUs of excluded cards, and the layout counts them.
-    assert done(options, [{"address": FIRST}])[1] == [options]
+    excluding = {**options, "exclude": [FIRST]}
+    assert done(excluding, [FIRST])[1] == []
     node.boot()
+    assert done(excluding, [FIRST])[1] == [excluding]
     assert done(options)[1] == [options]
     node.folders.clear()
     result, executed = done(options)

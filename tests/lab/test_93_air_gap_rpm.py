@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""dnf and zypper take an archive's packages by HTTP, on machines whose packets to anything else are counted.
+
+The machines are the lab's: real package managers, and packages, keys and the rest of the system as lab/README.md has
+it. They resolve the packages themselves before their network is closed, as a machine of the same kind would outside.
+What is changed on the way is in ``tests/unit/airgap/test_airgap_rpm.py``, which needs no lab.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import _airgap as airgap
+import pytest
+import yaml
+from _closed import ELSEWHERE, ELSEWHERE_6, Closed, Member, joined, members_of, served
+from _lab import ROOT, Done, JsonObject, Lab
+
+from lab import engine as engines
+from lab.inventory import machines
+
+pytestmark = pytest.mark.long
+
+FILES = 103
+VERSION = "580.95.05"
+# The distribution's own repositories, of which the closed network has no server.
+ASIDE = {"el9-containerd": "/etc/yum.repos.d", "suse15-containerd": "/etc/zypp/repos.d"}
+
+
+class Machine:
+    """A machine with its archive, which is made, brought to a server of the closed network, and named by variables."""
+
+    def __init__(self, lab: Lab, name: str, folder: Path, files: Member) -> None:
+        self.lab, self.name, self.folder, self.files = lab, name, folder, files
+        self.state: JsonObject = lab.state["machines"][name]
+        self.url = f"http://{files.address}:{airgap.FILES_PORT}"
+        self.inventory = folder / "inventory/hosts.yml"
+        found = machines(lab.state)
+        host = {name: {key: value for key, value in found["_meta"]["hostvars"][name].items() if key != "lab_packages"}}
+        places = self.state["packages"]
+        own = {
+            "driver_version": VERSION,
+            **{f"{role}_repo_key_sha256": places[f"{role}_key_sha256"] for role in ("driver", "toolkit")},
+        }
+        groups = {group: {"hosts": host} for group in ("gpu_nodes", "airgap_package_hosts")}
+        own_file = self.inventory.parent / "group_vars/all/00-own.yml"
+        own_file.parent.mkdir(parents=True)
+        own_file.write_text(yaml.safe_dump(own))
+        self.inventory.write_text(yaml.safe_dump({"all": {"children": groups}}))
+
+    def playbook(self, name: str, **variables: object) -> Done:
+        done = self.lab.playbook(
+            f"playbooks/{name}.yml", "-e", json.dumps(variables), inventory=str(self.inventory), seconds=1200
+        )
+        assert done.rc == 0, done.out[-8000:]
+        return done
+
+    def shell(self, script: str) -> str:
+        engine = engines.find()
+        assert engine is not None
+        return engine.out("exec", self.state["container"], "sh", "-c", script)
+
+    def carried(self) -> None:
+        """Make the archive, and give it to the server inside."""
+        needed, made = self.folder / "needed.yml", self.folder / "archive"
+        self.playbook("airgap_list", airgap_output=str(needed), airgap_kubernetes="v1.37.2")
+        airgap.of_the_labs_repositories(needed, self.lab.state["repository"]["url"], self.state["packages"])
+        kinds = ["apt", "rpm", "file"]
+        self.playbook("airgap_download", airgap_needed=str(needed), airgap_folder=str(made), airgap_kinds=kinds)
+        self.playbook(
+            "airgap_push",
+            airgap_folder=str(made),
+            airgap_unsigned=True,
+            airgap_files_folder=str(self.folder / "served"),
+            airgap_files_url=self.url,
+        )
+
+    @contextlib.contextmanager
+    def without_repositories(self) -> Iterator[None]:
+        """Take the distribution's repositories off, as who closes a network does."""
+        place, aside = ASIDE[self.name], "/root/repositories-aside"
+        self.shell(f"mkdir -p {place} && mv {place} {aside} && mkdir {place}")
+        try:
+            yield
+        finally:
+            self.shell(f"cp -a {aside}/. {place}/ && rm -rf {aside}")
+
+
+@pytest.fixture(params=list(ASIDE))
+def machine(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    command = [sys.executable, "-m", "lab", "machine"]
+    done = subprocess.run([*command, "up", request.param], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    try:
+        lab.load()
+        with joined(lab, "files", FILES) as files:
+            yield Machine(lab, request.param, tmp_path, files)
+    finally:
+        subprocess.run([*command, "down", request.param], cwd=ROOT, capture_output=True, check=True)
+        lab.load()
+
+
+def test_driver_and_toolkit_come_from_the_served_folder(lab: Lab, machine: Machine) -> None:
+    if key := machine.state["packages"].get("own_key"):
+        # The signing key of its distribution, which any installed machine has.
+        machine.shell(f"rpm --import {lab.state['repository']['url']}{key}")
+    before = machine.shell("rpm -qa | sort")
+    machine.carried()
+    [member] = members_of({machine.name: machine.state})
+    closed = Closed(lab, member, machine.files)
+    serving = served(machine.files, machine.folder / "served", airgap.FILES_PORT)
+    with machine.without_repositories(), serving as requests, closed.closed():
+        assert closed.tried(member) == [f"{machine.name}: tcp {member.address} > {ELSEWHERE}:443"]
+        found = closed.tried(member, ELSEWHERE_6)
+        assert found == [f"{machine.name}: tcp {member.address_6} > [{ELSEWHERE_6}]:443"]
+        machine.playbook("nodes")
+        assert closed.asked() == []
+        assert VERSION in machine.shell("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
+        assert "nvidia-container-toolkit" in machine.shell("rpm -qa")
+        asked = "\n".join(requests)
+        assert '.rpm HTTP/1.1" 200' in asked and 'repomd.xml HTTP/1.1" 200' in asked, asked[-2000:]
+        # Which signature each repository has, its own package manager checks.
+        texts = machine.shell(f"cat {ASIDE[machine.name]}/*.repo")
+        assert texts.count(machine.url) >= 2 and "gpgcheck=1" in texts and "gpgcheck=0\nrepo_gpgcheck=0" not in texts
+        machine.playbook("nodes").assert_unchanged()
+        machine.playbook("uninstall")
+        assert machine.shell("rpm -qa | sort") == before
+        assert machine.shell(f"ls -A {ASIDE[machine.name]}") == ""
+        assert closed.asked() == []
